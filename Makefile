@@ -1,5 +1,10 @@
 # `make demo` and `make test` do everything on a fresh machine: they set up .venv when it is missing or out of date.
 PYTHON ?= python3
+# For `make wheelhouse`, PYTHON=3.12 is the version on another machine, and need not be here.
+ifneq ($(filter 3.%,$(PYTHON)),)
+THEIRS := --python $(PYTHON)
+override PYTHON := python3
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 # Flower has a venv of its own: it wants other versions of typer, rich and packaging.
@@ -7,6 +12,9 @@ FEDERATED := .venv-federated
 # What setup.cfg allows at the lowest has one too: make test-lowest PYTHON_LOWEST=... if it is not on the path.
 LOWEST := .venv-lowest
 PYTHON_LOWEST ?= python3.10
+# Torch with CUDA, and CuPy for it. GPU_PYTHON=/path/to/python: one that has them, where there is no network.
+GPU := .venv-gpu
+GPU_PYTHON ?= $(GPU)/bin/python
 # What builds the documentation needs nothing of the package.
 SITE := .venv-docs
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
@@ -14,7 +22,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-hosts check format docs reference benchmark clean
+.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-gpu test-hosts check format docs reference benchmark benchmark-gpu clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -47,6 +55,18 @@ $(LOWEST)/installed: setup.cfg pyproject.toml lowest.txt
 	$(LOWEST)/bin/python -m pip install --quiet --constraint lowest.txt --editable '.[test,optimizers,plot,tensorboard,tune]'
 	touch $@
 
+$(GPU)/installed: setup.cfg pyproject.toml
+	@echo "Setting up $(GPU), once: torch with CUDA and CuPy, gigabytes. Without network: make test-gpu GPU_PYTHON=..."
+	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/python -m pip install --quiet torch setuptools
+	$(GPU)/bin/python -c 'import sys, torch; sys.exit(not torch.version.cuda and "Can not test on a GPU: pip found torch without CUDA")'
+	$(GPU)/bin/python -m pip install --quiet --editable ".[test,optimizers,transformers,cuda$$($(GPU)/bin/python -c 'import torch; print(torch.version.cuda.split(".")[0])')x]" accelerate
+	touch $@
+
+.PHONY: gpu
+gpu:
+	@ls /dev/nvidia[0-9]* /dev/dxg 2>/dev/null | grep -q . || nvidia-smi -L >/dev/null 2>&1 || { echo "Can't run the tests on a GPU: expected an NVIDIA GPU, found none on this machine." >&2; exit 1; }
+
 demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)
 	@echo "Training two small models. This takes about two minutes."
 	$(BIN)/python examples/demo.py --output training/demo
@@ -67,6 +87,9 @@ test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that
 # TEST_FEDERATED: without flwr these tests fail, and are not skipped. MARKS="not slow" leaves out Flower's processes.
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
 	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/modular/federated tests/test_docs.py -k "federated or flower or flwr"
+
+test-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  ## Run on a GPU the tests of what CUDA changes (ten minutes)
+	$(GPU_PYTHON) -m tests.gpu
 
 test-hosts: $(VENV)/installed  ## Run spaCy's and thinc's own tests with our drop-ins in place of their optimizers
 	$(BIN)/python -m tests.host_suites all
@@ -91,6 +114,12 @@ docs: $(SITE)/installed  ## Build the documentation as a site, with its links ch
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 	@echo "Open build/site/index.html. To search in it: $(PYTHON) -m http.server --directory build/site"
 
+# docs/offline.md says more: EXTRAS="test plot", WITHOUT="torch numpy", PLATFORM=manylinux_2_28_aarch64, TO=folder.
+.PHONY: wheelhouse
+wheelhouse: $(VENV)/installed  ## Collect wheels for a machine without network: PYTHON=3.12 WITHOUT="torch numpy"
+	$(BIN)/python -m tests.wheelhouse $(THEIRS) --extras $(EXTRAS) --without $(WITHOUT) \
+		$(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TO),--output $(TO))
+
 reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
 	$(BIN)/python docs/_site/reference.py
 
@@ -98,5 +127,9 @@ benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/import_time.py
 
+benchmark-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  ## Measure on a GPU: time of a step, words a second; build/gpu.json
+	$(GPU_PYTHON) benchmarks/step.py --device cuda --json build/gpu.json
+	$(GPU_PYTHON) benchmarks/train.py --device cuda --json build/gpu.json
+
 clean:  ## Remove what the other commands made
-	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(SITE) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(GPU) $(SITE) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

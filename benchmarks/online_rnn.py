@@ -153,21 +153,21 @@ def _peak_mib(*, reset: bool = False) -> float:
 
 
 def _plot(lengths: list[int], found: dict[str, list[float]], path: str) -> None:
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.subplots()
+    from thinc_torchopt.report.style import save, style
+
     titles = {"bptt": "BPTT", "forward": 'D-RTRL, traces = "forward"', "adjoint": 'D-RTRL, traces = "adjoint"'}
-    for (how, values), marker in zip(found.items(), "o^s"):
-        axes.plot(lengths, values, marker=marker, label=titles[how])
-    axes.set(xscale="log", xlabel="steps", ylabel="MiB")
-    axes.set_title("Peak memory of a layer beside its input and output: GRU, 64 units, batch 16", fontsize=10)
-    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-    axes.grid(alpha=0.3)
-    axes.legend()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "online_rnn"}):
-        figure.savefig(path, metadata={"Date": None} if path.endswith("svg") else None)
+    with style(**{"svg.hashsalt": "online_rnn"}):
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for (how, values), marker in zip(found.items(), "o^s"):
+            axes.plot(lengths, values, marker=marker, label=titles[how])
+        axes.set(xscale="log", xlabel="steps", ylabel="MiB")
+        axes.set_title("Peak memory of a layer beside its input and output: GRU, 64 units, batch 16", fontsize=10)
+        axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        axes.legend()
+        save(figure, Path(path))
 
 
 # ---------------------------------------------------------------------- the gradient

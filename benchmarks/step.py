@@ -1,6 +1,7 @@
 """Time of one update, side by side in one run: bare torch, TorchOptimizer, thinc's Adam.
 
     python benchmarks/step.py [--rounds 30] [--busy 2] [--json out.json]
+    python benchmarks/step.py --device cuda [--json out.json]
 
 Two models: (a) a CNN pipeline (tok2vec, tagger, parser, about 35 tensors, thinc's arrays), (b) BERT base's shapes (197
 tensors, 109M params, a torch module in a PyTorchWrapper). Two sets of features: `plain` is the algorithm, and doing
@@ -20,8 +21,6 @@ itself takes. `--shapes` measures these alone.
 import argparse
 import functools
 import gc
-import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -30,18 +29,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import machine
 import numpy
 import spacy
-import thinc
 import torch
 from spacy.training import Example
 from thinc.api import Adam as ThincAdam
-from thinc.api import Model, PyTorchWrapper
+from thinc.api import Model, PyTorchWrapper, require_gpu
 
 from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 
 LEARN_RATE = 1e-4
+BARE = "torch AdamW(fused)"
 MAX_NORM = 1.0
 Contestant = tuple[Callable[[], None], Callable[[], None]]  # fill in the gradients (not timed), update (timed)
 
@@ -66,33 +66,38 @@ def cnn_models() -> list[Model]:
     return [proc.model for _, proc in nlp.pipeline]
 
 
-def bert_models() -> list[Model]:
-    """BERT base's shapes, nested as in a real implementation."""
+def bert_models(width: int = 768, depth: int = 12, *, device: str = "cpu") -> list[Model]:
+    """The shapes of BERT, nested as in a real implementation. By default BERT base's."""
 
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.query, self.key, self.value, self.output = (torch.nn.Linear(768, 768) for _ in range(4))
-            self.up, self.down = torch.nn.Linear(768, 3072), torch.nn.Linear(3072, 768)
-            self.norm_1, self.norm_2 = torch.nn.LayerNorm(768), torch.nn.LayerNorm(768)
+            self.query, self.key, self.value, self.output = (torch.nn.Linear(width, width) for _ in range(4))
+            self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+            self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
 
     class Bert(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.words, self.positions, self.types = (torch.nn.Embedding(n, 768) for n in (30522, 512, 2))
-            self.norm = torch.nn.LayerNorm(768)
-            self.layers = torch.nn.ModuleList(Layer() for _ in range(12))
+            self.words, self.positions, self.types = (torch.nn.Embedding(n, width) for n in (30522, 512, 2))
+            self.norm = torch.nn.LayerNorm(width)
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(depth))
 
-    return [PyTorchWrapper(Bert())]
+    return [PyTorchWrapper(Bert().to(device))]
 
 
-def arrays_of(models: list[Model]) -> Iterator[Any]:
-    """Every param, as an array that shares its memory."""
+def tensor_on(array: Any) -> torch.Tensor:
+    """A tensor on the memory of an array of NumPy's or CuPy's."""
+    return torch.from_numpy(array) if isinstance(array, numpy.ndarray) else torch.from_dlpack(array)
+
+
+def tensors_of(models: list[Model]) -> Iterator[torch.Tensor]:
+    """Every param, as a tensor that shares its memory."""
     for model in models:
         for node in model.walk():
-            yield from (node.get_param(name) for name in node.param_names)
+            yield from (tensor_on(node.get_param(name)) for name in node.param_names)
             for shim in node.shims:
-                yield from (param.detach().numpy() for param in shim._model.parameters())
+                yield from (param.detach() for param in shim._model.parameters())
 
 
 def grads_of(models: list[Model]) -> list[tuple[torch.nn.Parameter | None, torch.Tensor]]:
@@ -103,8 +108,8 @@ def grads_of(models: list[Model]) -> list[tuple[torch.nn.Parameter | None, torch
     for model in models:
         for node in model.walk():
             for name in node.param_names:
-                node.set_grad(name, numpy.zeros_like(node.get_param(name)))
-                found.append((None, torch.from_numpy(node.get_grad(name))))
+                node.set_grad(name, node.ops.xp.zeros_like(node.get_param(name)))
+                found.append((None, tensor_on(node.get_grad(name))))
             for shim in node.shims:
                 found += [(param, torch.zeros_like(param)) for param in shim._model.parameters()]
     return found
@@ -137,13 +142,19 @@ def thinc_contestant(models: list[Model], optimizer: Any, values: list[torch.Ten
 
 
 def torch_contestant(
-    arrays: list[Any], values: list[torch.Tensor], *, clips: bool, averages: bool, keeps_grads: bool
+    tensors: list[torch.Tensor],
+    values: list[torch.Tensor],
+    *,
+    clips: bool,
+    averages: bool,
+    keeps_grads: bool,
+    **how: bool,
 ) -> Contestant:
-    params = [torch.nn.Parameter(torch.from_numpy(array.copy())) for array in arrays]
+    params = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
     grads = [(param, torch.zeros_like(param)) for param in params]
     data = [param.detach() for param in params]
     averaged = [torch.zeros_like(param) for param in data]
-    optimizer = torch.optim.AdamW(params, lr=LEARN_RATE, fused=True)
+    optimizer = torch.optim.AdamW(params, lr=LEARN_RATE, **how)
 
     def fill() -> None:
         put_in(grads, values)
@@ -159,38 +170,66 @@ def torch_contestant(
     return fill, update
 
 
-def race(contestants: dict[str, Contestant], rounds: int) -> dict[str, float]:
+def seconds_taken(update: Callable[[], object], device: str) -> float:
+    """The time of an update. On a GPU by events of its own, which come in the order of its work."""
+    if device == "cpu":
+        start = time.perf_counter()
+        update()
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    first.record()
+    update()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3
+
+
+def race(contestants: dict[str, Contestant], rounds: int, device: str) -> dict[str, float]:
     """Median milliseconds of each, after two rounds to warm up."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 2):
         for name, (fill, update) in contestants.items():
             fill()
-            start = time.perf_counter()
-            update()
+            seconds = seconds_taken(update, device)
             if turn >= 2:
-                times[name].append(1e3 * (time.perf_counter() - start))
+                times[name].append(1e3 * seconds)
     return {name: statistics.median(found) for name, found in times.items()}
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that a copy reads and writes."""
+    source = torch.zeros(2**28 if device == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    best = min(seconds_taken(lambda: target.copy_(source), device) for _ in range(10))
+    return 2 * source.numel() * source.element_size() / best
 
 
 def contestants_for(
     build: Callable[[], list[Model]], features: dict[str, Any], *, clips: bool, averages: bool
 ) -> dict[str, Contestant]:
     models = build()
-    arrays, keeps_grads = list(arrays_of(models)), not any(node.shims for model in models for node in model.walk())
+    tensors, keeps_grads = list(tensors_of(models)), not any(node.shims for model in models for node in model.walk())
     rng = numpy.random.default_rng(0)
-    values = [torch.from_numpy(rng.normal(size=array.shape, scale=1e-3).astype("f")) for array in arrays]
+    values = [
+        torch.from_numpy(rng.normal(size=tuple(tensor.shape), scale=1e-3).astype("f")).to(tensor.device)
+        for tensor in tensors
+    ]
     ours = TorchOptimizer(AdamW(), LEARN_RATE, max_nonfinite=20 if clips else 0, **features)
+    bare = functools.partial(torch_contestant, tensors, values, clips=clips, averages=averages, keeps_grads=keeps_grads)
+    foreach = {"torch AdamW(foreach)": bare(foreach=True)} if any(tensor.is_cuda for tensor in tensors) else {}
     return {
-        "torch AdamW(fused)": torch_contestant(arrays, values, clips=clips, averages=averages, keeps_grads=keeps_grads),
+        BARE: bare(fused=True),
+        **foreach,
         "TorchOptimizer + torch.AdamW": thinc_contestant(build(), ours, values),
         "drop-in Adam": thinc_contestant(build(), Adam(LEARN_RATE, L2=0.01, **features), values),
         "thinc Adam": thinc_contestant(build(), ThincAdam(LEARN_RATE, L2=0.01, **features), values),
     }
 
 
-def measure(build: Callable[[], list[Model]], rounds: int, *, full: bool) -> dict[str, float]:
+def measure(build: Callable[[], list[Model]], rounds: int, *, full: bool, device: str) -> dict[str, float]:
     features: dict[str, Any] = {"grad_clip": MAX_NORM if full else 0.0, "use_averages": full}
-    return race(contestants_for(build, features, clips=full, averages=full), rounds)
+    return race(contestants_for(build, features, clips=full, averages=full), rounds, device)
 
 
 def models_of_shape(n_tensors: int, size: int) -> list[Model]:
@@ -199,7 +238,7 @@ def models_of_shape(n_tensors: int, size: int) -> list[Model]:
     layers = []
     for _ in range(n_tensors):
         layers.append(Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": None}))
-        layers[-1].set_param("W", rng.normal(size=size).astype("f"))
+        layers[-1].set_param("W", layers[-1].ops.asarray(rng.normal(size=size).astype("f")))
     return [Model("root", lambda model, X, is_train: (X, lambda dY: dY), layers=layers)]
 
 
@@ -223,17 +262,17 @@ def processor_time(contestants: dict[str, Contestant], rounds: int) -> dict[str,
     return least
 
 
-def measure_shapes(rounds: int, results: dict[str, dict[str, float]]) -> None:
+def measure_shapes(rounds: int, results: dict[str, dict[str, float]], device: str) -> None:
     """Measure four shapes, and print what comes out."""
     for n_tensors, size in ((33, 30_000), (200, 5_000), (1_000, 100), (1, 1_000)):
         title = f"{n_tensors:,} x {size:,}"
         build = functools.partial(models_of_shape, n_tensors, size)
         contestants = contestants_for(build, {"grad_clip": MAX_NORM, "use_averages": False}, clips=True, averages=False)
-        found = results[title] = processor_time(contestants, rounds)
-        bare = found["torch AdamW(fused)"]
+        times = processor_time(contestants, rounds) if device == "cpu" else race(contestants, rounds, device)
+        found = results[title] = times
         print(f"\n{title}")
         for name, ms in found.items():
-            print(f"  {name:30} {1e3 * ms / n_tensors:8.2f} us a tensor  {ms / bare:5.2f} x torch")
+            print(f"  {name:30} {1e3 * ms / n_tensors:8.2f} us a tensor  {ms / found[BARE]:5.2f} x torch")
 
 
 def keep_busy(stack: ExitStack, processes: int) -> None:
@@ -244,40 +283,59 @@ def keep_busy(stack: ExitStack, processes: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--busy", type=int, default=0, help="How many other processes keep a core busy meanwhile.")
     parser.add_argument("--json", help="Also write the figures to this file.")
     parser.add_argument("--shapes", action="store_true", help="Measure the shapes alone.")
+    parser.add_argument("--quick", action="store_true", help="Three rounds, and a small BERT.")
     args = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads; ", end="")
-    print(
-        f"Python {platform.python_version()}, torch {torch.__version__}, thinc {thinc.__version__}, spaCy "
-        f"{spacy.__version__}"
-    )
+    if args.device == "cuda":
+        require_gpu()
+    rounds = 3 if args.quick else args.rounds
+    print("; ".join(f"{name}: {value}" for name, value in machine.describe(args.device).items()))
     results: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         keep_busy(stack, args.busy)
         if not args.shapes:
-            measure_all(args.rounds, results)
-        measure_shapes(args.rounds, results)
+            measure_all(rounds, results, args.device, quick=args.quick)
+        measure_shapes(rounds, results, args.device)
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=2)
+        machine.write(args.json, "step", args.device, results)
 
 
-def measure_all(rounds: int, results: dict[str, dict[str, float]]) -> None:
-    """Measure both models with both sets of features, and print what comes out."""
-    for title, build, turns in (("(a) CNN pipeline", cnn_models, 10 * rounds), ("(b) BERT base", bert_models, rounds)):
-        arrays = list(arrays_of(build()))
-        print(f"\n{title}: {len(arrays)} tensors, {sum(array.size for array in arrays) / 1e6:.1f}M params")
+def measure_all(rounds: int, results: dict[str, dict[str, float]], device: str, *, quick: bool) -> None:
+    """Measure all models with both sets of features, and print what comes out."""
+    sizes = {"(b) BERT base": (768, 12), "(c) BERT large": (1024, 24)}
+    if quick:
+        sizes = {"(b) a small BERT": (64, 2)}
+    elif device == "cpu":  # the large one takes 30 GB, and shows the same
+        del sizes["(c) BERT large"]
+    models: dict[str, tuple[Callable[[], list[Model]], int]] = {"(a) CNN pipeline": (cnn_models, 10 * rounds)}
+    for title, (width, depth) in sizes.items():
+        models[title] = functools.partial(bert_models, width, depth, device=device), rounds
+    moved = bandwidth(device)
+    results["a copy"] = {"GB/s": moved / 1e9}
+    print(f"A copy reads and writes {moved / 1e9:,.0f} GB/s")
+    for title, (build, turns) in models.items():
+        tensors, is_torch = list(tensors_of(build())), title != "(a) CNN pipeline"
+        size = sum(tensor.numel() for tensor in tensors)
+        print(f"\n{title}: {len(tensors)} tensors, {size / 1e6:.1f}M params")
+        # Five contestants with params, gradients, values to fill in, two moments and averages.
+        if device == "cuda" and 5 * 6 * 4 * size > torch.cuda.mem_get_info()[0]:
+            print(f"  left out: it needs {5 * 6 * 4 * size / 1e9:.0f} GB of memory")
+            continue
         for features in ("plain", "full"):
-            found = results[f"{title} {features}"] = measure(build, turns, full=features == "full")
-            bare, theirs = found["torch AdamW(fused)"], found["thinc Adam"]
+            found = results[f"{title} {features}"] = measure(build, turns, full=features == "full", device=device)
+            n_bytes = 4 * size * (7 + (not is_torch) + (4 if features == "full" else 0))
             for name, ms in found.items():
+                # Caches and threads make it another thing on a CPU.
+                share = f"  {n_bytes / moved / (ms / 1e3):4.0%} of the bandwidth" if device == "cuda" else ""
                 print(
-                    f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / bare:5.2f} x torch  {theirs / ms:5.2f} x faster "
-                    "than thinc"
+                    f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / found[BARE]:5.2f} x torch  "
+                    f"{found['thinc Adam'] / ms:5.2f} x faster than thinc{share}"
                 )
+        del tensors
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from thinc_torchopt.training.random_state import RandomState, collect_random, re
 from .conftest import CONFIGS, HAS_MUON
 from .models import same, toy_pipeline
 
-LAYOUTS = ["float32", "bfloat16", "transposed", "grown", "frozen"]
+LAYOUTS = ["float32", "bfloat16", "masters", "transposed", "grown", "frozen"]
 # What can't do without, and variants that keep more than the plain ones.
 OPTIONS = {
     "torch.Adagrad.v1": [{"lr_decay": 0.1}],
@@ -124,6 +124,7 @@ def refused(*, when_not_contiguous=False):
 
 def cases(layout):
     """By a name: what makes the optimizer."""
+    settings = {"master_weights": True} if layout == "masters" else {}
     left_out = refused() | (refused(when_not_contiguous=True) if layout == "transposed" else set())
     registered = spacy.registry.torch_optimizers.get_all()
     not_here = ("torch.LBFGS.v1", "torch.SparseAdam.v1", *(() if HAS_MUON else ("torch.Muon.v1",)))
@@ -132,18 +133,21 @@ def cases(layout):
             for options in [{}, *OPTIONS.get(name, [])]:
                 yield (
                     f"{name} {options}",
-                    lambda factory=factory, options=options: TorchOptimizer(factory(**options), 0.01),
+                    lambda factory=factory, options=options: TorchOptimizer(factory(**options), 0.01, **settings),
                 )
-    for name, options in THINCS.items():
+    for name, options in THINCS.items() if layout != "masters" else ():
         yield f"thinc-torchopt.{name}.v1", lambda name=name, options=options: getattr(drop_ins, name)(0.01, **options)
     for name, made in MODULARS.items():
-        yield f"thinc-torchopt.Modular.v1 {name}", lambda made=made: TorchOptimizer(create_modular(**made()), 0.01)
+        yield (
+            f"thinc-torchopt.Modular.v1 {name}",
+            lambda made=made: TorchOptimizer(create_modular(**made()), 0.01, **settings),
+        )
     for name in library_names():
         if name not in left_out:
             for options in [*([{}] if name != "ranger21" else []), *OPTIONS.get(name, [])]:
                 yield (
                     f"{name} {options}",
-                    lambda name=name, options=options: TorchOptimizer(create(name, options), 0.01),
+                    lambda name=name, options=options: TorchOptimizer(create(name, options), 0.01, **settings),
                 )
 
 
@@ -153,7 +157,7 @@ class Weights(torch.nn.Module):
     def __init__(self, layout, rows=6):
         super().__init__()
         generator = torch.Generator().manual_seed(rows)
-        dtype = torch.bfloat16 if layout == "bfloat16" else torch.float32
+        dtype = torch.bfloat16 if layout in ("bfloat16", "masters") else torch.float32
         for name, shape in {"matrix": (rows, 4), "square": (4, 4), "vector": (rows,), "cube": (3, 2, 4)}.items():
             value = torch.randn(shape, generator=generator).to(dtype)
             if layout == "transposed":
@@ -210,6 +214,7 @@ def bits(params):
     ]
 
 
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PrecisionWarning")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_optimizer_goes_on_in_another_process(layout, tmp_path):
     nlp, expected = tagger(), {}

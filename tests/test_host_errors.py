@@ -1,25 +1,18 @@
 """Errors that spaCy and confection raise for real, as errors of ours."""
 
-import shutil
-import warnings
 from configparser import Error as ParserError
 from typing import Dict, List, Literal, Optional, Tuple, Union
 
 import pytest
 import spacy
 from confection import Config, ConfigValidationError
-from spacy.tokens import DocBin
 from spacy.util import import_file
 
 from thinc_torchopt.algorithms import Algorithm
 from thinc_torchopt.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from thinc_torchopt.host_errors import (
-    check_corpora,
-    check_training_section,
     in_words,
     line_of_others,
-    mentions_ours,
-    names_ours,
     plain_error,
     plain_errors,
 )
@@ -38,13 +31,6 @@ def raised(config, section="training"):
     with pytest.raises(Exception) as caught:
         spacy.registry.resolve(config.interpolate()[section])
     return plain_error(caught.value, config)
-
-
-def test_every_config_of_ours_is_one_of_ours_by_text_and_by_content():
-    for path in CONFIGS.glob("*.cfg"):
-        assert mentions_ours(path.read_text()) and names_ours(Config().from_disk(path, interpolate=False)), path
-    default = spacy.blank("en").config
-    assert not names_ours(default) and not mentions_ours(default.to_str())
 
 
 def test_several_faults_of_a_section_are_told_at_once(config):
@@ -106,46 +92,6 @@ def test_types_in_words(hint, words):
     assert in_words(hint, "[x]") == words
 
 
-def test_corpora_are_looked_for_as_far_as_spacy_reads_them(config, tmp_path):
-    train, dev = tmp_path / "train.spacy", tmp_path / "dev"
-    with pytest.raises(ConfigError, match=r"\[corpora.train\]: its path is not set.*--paths.train train.spacy"):
-        check_corpora(config)
-    DocBin(docs=[spacy.blank("en")("A text")]).to_disk(train)
-    dev.mkdir()
-    shutil.copy(train, dev)
-    config["paths"] = {"train": str(train), "dev": str(dev)}
-    check_corpora(config)
-    config["paths"]["dev"] = str(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=r"\[corpora.dev\]: there is no file or folder '.*gone'"):
-        check_corpora(config)
-    check_corpora(config, ["train_corpus"])
-    config["corpora"]["dev"] = {"@readers": "mine.Corpus.v1", "path": "s3://somewhere"}
-    check_corpora(config)
-
-
-@pytest.mark.parametrize(
-    ("reader", "ending"), [("Corpus", ".spacy"), ("JsonlCorpus", ".jsonl"), ("PlainTextCorpus", ".txt")]
-)
-def test_folders_and_files_that_a_reader_passes_over(config, tmp_path, reader, ending):
-    """spaCy warns, and stops far below with an assertion about the model of a component."""
-    config["corpora"]["train"]["@readers"] = f"spacy.{reader}.v1"
-    other = tmp_path / "text.bin"
-    other.write_bytes(b"x")
-    for path, told in ((tmp_path, "there is no such file in"), (other, "text.bin' does not")):
-        config["paths"]["train"] = str(path)
-        with warnings.catch_warnings(), pytest.raises(ConfigError, match=rf"\[corpora.train\].*{told}"):
-            warnings.simplefilter("error")
-            check_corpora(config, ["train_corpus"])
-    file = tmp_path / f"text{ending}"
-    for path in (file, tmp_path):
-        file.touch()
-        config["paths"]["train"] = str(path)
-        with pytest.raises(ConfigError, match="is empty"):
-            check_corpora(config, ["train_corpus"])
-    file.write_bytes(b"\x78")
-    check_corpora(config, ["train_corpus"])
-
-
 def test_errors_that_code_of_others_provokes_are_left_to_their_traceback(tmp_path):
     """spaCy's numbered errors, and a file of its own that a reader reads."""
     (tmp_path / "theirs.py").write_text(
@@ -160,24 +106,3 @@ def test_errors_that_code_of_others_provokes_are_left_to_their_traceback(tmp_pat
             function()
         assert plain_error(caught.value, Config()) is None
         assert line_of_others(caught.value) == f"line {line} of '{tmp_path / 'theirs.py'}'"
-
-
-def test_corpora_that_are_no_section(config):
-    config["training"]["train_corpus"] = "corpora.trian"
-    with pytest.raises(ConfigError, match=r"'train_corpus' in \[training\]: .* Did you mean 'corpora.train'"):
-        check_corpora(config, ["train_corpus"])
-    config["training"]["train_corpus"] = ["corpora.train", "corpora.dev"]
-    with pytest.raises(ConfigError, match="expected the name of a section, found"):
-        check_corpora(config, ["train_corpus"])
-    config["training"]["train_corpus"] = "corpora.first"
-    config["corpora"] = {"@readers": "mine.Several.v1"}
-    check_corpora(config, ["train_corpus"])
-
-
-def test_training_section_is_checked_against_spacys_schema(config):
-    check_training_section(config)
-    config["training"]["zzz"] = 1
-    with pytest.raises(
-        ConfigKeyError, match=r"\[training\]: there is no setting 'zzz'.*There are: accumulate_gradient"
-    ):
-        check_training_section(config)

@@ -642,6 +642,7 @@ HIDDEN = {
     "schedules plateau.v1 metric": "the optimizer gives it the score of that name: tests/schedules/test_schedule.py",
     "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/controller/test_training.py",
     "misc TrainerController.v1 definition": "the training loop asks it: tests/controller/test_training.py",
+    "optimizers TorchOptimizer.v1 master_weights": "params here are float32: tests/params/test_masters.py",
     "misc EMA.v1 device": "there is one device here: tests/averages/test_averages.py",
     "misc SWA.v1 device": "there is one device here: tests/averages/test_averages.py",
     "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/training/test_background.py",

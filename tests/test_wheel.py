@@ -12,6 +12,7 @@ import pytest
 
 from .conftest import CONFIGS, ROOT
 from .spacy_cli import toy_corpus
+from .wheelhouse import build_wheel, clone_to, tracked
 
 pytestmark = pytest.mark.slow  # two minutes, most of them to install torch
 
@@ -24,31 +25,16 @@ def run(*command, cwd, check=True):
     return done
 
 
-def tracked(*folders):
-    """The files of the repository, new ones too."""
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders, cwd=ROOT)
-    return [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]
-
-
-def build_wheel(source, folder):
-    command = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    run(sys.executable, *command, "--wheel-dir", folder, source, cwd=folder)
-    [wheel] = folder.glob("*.whl")
-    return wheel
-
-
 @pytest.fixture(scope="module")
 def built():
     """A folder with the sdist, the wheel that it builds, and the wheel that the repository builds in `direct/`. Built
-    from a copy of the tracked files: setuptools leaves a folder `build`, and takes from it what is there no longer.
+    from a copy of the tracked files.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
         clone, direct = folder / "clone", folder / "direct"
         direct.mkdir()
-        for path in tracked():
-            (clone / path).parent.mkdir(parents=True, exist_ok=True)
-            (clone / path).write_bytes((ROOT / path).read_bytes())
+        clone_to(clone)
         code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
         run(sys.executable, "-c", code, folder, cwd=clone)
         [sdist] = folder.glob("*.tar.gz")

@@ -12,6 +12,7 @@ has_matplotlib = find_spec("matplotlib") is not None
 has_optuna = find_spec("optuna") is not None
 has_pytorch_optimizer = find_spec("pytorch_optimizer") is not None
 has_tensorboard = find_spec("tensorboard") is not None
+has_torchao = find_spec("torchao") is not None
 
 
 def check_flwr() -> None:
@@ -71,6 +72,18 @@ def import_tensorboard() -> tuple[Any, Any]:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter, Summary
+
+
+def import_torchao_optim() -> ModuleType:
+    """Import torchao's optimizers.
+
+    RAISES (MissingPackageError): It is not installed.
+    """
+    if not has_torchao:
+        raise _missing("torchao", "build an algorithm of torchao")
+    import torchao.optim
+
+    return torchao.optim
 
 
 def _missing(library: str, action: str) -> MissingPackageError:

@@ -34,6 +34,7 @@ Warning
     ├── LearnRateWarning           other code wrote to a param group; says what was done about it
     ├── NonFiniteGradWarning       an update was skipped
     ├── PipelineWarning            a pipeline with nothing to train
+    ├── PrecisionWarning           a precision that is slow here, or loses updates
     ├── RollbackWarning            the training went back to a checkpoint
     └── ScheduleWarning            a schedule ended; its last value is kept
 
@@ -200,6 +201,10 @@ class NonFiniteGradWarning(TorchOptWarning):
 
 class PipelineWarning(TorchOptWarning):
     """A pipeline has nothing to train."""
+
+
+class PrecisionWarning(TorchOptWarning):
+    """A precision that is slow on this machine, or params of half precision that lose small updates."""
 
 
 class RollbackWarning(TorchOptWarning):

@@ -4,7 +4,8 @@ Functions are replaced once. Each replacement calls the original, unless the opt
 When TorchOptimizer is first imported (a config that names it does that):
 
 - `thinc.model.Model.finish_update`: passes the model's gradients to the optimizer.
-- `thinc.shims.PyTorchShim.begin_update`: in mixed precision, scales each backward pass by itself.
+- `thinc.shims.PyTorchShim.begin_update`: computes in the precision of our optimizer; in thinc's mixed precision, scales
+  each backward pass by itself.
 - `spacy.training.loop.train_while_improving`: runs our loop.
 - `spacy.training.loop.train` and `clean_output_dir`: tell our loop the output folder, and when the training ends. With
   several processes, only rank 0 has an output folder, a logger and printed output.
@@ -56,18 +57,12 @@ from thinc.api import Optimizer, PyTorchShim
 import thinc_torchopt
 
 from .averages import AveragedParams, use_in_model, use_in_pipeline
+from .config_checks import check_corpora, check_gpu, check_training_section, mentions_ours, names_ours
 from .errors import ConfigError, HostWarning, TorchOptWarning
 from .host import first_optimizer
-from .host_errors import (
-    check_corpora,
-    check_gpu,
-    check_training_section,
-    mentions_ours,
-    names_ours,
-    plain_errors,
-)
+from .host_errors import plain_errors
 from .launched import is_launched, rank_in_environment
-from .params import backprop_apart, name_as_original
+from .params import backprop_apart, begin_update_in_precision, name_as_original
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -209,7 +204,7 @@ def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
 
 def _begin_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def begin_update(self: PyTorchShim, inputs: Any) -> Any:
-        output, backprop = original(self, inputs)
+        output, backprop = begin_update_in_precision(original, self, inputs)
         return output, backprop_apart(self, backprop)
 
     return begin_update
@@ -420,7 +415,8 @@ _THINC = (
             "begin_update",
             "self inputs",
             _begin_update,
-            "in mixed precision, only the last backward pass before an update counts",
+            "the setting precision has no effect, and in mixed precision only the last backward pass before an update "
+            "counts",
         ),
         Replaced(thinc.model.Model, "copy", "self", _copy, "params of a copied model have other names"),
     ],

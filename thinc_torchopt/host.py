@@ -6,6 +6,7 @@ are replaced.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,14 @@ def is_scaling(shim: Shim) -> bool:
     SOURCE: thinc/shims/pytorch_grad_scaler.py, `PyTorchGradScaler._enabled`.
     """
     return isinstance(shim, PyTorchShim) and shim._grad_scaler._enabled
+
+
+def is_in_mixed_precision(shim: Shim) -> bool:
+    """Whether a shim for torch computes in float16.
+
+    SOURCE: thinc/shims/pytorch.py, `PyTorchShim._mixed_precision`.
+    """
+    return isinstance(shim, PyTorchShim) and bool(shim._mixed_precision)
 
 
 def let_scale_be_float(scaler: Any) -> None:
@@ -184,6 +193,17 @@ def version_of(tensor: torch.Tensor) -> int:
     SOURCE: `torch.Tensor._version`, which autograd checks.
     """
     return tensor._version
+
+
+def cpu_computes_bf16() -> bool:
+    """Whether this CPU has instructions for bfloat16. Without them torch emulates it.
+
+    SOURCE: torch/cpu/__init__.py, `_is_avx512_bf16_supported` and `_is_amx_tile_supported`; for ARM,
+    aten/src/ATen/native/mkldnn/Utils.h, `mkldnn_bf16_device_check`.
+    """
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def is_hooked_before_step(optimizer: torch.optim.Optimizer) -> bool:

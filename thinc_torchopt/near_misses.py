@@ -13,6 +13,8 @@ _CUTOFF: Final = 0.6
 _WORSE: Final = 0.05
 # A pipeline has thousands of params, and comparing takes a while.
 _LONGEST: Final = 100
+# A message does not list more names than this.
+_MOST_LISTED: Final = 30
 
 
 class Ours(NamedTuple):
@@ -161,3 +163,9 @@ def _question(names: list[str]) -> str:
         return ""
     *others, last = (f"'{name}'" for name in names)
     return f" Did you mean {', '.join(others)} or {last}?" if others else f" Did you mean {last}?"
+
+
+def there_are(known: Iterable[str]) -> str:
+    """The known names, as the end of a message, unless there are too many."""
+    names = sorted(known)
+    return f" There are: {', '.join(names)}." if 0 < len(names) <= _MOST_LISTED else ""

@@ -18,6 +18,7 @@ Blocks = dict[str, dict[str, Any]]
 OnGrowth = Literal["mean", "zero", "reset"]
 OnOutsideWrite = Literal["restore", "adopt", "raise"]
 OnSpike = Literal["skip", "clip"]
+Precision = Literal["float32", "bf16", "tf32"]
 # thinc's `(node.id, name)`, or the `id` of a torch tensor. Means nothing outside this process.
 Key = Hashable
 
@@ -34,6 +35,8 @@ class ParamInfo(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
+    dtype: str  # of the model's values, e.g. "float32"
+    has_master: bool  # it is updated by a float32 copy
     device: str
     kind: Literal["thinc", "torch", "shim"]
     group: str  # blocks of the config, e.g. "encoder+no_decay"

@@ -22,20 +22,24 @@ ALGORITHMS = [
 ]
 
 
-def bytes_after_a_step(algorithm, shape):
-    param = torch.ones(shape, requires_grad=True)
+def bytes_after_a_step(algorithm, shape, dtype=torch.float32):
+    param = torch.ones(shape, dtype=dtype, requires_grad=True)
     optimizer = algorithm.build([param], lr=0.001, **algorithm.options)
-    param.grad = torch.randn(shape)
+    param.grad = torch.randn(shape, dtype=dtype)
     optimizer.step()
     values = optimizer.state[param].values()
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.label)
-@given(shape=st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple))
+@given(
+    shape=st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
 @settings(max_examples=10, deadline=None)
-def test_state_size_is_that_after_a_step(algorithm, shape):
-    assert StateSizes().bytes_of(algorithm, algorithm.options, shape) == bytes_after_a_step(algorithm, shape)
+def test_state_size_is_that_after_a_step(algorithm, shape, dtype):
+    found = StateSizes().bytes_of(algorithm, algorithm.options, shape, dtype)
+    assert found == bytes_after_a_step(algorithm, shape, dtype)
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")

@@ -1,5 +1,6 @@
 """`spacy torchopt explain`: its words against what the config says, and against rates counted by hand."""
 
+import json
 from contextlib import suppress
 
 import pytest
@@ -240,3 +241,21 @@ def test_explain_says_what_training_refuses(corpus):
     assert run.returncode == 1 and not run.stderr
     said = " ".join(run.stdout.split())
     assert "Stops Can't use pattern 'tok2vec/embd/*'" in said and "Learning rate" in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ({"paths.train": "gone.spacy", "paths.dev": "lost.spacy"}, ["gone.spacy", "lost.spacy"]),
+        ({"paths.train": "gone.spacy", "training.optimizer.clip_by": "globl"}, ["gone.spacy", "'globl'"]),
+        ({"paths.dev": "lost.spacy", "training.optimizer.clip_by": "globl"}, ["'globl'", "lost.spacy"]),
+        ({"training.optimizer.clip_by": "globl"}, ["'globl'"]),
+    ],
+)
+def test_explain_tells_several_problems_at_once(overrides, told, corpus, capsys):
+    paths = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")} | {"training.optimizer.clip_by": "global"}
+    args = [part for name, value in (paths | overrides).items() for part in (f"--{name}", value)]
+    with pytest.raises(SystemExit):
+        explain(CONFIGS / "cnn.cfg", args, as_json=True)
+    stops = json.loads(capsys.readouterr().out)["stops"]
+    assert len(stops) == len(told) and all(text in stop for text, stop in zip(told, stops))

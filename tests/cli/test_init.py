@@ -8,6 +8,7 @@ import stat
 from collections import Counter
 from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
 
 import numpy
 import pytest
@@ -23,12 +24,12 @@ from thinc_torchopt.cli import _RECIPES
 from thinc_torchopt.cli._config_text import ConfigText
 from thinc_torchopt.cli._end import EPOCHS, LEAST, words_of_batches
 from thinc_torchopt.cli._recipes import Recipe
-from thinc_torchopt.cli.init import init_config, rewrite
+from thinc_torchopt.cli.init import init_config, rewrite, with_log
 from thinc_torchopt.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
 from ..models import pipeline_params, toy_examples
-from ..spacy_cli import QUICK, spacy_cli, toy_corpus
+from ..spacy_cli import QUICK, flags_of, spacy_cli, toy_corpus
 
 ALL = list(Recipe)
 # The recipe best has a rate and an end of its own.
@@ -542,7 +543,7 @@ def test_init_refuses_to_break_variables(reference, tmp_path):
     text = OWN.replace("steps = 30", f"steps = 30\nmine = {reference}").replace(
         "grad_clip: 0.5", "grad_clip: 0.5\nuse_averages = false"
     )
-    with pytest.raises(ConfigError, match="a variable elsewhere refers to one of its settings"):
+    with pytest.raises(ConfigError, match="a variable elsewhere refers to a setting there"):
         run(text, "robust", tmp_path)
     run(text, "drop-in", tmp_path)
 
@@ -833,3 +834,82 @@ def test_init_best_by_command(tmp_path):
     new = Config().from_disk(tmp_path / "new.cfg", interpolate=False)
     learn_rate = new["training"]["optimizer"]["learn_rate"]
     assert new["paths"]["train"] is None and "total_steps" not in learn_rate and learn_rate["warmup_ratio"] == 0.25
+
+
+# ---------------------------------------------------------------------- --log
+
+
+WANDB = '@loggers = "spacy.WandbLogger.v5"\nproject_name = "mine"\n\n[training.logger.config]\na = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("logger", "kept"),
+    [
+        ("", [{"@loggers": "thinc-torchopt.ConsoleLogger.v1"}]),
+        (
+            '@loggers = "spacy.ConsoleLogger.v1"\nprogress_bar = true\n',
+            [{"@loggers": "thinc-torchopt.ConsoleLogger.v1", "progress_bar": "eval"}],
+        ),
+        (
+            '@loggers = "spacy.ConsoleLogger.v3"\nprogress_bar = "train"\noutput_file = "out.jsonl"\n',
+            [
+                {
+                    "@loggers": "thinc-torchopt.ConsoleLogger.v1",
+                    "progress_bar": "train",
+                    "output_file": "out.jsonl",
+                }
+            ],
+        ),
+        (WANDB, [{"@loggers": "spacy.WandbLogger.v5", "project_name": "mine", "config": {"a": 1}}]),
+        (
+            '@loggers = "spacy.ChainLogger.v1"\n\n[training.logger.logger1]\n@loggers = "mine.v1"\n\n'
+            '[training.logger.logger3]\n@loggers = "mine.v2"\n',
+            [{"@loggers": "mine.v1"}, {"@loggers": "thinc-torchopt.JSONLinesLogger.v1"}, {"@loggers": "mine.v2"}],
+        ),
+    ],
+)
+def test_init_log_keeps_the_loggers_that_are_there(logger, kept):
+    """And all other lines. A second time nothing changes."""
+    logger = f"# Mine.\n[training.logger]\n{logger}\n" if logger else ""
+    before = f'[training]\nseed = 1\n\n{logger}[nlp]\nlang = "en"  # English\n'
+    text, told = with_log(before, Path("training/log.jsonl"))
+    found = Config().from_str(text, interpolate=False)
+    chain = found["training"].pop("logger")
+    assert chain.pop("@loggers") == "spacy.ChainLogger.v1"
+    blocks = [chain[name] for name in sorted(chain)]
+    ours = next(block for block in blocks if block["@loggers"] == "thinc-torchopt.JSONLinesLogger.v1")
+    assert ours.pop("path") == "training/log.jsonl" and "training/log.jsonl" in told
+    assert [block for block in blocks if block is not ours or ours in kept] == kept
+    rest = Config().from_str(before)
+    rest["training"].pop("logger", None)
+    assert found == rest and 'lang = "en"  # English' in text and ("# Mine." in text) == bool(logger)
+    again, told = with_log(text, Path("other.jsonl"))
+    assert again == text and "already" in told
+
+
+def test_init_log_is_written_by_the_training(tmp_path):
+    toy_corpus(tmp_path)
+    config, log = tmp_path / "new.cfg", tmp_path / "log.jsonl"
+    run = spacy_cli("torchopt", "init", CONFIGS / "drop_in.cfg", config, "--recipe", "drop-in", "--log", log)
+    assert f"torchopt report {log}" in " ".join(run.stdout.split())
+    paths = ["--paths.train", tmp_path / "train.spacy", "--paths.dev", tmp_path / "dev.spacy"]
+    spacy_cli("train", config, *paths, *flags_of(QUICK))
+    assert log.read_text().startswith('{"step": 0,')
+
+
+def test_init_log_of_a_full_chain():
+    full = "".join(f'[training.logger.logger{i}]\n@loggers = "mine.v1"\n\n' for i in range(1, 11))
+    with pytest.raises(ConfigError, match="room for 10 loggers"):
+        with_log(f'[training.logger]\n@loggers = "spacy.ChainLogger.v1"\n\n{full}', Path("log.jsonl"))
+
+
+def test_init_log_refuses_loggers_that_it_would_break(tmp_path):
+    def with_a_log(text):
+        rewrite(text, tmp_path / "config.cfg", Recipe.adamw, "state", log_path=Path("log.jsonl"))
+
+    with pytest.raises(ConfigError, match="Can't add a log to 'logger' in"):
+        with_a_log(OWN.replace("max_steps = 30", "max_steps = 30\nlogger = null"))
+    logger = '[training.logger]\n@loggers = "spacy.ConsoleLogger.v3"\noutput_file = "x"\n'
+    with_a_log(f"{OWN}\n{logger}")
+    with pytest.raises(ConfigError, match=r"\[training.optimizer\] and \[training.logger\]: a variable elsewhere"):
+        with_a_log(f"{OWN}\n{logger}\n[also]\npath = ${{training.logger.output_file}}\n")

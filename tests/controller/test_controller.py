@@ -35,7 +35,7 @@ def test_controller_as_in_the_docs():
     firings = controller.on_event(
         "on_log", log_history=[{"loss": 0.5, "epoch": 0.0}], epoch=0.0, global_step=0, metrics=None
     )
-    values = {"loss": {"loss": 0.5, "epoch": 0.0}}
+    values = {"loss": {"loss": 0.5}}
     assert firings == [
         Firing(
             controller="c", operation="hfcontrols", action="should_training_stop", event="on_log", step=0, values=values
@@ -96,7 +96,7 @@ def test_controller_values_in_firings_are_copies():
                 {
                     "name": "c",
                     "triggers": ["on_log"],
-                    "rule": "w['window_size'] == 5",
+                    "rule": "len(w['training_loss']['loss']) <= w['window_size']",
                     "operations": ["control.should_log"],
                 }
             ],

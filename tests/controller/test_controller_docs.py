@@ -28,6 +28,10 @@ def norm(value):
     return [("on_step_end", {"grad_norm": value})]
 
 
+def norms(values):
+    return [event for value in values for event in norm(value)]
+
+
 def dev_loss(*per_word):
     """Each is asked for with what the metric's definition says."""
     return [
@@ -35,8 +39,8 @@ def dev_loss(*per_word):
             "on_evaluate",
             {
                 "dev_losses": lambda at_most, loss=loss: {
-                    "losses": {"ner": loss * at_most},
-                    "words": at_most,
+                    "losses": {"ner": loss * (at_most or 9)},
+                    "words": at_most or 9,
                     "examples": 9,
                 }
             },
@@ -49,6 +53,8 @@ def dev_loss(*per_word):
 RUNS = {
     "stop-at-loss": (steps(5.0, 0.4), steps(5.0, 0.6)),
     "stop-at-dev-loss": (dev_loss(0.5, 0.1), dev_loss(0.5, 0.2, float("nan"))),
+    "stop-early": (dev_loss(0.5, 0.5, 0.6, 0.7, 0.5, 0.5), dev_loss(0.5, 0.5, 0.6, 0.7, 0.4, 0.5)),
+    "save-when-gradients-double": (norms(50 * [1.0] + 26 * [3.0]), norms(200 * [1.0, 3.0])),
     "put-together": ([("on_train_begin", {})], steps(1.0)),
     "stop-on-plateau": (scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.5005), scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.6)),
     "save-at-each-new-best-above-90": (scores(0.5, 0.95), scores(0.5, 0.89)),
@@ -94,7 +100,7 @@ def test_docs_lists_are_complete():
         for name, cls in getattr(registry, kind).get_all().items()
         if cls.__module__.startswith("thinc_torchopt.")
     }
-    assert words_of("Metrics") | words_of("Operations") >= ours and len(ours) == 18
+    assert words_of("Metrics") | words_of("Operations") >= ours and len(ours) == 24
     assert words_of("Rules") >= {name for name in FUNCTIONS if not name.startswith("math_")}
 
 

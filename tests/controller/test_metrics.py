@@ -14,12 +14,14 @@ from thinc_torchopt.controller.plain import plain
 from thinc_torchopt.errors import ControllerError, StateError
 from thinc_torchopt.registry import registry
 
+STATE = {"name": "state", "class": "TrainingState"}
+
 
 def watch(kind, arguments=None, event="on_step_end", rule="True"):
     """A controller that fires at each event, with the value of one metric."""
     return TrainerController(
         {
-            "controller_metrics": [{"name": "m", "class": kind, "arguments": arguments or {}}],
+            "controller_metrics": [STATE, {"name": "m", "class": kind, "arguments": arguments or {}}],
             "controllers": [
                 {"name": "c", "triggers": [event], "rule": f"m == m and {rule}", "operations": ["control.should_log"]}
             ],
@@ -228,7 +230,11 @@ OURS = sorted(
 )
 
 
-NEEDED = {"FileWatch": {"path": "nowhere"}}
+NEEDED = {
+    "FileWatch": {"path": "nowhere"},
+    "Best": {"of": "state['step']", "mode": "min"},
+    "Window": {"of": "state['step']", "size": 1},
+}
 
 
 @pytest.mark.parametrize("kind", OURS)

@@ -50,7 +50,9 @@ def launch(folder, *names, ranks=2):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1"}
+        | ({} if "on_gpu" in names or "on_nccl" in names else {"CUDA_VISIBLE_DEVICES": ""}),
         timeout=300,
     )
     assert run.returncode == 0, run.stdout + run.stderr

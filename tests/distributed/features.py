@@ -157,3 +157,21 @@ def error_on_one_rank(folder):
     except (ValueError, DistributedError) as error:
         dist.destroy_process_group()
         return {"error": f"{type(error).__name__}: {error}", "cause": repr(error.__cause__)}
+
+
+@scenario
+def masters(folder):
+    """Of a torch module in bfloat16, with the whole state on each rank, and with a part of it."""
+    found = []
+    for settings in ({}, {"shard_state": True}):
+        nlp = pipelines.pipeline(["torch"])
+        module = next(shim for node in nlp.get_pipe("tagger").model.walk() for shim in node.shims)._model.bfloat16()
+        module.register_forward_pre_hook(lambda module, inputs: inputs[0].bfloat16())
+        module.register_forward_hook(lambda module, inputs, output: output.float())
+        optimizer = pipelines.optimizer(
+            learn_rate=1e-4, master_weights=True, distributed=Distributed(check_every=1, **settings)
+        )
+        found.append(train(nlp, optimizer))
+        saved = optimizer.state_dict()["params"]
+        found[-1]["masters"] = {name: one["master"] for name, one in saved.items() if one["master"] is not None}
+    return {"runs": found}

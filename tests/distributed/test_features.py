@@ -87,3 +87,15 @@ def test_features_error_of_one_rank_is_told_by_others(ranks):
     assert second["error"] == "ValueError: the widget\nhas no handle"
     reason = "rank 1 failed: ValueError: the widget has no handle"
     assert first == {"error": f"DistributedError: Rank 0 ends at step 2 because {reason}", "cause": "None"}
+
+
+def test_features_masters_are_the_same_on_all_ranks(ranks):
+    """To the last bit, also where each rank keeps a part of the state and sends the others its masters."""
+    first, second = (found["runs"] for found in ranks("masters"))
+    for one, other in zip(first, second):
+        assert_same_on_both(one, other)
+        assert_same_on_both(one, first[0])
+        assert len(one["masters"]) == 6
+        for name, master in one["masters"].items():
+            assert torch.equal(master, other["masters"][name]) and torch.equal(master, first[0]["masters"][name])
+            assert master.dtype == torch.float32 and not torch.equal(master, master.bfloat16().float())

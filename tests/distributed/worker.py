@@ -23,7 +23,6 @@ from thinc.api import require_gpu
 from thinc.shims.pytorch_grad_scaler import PyTorchGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from tests import doubles
 from tests.distributed import (
     differences,  # noqa: F401  its scenarios
     features,  # noqa: F401  its scenarios
@@ -48,10 +47,16 @@ def sums(folder):
 
 
 @scenario
-def on_double(folder):
-    """On the double of a GPU, which has no NCCL."""
+def on_gpu(folder):
+    """All ranks on one GPU, or on the double of one, which has no NCCL."""
     nlp = pipelines.pipeline(["tagger"])
     return train(nlp, pipelines.optimizer(distributed=Distributed(backend="gloo", check_every=2)))
+
+
+@scenario
+def on_nccl(folder):
+    nlp = pipelines.pipeline(["tagger"])
+    return train(nlp, pipelines.optimizer(distributed=Distributed(check_every=2)))
 
 
 @scenario
@@ -462,9 +467,9 @@ def longer(folder):
 
 def main(folder, names):
     warnings.simplefilter("ignore")
-    if doubles.is_installed:
+    if names and names[0] in ("on_gpu", "on_nccl"):
         require_gpu()
-    for name in names or [name for name in SCENARIOS if name not in ("longer", "on_double")]:
+    for name in names or [name for name in SCENARIOS if name not in ("longer", "on_gpu", "on_nccl")]:
         pipelines.fix_random_seed(RANK)  # nothing may depend on what random numbers there are at first
         torch.save(SCENARIOS[name](folder), folder / f"{name}-{RANK}.pt")
 

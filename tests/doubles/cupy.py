@@ -12,6 +12,7 @@ What it can't show: streams, memory, and rounding that is other on a GPU.
 import sys
 from inspect import isfunction
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import numpy
 
@@ -364,13 +365,29 @@ def _nothing(*args, **kwargs):
 
 
 class _Stream:
-    ptr = 0
+    """What waits for what is written down in `waited`: (a stream that waits, a stream that it waits for)."""
 
-    def __init__(self, *args, **kwargs):
-        pass
+    waited: ClassVar[list[tuple[int, int]]] = []
+    current: ClassVar[list["_Stream"]] = []
+
+    def __init__(self, ptr=0, **kwargs):
+        self.ptr = ptr
+
+    def __enter__(self):
+        self.current.append(self)
+        return self
+
+    def __exit__(self, *error):
+        self.current.pop()
 
     def synchronize(self):
         count("stream")
+
+    def record(self, event=None):
+        return SimpleNamespace(stream=self.ptr)
+
+    def wait_event(self, event):
+        self.waited.append((self.ptr, event.stream))
 
 
 class _Device:
@@ -392,6 +409,9 @@ cuda = _module(
     "cupy.cuda",
     Device=_Device,
     MemoryPool=lambda allocator=None: SimpleNamespace(malloc=_nothing),
+    ExternalStream=_Stream,
+    Stream=_Stream,
+    get_current_stream=lambda: _Stream.current[-1] if _Stream.current else _Stream(),
     device=SimpleNamespace(Device=_Device),
     nvtx=SimpleNamespace(RangePush=_nothing, RangePop=_nothing),
     runtime=SimpleNamespace(getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError),

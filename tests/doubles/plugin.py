@@ -25,8 +25,10 @@ def pytest_load_initial_conftests(early_config):
 
 @pytest.fixture(autouse=True)
 def on_device(request, fixed_seed):
-    """Tests run with the ops of the device. The generators that it brings have their seed, too."""
-    if request.config.getoption("--device") == "cpu":
+    """Tests run with the ops of the device. The generators that it brings have their seed, too. Those that are marked
+    `gpu` choose for themselves.
+    """
+    if request.config.getoption("--device") == "cpu" or request.node.get_closest_marker("gpu"):
         yield
         return
     from thinc.api import fix_random_seed, require_cpu, require_gpu

@@ -92,7 +92,7 @@ def test_losses_are_those_of_the_cpu(component):
         ({"param_groups": {"b": {"params": ["*/b"], "lr_scale": 0.5}, "E": {"params": ["*/E"], "freeze": True}}}, 1),
     ],
 )
-def test_a_step_waits_once(double, settings, at_most):
+def test_a_step_waits_once(device, settings, at_most):
     _, nlp = pipelines("tagger")
     optimizer = TorchOptimizer(AdamW(), 0.01, **{"grad_clip": 0.1} | settings)
     optimizer.initialize(nlp)

@@ -8,12 +8,12 @@ that a `_fused_` kernel gets must be in one place. The host waits (`waits.py`) f
 torch's C++ takes a `CudaTensor` for one of the CPU. So functions that ask C++ where a tensor is are replaced
 (`install`).
 
-What it can't show: streams, memory, and rounding that is other on a GPU.
+What it can't show: memory, rounding that is other on a GPU, and what happens on two streams without waiting.
 """
 
 import functools
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import torch
@@ -292,6 +292,13 @@ def _load(original, file, map_location=None, **kwargs):
     return tree_map(lambda leaf: to_cuda(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree) if is_cuda else tree
 
 
+@contextmanager
+def _on_stream(stream):
+    _streams.append(stream)
+    yield
+    _streams.pop()
+
+
 def _save(original, tree, file, **kwargs):
     original(tree_map(_host, tree), file, **kwargs)
 
@@ -316,6 +323,9 @@ def install() -> None:
         "max_memory_allocated": lambda device=0: 0,
         "get_device_properties": lambda device=0: SimpleNamespace(total_memory=1 << 34, name="a double"),
         "synchronize": lambda device=None: count("synchronize"),
+        "Stream": lambda: SimpleNamespace(cuda_stream=7),
+        "stream": _on_stream,
+        "current_stream": lambda device=None: _streams[-1],
     }
     for name in ("set_device", "manual_seed", "manual_seed_all", "reset_peak_memory_stats", "empty_cache"):
         cuda[name] = nothing
@@ -333,3 +343,4 @@ def install() -> None:
 
 
 _stack = ExitStack()
+_streams = [SimpleNamespace(cuda_stream=0)]

@@ -15,6 +15,7 @@ import os
 import pty
 import re
 import runpy
+import signal
 import struct
 import subprocess
 import sys
@@ -46,10 +47,13 @@ class Prompt:
             env=environment(),
         )
 
-    def type(self, arguments: Sequence[str], folder: Path, **variables: str) -> Screen:
-        """Run `spacy ...` in a folder. variables (str): Of the environment."""
+    def type(self, arguments: Sequence[str], folder: Path, *, ctrl_c_at: str = "", **variables: str) -> Screen:
+        """Run `spacy ...` in a folder. ctrl_c_at (str): Press Ctrl-C when the terminal shows this text.
+
+        variables (str): Of the environment.
+        """
         assert self._server.stdin is not None and self._server.stdout is not None
-        print(json.dumps([list(arguments), str(folder), variables]), file=self._server.stdin, flush=True)
+        print(json.dumps([list(arguments), str(folder), variables, ctrl_c_at]), file=self._server.stdin, flush=True)
         return Screen(*json.loads(self._server.stdout.readline()))
 
     def close(self) -> None:
@@ -80,7 +84,7 @@ def main() -> None:
         print(json.dumps(_type(*json.loads(line))), flush=True)
 
 
-def _type(arguments: list[str], folder: str, variables: dict[str, str]) -> Screen:
+def _type(arguments: list[str], folder: str, variables: dict[str, str], ctrl_c_at: str) -> Screen:
     terminal, inside = pty.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     process = os.fork()
@@ -90,11 +94,16 @@ def _type(arguments: list[str], folder: str, variables: dict[str, str]) -> Scree
             os.dup2(inside, stream)
         os.chdir(folder)
         os.environ.update(variables)
+        # Ctrl-C is ignored by what was started in the background, as these tests may be.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _run(arguments)
     os.close(inside)
     shown = b""
     while part := _read(terminal):
         shown += part
+        if ctrl_c_at and ctrl_c_at.encode() in shown:
+            os.kill(process, signal.SIGINT)
+            ctrl_c_at = ""
     os.close(terminal)
     _, status = os.waitpid(process, 0)
     lines = _COLOURS.sub("", shown.decode("utf8", "replace").replace("\r\n", "\n")).split("\n")

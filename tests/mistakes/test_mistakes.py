@@ -41,7 +41,9 @@ def desk(tmp_path_factory, prompt):
     folder = tmp_path_factory.mktemp("desk")
     for path in toy_corpus(folder).values():
         if path.suffix == ".spacy":  # a few texts will do
-            DocBin(docs=[*DocBin().from_disk(path).get_docs(Vocab())][:40]).to_disk(path)
+            docs = [*DocBin().from_disk(path).get_docs(Vocab())][:40]
+            DocBin(docs=docs).to_disk(path)
+            DocBin(docs=docs[:1]).to_disk(folder / "one.spacy")
     (folder / "notes.txt").write_text("A line.\nAnother one.\n")
     (folder / "empty").mkdir()
     shutil.copy(CONFIGS / "checkpoint.cfg", folder / "config.cfg")
@@ -145,6 +147,18 @@ def test_faults_in_code_of_the_user_are_shown_with_their_line(desk, prompt, tmp_
     words = " ".join(shown.text.split())
     assert shown.status == 1 and "Traceback" not in words
     assert "[E1010]" in words and re.search(r"at line 9 of '\S*theirs.py'", words)
+
+
+def test_find_lr_stopped_by_hand(desk, prompt, tmp_path):
+    """Ctrl-C in the middle of it: one line, no picture, and the exit status of other commands."""
+    folder = shutil.copytree(desk, tmp_path / "desk")
+    prepare(folder, {})
+    before = contents(folder)
+    typed = f"torchopt find-lr config.cfg {PATHS} --steps 100000 --output lr.svg".split()
+    screen = prompt.type(typed, folder, ctrl_c_at="Training at rising rates")
+    assert screen.status == 130 and "Traceback" not in screen.text
+    assert "Stopped before all 100000 steps were done: nothing is suggested." in " ".join(screen.text.split())
+    assert contents(folder) == before
 
 
 def test_warnings_show_no_line_of_ours(desk, prompt):

@@ -671,8 +671,8 @@ def test_optimizer_labels_tell_modules_apart():
     with pytest.raises(ConfigError, match="both have the label"):
         Modular(params().items(), 0.1, modules=[("adam", {"label": "a"}), ("yogi", {"label": "a"})])
     config = {**named.get_config(), "bogus": 1}
-    del config["decay"]
-    with pytest.raises(KeyError, match=r"missing: decay; unknown: bogus"):
+    del config["lr"]
+    with pytest.raises(KeyError, match=r"missing: lr; unknown: bogus"):
         Modular.from_config(params().items(), config)
     for spec, message in ((("adam", {"beta": 0.9}), "found beta"), (("torch-optim", {}), "optim_cls")):
         for error in (KeyError, TypeError, ValueError):

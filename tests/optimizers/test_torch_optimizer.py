@@ -663,6 +663,7 @@ def test_optimizers_overflow_skips_the_shim_and_updates_its_scaler():
         assert same(before, [p.detach() for p in module.parameters()]) == (step == 0)
 
 
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PrecisionWarning")
 def test_optimizers_tensors_of_several_dtypes_in_one_group():
     module = torch.nn.Sequential(
         torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4).bfloat16()

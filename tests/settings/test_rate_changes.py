@@ -123,6 +123,16 @@ def test_rate_changes_take_no_rate_below_the_lowest():
     assert rates_of(optimizer)["a1"] == pytest.approx(0.04)
 
 
+def test_rate_changes_take_no_rate_above_the_highest():
+    _, _, optimizer = setting()
+    optimizer.scale_learn_rates(["*"], 3.0, 0.0, 0.2)  # "b2" is above that already
+    assert rates_of(optimizer) == pytest.approx({"a1": 0.2, "a2": 0.2, "b1": 0.2, "b2": 0.5, "c": 0.2})
+    for _ in range(2):
+        optimizer.scale_learn_rates(["one"], 0.5)
+        optimizer.scale_learn_rates(["one"], 1.5, 0.0, 0.3)
+    assert rates_of(optimizer)["a1"] == pytest.approx(0.2 * 0.75 * 0.75)
+
+
 def test_rate_changes_that_can_not_be_change_nothing():
     nlp, _, optimizer = setting()
     for texts, factor, message in (

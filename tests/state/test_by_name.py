@@ -186,6 +186,7 @@ ROW = {
     "rate_factor": 1.0,
     "held_rate": None,
     "frozen_until": None,
+    "master": None,
     "state": {},
 }
 NAME = "torch-x/pytorch/pooler/weight"

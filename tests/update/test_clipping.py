@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thinc.api import NumpyOps
+from thinc.api import NumpyOps, constant, constant_then
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, RMSprop
@@ -282,6 +282,17 @@ def test_clipping_without_norms_needs_no_look_at_them(clip_by):
         optimizer((0, "W"), weights, torch.full((4,), 3.0))
         assert weights.tolist() == pytest.approx([0.5] * 4 if clip_by == "value" else [1 - 0.5] * 4)
         assert optimizer.grad_norm == (6.0 if max_nonfinite else None)
+
+
+def test_norm_is_that_of_the_last_update_or_none():
+    """A schedule of `grad_clip` that ends at 0: without clipping and guard, nothing measures a norm."""
+    optimizer = TorchOptimizer(SGD(), 1.0, grad_clip=constant_then(1.0, 1, constant(0.0)), max_nonfinite=0)
+    norms, weights = [], torch.ones(4)
+    for _ in range(2):
+        optimizer((0, "W"), weights, torch.full((4,), 3.0))
+        norms.append(optimizer.grad_norm)
+        optimizer.step_schedules()
+    assert norms == [6.0, None]
 
 
 @needs_gpu

@@ -31,6 +31,7 @@ from .torch_classes import (
     Rprop,
     SparseAdam,
 )
+from .torchao import Adam4bit, Adam8bit, AdamFp8, AdamW4bit, AdamW8bit, AdamWFp8, Quantized
 from .usual_rates import FAR, UsualRates, usual_rates
 
 __all__ = [
@@ -44,7 +45,13 @@ __all__ = [
     "Adafactor",
     "Adagrad",
     "Adam",
+    "Adam4bit",
+    "Adam8bit",
+    "AdamFp8",
     "AdamW",
+    "AdamW4bit",
+    "AdamW8bit",
+    "AdamWFp8",
     "Adamax",
     "Algorithm",
     "Fill",
@@ -52,6 +59,7 @@ __all__ = [
     "Muon",
     "NAdam",
     "OptionRanges",
+    "Quantized",
     "RAdam",
     "RMSprop",
     "Roles",

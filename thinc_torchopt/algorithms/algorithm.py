@@ -57,6 +57,8 @@ class Algorithm:
     limits (Mapping[str, tuple[str, ...]]): Options that are switches, such as "clip_enabled": off for params whose name
         matches none of these patterns.
     counts_for_group (bool): It has one step count for all params of a group, as in pytorch-optimizer.
+    state_bytes (Callable | None): The size of a float32 param's state in bytes, by options and shape. None: estimated,
+        see state_size.py.
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
 
     Public: `trial` (Trial).
@@ -70,6 +72,7 @@ class Algorithm:
     kernel: FusedKernel = NO_KERNEL
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
+    state_bytes: Callable[[Mapping[str, Any], tuple[int, ...]], int] | None = None
     trial: Trial = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

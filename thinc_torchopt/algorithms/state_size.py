@@ -24,21 +24,29 @@ class StateSizes:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], list[tuple[int, dict[int, int]]]] = {}
 
-    def bytes_of(self, algorithm: Algorithm, options: Mapping[str, Any], shape: tuple[int, ...]) -> int:
-        """The size of the state of a float32 param after its first updates, in bytes.
+    def bytes_of(
+        self,
+        algorithm: Algorithm,
+        options: Mapping[str, Any],
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+    ) -> int:
+        """The size of the state of a param after its first updates, in bytes.
 
         algorithm (Algorithm): Optimizes it.
         options (Mapping[str, Any]): Its options at some step.
         """
+        if algorithm.state_bytes is not None:
+            return algorithm.state_bytes({**algorithm.options, **options}, shape)
         sizes = tuple(1 if size == 1 else prime for size, prime in zip(shape, _PRIMES))
         # Sizes don't depend on the values of options, except that 0 switches some off, e.g. momentum.
         switches = tuple(
             (name, value if isinstance(value, (bool, str, type(None))) else bool(value))
             for name, value in sorted(options.items())
         )
-        key = id(algorithm), switches, sizes
+        key = id(algorithm), switches, sizes, dtype
         if key not in self._known:
-            self._known[key] = [_read_off(tensor) for tensor in _state_of(algorithm, options, sizes)]
+            self._known[key] = [_read_off(tensor) for tensor in _state_of(algorithm, options, sizes, dtype)]
         real = dict(zip(sizes, shape))
         return sum(
             fixed * math.prod(real[prime] ** power for prime, power in powers.items())
@@ -46,14 +54,16 @@ class StateSizes:
         )
 
 
-def _state_of(algorithm: Algorithm, options: Mapping[str, Any], sizes: tuple[int, ...]) -> list[torch.Tensor]:
+def _state_of(
+    algorithm: Algorithm, options: Mapping[str, Any], sizes: tuple[int, ...], dtype: torch.dtype
+) -> list[torch.Tensor]:
     device = small_matrix(algorithm.options).device.type
     fixed = {name: value for name, value in {**algorithm.options, **options}.items() if not may_move(value)}
     with same_generators(device):
-        param = torch.ones(sizes, device=device, requires_grad=True)
+        param = torch.ones(sizes, device=device, dtype=dtype, requires_grad=True)
         optimizer = algorithm.build([param], lr=0.001, **fixed)
         for _ in range(2):
-            param.grad = torch.randn(sizes, device=device)
+            param.grad = torch.randn(sizes, device=device, dtype=dtype)
             optimizer.step()
     return [value for value in optimizer.state.get(param, {}).values() if isinstance(value, torch.Tensor)]
 

@@ -121,11 +121,16 @@ def _config_type(param: inspect.Parameter) -> Any:
     if param.name in _CHOICES:
         return _CHOICES[param.name]
     if isinstance(default, tuple):
-        item: Any = Union[FloatOrSchedule, None] if None in default else FloatOrSchedule
-        return Union[Tuple[(item,) * len(default)], List[item], Dict[str, item]]
+        return pair_of_numbers(len(default), or_none=None in default)
     if isinstance(default, bool) or param.annotation is int:
         return type(default)
     return FloatOrSchedule if isinstance(default, (int, float)) else Optional[bool]
+
+
+def pair_of_numbers(length: int, *, or_none: bool = False) -> Any:
+    """The type of an option with several numbers: a list, or a section."""
+    item: Any = Union[FloatOrSchedule, None] if or_none else FloatOrSchedule
+    return Union[Tuple[(item,) * length], List[item], Dict[str, item]]
 
 
 Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")

@@ -8,7 +8,7 @@ example. Neither do those of rows for a new label; the old rows continue as if n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,6 +39,7 @@ class Averages:
 
     def __init__(self, settings: AverageSettings = THINC):
         self.settings = settings
+        self._has_begun = False  # by `begin`
         self._of: dict[Key, Average] = {}
         self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
 
@@ -50,6 +51,13 @@ class Averages:
             average = made._of[param.key] = Average(param, value)
             average.taken = 1
         return made
+
+    def begin(self, *, anew: bool = False) -> None:
+        """Begin averages at the next update, without waiting for `start_step`. anew (bool): Drop the current ones."""
+        self._has_begun = True
+        self.settings = replace(self.settings, start_step=0)
+        if anew:
+            self._of, self._of_buffers = {}, WeakKeyDictionary()
 
     @torch.no_grad()
     def before_update(self, params: Iterable[Param]) -> None:
@@ -143,7 +151,7 @@ class Averages:
         for key, average in self._of.items():
             if isinstance(key, tuple) and average.is_in_use:
                 param = average.param
-                found[key] = param.in_form(average.tensor.to(param.device, param.dtype))
+                found[key] = param.in_form(average.tensor.to(param.device, param.in_model.dtype))
         for shim in shims:
             averaged: dict[str, torch.Tensor] = {}
             for name, param in module_of(shim).named_parameters(remove_duplicate=False):
@@ -166,7 +174,7 @@ class Averages:
         RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
             "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, the number of values in
             each; `regions`, where cells have different numbers; `module_steps`, the updates of modules with buffers, by
-            path; `settings`, for information.
+            path; `has_begun`, whether `begin` was called; `settings`, for information.
         """
         used = {average.param.name: average for average in self._of.values() if average.is_in_use}
         steps: dict[str, int] = {}
@@ -182,7 +190,7 @@ class Averages:
         regions = {name: average.regions for name, average in used.items() if average.regions is not None}
         taken = {name: average.taken for name, average in used.items()}
         tensors = {name: average.tensor for name, average in used.items()}
-        return write(AveragesState(self.settings.as_saved(), taken, regions, steps, tensors))
+        return write(AveragesState(self.settings.as_saved(), self._has_begun, taken, regions, steps, tensors))
 
     @torch.no_grad()
     def load_state_dict(
@@ -254,6 +262,8 @@ class Averages:
                 f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}). The state is of another pipeline."
             )
         self._of, self._of_buffers = found, modules
+        if saved.has_begun:
+            self.begin()
 
     # ------------------------------------------------------------------ one average
 
@@ -343,6 +353,7 @@ class AveragesState:
     """The saved form of averages: see `Averages.state_dict`."""
 
     settings: dict[str, Any]
+    has_begun: bool
     taken: dict[str, Positive]
     regions: dict[str, list[Region]]
     module_steps: dict[str, Positive]

@@ -37,6 +37,7 @@ _CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code
 _RECIPES = ("best", "drop-in", "adamw", "fine-tune", "low-memory", "robust")
 _TRIED = "best,adamw,robust"
 _RECIPE = Opt(..., "--recipe", "-r", help=f"How to set up the optimizer: {', '.join(_RECIPES)}")
+_LOG = Opt(None, "--log", help="Also write a log of each step, for spacy torchopt report", dir_okay=False)
 _CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
 _OUTPUT_FILE = Arg(..., help="Path to output .cfg file (may be the input file), or - for stdout")
 _DEFINITION = Arg(..., help="YAML or JSON file with the rules", exists=True, dir_okay=False)
@@ -285,6 +286,7 @@ def init_cli(
     config_path: Path = _CONFIG_FILE,
     output_path: Path = _OUTPUT_FILE,
     recipe: str = _RECIPE,
+    log_path: Optional[Path] = _LOG,
     code_path: Optional[Path] = _CODE,
 ) -> None:
     """
@@ -296,7 +298,7 @@ def init_cli(
     """
     from .init import init_config
 
-    init_config(config_path, output_path, ctx.args, recipe=recipe, code_path=code_path)
+    init_config(config_path, output_path, ctx.args, recipe=recipe, log_path=log_path, code_path=code_path)
 
 
 @torchopt_cli.command("explain", context_settings=_OVERRIDES)

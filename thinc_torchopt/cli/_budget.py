@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..host import cli_util
 from ..training import rates_of_settings, read_limit
 from ._in_words import plain
-from ._util import config_errors_shown
+from ._util import config_errors_shown, put
 
 _spacy = cli_util()
 _SECTION = Section("spacy torchopt train", verb="use")
@@ -69,7 +69,7 @@ def with_budget(
         if (begun := _at(before, place)) is not None:
             # A run may resume with a larger budget: its warm-up must stay the same.
             schedule["warmup_steps"] = begun.get("warmup_steps", schedule["warmup_steps"])
-        _put(optimizer, place, schedule)
+        put(optimizer, place, schedule)
         steps = schedule["warmup_steps"]
         rise = (
             f"rises to {plain(schedule['initial_rate'])} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
@@ -141,9 +141,3 @@ def _at(block: Any, place: Sequence[str]) -> Mapping[str, Any] | None:
     for part in place:
         block = block.get(part) if isinstance(block, Mapping) else None
     return block if isinstance(block, Mapping) else None
-
-
-def _put(block: Any, place: Sequence[str], value: Any) -> None:
-    for part in place[:-1]:
-        block = block[part]
-    block[place[-1]] = value

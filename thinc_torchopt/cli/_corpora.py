@@ -11,8 +11,9 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.util import dot_to_object, registry, resolve_dot_names
 
+from ..config_checks import check_corpora
 from ..errors import ConfigError, TorchOptError
-from ..host_errors import check_corpora, line_of_others
+from ..host_errors import line_of_others
 
 Reader = Callable[[Language], Iterable[Example]]
 Setting = Literal["train_corpus", "dev_corpus"]

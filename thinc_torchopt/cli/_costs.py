@@ -108,17 +108,18 @@ class Sizes:
     gradients: int
     state: int
     averages: int
+    masters: int
     vectors: int
     device: str
 
     @property
     def total(self) -> int:
-        return self.params + self.gradients + self.state + self.averages + self.vectors
+        return self.params + self.gradients + self.state + self.averages + self.masters + self.vectors
 
     @property
     def checkpoint(self) -> int:
         """Bytes of a checkpoint on disk. It has no static vectors."""
-        return self.params + self.state + self.averages
+        return self.params + self.state + self.averages + self.masters
 
     @property
     def model(self) -> int:
@@ -128,21 +129,32 @@ class Sizes:
 
 def find_sizes(setup: Setup, rows: Sequence[Row], infos: Mapping[str, ParamInfo], *, is_averaged: bool) -> Sizes:
     trained = [row for row in rows if row.frozen_until is not None]
-    n_trained = sum(row.size for row in trained)
+    with_master = [row for row in trained if infos[row.name].has_master]
     algorithms, sizes = setup.optimizer.algorithms, StateSizes()
     state = sum(
-        sizes.bytes_of(algorithms[info.algorithm], info.options, info.shape)
+        sizes.bytes_of(
+            algorithms[info.algorithm],
+            info.options,
+            info.shape,
+            torch.float32 if info.has_master else getattr(torch, info.dtype),
+        )
         for row in trained
         if (info := infos[row.name])
     )
     return Sizes(
-        _FLOAT * sum(row.size for row in rows),
-        _FLOAT * n_trained,
+        sum(map(_bytes_of, rows)),
+        # Those of params with a master are converted for the update.
+        sum(map(_bytes_of, trained)) + _FLOAT * sum(row.size for row in with_master),
         state,
-        _FLOAT * n_trained if is_averaged else 0,
+        _FLOAT * sum(row.size for row in trained) if is_averaged else 0,
+        _FLOAT * sum(row.size for row in with_master),
         int(setup.nlp.vocab.vectors.data.nbytes),
         trained[0].device if trained else "cpu",
     )
+
+
+def _bytes_of(row: Row) -> int:
+    return row.size * getattr(torch, row.dtype).itemsize
 
 
 def memory_of(device: str) -> int | None:
@@ -183,6 +195,7 @@ def tell_memory(sizes: Sizes, copied: int) -> str:
         "gradients": sizes.gradients,
         "the optimizer's state": sizes.state,
         "averages": sizes.averages,
+        "float32 masters": sizes.masters,
         "static vectors": sizes.vectors,
     }
     listed = ", ".join(f"{name} {size_in_words(size)}" for name, size in parts.items() if size)

@@ -29,6 +29,12 @@ _ON_OUTSIDE_WRITE = {
     "adopt": "it is kept, and schedules go on from there",
     "raise": "the training stops with an error",
 }
+_PRECISION = {
+    "bf16": "While they are trained, torch modules compute in bfloat16 where that is safe. Params, gradients and "
+    "evaluations are in float32.",
+    "tf32": "While they are trained, torch modules multiply matrices in TF32, on GPUs that have it. Evaluations are in "
+    "full float32.",
+}
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
@@ -40,6 +46,8 @@ def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], ra
     yield "Trains", _trained(rows)
     if left := _not_trained(rows):
         yield "Doesn't train", left
+    if (precision := setup.optimizer.precision) != "float32":
+        yield "Precision", _PRECISION[precision]
     yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
     yield from _rates(setup, now, rows, rates)
     if not is_thinc:

@@ -15,11 +15,10 @@ from itertools import groupby, pairwise
 from textwrap import shorten
 from typing import Any
 
-from ..controller import EVENTS, ControllerSpec, Firing, MetricUnavailable, Rule, TrainerController
+from ..controller import EVENTS, ControllerSpec, Firing, MetricUnavailable, Path, Rule, TrainerController, value_at
 from ..errors import ControllerError
 from ..report import COUNTS
 
-Path = tuple[str, ...]
 Record = Mapping[str, Any]
 
 # The events that a log has, in order. A log has no end of the training: it may continue.
@@ -85,7 +84,7 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
     RAISES (ControllerError): A metric or a rule failed, as it would have in the training.
     """
     specs = controller.definition.controllers
-    found = Replay([record["step"] for record in records], {spec.name: _looked_up(spec) for spec in specs})
+    found = Replay([record["step"] for record in records], {spec.name: spec.rule.paths for spec in specs})
     paths = list(dict.fromkeys(path for paths in found.looked_up.values() for path in paths))
     compared = {(path, words): other for spec in specs for path, words, other in _compared(spec)}
     for i, events in enumerate(_events_of(records)):
@@ -93,7 +92,7 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
             for name, firings in groupby(controller.decide(event, **payload), lambda firing: firing.controller):
                 found.fired.append(_fired(list(firings), found.looked_up[name]))
         for path in paths:
-            for place, number in _numbers_at(path, _at(controller.values, path)):
+            for place, number in _numbers_at(path, value_at(controller.values, path)):
                 values = found.series.setdefault(place, [])
                 values += [math.nan] * (i - len(values)) + [number]
         for key, other in compared.items():
@@ -195,31 +194,6 @@ def _number(value: Any) -> float | None:
 # ---------------------------------------------------------------------- what rules look up
 
 
-def _looked_up(spec: ControllerSpec) -> list[Path]:
-    """The paths of the values that a rule uses: `loss["components"]["ner"]` is ("loss", "components", "ner")."""
-    found: dict[Path, None] = {}
-
-    def visit(node: ast.AST) -> None:
-        keys: list[str] = []
-        inner = node
-        while isinstance(inner, ast.Subscript):
-            constant = inner.slice.value if isinstance(inner.slice, ast.Constant) else None
-            # An index or a computed key: the path ends above it.
-            keys = [constant, *keys] if isinstance(constant, str) else []
-            if not isinstance(inner.slice, ast.Constant):
-                visit(inner.slice)
-            inner = inner.value
-        if isinstance(inner, ast.Name):
-            if inner.id in spec.rule.names:
-                found[(inner.id, *keys)] = None
-            return
-        for child in ast.iter_child_nodes(inner):
-            visit(child)
-
-    visit(ast.parse(spec.rule.text, mode="eval").body)
-    return list(found)
-
-
 def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, Rule]]:
     """The comparisons of a rule: path of a number, the comparison as text, and its other side."""
     for compare in ast.walk(ast.parse(spec.rule.text, mode="eval")):
@@ -231,7 +205,7 @@ def _compared(spec: ControllerSpec) -> Iterator[tuple[Path, str, Rule]]:
                     if path is None or not is_number or type(op) not in signs:
                         continue
                     with suppress(ControllerError):  # a name of a comprehension
-                        rule = Rule(text, spec.rule.names, gives_bool=False)
+                        rule = Rule(text, spec.rule.names, gives="anything")
                         yield path, f"{spec.name}: {signs[type(op)]} {shorten(text, _MAX_TEXT)}", rule
 
 
@@ -256,13 +230,6 @@ def _value_of(rule: Rule, values: Mapping[str, Any]) -> float:
     return math.nan if value is None else float(value)
 
 
-def _at(values: Mapping[str, Any], path: Path) -> Any:
-    value: Any = values
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def _numbers_at(path: Path, value: Any) -> Iterator[tuple[Path, float]]:
     """The numbers to draw: the newest of a window, each of a dict."""
     if isinstance(value, dict):
@@ -278,7 +245,7 @@ def _numbers_at(path: Path, value: Any) -> Iterator[tuple[Path, float]]:
 
 def _fired(firings: list[Firing], paths: Sequence[Path]) -> Fired:
     first = firings[0]
-    values = {"/".join(path): _shortened(_at(first.values, path)) for path in paths if path[0] in first.values}
+    values = {"/".join(path): _shortened(value_at(first.values, path)) for path in paths if path[0] in first.values}
     operations = [f"{firing.operation}.{firing.action}" for firing in firings]
     return Fired(first.controller, first.event, first.step, operations, values)
 

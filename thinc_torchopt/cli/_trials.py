@@ -12,9 +12,9 @@ from typing import Any
 from confection import Config
 from spacy import util
 
+from ..config_checks import check_gpu
 from ..errors import ConfigError
 from ..host import cli_util
-from ..host_errors import check_gpu
 from ..trials import Trial
 from ._config_text import cut_section, with_settings
 from ._util import config_errors_shown

@@ -23,9 +23,10 @@ from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from ..errors import ConfigError, ScheduleWarning
+from ..config_checks import check_corpora, check_gpu, check_training_section
+from ..errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..host import cli_util
-from ..host_errors import check_corpora, check_gpu, check_training_section, is_spacys_own, plain_errors
+from ..host_errors import is_spacys_own, plain_errors
 from ..optimizers import TorchOptimizer
 from ..params import trainable_components
 from ..progress_bars import show_activity
@@ -83,12 +84,14 @@ def build(
     code_path: Path | None = None,
     use_gpu: int = -1,
     resolve: Callable[[dict[str, Any]], TorchOptimizer] | None = None,
+    reads_dev: bool = False,
 ) -> Setup:
     """Build pipeline and optimizer.
 
     path (Path): A config, or the folder of a trained pipeline.
     args (list[str]): Overrides from the command line.
     resolve (Callable): Builds the optimizer. Default: `resolve_optimizer`.
+    reads_dev (bool): The command reads the development data: check now that it is there.
     RAISES (ConfigError): The optimizer is not ours; or a schedule has no total_steps and the training no end.
     """
     overrides = _spacy.parse_config_overrides(list(args))
@@ -97,13 +100,15 @@ def build(
     if path.is_dir():
         with config_errors_shown(path), show_activity("Loading the pipeline"):
             nlp = spacy.load(path, config=overrides)
+        if reads_dev:
+            check_corpora(nlp.config)
         sourced = list(nlp.component_names)
     else:
         with config_errors_shown(path, hint_fill=True):
             config = util.load_config(path, overrides=overrides, interpolate=False)
         with config_errors_shown(path, config):
             check_training_section(config)
-            check_corpora(config, ["train_corpus"])
+            check_corpora(config, ["train_corpus", *["dev_corpus"] * reads_dev])
             # This reads all of the data, to find the labels.
             with show_activity("Building the pipeline"):
                 nlp = init_nlp(config, use_gpu=use_gpu)
@@ -172,13 +177,17 @@ def config_errors_shown(
 
 @contextmanager
 def schedule_notes() -> Iterator[list[str]]:
-    """Collect warnings about schedules in the list that it yields. Other warnings are shown as usual."""
+    """Collect warnings about schedules, and of settings without effect, in the list that it yields. Other warnings are
+    shown as usual.
+    """
     notes: list[str] = []
+    noted = (ScheduleWarning, ConfigWarning, PrecisionWarning)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ScheduleWarning)
+        for category in noted:
+            warnings.simplefilter("always", category)
         yield notes
     for warning in caught:
-        if issubclass(warning.category, ScheduleWarning):
+        if issubclass(warning.category, noted):
             notes.append(str(warning.message))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -268,6 +277,14 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
 def print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
         console.print(f"Note: {note}", style="blue")
+
+
+def put(block: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    """Set a value in a config. place (Sequence[str]): Its sections, and its key. Missing sections are added."""
+    *sections, key = place
+    for section in sections:
+        block = block.setdefault(section, {})
+    block[key] = value
 
 
 def short(value: float | None) -> str:

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from click import NoSuchOption
+from confection import Config
 from spacy import util
 from spacy.language import Language
 from spacy.util import registry
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
+from ..config_checks import check_corpora, check_training_section
 from ..errors import ConfigError
 from ..host import cli_util
-from ..host_errors import is_spacys_own, line_of_others
+from ..host_errors import is_spacys_own, line_of_others, plain_errors
 from ..optimizers import TorchOptimizer
 from ..progress_bars import show_activity
 from ..training import count_steps
@@ -161,24 +163,47 @@ def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Excep
     if not path.is_dir() and str(path) != "-":  # stdin can't be read again
         try:
             config = util.load_config(path, overrides=cli_util().parse_config_overrides(args), interpolate=False)
+            problems = _problems(config)
+        except Exception:
+            raise error from None
+        try:
             nlp = util.load_model_from_config(config, auto_fill=True)
         except Exception:  # no pipeline can be made of the config
-            if not (as_json and isinstance(error, ConfigError)):
+            texts = dict.fromkeys([str(error), *problems])
+            if not isinstance(error, ConfigError) or (len(texts) == 1 and not as_json):
                 raise error from None
-            told.stops.append(str(error))
+            told.stops += texts
             return
         filled = nlp.config.interpolate()
         train, dev = _read_corpora(told, nlp, filled)
         sourced = util.get_sourced_components(config)
         told.add(check_data(nlp, filled, train, dev, sourced=list(sourced), is_initialized=False))
-        read = told.stops
+        read = [*told.stops]
+        told.stops += [problem for problem in problems if problem not in read]
     text = str(error).strip() or type(error).__name__
-    is_told = any(text.rstrip(".") in stop for stop in read)
+    is_told = any(text.rstrip(".") in stop for stop in told.stops)
     if not is_told and not (read and (isinstance(error, OSError) or _OF_DATA.search(text))):
         told.stops.append(
             text if isinstance(error, ConfigError) else f"The pipeline can't be initialized: {_in_full(error)}"
         )
     told.checked.append("The rest can be checked once this is fixed.")
+
+
+def _problems(config: Config) -> list[str]:
+    """The problems of a config that can be found without a pipeline. config (Config): Not interpolated."""
+    problems = []
+    for check in (
+        lambda: check_training_section(config),
+        lambda: check_corpora(config, ["train_corpus"]),
+        lambda: check_corpora(config, ["dev_corpus"]),
+        lambda: _resolve(config.interpolate()["training"]["optimizer"]),
+    ):
+        try:
+            with plain_errors(config):
+                check()
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _in_full(error: Exception) -> str:

@@ -20,6 +20,8 @@ from .params import describe, tell_pipeline
 _CHART_WIDTH = 60
 # Worth a try: the suggestion divided by that, up to it multiplied.
 _AROUND = 3.0
+# Below this number of examples their loss may be that of no others.
+_FEW = 10
 # benchmarks/find_lr.py: fewer than 9 of 10 suggestions were as good as the best rate.
 _CAUTION = (
     "Often it is not the best rate. Keep a rate that is known to be good, such as that of the recipe best (spacy "
@@ -56,17 +58,21 @@ def show_range_test(
         make_ramp(min_rate, max_rate, steps)
         if output_path is not None:
             check_picture(output_path)
-        setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
+        setup = build(path, args, code_path=code_path, use_gpu=use_gpu, reads_dev=True)
         peaks = learn_rate_settings(setup.config)
-        with show_progress(steps, "Training at rising rates") as bar:
-            found = run_range_test(
-                setup.nlp,
-                setup.config,
-                min_rate=min_rate,
-                max_rate=max_rate,
-                steps=steps,
-                progress=bar.update,
-            )
+        try:
+            with show_progress(steps, "Training at rising rates") as bar:
+                found = run_range_test(
+                    setup.nlp,
+                    setup.config,
+                    min_rate=min_rate,
+                    max_rate=max_rate,
+                    steps=steps,
+                    progress=bar.update,
+                )
+        except KeyboardInterrupt:
+            print_error(make_console(stderr=True), f"Stopped before all {steps} steps were done: nothing is suggested.")
+            sys.exit(130)
         if output_path is not None:
             plot_range_test(found, output_path)
         tell_pipeline(setup)
@@ -114,11 +120,10 @@ def _print(
     )
     if found.smoothed:
         low, high = min(found.smoothed), max(found.smoothed)
-        width = min(_CHART_WIDTH, console.width - 40)
-        chart = sparkline(console, [(loss - low) / (high - low or 1.0) for loss in found.smoothed], width)
-        console.print(
-            f"Loss per word on {found.examples} examples of the development data: {chart} {short(low)} to {short(high)}"
-        )
+        examples = "1 example" if found.examples == 1 else f"{found.examples} examples"
+        console.print(f"Loss per word on {examples} of the development data, {short(low)} to {short(high)}:")
+        width = min(_CHART_WIDTH, console.width)
+        console.print(sparkline(console, [(loss - low) / (high - low or 1.0) for loss in found.smoothed], width))
     if output_path is not None:
         console.print(f"Saved the picture to {output_path}")
     if found.problem is not None or found.stretch is None:
@@ -141,6 +146,8 @@ def _print(
         ],
         numbers=["suggestion", "a third", "three times"],
     )
+    if found.examples < _FEW:
+        console.print("Note: so few examples say little about all of the development data.")
     for doubt in doubts:
         console.print(f"Note: {doubt} Take a usual one.")
     console.print(_CAUTION)

@@ -49,6 +49,7 @@ class Row(NamedTuple):
     component: str
     shape: list[int] | None
     size: int
+    dtype: str
     device: str
     kind: str
     group: str | None
@@ -156,6 +157,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
                     component,
                     shape,
                     size,
+                    _dtype_of(value),
                     _device_of(value),
                     kind,
                     None,
@@ -172,6 +174,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
                     component,
                     shape,
                     size,
+                    info.dtype,
                     info.device,
                     info.kind,
                     info.group,
@@ -206,6 +209,11 @@ def _value_of(found: NamedParam) -> Any:
     if found.param is not None:
         return None if torch.nn.parameter.is_lazy(found.param) else found.param
     return found.owner.maybe_get_param(found.key[1])  # type: ignore[index]
+
+
+def _dtype_of(value: Any) -> str:
+    """The dtype of an array or tensor. Without one yet, it will be float32."""
+    return "float32" if value is None else str(value.dtype).removeprefix("torch.")
 
 
 def _device_of(value: Any) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from spacy import util
 
 from ..checks import Section
+from ..config_checks import check_corpora
 from ..distributed import wait_for_store
 from ..host import cli_util
-from ..host_errors import check_corpora
 from ._budget import with_budget
 from ._util import config_errors_shown, errors_shown, make_console, print_error, resolve_optimizer
 

@@ -10,12 +10,16 @@ from .controller import ControllerSettings, Firing, TrainerController, trainer_c
 from .definition import ControllerSpec
 from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
+from .lookups import Path, value_at
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import (
+    AveragesControl,
     BestWeightsControl,
     Control,
+    DecayControl,
     FreezeControl,
     HFControls,
+    KeepBestControl,
     LearnRateControl,
     LogControl,
     NotifyControl,
@@ -30,19 +34,23 @@ from .rules import Rule
 __all__ = [
     "EVENTS",
     "FUNCTIONS",
+    "AveragesControl",
     "BestWeightsControl",
     "Control",
     "ControllerSettings",
     "ControllerSpec",
+    "DecayControl",
     "Firing",
     "FreezeControl",
     "HFControls",
+    "KeepBestControl",
     "LearnRateControl",
     "LogControl",
     "Metric",
     "MetricUnavailable",
     "NotifyControl",
     "Operation",
+    "Path",
     "RollbackControl",
     "Rule",
     "Steering",
@@ -52,4 +60,5 @@ __all__ = [
     "register_metric_handlers",
     "register_operation_handlers",
     "trainer_controller",
+    "value_at",
 ]

@@ -6,7 +6,7 @@ import ast
 import inspect
 import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 from ..near_misses import did_you_mean
 from .guard import FUNCTIONS, KEYS, MAX_BITS, Guard, refuse
@@ -59,9 +59,13 @@ _BINARY = {
     ast.BitOr: "bitor",
     ast.BitXor: "bitxor",
 }
-_LAZY = frozenset({"all", "any", "max", "min", "sum"})  # functions that take a generator
-_BOOLEAN = frozenset({"all", "any"})
-_NUMERIC = FUNCTIONS - _LAZY - {"len", "str"}
+_COLLECTIONS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
+_LAZY = frozenset({"all", "any", "max", "min", "sum"})  # functions of a generator
+_BOOLEAN = frozenset({"all", "any", "isfinite", "isnan"})
+_SERIES = frozenset({"mean", "median", "quantile", "slope", "std"})  # functions of a list of numbers
+_NUMERIC = FUNCTIONS - _LAZY - _SERIES - {"get", "len", "str"}
+# What an expression must give.
+Gives = Literal["true or false", "a number", "anything"]
 
 
 class Compiler:
@@ -71,7 +75,7 @@ class Compiler:
     tree (ast.Expression): From the parser.
     metrics (frozenset[str]): The names that a rule may use.
     keys (Mapping[str, Keys | None]): The keys of metrics.
-    gives_bool (bool): The result must be true or false.
+    gives (str): Its result.
     RAISES (Refused): The rule has a part that is not allowed.
     """
 
@@ -81,13 +85,18 @@ class Compiler:
         metrics: frozenset[str],
         keys: Mapping[str, Keys | None],
         *,
-        gives_bool: bool = True,
+        gives: Gives = "true or false",
     ):
         self.names: set[str] = set()
         self._metrics = metrics
         self._keys = keys
-        if gives_bool:
+        if gives == "true or false":
             self._must_be_boolean(tree.body)
+        elif gives == "a number":
+            is_text = isinstance(tree.body, ast.Constant) and isinstance(tree.body.value, str)
+            if is_text or isinstance(tree.body, _COLLECTIONS):
+                refuse(f"it must give a number, not a {'text' if is_text else _words(tree.body)}")
+            self._must_be_one(tree.body, "it must give a number")
         self.tree = ast.fix_missing_locations(ast.Expression(self.visit(tree.body, frozenset())))
 
     def _must_be_boolean(self, node: ast.expr) -> None:
@@ -105,9 +114,9 @@ class Compiler:
             or (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
-                and node.func.id in FUNCTIONS - _BOOLEAN - {"max", "min"}
+                and node.func.id in FUNCTIONS - _BOOLEAN - {"get", "max", "min"}
             )
-            or isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp))
+            or isinstance(node, _COLLECTIONS)
         ):
             refuse(f"it must give true or false, not a {_words(node)}")
         else:
@@ -222,6 +231,8 @@ class Compiler:
                 f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found '{name}'."
                 f"{did_you_mean(name, FUNCTIONS)}"
             )
+        if name in _SERIES and node.args and isinstance(node.args[0], ast.Name):
+            self._must_be_one(node.args[0], "expected a list of numbers")
         if name in _NUMERIC and node.args:
             self._must_be_one(node.args[0])
         args = [self._argument(name, arg, bound, len(node.args) == 1) for arg in node.args]

@@ -19,15 +19,17 @@ from ..errors import ControllerError
 from ..near_misses import did_you_mean
 from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
-from .definition import ControllerSpec, Definition, Source, load, told
+from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, load, told
 from .definition import read as read_definition
 from .events import EVENTS
 from .guard import MetricUnavailable
+from .lookups import looked_up
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
 from .operations import LearnRateControl
 from .plain import plain
 from .rules import Rule, shown
+from .series import Series, Window
 
 logger = logging.getLogger("thinc_torchopt.controller")
 
@@ -42,7 +44,7 @@ class Firing:
     controller (str): The controller with the rule.
     operation, action (str): The action.
     event (str), step (int): The event and the step.
-    values (dict): The values of the metrics that the rule names.
+    values (dict): The values that the rule looked up, by metric and key. Of lists the newest.
     """
 
     controller: str
@@ -128,14 +130,27 @@ class TrainerController:
         for spec in self.definition.controllers:
             for event in spec.triggers:
                 self._controllers[event].append(spec)
+        kept = self._kept_events()
         for name, part in self.definition.metrics.items():
             if is_replay and getattr(part.instance, "is_of_machine", False):
                 continue
-            keeps = getattr(part.instance, "keeps", None)
             for event in dict.fromkeys(part.instance.events):
-                if keeps is None or event in keeps or self._controllers[event]:
+                if event in kept[name] or self._controllers[event]:
                     self._metrics[event].append((name, part.instance, getattr(part.instance, "is_plain", False)))
         self.events = frozenset(event for event in EVENTS if self._metrics[event] or self._controllers[event])
+
+    def _kept_events(self) -> dict[str, set[str]]:
+        """The events on which each metric must be computed, also if no rule is evaluated there: for its own memory, and
+        for series over it.
+        """
+        kept: dict[str, set[str]] = {}
+        for name, part in reversed(self.definition.metrics.items()):  # a series is after its metrics
+            keeps = getattr(part.instance, "keeps", None)
+            kept.setdefault(name, set()).update(part.instance.events if keeps is None else keeps)
+            if isinstance(part.instance, Series):
+                for used in part.instance.of.names:
+                    kept.setdefault(used, set()).add(part.instance.event)
+        return kept
 
     def reads(self, event: str) -> frozenset[str] | None:
         """The names in the payload that metrics read on an event, beside step and epoch. None: all. A loop need not
@@ -175,9 +190,15 @@ class TrainerController:
 
     def _faults(self, keys: Mapping[str, Keys | None]) -> list[str]:
         found = []
+        for name, part in self.definition.metrics.items():
+            try:
+                if isinstance(part.instance, Series):
+                    part.instance.check_keys({one: keys.get(one) for one in self.definition.metrics})
+            except ControllerError as error:
+                found.append(f"metric '{name}': {error}")
         for spec in self.definition.controllers:
             try:
-                Rule(spec.rule.text, self.definition.metrics, keys)
+                Rule(spec.rule.text, {**self.definition.metrics, FIRED: None}, {**keys, FIRED: self._keys_of_fired()})
             except ControllerError as error:
                 found.append(f"controller '{spec.name}': {error}")
         return found
@@ -205,7 +226,7 @@ class TrainerController:
         step = self._set_step(payload)
         for name, metric, is_plain in self._metrics[event]:
             try:
-                value = metric.compute(event, **payload)
+                value = metric.compute(event, values=self.values, **payload)
                 if value is not None:
                     self._values[name] = value if is_plain else plain(value)
             except Exception as error:
@@ -273,10 +294,12 @@ class TrainerController:
             return []
         if spec.cooldown and state.last is not None and step - state.last <= spec.cooldown:
             return []
+        if FIRED in spec.rule.names:
+            self._values[FIRED] = self._what_fired(step)
         try:
             holds = spec.rule.evaluate(self._values)
         except MetricUnavailable as error:
-            if spec.name not in self._warned:
+            if spec.name not in self._warned and not self._is_filling(spec.rule):
                 self._warned.add(spec.name)
                 logger.warning(
                     "Ignoring the rule of controller [%s] on %s at step %d because: %s yet.",
@@ -301,8 +324,28 @@ class TrainerController:
                 state.patience[event] = held
                 return []
         state.last, state.firings = step, state.firings + 1
-        values = {name: plain(self._values[name]) for name in sorted(spec.rule.names) if self._values[name] is not None}
+        values = looked_up(self._values, spec.rule.paths)
         return [Firing(spec.name, operation, action, event, step, values) for operation, action in spec.actions]
+
+    def _keys_of_fired(self) -> Keys:
+        return {name: keys_of_fired() for name in self._states}
+
+    def _what_fired(self, step: int) -> dict[str, Any]:
+        """The value of `fired` in rules."""
+        return {
+            name: {
+                "times": state.firings,
+                "step": state.last,
+                "steps_since": None if state.last is None else step - state.last,
+            }
+            for name, state in self._states.items()
+        }
+
+    def _is_filling(self, rule: Rule) -> bool:
+        """Whether a window that a rule needs has some values, but not enough yet."""
+        instances = [self.definition.metrics[name].instance for name in rule.names if name != FIRED]
+        series = [one for one in instances if isinstance(one, Series)]
+        return any((isinstance(one, Window) and one.is_filling) or self._is_filling(one.of) for one in series)
 
     # ------------------------------------------------------------------ state
 
@@ -310,7 +353,11 @@ class TrainerController:
         """The state in plain values: values and windows of metrics, patience, cool-downs, and numbers of firings."""
         parts = self.definition.metrics, self.definition.operations
         metrics, operations = ({name: PartState.of(part) for name, part in group.items()} for group in parts)
-        return write(ControllerState(_VERSION, self._step, plain(self._values), metrics, operations, self._states))
+        values = {
+            name: None if getattr(part.instance, "is_in_memory", False) else plain(self._values[name])
+            for name, part in self.definition.metrics.items()
+        }
+        return write(ControllerState(_VERSION, self._step, values, metrics, operations, self._states))
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a state. Parts that the definition has changed since (metrics and operations with other arguments,
@@ -340,7 +387,9 @@ class TrainerController:
                 if hasattr(part.instance, "load_state_dict"):
                     part.instance.load_state_dict(states[name].state)
                 if kind == "metrics":
-                    self._values[name] = plain(saved.values[name])
+                    is_in_memory = getattr(part.instance, "is_in_memory", False)
+                    value = part.instance.value_of_memory() if is_in_memory else plain(saved.values[name])
+                    self._values[name] = value
         for spec in definition.controllers:
             found = saved.controllers.get(spec.name)
             if found is None or found.rule != spec.rule.text:

@@ -22,7 +22,7 @@ from typing import Any, Final, Union
 from ..errors import ControllerError
 from ..near_misses import did_you_mean
 from ..registry import names_in, registry
-from . import run_metrics  # noqa: F401  # registers them
+from . import run_metrics, series  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
 from .events import EVENTS
@@ -40,7 +40,8 @@ _PART: Final = ("name", "class", "arguments")
 _CONTROLLER: Final = ("name", "triggers", "rule", "operations", "patience", "config", "cooldown", "max_firings")
 _MODES: Final = ("reset_on_failure", "no_reset_on_failure")
 _REGISTRIES: Final = {"controller_metrics": "controller_metrics", "operations": "controller_operations"}
-_RESERVED: Final = FUNCTIONS | FIELDS
+FIRED: Final = "fired"  # the name under which rules see what has fired
+_RESERVED: Final = FUNCTIONS | FIELDS | {FIRED}
 
 Source = Union[str, Path, Mapping[str, Any]]
 
@@ -144,6 +145,7 @@ class _Reader:
                 with self._noting(f"operations[{i}].arguments"):
                     if hasattr(operation, "prepare"):
                         operation.prepare(known)
+        known[FIRED] = {name: keys_of_fired() for name in _names_in(content, "controllers")}
         controllers = []
         names: set[str] = set()
         if "controllers" not in content:
@@ -188,6 +190,7 @@ class _Reader:
         known = _names_of(section)
         found: dict[str, Part] = {}
         names: set[str] = set()
+        before: dict[str, Any] = {}
         for i, item in self._items(content, section, _PART, ("name", "class")):
             place = f"{section}[{i}]"
             is_named = self._check_name(place, item, names, is_metric=base is Metric)
@@ -206,8 +209,11 @@ class _Reader:
             with self._noting(f"{place}.arguments"):
                 arguments = _arguments_of(item.get("arguments"))
                 instance = _build(cls, kind, arguments, base)
+                if base is Metric and hasattr(instance, "prepare"):
+                    instance.prepare({name: before.get(name) for name in names if name != item["name"]})
                 if is_named:
                     found[item["name"]] = Part(instance, kind, arguments)
+                    before[item["name"]] = instance
         return found, names
 
     # ------------------------------------------------------------------ controllers
@@ -360,6 +366,16 @@ def told(faults: Sequence[str]) -> str:
 
 def _list_of(items: Any) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else []
+
+
+def keys_of_fired() -> Keys:
+    """Keys of a controller in `fired`."""
+    return dict.fromkeys(("times", "step", "steps_since"))
+
+
+def _names_in(content: Mapping[str, Any], section: str) -> list[str]:
+    items = [item.get("name") for item in _list_of(content.get(section)) if isinstance(item, Mapping)]
+    return [name for name in items if isinstance(name, str)]
 
 
 def _named_actions(content: Mapping[str, Any]) -> list[str]:

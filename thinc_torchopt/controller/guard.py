@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Any, Final, NoReturn
 
+from .rolling import Rolling
+
 MAX_BITS = 1_024  # of an integer: the range of floats
 MAX_WORK = 100_000
 MAX_PASSES = 10_000  # of one comprehension
@@ -291,6 +293,59 @@ class Guard:
         return math.trunc(x)
 
     f_ceil, f_floor, f_sqrt, f_trunc = f_math_ceil, f_math_floor, f_math_sqrt, f_math_trunc
+
+    def f_isfinite(self, x: Any, /) -> bool:
+        self.numbers("isfinite()", x, x)
+        return type(x) is not float or math.isfinite(x)
+
+    def f_isnan(self, x: Any, /) -> bool:
+        self.numbers("isnan()", x, x)
+        return type(x) is float and math.isnan(x)
+
+    def f_mean(self, numbers: Any, /) -> float:
+        return self.series("mean()", numbers).mean()
+
+    def f_median(self, numbers: Any, /) -> float:
+        return self.series("median()", numbers).median()
+
+    def f_std(self, numbers: Any, /) -> float:
+        return self.series("std()", numbers).std()
+
+    def f_slope(self, numbers: Any, /) -> float:
+        return self.series("slope()", numbers).slope()
+
+    def f_quantile(self, numbers: Any, q: Any, /) -> float:
+        if type(q) not in NUMBERS or not 0 <= q <= 1:
+            refuse(f"expected a number from 0 to 1 as the second argument of quantile(), found {reprlib.repr(q)}")
+        return self.series("quantile()", numbers).quantile(q)
+
+    def f_get(self, x: Any, key: Any, default: Any = None, /) -> Any:
+        """x[key], or the default if there is no such key or it is None. A list of keys: x[key][key]..."""
+        for part in key if type(key) in (list, tuple) else (key,):
+            if type(part) not in KEYS:
+                refuse(f"expected a key, or a list of keys, in get(), found {type(part).__name__}")
+            if type(x) is dict:
+                x = x.get(part)
+            elif type(x) in (list, tuple) and type(part) is int:
+                x = x[part] if -len(x) <= part < len(x) else None
+            elif x is not None:
+                self.wrong("get()", x, part)
+        return default if x is None else x
+
+    def series(self, function: str, numbers: Any) -> Rolling:
+        """At least one number, with its statistics."""
+        if type(numbers) not in (list, tuple, GeneratorType):
+            self.wrong(function, numbers)
+        numbers = list(self.items(function, numbers))
+        self.spend(4 * len(numbers))
+        if not numbers:
+            refuse(f"expected at least one number in {function}, found an empty list")
+        if not all(type(number) in NUMBERS for number in numbers):
+            refuse(f"{function} works on numbers only")
+        try:
+            return Rolling(len(numbers), map(float, numbers))
+        except OverflowError:
+            refuse(f"numbers in {function} must be in the range of floats")
 
     def digits(self, function: str, x: Any) -> Any:
         if type(x) is str and len(x) > MAX_DIGITS:

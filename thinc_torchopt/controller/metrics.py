@@ -56,6 +56,7 @@ class Metric(ABC):
     is_of_machine: It measures the machine at this moment. In a replay it has no value.
     memory: Its state beside its value, as a dataclass (see schema.py). None: no state, or it has its own `state_dict`
         and `load_state_dict`.
+    is_in_memory: `value_of_memory` gives its value, which is then not saved.
     """
 
     events: Sequence[str] = ()
@@ -65,6 +66,7 @@ class Metric(ABC):
     is_plain: ClassVar[bool] = False
     may_hold_more: ClassVar[bool] = False
     is_of_machine: ClassVar[bool] = False
+    is_in_memory: ClassVar[bool] = False
     memory: Any = None
 
     def __init__(self, events: Sequence[str] | None = None):
@@ -77,6 +79,13 @@ class Metric(ABC):
         """Whether its arguments are valid. Called once, before the training."""
         return True
 
+    def prepare(self, metrics: Mapping[str, Any]) -> None:  # noqa: B027  # not every metric has something to prepare
+        """Called once, before the training. metrics (Mapping): The metrics before it in the definition, by name. None
+        for those that have errors.
+
+        RAISES (ControllerError): It can't be used with them.
+        """
+
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys | None:
         """`keys` in a run, when the pipeline is known.
 
@@ -86,7 +95,14 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self, event_name: str, **kwargs: Any) -> Any:
-        """Compute the value from the payload of an event. None: no new value."""
+        """Compute the value from the payload of an event. None: no new value.
+
+        values (Mapping): Values of all metrics; those before it in the definition are computed already.
+        """
+
+    def value_of_memory(self) -> Any:
+        """Its value after its state was loaded, if `is_in_memory`."""
+        return None
 
     def state_dict(self) -> Values:
         """Its state beside its value: numbers, strs, lists, dicts."""
@@ -212,6 +228,7 @@ class HistoryBasedMetric(Metric):
     reads = ("losses", "batch_words", "batch_size", "log_history", "metrics", "score")
     is_plain = True
     may_hold_more = True
+    is_in_memory = True
 
     def __init__(
         self,
@@ -250,6 +267,9 @@ class HistoryBasedMetric(Metric):
         elif event_name == "on_log" and (log := self._unseen(kwargs.get("log_history") or ())):
             epoch = number(log.get("epoch", kwargs.get("epoch")))
             self._add(self.memory.training_loss, {"loss": float(log["loss"]), "steps": kwargs["step"], "epoch": epoch})
+        return self.value_of_memory()
+
+    def value_of_memory(self) -> Any:
         return {
             "training_loss": self.memory.training_loss,
             "metrics": self.memory.metrics,
@@ -331,41 +351,60 @@ class EvalMetrics(Metric):
         SECTION.choice("min_delta_mode", min_delta_mode, ("absolute", "relative"))
         self._min_delta = SECTION.number("min_delta", min_delta)
         self._is_relative = min_delta_mode == "relative"
-        self.memory = Best()
+        self.memory = BestValue()
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if (score := kwargs.get("score")) is not None:
-            part = abs(self.memory.score or 0.0) if self._is_relative else 1.0
-            self.memory.add(float(score), kwargs["step"], self._min_delta * part)
+            self.memory.count_evaluation()
+            self.memory.offer(float(score), kwargs["step"], min_delta=self._min_delta, is_relative=self._is_relative)
         if kwargs.get("metrics") is None:
             return None
         return {
             **kwargs["metrics"],
-            **({} if score is None else {"score": float(score), **self.memory.values(kwargs["step"])}),
+            **({} if score is None else {"score": float(score), **self._best(kwargs["step"])}),
+        }
+
+    def _best(self, step: int) -> Values:
+        best = self.memory
+        return {
+            "best_score": best.value,
+            "best_step": best.step,
+            "evaluations_since_best": best.evaluations_since,
+            "steps_since_best": best.steps_since(step),
         }
 
 
 @dataclass
-class Best:
-    """The best score so far."""
+class BestValue:
+    """The best value so far, and when it was."""
 
-    score: AnyNumber | None = None
+    value: AnyNumber | None = None
     step: int | None = None
     evaluations_since: Count = 0
 
-    def add(self, score: float, step: int, margin: float = 0.0) -> None:
-        """margin (float): A score is better if it is more than this above the best."""
+    def count_evaluation(self) -> None:
         self.evaluations_since += 1
-        if not math.isnan(score) and (self.score is None or score > self.score + margin):
-            self.score, self.step, self.evaluations_since = score, step, 0
 
-    def values(self, step: int) -> Values:
-        return {
-            "best_score": self.score,
-            "best_step": self.step,
-            "evaluations_since_best": self.evaluations_since,
-            "steps_since_best": None if self.step is None else step - self.step,
-        }
+    def offer(
+        self,
+        value: float,
+        step: int,
+        mode: Literal["min", "max"] = "max",
+        *,
+        min_delta: float = 0.0,
+        is_relative: bool = False,
+    ) -> None:
+        """Take a value if it is better by more than `min_delta`, or than this part of the best. NaN is not better."""
+        if math.isnan(value):
+            return
+        if self.value is not None:
+            margin = min_delta * (abs(self.value) if is_relative else 1.0) if min_delta else 0.0
+            if not (value > self.value + margin if mode == "max" else value < self.value - margin):
+                return
+        self.value, self.step, self.evaluations_since = value, step, 0
+
+    def steps_since(self, step: int) -> int | None:
+        return None if self.step is None else step - self.step
 
 
 def _names(name: str, value: Any) -> list[str]:

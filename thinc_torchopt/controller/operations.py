@@ -23,7 +23,9 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from ..checks import Section
 from ..errors import ConfigError, ControllerError
 from ..registry import registry
+from .guard import MetricUnavailable
 from .messages import Message, level_of, one_line
+from .rules import Rule, expression
 from .webhook import Webhook
 
 T = TypeVar("T", bound=type)
@@ -37,8 +39,10 @@ class Steering(Protocol):
     `Control.steering`.
     """
 
-    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float) -> None:
-        """Multiply the learning rates of param groups, down to `min_rate`. groups: Patterns of names."""
+    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float, max_rate: float | None) -> None:
+        """Multiply the learning rates of param groups, down to `min_rate` and up to `max_rate`. groups: Patterns of
+        names.
+        """
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
         """Set the learning rates of param groups."""
@@ -54,6 +58,18 @@ class Steering(Protocol):
 
     def put_together(self) -> None:
         """At the end of the training, give each component its best weights."""
+
+    def accumulate_gradient(self, substeps: int) -> None:
+        """Set the number of parts into which each batch is divided."""
+
+    def begin_averages(self, *, anew: bool) -> None:
+        """Begin averages of params. anew: Drop the current ones."""
+
+    def begin_decay(self, steps: int | None) -> None:
+        """Start the decay of schedules that wait for it."""
+
+    def keep_model(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
+        """Save the model if it is one of the best, and remove the worst one if there are too many."""
 
 
 @dataclass
@@ -169,9 +185,10 @@ class LearnRateControl(Operation):
     """Changes learning rates, from the next step on.
 
     groups (list[str]): Names of param groups, or patterns: "encoder*". Default: all groups.
-    factor (float): `should_cut` multiplies rates by it. Above 0, below 1.
+    factor (float): `should_cut` and `should_raise` multiply rates by it. Between 0 and 1 to cut, above 1 to raise.
     min_rate (float): `should_cut` does not go below this rate.
     rate (float): `should_set` sets rates to it.
+    max_rate (float | None): `should_raise` does not go above this rate, and needs it.
     """
 
     def __init__(
@@ -180,28 +197,41 @@ class LearnRateControl(Operation):
         factor: float | None = None,
         min_rate: float = 0.0,
         rate: float | None = None,
+        max_rate: float | None = None,
     ):
         self.groups = patterns("groups", groups)
-        self._factor = (
-            None if factor is None else _SECTION.number("factor", factor, "a number above 0 and below 1", below=1.0)
-        )
-        if self._factor == 0.0:
-            _SECTION.refuse("factor", "a number above 0 and below 1", factor)
+        expected = "a number between 0 and 1 to cut rates, or above 1 to raise them"
+        self._factor = None if factor is None else _SECTION.number("factor", factor, expected)
+        if self._factor in (0.0, 1.0):
+            _SECTION.refuse("factor", expected, factor)
         self._min_rate = _SECTION.number("min_rate", min_rate)
-        if self._min_rate and factor is None:
-            _SECTION.refuse("min_rate", "the argument 'factor' beside it", min_rate)
+        if self._min_rate and (self._factor is None or self._factor > 1.0):
+            _SECTION.refuse("min_rate", "the argument 'factor' beside it, below 1", min_rate)
+        self._max_rate = None if max_rate is None else _SECTION.number("max_rate", max_rate)
+        if self._max_rate is not None and (self._factor is None or self._factor < 1.0):
+            _SECTION.refuse("max_rate", "the argument 'factor' beside it, above 1", max_rate)
         self._rate = None if rate is None else _SECTION.number("rate", rate)
 
     def validate(self, action: str) -> bool:
-        if (action == "should_cut" and self._factor is None) or (action == "should_set" and self._rate is None):
-            needed = "factor" if action == "should_cut" else "rate"
-            raise ConfigError(f"{action} needs the argument '{needed}'")
+        if action == "should_cut" and (self._factor is None or self._factor > 1.0):
+            raise ConfigError("should_cut needs the argument 'factor', below 1")
+        if action == "should_raise" and (self._factor is None or self._factor < 1.0 or self._max_rate is None):
+            raise ConfigError("should_raise needs the arguments 'factor', above 1, and 'max_rate'")
+        if action == "should_set" and self._rate is None:
+            raise ConfigError("should_set needs the argument 'rate'")
         return super().validate(action)
 
     def should_cut(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Multiply learning rates by `factor`."""
+        """Multiply learning rates by `factor`, down to `min_rate`."""
+        self._scale(control)
+
+    def should_raise(self, *, control: Control | None = None, **kwargs: Any) -> None:
+        """Multiply learning rates by `factor`, up to `max_rate`."""
+        self._scale(control)
+
+    def _scale(self, control: Control | None) -> None:
         if (steering := _steering(control, "change learning rates")) is not None and self._factor is not None:
-            steering.scale_learn_rates(self.groups, self._factor, self._min_rate)
+            steering.scale_learn_rates(self.groups, self._factor, self._min_rate, self._max_rate)
 
     def should_set(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Set learning rates to `rate`."""
@@ -263,6 +293,88 @@ class BestWeightsControl(Operation):
         """Combine the best weights at the end of the training, whenever the rule fires."""
         if (steering := _steering(control, "put weights together")) is not None:
             steering.put_together()
+
+
+@controller_operations("AccumulationControl")
+class AccumulationControl(Operation):
+    """Divides batches into another number of parts, from the next step on, as `accumulate_gradient` in `[training]`.
+
+    substeps (int): The number of parts. More of them take less memory.
+    """
+
+    def __init__(self, substeps: int):
+        self._substeps = _SECTION.whole("substeps", substeps, at_least=1)
+
+    def should_set(self, *, control: Control | None = None, **kwargs: Any) -> None:
+        """Set the number of parts."""
+        if (steering := _steering(control, "set the accumulation of gradients")) is not None:
+            steering.accumulate_gradient(self._substeps)
+
+
+@controller_operations("AveragesControl")
+class AveragesControl(Operation):
+    """Begins averages of params at the next update. They need `use_averages`, or a block
+    `[training.optimizer.averages]`.
+    """
+
+    def should_begin(self, *, control: Control | None = None, **kwargs: Any) -> None:
+        """Begin them before their `start_step`. Those that have begun continue."""
+        if (steering := _steering(control, "begin averages")) is not None:
+            steering.begin_averages(anew=False)
+
+    def should_begin_anew(self, *, control: Control | None = None, **kwargs: Any) -> None:
+        """Drop the averages, and begin at the params as they are."""
+        if (steering := _steering(control, "begin averages")) is not None:
+            steering.begin_averages(anew=True)
+
+
+@controller_operations("DecayControl")
+class DecayControl(Operation):
+    """Starts the decay of `warmup_stable_decay` schedules that wait for it. The training ends when it is over.
+
+    steps (int | None): The length of the decay. None: as in the config.
+    """
+
+    def __init__(self, steps: int | None = None):
+        self._steps = None if steps is None else _SECTION.whole("steps", steps, at_least=1)
+
+    def should_begin(self, *, control: Control | None = None, **kwargs: Any) -> None:
+        """Start the decay, unless it has started."""
+        if (steering := _steering(control, "start the decay of learning rates")) is not None:
+            steering.begin_decay(self._steps)
+
+
+@controller_operations("KeepBestControl")
+class KeepBestControl(Operation):
+    """Keeps the best saved models by a score, in the output folder: `model-NAME-120`, with the name of the operation
+    and the step. It removes only models that it has saved in this run.
+
+    of (str): The score, as an expression over metrics: "scores['ents_f']".
+    keep (int): The number of models.
+    mode (str): "max" or "min": which scores are better.
+    """
+
+    def __init__(self, of: str, keep: int = 3, mode: Literal["min", "max"] = "max"):
+        self._text = of
+        self._keep = _SECTION.whole("keep", keep, at_least=1)
+        self._mode: Literal["min", "max"] = _SECTION.choice("mode", mode, ("max", "min"))
+        self._of: Rule | None = None
+
+    def prepare(self, metrics: Collection[str]) -> None:
+        self._of = expression(self._text, metrics if isinstance(metrics, Mapping) else dict.fromkeys(metrics))
+
+    def should_keep(
+        self, *, values: Mapping[str, Any], firing: Any, control: Control | None = None, **kwargs: Any
+    ) -> None:
+        """Save the model if it is one of the best. Without a score, it is not."""
+        if (steering := _steering(control, "save models")) is None or self._of is None:
+            return
+        try:
+            score = self._of.evaluate(values)
+        except MetricUnavailable:
+            return
+        if score is not None:
+            steering.keep_model(firing.operation, float(score), step=firing.step, at_most=self._keep, mode=self._mode)
 
 
 # ---------------------------------------------------------------------- messages

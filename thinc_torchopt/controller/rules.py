@@ -14,11 +14,13 @@ from __future__ import annotations
 import reprlib
 import warnings
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Any
 
 from ..errors import ControllerError
-from .compiler import Compiler, Keys, parse
-from .guard import MAX_WORK, Guard, MetricUnavailable, Refused
+from .compiler import Compiler, Gives, Keys, parse
+from .guard import MAX_WORK, SCALARS, Guard, MetricUnavailable, Refused
+from .lookups import Path, paths_in
 
 
 class Rule:
@@ -27,9 +29,10 @@ class Rule:
     text (str): A Python expression.
     metrics (Collection[str]): The names that it may use.
     keys (Mapping[str, Keys | None] | None): The keys of metrics, as far as they are known.
-    gives_bool (bool): The result must be true or false. False: it is a part of a rule, with any result.
+    gives (str): What it must give: "true or false" for a rule, "a number" (or None) for a series, "anything" for a part
+        of a rule.
     RAISES (ControllerError): It does not parse, has a part that is not allowed or an unknown name or key, or can't give
-        true or false.
+        that.
     """
 
     def __init__(
@@ -38,15 +41,15 @@ class Rule:
         metrics: Collection[str],
         keys: Mapping[str, Keys | None] | None = None,
         *,
-        gives_bool: bool = True,
+        gives: Gives = "true or false",
     ):
         self.text = text.strip() if isinstance(text, str) else text
         self._guard = Guard()
-        self._gives_bool = gives_bool
+        self._gives = gives
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Python's compiler, about `is` with a literal and about escapes
-                compiler = Compiler(parse(self.text), frozenset(metrics), keys or {}, gives_bool=gives_bool)
+                compiler = Compiler(parse(self.text), frozenset(metrics), keys or {}, gives=gives)
                 self._code = compile(compiler.tree, "<rule>", "eval")
         except Refused as reason:
             stop = "" if str(reason).endswith("?") else "."
@@ -64,8 +67,13 @@ class Rule:
             except ControllerError as error:
                 raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {error}.") from None
 
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The values in metrics that it looks up."""
+        return paths_in(self.text, self.names)
+
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """Whether the rule holds; for a part of a rule, its value.
+        """Whether the rule holds; for another expression, its value.
 
         values (Mapping): Plain values of metrics. None or missing: no value yet.
         RAISES (MetricUnavailable): It needs a metric without a value. (ControllerError): It failed, gave no bool, or
@@ -88,9 +96,26 @@ class Rule:
             raise ControllerError(f"{reason}") from None
         except Exception as error:
             raise ControllerError(f"it failed with {shown(error)}") from None
-        if result is True or result is False or not self._gives_bool:
+        if result is True or result is False or self._gives == "anything":
             return result
-        raise ControllerError(f"it must give true or false, but gave {reprlib.repr(result)}")
+        if self._gives == "a number" and type(result) in SCALARS:
+            return result
+        raise ControllerError(f"it must give {self._gives}, but gave {reprlib.repr(result)}")
+
+
+def expression(text: Any, keys: Mapping[str, Keys | None]) -> Rule:
+    """The argument `of` of a metric or operation: an expression over metrics that gives a number.
+
+    keys (Mapping[str, Keys | None]): The metrics that it may use, with their keys.
+    RAISES (ControllerError): As `Rule`; or it uses no metric.
+    """
+    try:
+        found = Rule(text, keys, keys, gives="a number")
+    except ControllerError as error:
+        raise ControllerError(str(error).replace("the rule", "'of'", 1)) from None
+    if not found.names:
+        raise ControllerError(f"Can't use 'of' {reprlib.repr(text)}: expected an expression with a metric.")
+    return found
 
 
 def shown(error: BaseException) -> str:

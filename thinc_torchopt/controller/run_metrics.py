@@ -13,7 +13,7 @@ from typing import Any
 from ..schema import AnyNumber
 from .compiler import Keys
 from .events import EVENTS
-from .metrics import SECTION, Best, Metric, controller_metrics
+from .metrics import SECTION, BestValue, Metric, controller_metrics
 from .plain import number
 
 
@@ -44,7 +44,7 @@ class TrainingState(Metric):
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if event_name == "on_evaluate" and kwargs.get("score") is not None:
             self.memory.score = float(kwargs["score"])
-            self.memory.best.add(self.memory.score, kwargs["step"])
+            self.memory.best.offer(self.memory.score, kwargs["step"])
         best, counts = self.memory.best, kwargs.get("counts") or {}
         return {
             "step": kwargs["step"],
@@ -54,8 +54,8 @@ class TrainingState(Metric):
             "words": number(kwargs.get("words")),
             "seconds": number(kwargs.get("seconds")),
             "score": self.memory.score,
-            "best_score": best.score,
-            "best_metric": best.score,
+            "best_score": best.value,
+            "best_metric": best.value,
             "best_step": best.step,
             "skipped_updates": int(counts.get("skipped_updates", 0)),
             "grad_spikes": int(counts.get("grad_spikes", 0)),
@@ -68,7 +68,7 @@ class TrainingState(Metric):
 class Known:
     """The state of TrainingState. score: Of the newest evaluation."""
 
-    best: Best = field(default_factory=Best)
+    best: BestValue = field(default_factory=BestValue)
     score: AnyNumber | None = None
 
 

@@ -31,6 +31,27 @@ class AuxVar:
 
     name: ClassVar[str] = ""
 
+    def __add__(self, other: Any) -> Any:
+        """The sum over two clients. `sum` adds any number of them."""
+        return self.aggregate([self, other]) if type(other) is type(self) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return self if other == 0 and not isinstance(other, AuxVar) else NotImplemented  # where `sum` begins
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields by name, for `from_dict`."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Any:
+        """Undo `to_dict`. RAISES (AuxVarError): A field is unknown, or has an invalid value."""
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        if unknown := sorted(set(fields) - set(known)):
+            raise AuxVarError(
+                f"Can't make a {cls.__name__}: expected some of {', '.join(known)}, found {', '.join(unknown)}."
+            )
+        return cls(**fields)
+
     @classmethod
     def aggregate(cls, received: Sequence[Any], how: How = "sum") -> Any:
         """Sum or average over clients.

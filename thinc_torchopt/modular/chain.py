@@ -94,61 +94,88 @@ def run_chain(
     factor (float): Multiplies all gradients.
     updates (Sequence[Tensor] | None): Tensors for the updates. If given, params are not changed.
     """
-    tools = [part.begin_step(shared[part.label]) for part in parts]
-    scratch = Scratch()
-    start, stored = 0, [(member.grad, factor) for member in members]
+    chain = Chain(parts, members, [part.begin_step(shared[part.label]) for part in parts], factor)
+    for place, part in enumerate(parts):
+        if part.scope == "all" and any(place in member.work for member in members):
+            chain.measure(place)
+    for i in range(len(members)):
+        chain.update(i, None if updates is None else updates[i])
+    for part, tool in zip(parts, chain.tools):
+        part.end_step(tool, shared[part.label])
+
+
+class Chain:
+    """The parts and params of one step.
+
+    tools (list): What each part needs in this step, from `begin_step` and `after_measure`.
+
+    The outputs of the parts before `start` are kept in `_inputs`, each with a factor: at first the gradients.
+    """
+
+    def __init__(self, parts: Sequence[Part], members: Sequence[Member], tools: list[Any], factor: float):
+        self.parts = parts
+        self.members = members
+        self.tools = tools
+        self._scratch = Scratch()
+        self._start = 0
+        self._inputs = [(member.grad, factor) for member in members]
 
     def blocks(
-        i: int, end: int, *others: Tensor, hold: bool = False
+        self, i: int, end: int, *others: Tensor, hold: bool = False
     ) -> Iterator[tuple[Block, Sequence[Tensor], Work | None]]:
-        """Blocks of a param, after the parts from `start` to `end`, with `others` split the same way. hold (bool):
-        Don't run the last part yet.
+        """Blocks of a param after the parts before `end`.
+
+        i (int): The param. others (Tensor): Split the same way. hold (bool): Don't run the last part yet.
+        RETURNS (Iterator): The block; its weights and the pieces of `others`; and the last part, if held.
         """
-        member, (values, own_factor) = members[i], stored[i]
+        member, (values, factor) = self.members[i], self._inputs[i]
         work = [
             (place, member.work[place])
-            for place in range(start, end)
-            if place in member.work and not parts[place].changes_weights
+            for place in range(self._start, end)
+            if place in member.work and not self.parts[place].changes_weights
         ]
         keys = [[*found.tensors] for _, found in work]
         tensors = [member.param, values, *others, *(value for _, found in work for value in found.tensors.values())]
         whole = any(found.part.scope == "tensor" for _, found in work)
         for weights, part_values, *rest in split(tensors, None if whole else block_size(member.param)):
-            block, at = Block(weights, part_values, scratch, own_factor), len(others)
+            block, at = Block(weights, part_values, self._scratch, factor), len(others)
             for (place, found), own_keys in zip(work, keys):
-                block.begin(found.options, dict(zip(own_keys, rest[at:])), found.kept, tools[place])
+                block.begin(found.options, dict(zip(own_keys, rest[at:])), found.kept, self.tools[place])
                 at += len(own_keys)
                 if not hold or found is not work[-1][1]:
                     found.part.run(block)
             yield block, [weights, *rest], work[-1][1] if hold and work else None
 
-    for place, part in enumerate(parts):
-        if part.scope != "all" or not any(place in member.work for member in members):
-            continue
-        may_repeat = all(before.is_pure for before in parts[start:place])
-        outputs = []
-        for i, member in enumerate(members):
+    def measure(self, place: int) -> None:
+        """Let a part of the scope "all" look at its input of all params. If the parts before it can't repeat their
+        output, the output is kept.
+        """
+        part, outputs = self.parts[place], []
+        may_repeat = all(before.is_pure for before in self.parts[self._start : place])
+        for i, member in enumerate(self.members):
             keep = [] if may_repeat else [torch.empty_like(member.param, dtype=opmath(member.param.dtype))]
             outputs += [(kept, 1.0) for kept in keep]
-            for block, (_, *rest), _ in blocks(i, place, *keep) if keep or place in member.work else ():
+            for block, (_, *rest), _ in self.blocks(i, place, *keep) if keep or place in member.work else ():
                 if place in member.work:
-                    block.begin(member.work[place].options, {}, member.work[place].kept, tools[place])
+                    block.begin(member.work[place].options, {}, member.work[place].kept, self.tools[place])
                     part.measure(block)
                 if keep:
                     rest[0].copy_(block.read())
         if not may_repeat:
-            start, stored = place, outputs
-        tools[place] = part.after_measure(tools[place])
+            self._start, self._inputs = place, outputs
+        self.tools[place] = part.after_measure(self.tools[place])
 
-    for i, member in enumerate(members):
+    def update(self, i: int, into: Tensor | None) -> None:
+        """Run the other parts for a param, and update it. into (Tensor | None): Write the update there instead."""
+        member = self.members[i]
         after = [found for found in member.work.values() if found.part.changes_weights]
         late = [value for found in after for value in found.tensors.values()]
-        others = [*late, *([updates[i]] if updates is not None else [])]
-        for block, (weights, *rest), last in blocks(i, len(parts), *others, hold=updates is None):
-            if updates is not None and not after:
+        others = [*late, *([] if into is None else [into])]
+        for block, (weights, *rest), last in self.blocks(i, len(self.parts), *others, hold=into is None):
+            if into is not None and not after:
                 block.to_update(member.rate, member.decay, rest[0])
                 continue
-            before = block.work_on_copy() if updates is not None else None
+            before = None if into is None else block.work_on_copy()
             if last is None or not last.part.run_last(block, member.rate, member.decay):
                 if last is not None:
                     last.part.run(block)
@@ -162,5 +189,3 @@ def run_chain(
                 rest[at].copy_(block.weights - before)
             elif block.weights is not weights:
                 weights.copy_(block.weights)
-    for part, tool in zip(parts, tools):
-        part.end_step(tool, shared[part.label])

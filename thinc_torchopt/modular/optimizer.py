@@ -21,8 +21,9 @@ from __future__ import annotations
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Union, get_args
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -34,10 +35,12 @@ from .aux_vars import AuxVar
 from .chain import Kept, Member, Work, run_chain
 from .exchange import collect_aux_vars, process_aux_vars
 from .module import ENABLED, Module, Part, Regularizer, matches, refuse_schedules
-from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name
-from .specs import build_parts, options_in_group, with_labels
+from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name, to_json
+from .specs import build_parts, check_can_be_built_again, options_in_group, with_labels
 from .train_step import train_step
 
+# The gradients of all params, by name or in order.
+Grads = Union[Mapping[str, Any], Sequence[Any]]
 Decay = Literal["adamw", "declearn"]
 Normalize = Literal["words", "examples"]
 _SECTION = Section("Modular", allows_texts=False)
@@ -211,22 +214,25 @@ class Modular(torch.optim.Optimizer):
         return loss
 
     @torch.no_grad()
-    def compute_updates_from_gradients(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
+    def compute_updates_from_gradients(self, grads: Grads, /, *others: Any) -> dict[str, Tensor]:
         """Compute the updates of a step without changing the params. State changes as in a step.
 
-        grads (Mapping | Sequence): The gradients of all params, by name, or in the order of the params.
+        grads (Mapping | Sequence): The gradients of all params, by name, or in the order of the params: tensors, or
+            NumPy arrays.
+        others: None. declearn has the model before the gradients; this optimizer has its params already.
         RETURNS (dict[str, Tensor]): Updates by name.
-        RAISES (ConfigKeyError): The gradients are not those of the params.
+        RAISES (ConfigKeyError): The gradients are not those of the params. (ConfigTypeError): They are no tensors, or a
+            model is given too.
         """
-        pairs = self._with_params(grads)
+        pairs = self._with_params(grads, others)
         updates = {param: torch.zeros_like(param) for param, _ in pairs}
         self._run(pairs, updates)
         return {name: updates[param] for name, param in self.named_params().items()}
 
     @torch.no_grad()
-    def apply_gradients(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
-        """Make a step with these gradients. grads: As for `compute_updates_from_gradients`."""
-        self._run(self._with_params(grads))
+    def apply_gradients(self, grads: Grads, /, *others: Any) -> None:
+        """Make a step with these gradients. grads, others: As for `compute_updates_from_gradients`."""
+        self._run(self._with_params(grads, others))
 
     def run_train_step(
         self,
@@ -239,11 +245,13 @@ class Modular(torch.optim.Optimizer):
         """Compute the gradients of a batch, and make a step.
 
         model (torch.nn.Module): The model with these params.
-        batch (Sequence[Tensor]): Inputs and targets, with the samples in their first dimension.
+        batch (Sequence[Tensor]): Inputs and targets, with the samples in their first dimension. A None at the end is
+            left out: declearn's place for weights of samples. For such weights, let the model compute the loss.
         sclip (float | None): Clip the gradient of each sample to this norm over all params, before anything else. The
             step uses the mean of the clipped gradients; with `normalize`, their sum divided by `batch_size`.
         loss (Callable | None): `loss(model(inputs), targets)`, a mean over samples. None: `model(*batch)` is the loss.
         RETURNS (float): The loss.
+        RAISES (ConfigTypeError): The batch does not fit the model.
         """
         return train_step(self, model, batch, sclip, loss)
 
@@ -366,7 +374,13 @@ class Modular(torch.optim.Optimizer):
                         "Modular, so that it knows names."
                     )
 
-    def _with_params(self, grads: Mapping[str, Tensor] | Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    def _with_params(self, grads: Any, others: Sequence[Any]) -> list[tuple[Tensor, Tensor | None]]:
+        if others or not isinstance(grads, (Mapping, Sequence)):
+            found = ", ".join(type(one).__name__ for one in (grads, *others))
+            raise ConfigTypeError(
+                'Can\'t apply gradients: expected a dict by the names of params, as in apply_gradients({"weight": '
+                f"tensor}}), or a list, found {found}. Without a model: the optimizer has its params already."
+            )
         named = self.named_params()
         if not isinstance(grads, Mapping):
             if len(grads) != len(named):
@@ -380,6 +394,7 @@ class Modular(torch.optim.Optimizer):
                 f"Can't apply gradients: expected one for each of the {len(named)} params; missing or unknown: "
                 f"{', '.join(different[:5])}."
             )
+        grads = {name: _as_tensor(grads[name], name, like=param) for name, param in named.items()}
         for name, grad in grads.items():
             if grad.shape != named[name].shape:
                 raise ParamError(
@@ -391,7 +406,12 @@ class Modular(torch.optim.Optimizer):
     # ------------------------------------------------------------------ config
 
     def get_config(self) -> dict[str, Any]:
-        """The config for `from_config`, as JSON. It does not have the options of groups."""
+        """The config for `from_config`, as JSON. It does not have the options of groups.
+
+        RAISES (ConfigError): A part is of a class of your own that has no name of its own, so it can't be built again.
+        """
+        for part in self._parts:
+            check_can_be_built_again(part)
         return {
             "lr": float(self.defaults["lr"]),
             "weight_decay": float(self.defaults["weight_decay"]),
@@ -403,18 +423,21 @@ class Modular(torch.optim.Optimizer):
 
     @classmethod
     def from_config(cls, params: Any, config: Mapping[str, Any]) -> Modular:
-        """Build an optimizer. config (Mapping): From `get_config` of this class, or of declearn's Optimizer.
+        """Build an optimizer.
 
-        RAISES (ConfigKeyError): Keys are missing or unknown. (ConfigError): Values are invalid.
+        config (Mapping): From `get_config` of this class, or of declearn's Optimizer. Only the learning rate must be
+            there.
+        RAISES (ConfigKeyError): The learning rate is missing, or a key is unknown. (ConfigError): Values are invalid.
         """
-        expected = _CONFIG_OF_DECLEARN if "lrate" in config else _CONFIG
-        missing, unknown = sorted(set(expected) - set(config)), sorted(map(str, set(config) - set(expected)))
+        is_declearns = "lrate" in config
+        expected = _CONFIG_OF_DECLEARN if is_declearns else _CONFIG
+        missing, unknown = {expected[0]} - set(config), sorted(map(str, set(config) - set(expected)))
         if missing or unknown:
             raise ConfigKeyError(
-                f"Can't build Modular from a config: expected {', '.join(expected)}; missing: "
-                f"{', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
+                f"Can't build Modular from a config: expected {expected[0]}, and any of {', '.join(expected[1:])}; "
+                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
             )
-        return cls(params, **config)
+        return cls(params, **{"w_decay": 0.0, **config} if is_declearns else config)
 
     def __getstate__(self) -> dict[str, Any]:
         ours = ("_decay", "_normalize", "shared", "_parts", "_batch_size", "_normalizes_early", "_told_names")
@@ -439,12 +462,17 @@ class Modular(torch.optim.Optimizer):
 
     # ------------------------------------------------------------------ state
 
-    def get_state(self) -> dict[str, Any]:
-        """Copies of the state, by the names of params. Options are in the config instead."""
-        return state_by_name(self._parts, self._states(), self.shared.parts)
+    def get_state(self, *, as_json: bool = False) -> dict[str, Any]:
+        """Copies of the state, by the names of params. Options are in the config instead.
+
+        as_json (bool): Only values that JSON has: tensors become dicts with their dtype, shape, and bytes in base64.
+        """
+        state = state_by_name(self._parts, self._states(), self.shared.parts)
+        return to_json(state) if as_json else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state` of an optimizer with the same parts and params. An error changes nothing.
+        """Restore a state from `get_state` of an optimizer with the same parts and params, as JSON or not. An error
+        changes nothing.
 
         RAISES (StateKeyError): Parts, params or values are missing or unknown. (StateError): The state is damaged.
         """
@@ -497,6 +525,18 @@ class Modular(torch.optim.Optimizer):
         all_shared = {label: {**kept, **shared.get(label, {})} for label, kept in self.shared.parts.items()}
         self.state.update(new)
         self.shared = SharedState(all_shared)
+
+
+def _as_tensor(grad: Any, name: str, *, like: Tensor) -> Tensor:
+    """A gradient as a tensor on the device of its param."""
+    if isinstance(grad, Tensor):
+        return grad
+    if isinstance(grad, numpy.ndarray) and grad.dtype.kind == "f":
+        return torch.tensor(grad).to(like.device)
+    found = f"an array of {grad.dtype}" if isinstance(grad, numpy.ndarray) else type(grad).__name__
+    raise ConfigTypeError(
+        f"Can't apply the gradient of param '{name}': expected a tensor or a NumPy array of floats, found {found}."
+    )
 
 
 def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..algorithms import map_tensors
 from ..checks import own_errors
-from ..errors import StateKeyError
+from ..errors import StateError, StateKeyError
 from ..schema import Count, NotNegative, check_names, check_version, read, refuse, write
 from .chain import Kept
 from .module import Part, Regularizer
@@ -63,6 +64,35 @@ def state_by_name(
     return copied
 
 
+def to_json(tree: Any) -> Any:
+    """A state without tensors: each becomes a dict with its dtype, shape, and bytes in base64."""
+    if isinstance(tree, Tensor):
+        data = tree.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(tree.dtype).removeprefix("torch.")
+        return {"dtype": dtype, "shape": list(tree.shape), "base64": b64encode(data).decode("ascii")}
+    if isinstance(tree, Mapping):
+        return {key: to_json(value) for key, value in tree.items()}
+    return [to_json(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
+
+
+def from_json(tree: Any, what: str) -> Any:
+    """Undo `to_json`. what (str): The name of the state in errors.
+
+    RAISES (StateError): The values of a tensor are damaged.
+    """
+    if isinstance(tree, Mapping):
+        if tree.keys() == {"dtype", "shape", "base64"}:
+            try:
+                data = bytearray(b64decode(tree["base64"], validate=True))
+                dtype = getattr(torch, tree["dtype"])
+                values = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+                return values.reshape(tree["shape"])
+            except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise StateError(f"Can't load {what}: a tensor is damaged ({error}).") from error
+        return {key: from_json(value, what) for key, value in tree.items()}
+    return [from_json(value, what) for value in tree] if isinstance(tree, (list, tuple)) else tree
+
+
 def read_state(
     parts: Sequence[Part],
     states: Mapping[str, dict[str, Any]],
@@ -79,6 +109,7 @@ def read_state(
     what = "the state of Modular"
     with own_errors("Modular"), torch.no_grad():
         check_version(saved, VERSION, what)
+        saved = from_json(saved, what)
         state = read(ModularState, saved, what)
         new: dict[str, dict[str, Any]] = {name: {} for name in params}
         shared = {}

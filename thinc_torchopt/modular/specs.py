@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import ConfigArgumentError, ConfigError, ConfigKeyError, ConfigTypeError
@@ -65,8 +65,14 @@ def build_part(spec: Any, base: type[P]) -> P:
 
 
 def find_class(name: str, base: type[P]) -> Any:
-    """The class or function of a part, by its name or its registered name."""
-    known: Mapping[str, Any] = MODULES if base is Module else REGULARIZERS
+    """The class or function of a part, by its name or its registered name. A class of the user is found by the `name`
+    in its body; of several, the one that was defined last.
+
+    RAISES (ConfigKeyError): There is none.
+    """
+    known: dict[str, Any] = dict(MODULES if base is Module else REGULARIZERS)
+    theirs = [cls for cls in _subclasses(base) if vars(cls).get("name") and cls not in known.values()]
+    known = {**{cls.name: cls for cls in theirs}, **known}
     if name in known:
         return known[name]
     in_config = getattr(registry, REGISTRIES[base])
@@ -76,6 +82,27 @@ def find_class(name: str, base: type[P]) -> Any:
         f"Can't make the {base.kind} '{name}': expected one of {', '.join(sorted(known))}, or a name registered in "
         f"@{REGISTRIES[base]}, found '{name}'.{did_you_mean(name, known)}"
     )
+
+
+def _subclasses(base: type[P]) -> Iterator[type[P]]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)
+
+
+def check_can_be_built_again(part: Part) -> None:
+    """RAISES (ConfigError): Another class would be built from the name of this part."""
+    base = Module if isinstance(part, Module) else Regularizer
+    try:
+        found = find_class(part.name, base) if part.name else None
+    except ConfigKeyError:
+        found = None
+    if found is not type(part):
+        raise ConfigError(
+            f"Can't make a config of {part.where}: expected a class with a name of its own, found "
+            f"{type(part).__qualname__}, which has {'none' if found is None else f'that of {found.__qualname__}'}. Set "
+            "'name' in the class."
+        )
 
 
 def pair(spec: Any, base: type[Part]) -> tuple[str, Mapping[str, Any]]:

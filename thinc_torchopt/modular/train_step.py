@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def train_step(
             f"Can't run a training step: expected a torch.nn.Module, found {type(model).__name__}. For thinc models, "
             "see clip_each_example in docs/modular.md."
         )
-    batch = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    batch = checked_batch(model, batch, loss)
     named = {id(param): name for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if not all(id(param) in named for param in params):
@@ -54,6 +55,33 @@ def train_step(
     for param in params:
         param.grad = None
     return float(value.detach())
+
+
+def checked_batch(model: torch.nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> tuple[Tensor, ...]:
+    """The tensors of a batch.
+
+    RAISES (ConfigTypeError): They are no tensors, or not as many as the model takes.
+    """
+    found = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    if found and found[-1] is None:
+        found = found[:-1]
+    kinds = [type(part).__name__ for part in found]
+    if not found or not all(isinstance(part, Tensor) for part in found):
+        raise ConfigTypeError(
+            f"Can't run a training step: expected a batch of tensors, found {', '.join(kinds) or 'an empty one'}. Make "
+            "tensors of arrays: torch.as_tensor(array)."
+        )
+    inputs = found if loss is None else found[:-1]
+    try:
+        inspect.signature(model.forward).bind(*inputs)
+    except TypeError as error:
+        targets = "" if loss is None else " before the targets"
+        raise ConfigTypeError(
+            f"Can't run a training step: the batch has {len(inputs)} inputs{targets}, and "
+            f"{type(model).__name__}.forward takes others ({error}). For weights of samples, leave out 'loss', and let "
+            "the model compute it from the whole batch."
+        ) from error
+    return found
 
 
 def refuse_batch_norm(model: torch.nn.Module) -> None:

@@ -14,6 +14,7 @@ In spaCy's training loop (see training/loop.py) step 2 notes the gradients of al
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -29,9 +30,20 @@ from ..algorithms import AN_ALGORITHM, Algorithm
 from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
 from ..checks import OPTIMIZER, own_errors
 from ..controller import ControllerSettings
-from ..errors import ConfigError, DistributedError, PipelineError
+from ..errors import ConfigError, ConfigWarning, DistributedError, PipelineError
 from ..learn_rate import RateWriter
-from ..params import Pattern, all_names, backprop_through_frozen, is_viewable, own_copy, scaling_all_apart
+from ..params import (
+    Pattern,
+    all_names,
+    backprop_through_frozen,
+    check_precision,
+    compute_in,
+    computing_all_in,
+    in_order,
+    is_viewable,
+    own_copy,
+    scaling_all_apart,
+)
 from ..registry import arguments_of, signed
 from ..schema import check_version, read
 from ..settings import Cascade, MovingSettings
@@ -48,6 +60,7 @@ from ..types import (
     OnOutsideWrite,
     OnSpike,
     ParamInfo,
+    Precision,
     SkipDecay,
 )
 from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
@@ -77,6 +90,8 @@ class TorchOptimizer(Optimizer):
     use_averages (bool): Keep averages of all params by thinc's formula; evaluate and save the averages.
     averages (AverageSettings): Averages by another formula: a block with `@misc = "thinc-torchopt.EMA.v1"` or
         `"thinc-torchopt.SWA.v1"`.
+    master_weights (bool): Update params of half precision (bfloat16, float16) by float32 copies, which the model gets
+        rounded. Without them small updates are rounded away.
     max_nonfinite (int): Updates with a NaN or infinite gradient are skipped. Training stops after this many in a row.
         0: never skip or stop; without clipping, that saves a pass over the gradients.
     spike_factor (float): An update is a spike if its gradient norm exceeds this many times the moving average of the
@@ -101,6 +116,9 @@ class TorchOptimizer(Optimizer):
     runtime_budgets (dict): Milliseconds of CPU time for the work on learning rates: `rate_step` (default 5),
         `integrity_check` (2), `state_preservation` (100), `adding_params` (20). Overruns are counted, and change
         nothing.
+    precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
+        torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
+        NVIDIA's GPUs. Params, gradients, the optimizer and all evaluations stay in float32.
     checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
         resume from it.
     distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: train one pipeline in
@@ -110,10 +128,10 @@ class TorchOptimizer(Optimizer):
     controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
         by rules.
 
-    Public beside thinc's attributes: `params`, `grad_norm`; `checkpoint`, `rollback`, `rules`, `distributed` and
-    `budget` (settings for the training loop, or None); `controller` (of the learning rates); `batch_size`
-    (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
-    loops set it before an update.
+    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `checkpoint`, `rollback`, `rules`,
+        `distributed` and `budget` (settings for the training loop, or None); `controller` (of the learning rates);
+        `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each
+        step, other loops set it before an update.
     """
 
     def __init__(
@@ -125,6 +143,7 @@ class TorchOptimizer(Optimizer):
         clip_by: ClipBy = "global",
         use_averages: bool = False,
         averages: Optional[AverageSettings] = None,
+        master_weights: bool = False,
         max_nonfinite: int = 20,
         spike_factor: float = 0.0,
         on_spike: OnSpike = "skip",
@@ -140,12 +159,14 @@ class TorchOptimizer(Optimizer):
         new_params_warmup: int = 100,
         enable_runtime_guards: bool = True,
         runtime_budgets: Dict[str, float] = {},
+        precision: Precision = "float32",
         checkpoint: Optional[CheckpointSettings] = None,
         budget: Optional[BudgetSettings] = None,
         controller: Optional[ControllerSettings] = None,
         distributed: Optional[DistributedSettings] = None,
     ):
         self._lock = lock_for(self)
+        self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
         if controller is not None:
             OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
         self.rules = controller
@@ -175,6 +196,7 @@ class TorchOptimizer(Optimizer):
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),
             "on_growth": on_growth,
+            "master_weights": OPTIMIZER.flag("master_weights", master_weights),
             "enable_runtime_guards": enable_runtime_guards,
             "runtime_budgets": runtime_budgets,
         }
@@ -206,7 +228,7 @@ class TorchOptimizer(Optimizer):
             )
 
     def _reset(self) -> None:
-        self._is_over = False
+        self._is_over = self._precision_is_checked = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -241,6 +263,11 @@ class TorchOptimizer(Optimizer):
             self._is_over = False
             self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
+            self._set_precision()
+            if not self._precision_is_checked:
+                check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
+                self._check_masters()
+                self._precision_is_checked = True
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
         """Call `initialize` for spaCy, before everything is ready: errors are raised when training begins.
@@ -252,6 +279,7 @@ class TorchOptimizer(Optimizer):
             with suppress(PipelineError):
                 self._trained.table.add_all(nlp, ())
                 self._keep_all_buffers()
+                self._set_precision()
 
     def knows(self, nlp: Language) -> bool:
         """Whether this is the current pipeline."""
@@ -260,6 +288,7 @@ class TorchOptimizer(Optimizer):
     def end_training(self) -> None:
         """End the training. Params are now the values to evaluate and save: `averages` is empty until `initialize`."""
         self._is_over = True
+        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), "float32")
 
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
@@ -268,17 +297,36 @@ class TorchOptimizer(Optimizer):
             self._reset()
             self._step.guard.begin_anew()
 
+    def _set_precision(self) -> None:
+        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), self.precision)
+
+    def _check_masters(self) -> None:
+        """Warn if there is nothing to have a master."""
+        params = self._trained.params
+        if self._of_trained["master_weights"] and all(param.half is None for param in params):
+            dtypes = sorted({str(param.dtype).removeprefix("torch.") for param in params})
+            warnings.warn(
+                ConfigWarning(
+                    "master_weights = true in [training.optimizer] has no effect: expected params of bfloat16 or "
+                    f"float16, found {len(params)} of {' and '.join(dtypes)}. Remove it."
+                ),
+                stacklevel=3,
+            )
+
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
             self._step.buffers.keep(shim for _, shim in self._trained.table.pipeline.shim_paths())
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Inside, torch computes no gradients for frozen params, as in each update of spaCy's loop."""
+        """Inside, torch computes no gradients for frozen params, and torch modules compute in `precision`, as in each
+        update of spaCy's loop.
+        """
         with (
             self._frozen_grads.stopping(self._trained.plan.frozen_params),
             backprop_through_frozen(self._trained.table.shims.values()),
             scaling_all_apart(),
+            computing_all_in(self.precision),
         ):
             yield
 
@@ -314,6 +362,7 @@ class TorchOptimizer(Optimizer):
             try:
                 sees_all = getattr(self.set_grad, "__func__", None) is not TorchOptimizer.set_grad
                 self._noted.collect(self._trained.table, model, self.set_grad, self, sees_all=sees_all)
+                compute_in(self._noted.shims, self.precision)
                 if not self._joint:
                     self.step()
             except BaseException:
@@ -368,18 +417,19 @@ class TorchOptimizer(Optimizer):
         self._settings.schedules.check_end_is_known()
         params, shims = self._noted.pop_all()
         if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
-            is_made = self._step.make(
-                params,
-                shims,
-                self._trained,
-                grad_clip=self.grad_clip,
-                together=JOINT if self._joint else name_of_set(params),
-                lr_scale=lr_scale,
-                epoch=epoch,
-                metrics=metrics,
-                spoiled_by=spoiled_by,
-                batch_size=self.batch_size,
-            )
+            with in_order():
+                is_made = self._step.make(
+                    params,
+                    shims,
+                    self._trained,
+                    grad_clip=self.grad_clip,
+                    together=JOINT if self._joint else name_of_set(params),
+                    lr_scale=lr_scale,
+                    epoch=epoch,
+                    metrics=metrics,
+                    spoiled_by=spoiled_by,
+                    batch_size=self.batch_size,
+                )
             if is_made:
                 self._settings.count_update()
 
@@ -512,15 +562,17 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._trained.freeze(params, frozen=False)
 
-    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float = 0.0) -> None:
+    def scale_learn_rates(
+        self, groups: Sequence[str], factor: float, min_rate: float = 0.0, max_rate: float | None = None
+    ) -> None:
         """Multiply the learning rates of param groups, from the next step on.
 
         groups (Sequence[str]): Their names in the config, or patterns over these.
-        factor, min_rate (float): As in `Plan.change_rates`.
+        factor, min_rate, max_rate: As in `Plan.change_rates`.
         RAISES (ConfigError): No such group, or an invalid factor.
         """
         with self._lock:
-            self._trained.plan.change_rates(groups, factor=factor, min_rate=min_rate)
+            self._trained.plan.change_rates(groups, factor=factor, min_rate=min_rate, max_rate=max_rate)
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
         """Set the learning rates of param groups from the next step on, in place of their schedules.
@@ -530,6 +582,25 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             self._trained.plan.set_rates(groups, rate)
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether there are averages of params, or will be."""
+        return self._trained.averages is not None
+
+    def begin_averages(self, *, anew: bool = False) -> None:
+        """Begin averages at the next update, also those of params before their `start_step`.
+
+        anew (bool): Drop the current averages. Otherwise they continue.
+        RAISES (ConfigError): The settings keep no averages.
+        """
+        with self._lock:
+            if self._trained.averages is None:
+                raise ConfigError(
+                    "Can't begin averages: expected use_averages = true, or a block [training.optimizer.averages], "
+                    "found neither. Add one."
+                )
+            self._trained.averages.begin(anew=anew)
 
     def check_group_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): A pattern matches no param group."""
@@ -543,10 +614,10 @@ class TorchOptimizer(Optimizer):
 
     @property
     def params(self) -> dict[str, torch.Tensor]:
-        """The trained params by lasting name. Thinc's arrays are tensors that share their memory. Without frozen
-        params.
+        """The trained params by lasting name, as the model has them. Thinc's arrays are tensors that share their
+        memory. Without frozen params.
         """
-        return {param.name: param.tensor for param in self._trained.params if param.group is not None}
+        return {param.name: param.in_model for param in self._trained.params if param.group is not None}
 
     @property
     def controller(self) -> RateWriter:

@@ -31,7 +31,7 @@ class TrainedParams:
     step (int): The next step.
     frozen_grads (FrozenGrads): The optimizer's.
     average_settings (AverageSettings | None): None: keep no averages.
-    on_outside_write, on_growth, enable_runtime_guards, runtime_budgets: As in `create_optimizer`.
+    on_outside_write, on_growth, master_weights, enable_runtime_guards, runtime_budgets: As in `create_optimizer`.
 
     Public: `table` (the params by key), `plan` (which torch optimizer and group updates which param), `writer` (of the
     learning rates), `averages` (or None).
@@ -47,6 +47,7 @@ class TrainedParams:
         average_settings: AverageSettings | None,
         on_outside_write: OnOutsideWrite,
         on_growth: OnGrowth,
+        master_weights: bool = False,
         enable_runtime_guards: bool = True,
         runtime_budgets: Mapping[str, float] | None = None,
     ):
@@ -58,7 +59,7 @@ class TrainedParams:
         params: dict[Key, Param] = {}
         self.plan = Plan(params, cascade, self.writer, default_rate, step, frozen_grads)
         self.averages = None if average_settings is None else Averages(average_settings)
-        self.table = ParamTable(params, self.plan, self.averages, on_growth)
+        self.table = ParamTable(params, self.plan, self.averages, on_growth, master_weights=master_weights)
 
     @property
     def params(self) -> list[Param]:

@@ -15,6 +15,7 @@ from .. import kernels
 from ..errors import ParamError, ShapeError
 from ..host import module_of
 from ..types import Key
+from .masters import Half
 
 if TYPE_CHECKING:
     from ..settings import ParamSettings
@@ -35,8 +36,9 @@ class Param:
     source (Any): The model's NumPy or CuPy array, or torch tensor.
     holder (Model | Shim | None): The node or shim of the pipeline that has it. None: it is outside the pipeline.
     module (torch.nn.Module | None): The module of its shim, as last seen.
-    tensor (torch.Tensor): The tensor that torch optimizes: a view of `source`, `source` itself, or a buffer of ours if
-        `callback` is set.
+    tensor (torch.Tensor): The tensor that torch optimizes: a view of `source`, `source` itself, a buffer of ours if
+        `callback` is set, or the float32 master of `half`.
+    half (Half | None): The model's values in half precision, of which `tensor` is the master. None: there is no master.
     callback (Callable): Gets the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_array (bool): Whether `source` is an array.
@@ -65,6 +67,7 @@ class Param:
         "grad_copy",
         "grad_source",
         "group",
+        "half",
         "held_rate",
         "holder",
         "is_array",
@@ -93,6 +96,7 @@ class Param:
         self.holder: Model | Shim | None = None
         self.module: torch.nn.Module | None = None
         self.tensor = tensor
+        self.half: Optional[Half] = None
         self.shape = tensor.shape
         self.device = tensor.device
         self.dtype = tensor.dtype
@@ -132,14 +136,20 @@ class Param:
 
     def is_on(self, source: Any) -> bool:
         """Whether the param is on this array or tensor, with the shape, dtype, device and strides that it had."""
-        tensor = self.tensor
+        half = self.half
+        tensor, dtype, strides = (self.tensor, self.dtype, self.strides) if half is None else half
         return (
             self.source is source
             and self.shape == source.shape
             and self.device == tensor.device
-            and self.dtype == tensor.dtype
-            and self.strides == tensor.stride()
+            and dtype == tensor.dtype
+            and strides == tensor.stride()
         )
+
+    @property
+    def in_model(self) -> torch.Tensor:
+        """The tensor with the model's values: `tensor`, unless that is a master."""
+        return self.tensor if self.half is None else self.half.tensor
 
     def in_form(self, tensor: torch.Tensor) -> Any:
         """A tensor in the model's form of the param: as it is, or as an array on its memory."""
@@ -219,6 +229,8 @@ class Param:
     def drop_grad(self) -> None:
         """Drop the gradient."""
         self.tensor.grad = self.grad_source = self.grad_copy = self.flat_grad = None
+        if self.half is not None:
+            self.half.tensor.grad = None
 
     @property
     def grad(self) -> torch.Tensor:
@@ -244,6 +256,8 @@ def clear_grads(params: Sequence[Param]) -> None:
     for param in params:
         if param.is_torch:
             param.tensor.grad = param.grad_source = param.grad_copy = None
+            if param.half is not None:
+                param.half.tensor.grad = None
         else:
             arrays.append(param.tensor.grad)
             if param.grad_copy is not None:

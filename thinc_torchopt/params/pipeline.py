@@ -57,10 +57,12 @@ class KnownPipeline:
         nlp = self._nlp()
         return [] if nlp is None else components_with_model(nlp)
 
-    def shim_paths(self) -> Iterator[tuple[str, Shim]]:
-        """Every shim of the pipeline with its lasting path."""
+    def shim_paths(self, exclude: Collection[str] = ()) -> Iterator[tuple[str, Shim]]:
+        """Every shim of the pipeline with its lasting path. exclude (Collection[str]): Components to leave out."""
+        left_out = {escape(name) for name in exclude}
         for name, model in self.components:
-            yield from shim_paths(model, name)
+            if name not in left_out:
+                yield from shim_paths(model, name)
 
     def walk(self) -> list[NamedParam]:
         """All params of the pipeline, including disabled components."""

@@ -44,7 +44,8 @@ class Released(NamedTuple):
     """The values that a param leaves to the one that takes its name.
 
     steps, joined_at, rate_factor, held_rate, frozen_until, lineage: As in `Param`.
-    state, average (Any): Its state and its average, or None. kept of it, or None.
+    state, average (Any): Its state and its average, or None.
+    master (Tensor | None): Its float32 master, if it is of half precision.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +58,7 @@ class Released(NamedTuple):
     lineage: int
     state: Any
     average: Any
+    master: Optional[torch.Tensor] = None
 
 
 def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:

@@ -17,16 +17,20 @@ import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
-from ..errors import GrowthWarning, ParamError, ShapeError, StateError
+from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
 from ..host import scaler_of
 from ..types import Key, OnGrowth
 from .known_names import KnownNames
+from .masters import Half, inherit_master, is_half, master_of
 from .mixed_precision import scale_passes_apart
 from .names import shim_paths, torch_params, walk
-from .param import Param, is_viewable, own_copy, view_of_param
+from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownPipeline, components_to_train
 from .spelling import clean
 from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
+
+# Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
+_KEEPS_SMALL = frozenset({"bf16_stochastic_round", "kahan_sum"})
 
 # Whether to include a param of a shim, or one of a node by its name.
 InShim = Callable[[Shim, torch.nn.Parameter], bool]
@@ -71,13 +75,20 @@ class ParamTable:
     plan (Plan): Synced after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): How to fill new cells of the state of a param that grows.
+    master_weights (bool): Optimize params of half precision by float32 masters. False: warn of such params, once.
 
     Public: `pipeline`, `by_key`, `shims` (with params in this table, by id), `names` (all names of each param by its
         key, the first one first).
     """
 
     def __init__(
-        self, by_key: dict[Key, Param], plan: Plan, averages: BufferKeeper | None, on_growth: OnGrowth = "mean"
+        self,
+        by_key: dict[Key, Param],
+        plan: Plan,
+        averages: BufferKeeper | None,
+        on_growth: OnGrowth = "mean",
+        *,
+        master_weights: bool = False,
     ):
         self.pipeline = KnownPipeline()
         self.by_key = by_key
@@ -87,6 +98,8 @@ class ParamTable:
         self.names = self._names.by_key
         self._plan = plan
         self._on_growth = on_growth
+        self._master_weights = master_weights
+        self._has_warned_of_half = False
         # Changes for the next sync of the plan: params with possibly new settings, and whether params were removed.
         self._changed: list[Param] = []
         self._is_synced = True
@@ -262,7 +275,8 @@ class ParamTable:
             return known
         view = self._view(key, source, is_copied=callback is not None)
         if known is None:
-            self._add([(Found(key, source), view if callback is None else view.detach().clone())])
+            is_copied = callback is not None
+            self._add([(Found(key, source), view.detach().clone() if is_copied else view)], are_copied=is_copied)
         elif known.shape != view.shape:
             raise ShapeError(
                 f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} "
@@ -323,16 +337,20 @@ class ParamTable:
                 self._leave(param, goes_on=self._on_growth != "reset")
         self._add([pair for key, pair in due.items() if key not in self.by_key])
 
-    def _add(self, found: Sequence[tuple[Found, torch.Tensor]]) -> None:
-        """Add new params, with the values released under their names. Empty ones are left out. found (Sequence): With
-        views.
+    def _add(self, found: Sequence[tuple[Found, torch.Tensor]], *, are_copied: bool = False) -> None:
+        """Add new params, with the values released under their names. Empty ones are left out.
+
+        found (Sequence): With views. are_copied (bool): With copies instead, of arrays that a callback gets back.
         """
         known: list[Param] = []
         new: list[Param] = []
         for (key, source, holder), view in found:
             if view.numel():
                 name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(known) + len(new)}",))
-                param = Param(name, key, source, view, is_bias_or_norm=self._names.is_bias_or_norm(key))
+                has_master = self._gets_master(view) and not are_copied and not is_key_of_shim(key)
+                tensor = master_of(view) if has_master else view
+                param = Param(name, key, source, tensor, is_bias_or_norm=self._names.is_bias_or_norm(key))
+                param.half = Half.of(view) if has_master else None
                 param.aliases = tuple(aliases)
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
                 if self._names.is_of_pipeline(key):  # otherwise nobody would notice that the holder is gone
@@ -362,6 +380,30 @@ class ParamTable:
                     self._inherit(param, left)
                 except StateError as error:
                     warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
+        if not self._master_weights and not self._has_warned_of_half:
+            self._warn_of_half([*known, *new])
+
+    def _gets_master(self, view: torch.Tensor) -> bool:
+        return self._master_weights and is_half(view)
+
+    def _warn_of_half(self, params: Iterable[Param]) -> None:
+        found = [
+            param
+            for param in params
+            if is_half(param.tensor) and param.group is not None and not _KEEPS_SMALL.intersection(_switched_on(param))
+        ]
+        if found:
+            self._has_warned_of_half = True
+            dtype = str(found[0].dtype).removeprefix("torch.")
+            more = f" and {len(found) - 1} others are" if len(found) > 1 else " is"
+            warnings.warn(
+                PrecisionWarning(
+                    f"Param '{found[0].name}'{more} trained in {dtype}: an update of less than about a "
+                    f"{512 if dtype == 'bfloat16' else 4096}th of a weight is rounded away. Set master_weights = true "
+                    "in [training.optimizer], which updates float32 copies, or load the model in float32."
+                ),
+                stacklevel=4,
+            )
 
     def _sync(self, known: Sequence[Param] = (), new: Sequence[Param] = ()) -> None:
         """Sync the plan, if necessary.
@@ -377,15 +419,17 @@ class ParamTable:
 
     def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
         """Move to another array or tensor of the same shape. The state stays."""
-        if view is param.tensor or (view.device, view.dtype, view.stride()) != (
-            param.device,
-            param.dtype,
-            param.strides,
-        ):
-            self._plan.move(param, view)
+        had_master, has_master = param.half is not None, self._gets_master(view)
+        tensor = master_of(view) if has_master else view
+        is_moved = (tensor.device, tensor.dtype, tensor.stride()) != (param.device, param.dtype, param.strides)
+        if had_master and has_master:
+            tensor.copy_(param.tensor)  # it follows the model's values before the next update
+        if view is param.tensor or is_moved or had_master != has_master:
+            self._plan.move(param, tensor)
             self._is_synced = False
         else:
-            param.tensor.data = view.detach()
+            param.tensor.data = tensor.detach()
+        param.half = Half.of(view) if has_master else None
         param.hold(source)
 
     def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
@@ -420,6 +464,7 @@ class ParamTable:
             param.lineage if goes_on else 0,
             self._plan.release(param) if goes_on else None,
             average,
+            param.tensor if goes_on and param.half is not None else None,
         )
         self._forget([param.key])
 
@@ -447,6 +492,8 @@ class ParamTable:
         """
         if old.state is not None:
             self._plan.inherit(param, old.state, old, self._on_growth)
+        if old.master is not None:
+            inherit_master(param, old.master)
         param.steps = old.steps
         if self.averages is not None and old.average is not None:
             self.averages.inherit(param, old.average, old, self._on_growth)
@@ -527,6 +574,11 @@ def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple
         for name in node.param_names:
             if node.has_param(name) and in_node(node, name):
                 yield node, name
+
+
+def _switched_on(param: Param) -> Iterator[str]:
+    """The options that are on for a param."""
+    return (name for name, value in param.settings.options.items() if value is True)
 
 
 def _row_size(node: Model, param: Param) -> int:

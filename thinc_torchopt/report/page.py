@@ -112,8 +112,8 @@ def make_page(runs: Sequence[Run], *, reload_seconds: int | None = None) -> str:
     return environment.get_template("page.html").render(
         title=_title(runs),
         reload_seconds=reload_seconds,
-        colours=zip(_NAMES.values(), (TEXT, GRID, LINE, BAD, *COLOURS)),
-        in_the_dark=zip(_NAMES.values(), ("#e6edf3", "#2c333b", "#6e7681", "#ff7b72", *IN_THE_DARK)),
+        colours=zip(_NAMES.values(), _NAMES),
+        in_the_dark=[(name, IN_THE_DARK[colour]) for colour, name in _NAMES.items()],
         logs=[printable(str(path)) for run in runs for path in run.paths],
         notes=[printable(note) for run in runs for note in run.notes],
         runs=[(run.label, f"var(--c{i % len(COLOURS)})", row) for i, (run, row) in enumerate(zip(runs, facts))],

@@ -23,12 +23,19 @@ class RateChange:
     factor (float): Multiplies the rate.
     min_rate (float): A factor below 1 does not lower the rate below this.
     rate (float | None): Replaces the rate from now on.
+    max_rate (float | None): A factor above 1 does not raise the rate above this. None: no limit.
     """
 
     groups: tuple[str, ...]
     factor: NotNegative = 1.0
     min_rate: NotNegative = 0.0
     rate: Optional[NotNegative] = None
+    max_rate: Optional[NotNegative] = None
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether it is more than a factor."""
+        return self.rate is not None or self.max_rate is not None or bool(self.min_rate)
 
     def matches(self, names: Collection[str]) -> bool:
         """Whether it applies to params with one of these names of blocks and groups."""
@@ -40,6 +47,8 @@ class RateChange:
         if factor < 1.0:
             lowest = self.min_rate / rate if rate else 0.0
             factor = max(factor, min(lowest, 1.0))
+        elif self.max_rate is not None and rate:
+            factor = min(factor, max(self.max_rate / rate, 1.0))
         for param in params:
             if self.rate is not None:
                 param.held_rate = self.rate
@@ -59,7 +68,7 @@ class RateChanges:
             self._changes = [before for before in self._changes if before.groups != change.groups]
         changes, self._changes = [*self._changes, change], []
         for each in changes:
-            place = None if each.rate is not None or each.min_rate else self._place_for(each.groups)
+            place = None if each.has_limit else self._place_for(each.groups)
             if place is None:
                 self._changes.append(each)
             else:
@@ -69,7 +78,7 @@ class RateChanges:
     def _place_for(self, groups: Sequence[str]) -> int | None:
         """The index of a factor for the same groups that is followed by factors only, whose order does not matter."""
         for place, before in reversed(list(enumerate(self._changes))):
-            if before.rate is not None or before.min_rate:
+            if before.has_limit:
                 return None
             if before.groups == groups:
                 return place

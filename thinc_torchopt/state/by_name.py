@@ -17,7 +17,7 @@ from ..algorithms import StateBeside, library_of, restore_beside
 from ..errors import CheckpointWarning, StateError
 from ..host import is_scaling, scaler_of
 from ..learn_rate import kind_of, source_of
-from ..params import Param
+from ..params import Param, inherit_master
 from ..schema import check_names, refuse, write
 from ..update import Group, Plan
 from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy, SavedState
@@ -92,15 +92,20 @@ def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             "held_rate": param.held_rate,
             "frozen_until": param.frozen_until,
             "state": {} if param.group is None else param.group.owner.states.get(param),
+            "master": None if param.half is None else param.tensor,
         }
         for param in params
     }
 
 
 def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on_growth: OnGrowth = "mean") -> None:
-    """Restore the states of params in torch. RAISES (StateError): A param has grown, and its state can't."""
+    """Restore the masters of params, and their states in torch. RAISES (StateError): A param has grown, and its state
+    can't.
+    """
     for param in params:
         found = saved[param.name]
+        if found.master is not None:
+            inherit_master(param, found.master)
         if param.group is not None:
             param.group.owner.states.put(
                 param, found.state, shape=found.shape, dtype=_dtype_of(found), on_growth=on_growth

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
+import torch
+
 from ..algorithms import StateBeside
 from ..learn_rate import WriterState
 from ..schema import Count, FirstStep, NotNegative
@@ -23,6 +25,7 @@ class SavedParam:
     joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
     label: Of its settings.
     state (dict): torch's state of it.
+    master (Tensor | None): Its float32 master, if it is of half precision and has one.
     """
 
     shape: list[Count]
@@ -35,6 +38,7 @@ class SavedParam:
     held_rate: Optional[NotNegative]
     frozen_until: Optional[FirstStep]
     state: dict[str, Any]
+    master: Optional[torch.Tensor]
 
 
 @dataclass

@@ -7,8 +7,8 @@
 
       lock.json             the run that uses the folder, while it trains
 
-A checkpoint is taken after a step is done and spaCy has logged and saved it. A thread writes it while the training
-continues; see state/files.py for how. A run resumes from the newest undamaged one.
+A checkpoint is taken after a step is done and spaCy has logged and saved it. It is written while the training
+continues: checkpoint_writer.py. A run resumes from the newest undamaged one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ import logging
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from spacy.language import Language
 
@@ -30,10 +26,11 @@ from ..checks import own_errors
 from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
 from ..schema import write
-from ..state import clear_leftovers, flatten, in_main_memory, write_parts
+from ..state import clear_leftovers
 from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_settings import BLOCK
+from .checkpoint_writer import CheckpointWriter
 from .config_check import (
     collect_defaults,
     collect_identity,
@@ -63,24 +60,6 @@ from .signals import Signals
 # spaCy shows only warnings by default; resuming should be shown too.
 logger = logging.getLogger("spacy.torchopt")
 logger.setLevel(logging.INFO)
-
-
-@dataclass
-class Writing:
-    """A checkpoint that is being written.
-
-    keep (int | None): Number of checkpoints to keep, with this one. None: remove none.
-    before (int | None): Step of the checkpoint before.
-    """
-
-    path: Path
-    keep: int | None
-    before: int | None
-    done: Future[None]
-
-
-# Writes under way, by folder: an abandoned run of this process may still write when the next one begins.
-_under_way: WeakValueDictionary[Path, Future[None]] = WeakValueDictionary()
 
 
 class RunCheckpoints:
@@ -127,9 +106,7 @@ class RunCheckpoints:
         self._listeners = Listeners([])
         self._lock = RunLock(self.folder)
         self._damaged: set[Path] = set()
-        self._written: int | None = None
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing: Writing | None = None
+        self._writer = CheckpointWriter(self.folder, self._lock, in_background=settings.in_background)
         self.held: set[int] = set()
         self._random: RandomState | None = None
         # The pipeline as a resumed run builds it: no callback has changed it yet.
@@ -139,7 +116,7 @@ class RunCheckpoints:
     @property
     def newest(self) -> int | None:
         """The step of the newest checkpoint that this run has written or resumed from."""
-        return self._written
+        return self._writer.newest
 
     @property
     def goes_on(self) -> bool:
@@ -174,8 +151,7 @@ class RunCheckpoints:
 
     def _claim_and_find(self) -> SavedRun | None:
         self._lock.acquire()
-        if (earlier := _under_way.get(self.folder.resolve())) is not None:
-            futures.wait([earlier])
+        self._writer.wait_for_earlier_run()
         clear_leftovers(self.folder)
         saved = self._find()
         self.output.best.check_place()
@@ -257,7 +233,7 @@ class RunCheckpoints:
             ) from error
         self._progress.go_on_from(saved.progress)
         self._listeners.load_state_dict(saved.listeners)
-        self._written, self.output.best_step = self._progress.step, self._progress.best_step
+        self._writer.newest, self.output.best_step = self._progress.step, self._progress.best_step
         self._nlp.meta["performance"] = dict(saved.performance)
         self._random = saved.random
         self.seed = None if saved.ranks is None else saved.ranks.seed
@@ -274,12 +250,9 @@ class RunCheckpoints:
     def close(self) -> None:
         """Wait until the last checkpoint is written, and unlock the folder."""
         try:
-            self.wait()
+            self._writer.close()
         finally:
-            try:
-                self._writer.shutdown()
-            finally:
-                self._lock.release()
+            self._lock.release()
 
     def restore_random(self) -> None:
         """Restore the random generators. Several ranks seed them at each step instead."""
@@ -303,8 +276,7 @@ class RunCheckpoints:
     # ------------------------------------------------------------------ as a listener
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
-        if self._writing is not None and self._writing.done.done():
-            self.wait()
+        self._writer.look()
         control.should_save |= bool(self.settings.every) and event.step % self.settings.every == 0
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
@@ -316,18 +288,18 @@ class RunCheckpoints:
             try:
                 self.output.keep_best(event.step)
             except OSError as error:
-                self._warn(error)
+                self._writer.warn(error)
         self._save(is_last=event.stopped_by is not None)
         if event.stopped_by is not None:
-            self.wait()
+            self._writer.wait()
             self.ranks.barrier()  # the others wait too
             logger.warning(
                 "Stopped by %s after step %d; the state %s saved in %s. To resume%s, run the same command again.",
                 signal.Signals(event.stopped_by).name,
                 event.step,
-                "is" if self._written == event.step else "of this step could not be",
+                "is" if self.newest == event.step else "of this step could not be",
                 self.folder,
-                "" if self._written == event.step else " from the newest checkpoint, if there is one",
+                "" if self.newest == event.step else " from the newest checkpoint, if there is one",
             )
             raise SystemExit(128 + event.stopped_by)
 
@@ -339,10 +311,10 @@ class RunCheckpoints:
     def end(self, *, again: bool = False) -> None:
         """Save at the end of the run. again (bool): Also if the last step is saved already."""
         self.output.put_best_back()
-        self.wait()
-        if again or self._written != self._progress.step:
+        self._writer.wait()
+        if again or self.newest != self._progress.step:
             self._save(is_last=True)
-            self.wait()
+            self._writer.wait()
 
     def _save(self, *, is_last: bool) -> None:
         if not self._goes_wrong:
@@ -361,49 +333,27 @@ class RunCheckpoints:
 
     def save(self) -> None:
         """Save this step, unless it is saved already."""
-        if self._written != self._progress.step:
+        if self.newest != self._progress.step:
             self._write(keep=self.settings.keep)
 
     def _write(self, *, keep: int | None) -> None:
         step = self._progress.step
         snapshot = self._snapshot()
         if snapshot is None:
-            self._written = step
-            return
-        self.wait()
-        values, tensors = flatten(write(snapshot))
-        if self.settings.in_background:
-            tensors = in_main_memory(tensors, copy=True)
-        try:
-            self._lock.check()
-        except OSError as error:
-            self._warn(error)
-            return
-        path = self.folder / name_of(step)
-        done = self._writer.submit(write_parts, path, values, tensors)
-        _under_way[self.folder.resolve()] = done
-        self._writing = Writing(path, keep, self._written, done)
-        self._written = step
-        if not self.settings.in_background:
-            self.wait()
+            self._writer.newest = step
+        else:
+            self._writer.write(step, write(snapshot), lambda: self._tidy_up(step, keep))
+
+    def _tidy_up(self, step: int, keep: int | None) -> None:
+        """After a checkpoint is written, remove old ones. keep (int | None): How many to keep; None: all."""
+        self._damaged.discard(self.folder / name_of(step))
+        if keep is not None:
+            ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
+            prune(self.folder, keep, self._damaged, held=self.held, **ranked)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written, and remove old ones. Warns if the disk is full."""
-        if self._writing is None:
-            return
-        writing, self._writing = self._writing, None
-        try:
-            writing.done.result()
-        except BaseException as error:
-            self._written = writing.before
-            if not isinstance(error, OSError):
-                raise
-            self._warn(error)
-            return
-        self._damaged.discard(writing.path)
-        if writing.keep is not None:
-            ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
-            prune(self.folder, writing.keep, self._damaged, held=self.held, **ranked)
+        """Wait until the last checkpoint is written."""
+        self._writer.wait()
 
     def _snapshot(self) -> SavedRun | None:
         """The current state of the run. Its tensors are those in training, no copies. None: this rank writes
@@ -427,13 +377,4 @@ class RunCheckpoints:
             ranks=self.ranks.snapshot(),
             own=self.own,
             grads=None if self._is_spacys else collect_grads(self._nlp),
-        )
-
-    def _warn(self, error: OSError) -> None:
-        warnings.warn(
-            CheckpointWarning(
-                f"Can't write a checkpoint to '{self.folder}': {error}. Training continues, and older checkpoints are "
-                "unchanged. Make room on the disk, or lower 'keep'."
-            ),
-            stacklevel=5,
         )

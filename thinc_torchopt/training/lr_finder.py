@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
@@ -134,12 +134,17 @@ def run_range_test(
         each step.
     steps (int): How many steps at most.
     progress (Callable): Called after each step.
-    RAISES (ConfigError): An argument is out of its range, the config has no learning rate above 0, or no development
-        data.
+    RAISES (ConfigError): An argument is out of its range, the config has no learning rate above 0, no development
+        data, or a text that its parser can't learn from.
     """
     ramp = make_ramp(min_rate, max_rate, steps)
     found = RangeTest()
-    with preserved_random(), closing(_train(nlp, config, ramp, found)) as training, warnings.catch_warnings():
+    with (
+        preserved_random(),
+        _plain_transitions(),
+        closing(_train(nlp, config, ramp, found)) as training,
+        warnings.catch_warnings(),
+    ):
         # What happens at rates that are far too high is what is looked for.
         for category in (RuntimeWarning, NonFiniteGradWarning, ScheduleWarning):
             warnings.simplefilter("ignore", category)
@@ -158,6 +163,21 @@ def run_range_test(
                 break
     _analyse(found)
     return found
+
+
+@contextmanager
+def _plain_transitions() -> Iterator[None]:
+    """Say in other words that a parser can't learn from a text."""
+    try:
+        yield
+    except ValueError as error:
+        if "[E1031]" not in str(error):
+            raise
+        raise ConfigError(
+            "Can't run the range test: a text has a label that the parser or entity recognizer does not know. The "
+            "parser leaves out labels with fewer than 'min_action_freq' (30) examples in the training data. Use more "
+            "texts: with so few, a test says little about a learning rate."
+        ) from error
 
 
 def make_ramp(min_rate: float, max_rate: float, steps: int) -> list[float]:

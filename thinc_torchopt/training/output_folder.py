@@ -20,7 +20,8 @@ class OutputFolder:
 
     checkpoints (Path): The folder of the checkpoints.
 
-    Public: `best` (the copy), `best_step` (of a resumed run, or None), `goes_on` (whether the run is resumed).
+    Public: `path` (the folder; None: unknown, or there is none), `best` (the copy), `best_step` (of a resumed run,
+    or None), `goes_on` (whether the run is resumed).
     """
 
     def __init__(self, checkpoints: Path):
@@ -28,7 +29,7 @@ class OutputFolder:
         self.best_step: int | None = None
         self.goes_on = False
         self._checkpoints = checkpoints
-        self._path: Path | None = None
+        self.path: Path | None = None
 
     def before_cleaning(self, output: Path | None) -> None:
         """Called before spaCy removes old models from a folder.
@@ -45,14 +46,14 @@ class OutputFolder:
 
     def after_cleaning(self, output: Path | None) -> None:
         """Called after that. Puts the best model of a resumed run back."""
-        self._path = None if output is None else output.absolute()
+        self.path = None if output is None else output.absolute()
         self.put_best_back()
 
     def put_best_back(self) -> None:
         """In a resumed run, put the best model into spaCy's folder, unless there is one. Warns if that fails."""
-        if not self.goes_on or self._path is None or not self.best.is_there or not self._path.is_dir():
+        if not self.goes_on or self.path is None or not self.best.is_there or not self.path.is_dir():
             return
-        model_best, _ = _models_in(self._path)
+        model_best, _ = _models_in(self.path)
         if model_best.exists():
             return
         try:
@@ -77,12 +78,12 @@ class OutputFolder:
 
     def look_up(self, info: Mapping[str, Any]) -> None:
         """Find the folder, if it is not known yet: spaCy adds it to the log entry."""
-        if self._path is None and "output_path" in info:
-            self._path = Path(info["output_path"]).absolute().parent
+        if self.path is None and "output_path" in info:
+            self.path = Path(info["output_path"]).absolute().parent
 
     def keep_best(self, step: int) -> None:
         """Copy the best model that spaCy has just saved. RAISES (OSError): The disk is full, for example."""
-        models = _models_in(self._path)
+        models = _models_in(self.path)
         if models and models[0].is_dir():
             self.best.keep(models[0], step)
 

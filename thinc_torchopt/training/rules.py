@@ -17,8 +17,10 @@ from typing import Annotated, Any, Final, Literal
 from spacy.language import Language
 
 from ..controller import (
+    AveragesControl,
     BestWeightsControl,
     ControllerSettings,
+    DecayControl,
     Firing,
     FreezeControl,
     HFControls,
@@ -31,10 +33,11 @@ from ..controller import Control as Wishes
 from ..errors import ConfigWarning, ControllerError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model
-from ..schema import Count, Limit, read, write
+from ..schema import Count, Limit, Positive, read, write
 from .best_weights import BestWeights
 from .events import EVENTS, Control, Event, TrainEnd
 from .ranks import Alone
+from .saved_models import SavedModels
 
 # spaCy shows what is logged here.
 logger = logging.getLogger("spacy.torchopt")
@@ -179,6 +182,21 @@ class Rules:
                 raise ControllerError(
                     f"Can't use the action {name}.{action}: it needs a block [training.optimizer.checkpoint]. Add it."
                 )
+            if isinstance(operation, AveragesControl) and not self._optimizer.keeps_averages:
+                raise ControllerError(
+                    f"Can't use the action {name}.{action}: it needs use_averages = true in [training.optimizer], or a "
+                    "block [training.optimizer.averages]. Add one."
+                )
+            if isinstance(operation, DecayControl) and self._optimizer.budget is not None:
+                raise ControllerError(
+                    f"Can't use the action {name}.{action}: [training.optimizer.budget] decides when the decay begins. "
+                    "Remove one of them."
+                )
+            if isinstance(operation, DecayControl) and not self._optimizer.can_begin_decay:
+                raise ControllerError(
+                    f"Can't use the action {name}.{action}: no schedule has a decay that it could begin. Use "
+                    '@schedules = "thinc-torchopt.warmup_stable_decay.v1".'
+                )
 
     def check_names(self, nlp: Language) -> None:
         """Check the patterns of operations and the keys in rules, now that the optimizer knows its pipeline.
@@ -209,6 +227,16 @@ class Rules:
     def _is_quiet(self, name: str, action: str) -> bool:
         operation = self._controller.definition.operations[name].instance
         return action in getattr(operation, "quiet", ())
+
+    @property
+    def substeps(self) -> int | None:
+        """The number of parts into which a batch is divided, if a rule has set it."""
+        return self._steering.substeps
+
+    def keep_models(self, models: SavedModels) -> None:
+        """Save the best models there, if rules ask for it."""
+        if self.ranks.writes:
+            self._steering.models = models
 
     @property
     def awaits_end(self) -> bool:
@@ -339,7 +367,15 @@ class Rules:
     def state_dict(self) -> Mapping[str, Any]:
         controller, untold = self._controller.state_dict(), self._untold
         return write(
-            RulesState(controller, self._pending, untold, dict(self._fired), self._is_stopped, self._has_ended)
+            RulesState(
+                controller,
+                self._pending,
+                untold,
+                dict(self._fired),
+                self._is_stopped,
+                self._has_ended,
+                self._steering.substeps,
+            )
         )
 
     def load_state_dict(self, state: Any) -> None:
@@ -348,11 +384,14 @@ class Rules:
         self._controller.load_state_dict(saved.controller)
         self._pending, self._untold, self._fired = saved.pending, saved.untold, Counter(saved.fired)
         self._is_stopped, self._has_ended = saved.is_stopped, saved.has_ended
+        self._steering.substeps = saved.substeps
 
 
 @dataclass
 class RulesState:
-    """The saved state of `Rules`. controller (dict): The state of the controller itself."""
+    """The saved state of `Rules`. controller (dict): The state of the controller itself. substeps (int | None): Into
+    how many parts batches are divided, if a rule has set it.
+    """
 
     controller: dict[str, Any]
     pending: list[Request]
@@ -360,23 +399,27 @@ class RulesState:
     fired: dict[str, Count]
     is_stopped: bool
     has_ended: bool
+    substeps: Positive | None
 
 
 class RunSteering:
     """The effects of rules on a run beside the requests of its `Control`: see `controller.Steering`.
 
-    Public: `waits` (during an update: freezing waits until it is done, as gradients are computed already), `wanted`
-    (where to go back to, and whether to combine the best weights).
+    Public: `waits` (during an update: some changes wait until it is done, as gradients are computed already), `wanted`
+    (where to go back to, and whether to combine the best weights), `substeps` (into how many parts batches are
+    divided; None: as in the config), `models` (saves the best models; None in processes that write nothing).
     """
 
     def __init__(self, optimizer: TorchOptimizer):
         self._optimizer = optimizer
         self.waits = False
+        self.substeps: int | None = None
+        self.models: SavedModels | None = None
         self.wanted: set[str] = set()
         self._waiting: list[Callable[[], None]] = []
 
-    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float) -> None:
-        self._optimizer.scale_learn_rates(groups, factor, min_rate)
+    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float, max_rate: float | None) -> None:
+        self._optimizer.scale_learn_rates(groups, factor, min_rate, max_rate)
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
         self._optimizer.set_learn_rates(groups, rate)
@@ -392,6 +435,19 @@ class RunSteering:
 
     def put_together(self) -> None:
         self.wanted.add("put together")
+
+    def accumulate_gradient(self, substeps: int) -> None:
+        self.substeps = substeps
+
+    def begin_averages(self, *, anew: bool) -> None:
+        self._do(partial(self._optimizer.begin_averages, anew=anew))
+
+    def begin_decay(self, steps: int | None) -> None:
+        self._do(partial(self._optimizer.begin_decay, steps))
+
+    def keep_model(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
+        if self.models is not None:
+            self.models.keep(name, score, step=step, at_most=at_most, mode=mode)
 
     def _do(self, change: Callable[[], None]) -> None:
         if self.waits:

@@ -163,10 +163,12 @@ class Run:
                 eval_frequency=eval_frequency,
             )
             ours.append(decay.budget)
-        models = SavedModels(nlp, optimizer)
+        self._models = models = SavedModels(nlp, optimizer, self.checkpoints and self.checkpoints.output)
+        if rules is not None:
+            rules.keep_models(models)
         if rules is not None and (best_weights := rules.keep_best_weights(nlp, exclude)) is not None:
             ours.append(best_weights)
-        self._listeners = Listeners([*listeners, *ours, self.checkpoints or models])
+        self._listeners = Listeners([*listeners, *ours, models, *([self.checkpoints] if self.checkpoints else [])])
         self.control = self._listeners.control
         if self.checkpoints is not None:
             self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
@@ -290,7 +292,7 @@ class Run:
         # For one step at a time, as an abandoned training can't be noticed.
         with optimizer.training():
             try:
-                for i, examples in enumerate(subdivide_batch(part, self._accumulate_gradient)):
+                for i, examples in enumerate(subdivide_batch(part, self._substeps)):
                     nlp.update(
                         examples,
                         drop=drop,
@@ -322,6 +324,11 @@ class Run:
         self.ranks.end_update(all_losses)
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
+
+    @property
+    def _substeps(self) -> int:
+        """The number of parts into which a batch is divided: from the config, or as a rule has set it."""
+        return (None if self._rules is None else self._rules.substeps) or self._accumulate_gradient
 
     def end_step(self, batch: list[Example]) -> None:
         """End the step, after the update and the schedules."""
@@ -369,6 +376,7 @@ class Run:
         is over.
         """
         progress, control = self.progress, self.control
+        self._models.keep_asked()
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
         progress.was_stopped = control.should_stop

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..algorithms import Fill, fit_param_state, map_tensors
+from ..algorithms import Fill, Quantized, fit_param_state, map_tensors
 from ..params import Param
 
 
@@ -22,8 +22,9 @@ class ParamStates:
         self.optimizer_class = type(optimizer)
 
     def get(self, param: Param) -> dict[str, Any]:
-        """The state of a param, in torch's form. Empty: none yet."""
-        return dict(self._optimizer.state.get(param.tensor, {}))
+        """The state of a param, in torch's form. Empty: none yet. Quantized tensors are dicts of their parts."""
+        state = dict(self._optimizer.state.get(param.tensor, {}))
+        return self._optimizer.to_plain(state) if isinstance(self._optimizer, Quantized) else state
 
     def put(
         self,
@@ -40,11 +41,7 @@ class ParamStates:
         on_growth (Fill): How to fill new cells.
         RAISES (StateError): It does not fit.
         """
-        fitted = self._fit(param, state, param.tensor, shape, dtype, on_growth)
-        self._optimizer.state[param.tensor] = {
-            name: value.clone() if isinstance(value, torch.Tensor) else map_tensors(torch.Tensor.clone, value)
-            for name, value in fitted.items()
-        }
+        self._optimizer.state[param.tensor] = self._fit(param, state, param.tensor, shape, dtype, on_growth, copy=True)
 
     def drop(self, param: Param) -> None:
         """Drop the state of a param."""
@@ -67,7 +64,8 @@ class ParamStates:
     def move(self, param: Param, new: torch.Tensor) -> None:
         """Move the state of a param to a new tensor of the same shape, on any device, in any memory order."""
         if param.tensor in self._optimizer.state:
-            state = self._optimizer.state.pop(param.tensor)
+            state = self.get(param)
+            self.drop(param)
             self._optimizer.state[new] = self._fit(param, state, new, param.shape, param.dtype)
 
     def _fit(
@@ -78,8 +76,16 @@ class ParamStates:
         shape: Sequence[int],
         dtype: torch.dtype,
         on_growth: Fill = "mean",
+        *,
+        copy: bool = False,
     ) -> dict[str, Any]:
         """State of a param for a tensor: on its device, and in its memory order, as fused kernels need it."""
+        optimizer = self._optimizer
+        if isinstance(optimizer, Quantized):
+            if tuple(shape) == tuple(tensor.shape):
+                state = optimizer.from_plain(state, tensor)
+                return {name: value.clone() if name == "step" else value for name, value in state.items()}
+            state = optimizer.as_floats(state, torch.empty(tuple(shape), dtype=dtype))
         fitted = fit_param_state(
             self.optimizer_class,
             state,
@@ -91,5 +97,14 @@ class ParamStates:
             old_dtype=dtype,
             options=None if param.group is None else param.group.entry,
         )
+        if isinstance(optimizer, Quantized):
+            return optimizer.quantize(fitted, tensor)
         nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
-        return fitted | map_tensors(lambda value: value.to(tensor.device), nested) if nested else fitted
+        if nested:
+            fitted |= map_tensors(lambda value: value.to(tensor.device), nested)
+        if not copy:
+            return fitted
+        return {
+            name: value.clone() if isinstance(value, torch.Tensor) else map_tensors(torch.Tensor.clone, value)
+            for name, value in fitted.items()
+        }

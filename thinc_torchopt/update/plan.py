@@ -366,20 +366,26 @@ class Plan:
             param.steps = 0
         return changed
 
-    def change_rates(self, texts: Sequence[str], *, factor: float = 1.0, min_rate: float = 0.0) -> None:
+    def change_rates(
+        self, texts: Sequence[str], *, factor: float = 1.0, min_rate: float = 0.0, max_rate: float | None = None
+    ) -> None:
         """Multiply the rates of params from the next step on, and of params that are added to their blocks later.
 
         texts (Sequence[str]): Names of groups or blocks, or patterns over these.
         factor (float): Above 0.
         min_rate (float): A factor below 1 does not lower the rate of the next step below this.
+        max_rate (float | None): A factor above 1 does not raise it above this.
         RAISES (ConfigError): No such group, or an invalid factor or rate. Nothing changes then.
         """
         section = Section("the learn rate controller")
         section.number("factor", factor) or section.refuse("factor", "a number above 0", factor)
         section.number("min_rate", min_rate)
+        if max_rate is not None:
+            section.number("max_rate", max_rate)
         self.check_group_names(texts)
-        scale = self._writer.scale
-        self._change_rates(RateChange(tuple(texts), factor, min_rate / scale if scale else min_rate))
+        scale = self._writer.scale or 1.0
+        highest = None if max_rate is None else max_rate / scale
+        self._change_rates(RateChange(tuple(texts), factor, min_rate / scale, max_rate=highest))
 
     def set_rates(self, texts: Sequence[str], rate: float) -> None:
         """Set the rates of params from the next step on, in place of settings and schedules.
@@ -494,6 +500,8 @@ class Plan:
         return ParamInfo(
             param.name,
             tuple(param.shape),
+            str(param.in_model.dtype).removeprefix("torch."),
+            param.half is not None,
             str(param.device),
             "shim"
             if param.callback is not None or param.is_of_shim

@@ -1,13 +1,14 @@
 """One update of some params, from top to bottom:
 
  1. reduce      with several processes: combine each gradient
- 2. judge       look once at all gradients; skip the update if one is not finite, or if they are a spike
- 3. clip        the factor for the gradients
- 4. rates       the learning rate of each param group, by the one controller that writes them
- 5. torch       the algorithm's own step, on the params that have a gradient
- 6. write back  shims that keep their params elsewhere get the new values
- 7. zero        thinc's gradients become zero in place, torch's None
- 8. averages    follow the new values
+ 2. follow      float32 masters take values that were changed in the model (params/masters.py)
+ 3. judge       look once at all gradients; skip the update if one is not finite, or if they are a spike
+ 4. clip        the factor for the gradients
+ 5. rates       the learning rate of each param group, by the one controller that writes them
+ 6. torch       the algorithm's own step, on the params that have a gradient
+ 7. write back  models get masters, rounded; shims that keep their params elsewhere get the new values
+ 8. zero        thinc's gradients become zero in place, torch's None
+ 9. averages    follow the new values
 
 Gradients were collected before, see torch_optimizer.py. A skipped update changes nothing but counters: even BatchNorm's
 statistics are restored.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinc.api import Shim
 
-from ..params import Param, clear_grads
+from ..params import Param, clear_grads, follow_models, round_to_models
 from ..threads import threads_for
 from ..types import BatchSize, ClipBy
 from .buffers import KeptBuffers
@@ -99,6 +100,7 @@ class Step:
                     lr_scale *= reduce.lr_scale
                     if not params and spoiled_by is None:
                         return False
+                follow_models(params)
                 if spoiled_by is not None:
                     factor, verdict = self._refuse(spoiled_by)
                 else:
@@ -115,6 +117,7 @@ class Step:
                         algorithm.step(groups, factor)
                     if shards is not None:
                         shards.exchange(params)
+                    round_to_models(params)
                     for param in params:
                         param.steps += 1
                 # After a skipped update too: shims that keep their params elsewhere then release their gradients.
@@ -144,12 +147,11 @@ class Step:
         """
         by_norm = grad_clip and self.clip_by in ("global", "component", "param")
         norms: list[float] = []
+        self.grad_norm, verdict = None, Verdict()
         if by_norm or self.guard.wants_norms:
             norms = norms_of_grads(params)
             self.grad_norm = total_norm(norms)
             verdict = self.guard.judge(params, norms, self.grad_norm)
-        else:
-            verdict = Verdict()
         if verdict.factor is None or not grad_clip:
             return verdict.factor, verdict
         return clip_grads(params, norms, grad_clip, self.clip_by, scale=verdict.factor), verdict

@@ -1,0 +1,172 @@
+"""Checks of a config as a whole: does it name anything of ours, do its corpora exist, are its settings known, is the
+device there? spaCy tells these late, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from confection import Config
+from spacy.schemas import ConfigSchemaTraining
+from spacy.training.corpus import walk_corpus
+from thinc.api import require_gpu
+
+from .errors import ConfigError, ConfigKeyError
+from .near_misses import did_you_mean, there_are
+
+# Prefixes of our registered names, and the registries in which all names are ours.
+PREFIXES: Final = ("thinc-torchopt.", "thinc_torchopt.", "torch.", "torch.optim.", "pytorch-optimizer.")
+REGISTRIES: Final = ("torch_optimizers", "gradient_modules", "regularizers")
+# spaCy's readers of files, with the endings of their files; and the first byte of its binary format: a header of
+# zlib's, at its usual settings.
+_READERS: Final = {"spacy.Corpus.v1": ".spacy", "spacy.JsonlCorpus.v1": ".jsonl", "spacy.PlainTextCorpus.v1": ".txt"}
+_ZLIB: Final = b"\x78"
+
+
+class Section(NamedTuple):
+    """A section of a config: its dotted path, and its contents."""
+
+    path: str
+    block: Mapping[str, Any]
+
+
+def sections_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[Section]:
+    """All sections of a config, each before its subsections."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield Section(f"{prefix}{key}", value)
+            yield from sections_of(value, f"{prefix}{key}.")
+
+
+def names_ours(config: Mapping[str, Any]) -> bool:
+    """Whether a config names something of ours, or tries to."""
+    return any(
+        key.startswith("@") and (key[1:] in REGISTRIES or str(value).startswith(PREFIXES))
+        for section in sections_of(config)
+        for key, value in section.block.items()
+    )
+
+
+def mentions_ours(text: str) -> bool:
+    """Whether the text of a config does, before it is parsed."""
+    return _MENTIONED.search(text) is not None
+
+
+_MENTIONED: Final = re.compile(
+    rf"""^\s*@(?:\w+\s*=\s*"(?:{"|".join(map(re.escape, PREFIXES))})|(?:{"|".join(REGISTRIES)})\b)""", re.MULTILINE
+)
+
+
+def check_gpu(use_gpu: int) -> None:
+    """Use a GPU, as spaCy's commands do. use_gpu (int): Its number, as in --gpu-id; -1: none.
+
+    RAISES (ConfigError): It can't be used.
+    """
+    if use_gpu < 0:
+        return
+    try:
+        require_gpu(use_gpu)
+    except Exception as error:  # thinc raises a ValueError, and CuPy errors of its own
+        found = _sentence(error).removeprefix("Cannot use GPU, ")
+        raise ConfigError(
+            f"Can't use --gpu-id {use_gpu}: {found} spaCy needs CuPy beside torch: pip install "
+            "'cupy-cuda12x' (or cupy-cuda13x, as the driver is). To train on the CPU, leave --gpu-id out."
+        ) from error
+
+
+def check_training_section(config: Mapping[str, Any]) -> None:
+    """Check the keys of [training]: spaCy ignores unknown ones.
+
+    RAISES (ConfigKeyError): An unknown setting.
+    """
+    known = [*ConfigSchemaTraining.model_fields]
+    for key in config.get("training", {}):
+        if key not in known:
+            raise ConfigKeyError(
+                f"Can't read [training]: there is no setting '{key}', and spaCy would ignore it."
+                f"{did_you_mean(key, known, is_setting=True) or there_are(known)}"
+            )
+
+
+def check_corpora(
+    config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus"), *, within: str = "training"
+) -> None:
+    """Check the files of a training, if spaCy's own readers read them.
+
+    config (Mapping): If it is not interpolated, the errors say how to set a path.
+    which (Sequence[str]): Settings that name the corpora. within (str): The section of these settings.
+    RAISES (ConfigError): A path is not set, does not exist, or leads to an empty file or one of another format.
+    """
+    values = config.interpolate() if isinstance(config, Config) else config
+    for setting in which:
+        name = values.get(within, {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"Can't set '{setting}' in [{within}]: expected the name of a section, found {name!r}. Put the files "
+                "of several corpora into one folder, and let its reader read that."
+            )
+        block, written = _at(values, name), _at(config, name)
+        corpora = values.get("corpora", {})
+        known = {"corpora.train", "corpora.dev", *(section.path for section in sections_of({"corpora": corpora}))}
+        # One function may give several corpora.
+        if name.startswith("corpora.") and name not in known and "@readers" not in corpora:
+            raise ConfigError(
+                f"Can't set '{setting}' in [{within}]: there is no section [{name}]."
+                f"{did_you_mean(name, known - {'corpora'})}"
+            )
+        ending = _READERS.get(str(block.get("@readers")))
+        if ending is not None:
+            _check_file(name, block.get("path"), written.get("path"), ending)
+
+
+def _check_file(name: str, path: Any, written: Any, ending: str) -> None:
+    variable = re.fullmatch(r"\$\{(.+)\}", written) if isinstance(written, str) else None
+    flag = f"--{variable[1].replace(':', '.')}" if variable else f"--{name}.path"
+    example = f"{flag} {name.rpartition('.')[2]}{ending}"
+    if path is None:
+        raise ConfigError(
+            f"Can't read [{name}]: its path is not set. Give it on the command line, as in {example}, or in the config."
+        )
+    file = Path(str(path))
+    if not file.exists():
+        raise ConfigError(
+            f"Can't read [{name}]: there is no file or folder '{path}'. Correct the path in the config, or give "
+            f"another: {example}."
+        )
+    is_binary = ending == ".spacy"
+    if is_binary and file.is_file() and file.stat().st_size:
+        with file.open("rb") as opened:
+            if opened.read(1) != _ZLIB:
+                raise ConfigError(
+                    f"Can't read [{name}]: '{path}' is not in spaCy's binary format. Convert it: spacy convert {path} "
+                    "./corpus."
+                )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # spaCy's, about the same
+        found = walk_corpus(file, ending)
+    if not found:
+        there = f"there is no such file in '{path}'" if file.is_dir() else f"'{path}' does not"
+        raise ConfigError(
+            f"Can't read [{name}]: its reader reads files that end in {ending}, and {there}. Correct the path, rename "
+            f"the files, or use the reader for their format."
+        )
+    if not any(one.stat().st_size for one in found):
+        raise ConfigError(f"Can't read [{name}]: '{path}' is empty. Write the corpus again, or correct the path.")
+
+
+def _at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    for part in path.split("."):
+        found = config.get(part)
+        if not isinstance(found, Mapping):
+            return {}
+        config = found
+    return config
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith(".") else f"{text}."

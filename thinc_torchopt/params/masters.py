@@ -1,0 +1,73 @@
+"""Float32 masters of params of half precision.
+
+bfloat16 has 8 significant bits, float16 has 11: an update that is smaller than a half of the last bit is rounded away.
+So the algorithm updates a copy in float32, the master, and the model gets it rounded. Gradients are converted to
+float32 before they are measured and clipped; state and averages are of the master.
+
+The model's values lead. Before each update, a cell of a master whose rounded value differs from the model's takes the
+model's: the weights were loaded, restored or changed since, by whatever code. All other cells keep their value.
+SOURCE: Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740. In apex the setting has the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from .. import kernels
+
+if TYPE_CHECKING:
+    from .param import Param
+
+
+class Half(NamedTuple):
+    """The model's values of a param that has a master.
+
+    tensor (Tensor): The model's tensor, or a view on the memory of its array. dtype, strides: When it was last seen.
+    """
+
+    tensor: torch.Tensor
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Half:
+        return cls(tensor, tensor.dtype, tensor.stride())
+
+
+def is_half(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of half precision."""
+    return tensor.dtype in (torch.bfloat16, torch.float16)
+
+
+def master_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A float32 copy, in the same memory order."""
+    return tensor.detach().float()
+
+
+@torch.no_grad()
+def follow_models(params: Iterable[Param]) -> None:
+    """Let masters take values that were changed in the model. Decided on the device, without waiting for it."""
+    for param in params:
+        if param.half is not None:
+            model, master = param.half.tensor, param.tensor
+            master.copy_(torch.where(master.to(model.dtype) == model, master, model.float()))
+
+
+@torch.no_grad()
+def round_to_models(params: Sequence[Param]) -> None:
+    """Write masters to the model, rounded to the nearest."""
+    pairs = [(param.half.tensor.detach(), param.tensor) for param in params if param.half is not None]
+    kernels.copy_([model for model, _ in pairs], [master for _, master in pairs])
+
+
+@torch.no_grad()
+def inherit_master(param: Param, old: torch.Tensor) -> None:
+    """Give a param the master of its predecessor, which may have another shape, as far as both reach. Cells that do not
+    fit the model follow it before the next update.
+    """
+    if param.half is not None and old.ndim == param.tensor.ndim:
+        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
+        param.tensor[common] = old[common].to(param.tensor)
