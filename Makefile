@@ -118,7 +118,7 @@ docs: $(SITE)/installed  ## Build the documentation as a site, with its links ch
 .PHONY: wheelhouse
 wheelhouse: $(VENV)/installed  ## Collect wheels for a machine without network: PYTHON=3.12 WITHOUT="torch numpy"
 	$(BIN)/python -m tests.wheelhouse $(THEIRS) --extras $(EXTRAS) --without $(WITHOUT) \
-		$(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TO),--output $(TO))
+		$(if $(PLATFORM),--platform $(PLATFORM)) $(if $(VERSIONS),--constraint $(VERSIONS)) $(if $(TO),--output $(TO))
 
 reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
 	$(BIN)/python docs/_site/reference.py

@@ -24,6 +24,9 @@ from thinc_torchopt.errors import ParamError
 
 from .models import toy_pipeline
 
+# Without masters, half precision loses small updates, as in torch.
+pytestmark = pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PrecisionWarning")
+
 # Ours, and the same as a plain torch one without kernels. thinc's own forms: their formulas are tested in
 # optimizers/test_drop_ins.py.
 FUSED = {

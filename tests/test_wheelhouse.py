@@ -81,6 +81,26 @@ def test_wheelhouse_has_versions_that_fit_together(registry, tmp_path):
     assert found == {"shared": "1.5", "first": "1", "second": "1", "pinned": "1.0"}
 
 
+def test_wheelhouse_asks_only_what_it_takes(registry, tmp_path):
+    """The newest version of `first` wants a newer `shared`, but is not the one that is taken."""
+    wheel_of(registry, "first", "2", "shared>=2")
+    wheel_of(registry, "first", "1", "shared<2")
+    wheel_of(registry, "second", "1", "first<2")
+    for version in ("1", "2"):
+        wheel_of(registry, "shared", version)
+    found = collected(tmp_path, "first", "second", "shared")
+    assert found == {"first": "1", "second": "1", "shared": "1"}
+
+
+def test_wheelhouse_ends_where_nothing_fits_together(registry, tmp_path):
+    """`first` and `second` each want the other's other version."""
+    for version, other in (("1", ">=2"), ("2", "<2")):
+        wheel_of(registry, "first", version, f"second{other}")
+        wheel_of(registry, "second", version, "first<2" if version == "1" else "first>=2")
+    with pytest.raises(SystemExit, match=r"expected versions that fit together|pip failed"):
+        collected(tmp_path, "first", "second")
+
+
 def written(folder, text):
     (folder / "constraints.txt").write_text(text)
     return folder / "constraints.txt"

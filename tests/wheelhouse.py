@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from email.parser import HeaderParser
 from pathlib import Path
@@ -113,20 +114,25 @@ class Wheelhouse:
         RETURNS (dict[str, Path]): The wheels by their names.
         """
         root = parse_wheel_filename(own.name)[0]
+        times: Counter[str] = Counter()
         while True:
             wheels = self.wheels | {root: own}
             wanted = self._walk(wheels, root, extras)
-            unmet = {
-                name: specifiers
-                for name, specifiers in wanted.items()
-                if name not in wheels
-                or not specifiers.contains(parse_wheel_filename(wheels[name].name)[1], prereleases=True)
-            }
-            if not unmet:
-                break
-            for name in unmet.keys() & wheels.keys():
+            unfit = [name for name in wanted.keys() & wheels.keys() if not _meets(wheels[name], wanted[name])]
+            for name in unfit:
                 wheels[name].unlink()
-            self._fetch(f"{name}{specifiers}" for name, specifiers in sorted(unmet.items()))
+            if unfit:
+                continue  # what they require counts no more
+            missing = {f"{name}{wanted[name]}" for name in wanted.keys() - wheels.keys()}
+            if not missing:
+                break
+            times.update(missing)
+            if again := sorted(one for one in missing if times[one] > 3):
+                sys.exit(
+                    f"Can't collect wheels: expected versions that fit together, found none of {', '.join(again)} that "
+                    "the others agree to. Choose one in constraints.txt, or in a file of your own: VERSIONS=file."
+                )
+            self._fetch(sorted(missing))
         for name in wheels.keys() - wanted.keys() - {root}:
             wheels[name].unlink()
         return self.wheels
@@ -150,9 +156,8 @@ class Wheelhouse:
                 left += [(key, one) for one in ["", *required.extras]]
         return wanted
 
-    def _fetch(self, requirements: Iterable[str]) -> None:
+    def _fetch(self, requirements: list[str]) -> None:
         """Have pip fetch one wheel for each, and build those that there are only as source."""
-        requirements = list(requirements)
         print(f"Fetching {len(requirements)}: {' '.join(requirements)}", flush=True)
         platforms = [part for platform in self.target.platforms for part in ("--platform", platform)]
         where = ["--implementation", "cp", "--python-version", self.target.python, *platforms]
@@ -183,6 +188,10 @@ class Wheelhouse:
             )
             for tag in tags
         )
+
+
+def _meets(wheel: Path, specifiers: SpecifierSet) -> bool:
+    return specifiers.contains(parse_wheel_filename(wheel.name)[1], prereleases=True)
 
 
 def _is_for(platform: str, target: Target) -> bool:
@@ -261,6 +270,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--platform", default=PLATFORM, help="as in names of wheels: %(default)s")
     parser.add_argument("--extras", nargs="*", default=[], help="of this package, as in setup.cfg")
     parser.add_argument("--without", nargs="*", default=[], metavar="NAME", help="packages that are there already")
+    parser.add_argument("--constraint", type=Path, default=ROOT / "constraints.txt", help="versions: constraints.txt")
     parser.add_argument("--output", type=Path, help="build/wheelhouse-VERSION")
     options = parser.parse_args(args)
     target = Target(options.python, options.platform)
@@ -268,23 +278,23 @@ def main(args: list[str] | None = None) -> None:
         options.output or ROOT / "build" / f"wheelhouse-{options.python}",
         target,
         options.without,
-        pins(target, ROOT / "constraints.txt"),
+        pins(target, options.constraint),
     )
     for path in house.folder.glob("thinc_torchopt-*.whl"):
         path.unlink()
     with TemporaryDirectory() as name:
         clone_to(Path(name))
         own = build_wheel(Path(name), house.folder)
-    before = {path: path.stat().st_size for path in house.collect(own, options.extras).values()}
+    wheels = list(house.collect(own, options.extras).values())
     if which("strip"):
-        for path in before:
+        for path in wheels:
             strip(path)
     else:
         print("There is no `strip` on this machine: shared objects keep what only debuggers read.")
-    for path, size in before.items():
-        print(f"{path.stat().st_size / MIB:8.2f} MiB, fetched as {size / MIB:8.2f}: {path.name}")
-    total = sum(path.stat().st_size for path in before)
-    print(f"{total / MIB:8.1f} MiB, fetched as {sum(before.values()) / MIB:.1f}: {len(before)} wheels")
+    sizes = {path.name: path.stat().st_size / MIB for path in wheels}
+    for name, size in sizes.items():
+        print(f"{size:8.2f} MiB  {name}")
+    print(f"{sum(sizes.values()):8.1f} MiB, {len(wheels)} wheels")
     names = "thinc-torchopt" + (f"[{','.join(options.extras)}]" if options.extras else "")
     print(f"There: pip install --no-index --find-links {os.path.relpath(house.folder)} '{names}'")
 

@@ -1,5 +1,5 @@
-"""The registries `@torch_optimizers`, `@gradient_modules`, `@regularizers`, `@controller_metrics` and
-`@controller_operations`.
+"""The registries `@torch_optimizers`, `@gradient_modules`, `@regularizers`, `@controller_metrics`,
+`@controller_operations` and `@controller_rules`.
 
 They belong to thinc's registry class, so the config systems of thinc, spaCy and others see them. The entry point group
 of each is its name after `thinc_`: other packages can add their own.
@@ -19,7 +19,10 @@ from typing import Any, get_type_hints
 
 from thinc.api import registry
 
-for _name in ("torch_optimizers", "gradient_modules", "regularizers", "controller_metrics", "controller_operations"):
+for _name in (
+    *("torch_optimizers", "gradient_modules", "regularizers"),
+    *("controller_metrics", "controller_operations", "controller_rules"),
+):
     if not hasattr(registry, _name):
         registry.create(_name, entry_points=True)
 

@@ -238,6 +238,10 @@ def controller() -> Iterator[str]:
             ("action", "what it does"),
             [(f"`{action}`", escaped(one_line(getattr(operation, action).__doc__))) for action in actions],
         )
+    yield "## Rules by name"
+    yield fill("For blocks of `[training.optimizer.controller.rules]`.")
+    for name, function in ours(registry.controller_rules).items():
+        yield from described(name, function, "###")
     yield "## Events"
     yield fill("`triggers` of a rule, in the order in which a training has them. All of them carry:")
     yield table(("value", "meaning"), [(f"`{key}`", escaped(text)) for key, text in COMMON.items()])

@@ -443,3 +443,84 @@ def test_controller_replay_picture_without_the_extra(run, tmp_path, monkeypatch)
     monkeypatch.setattr(compat, "has_matplotlib", False)
     found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.png", check=False)
     assert found.returncode == 1 and "pip install 'matplotlib>=3.7'" in found.stderr
+
+
+# ---------------------------------------------------------------------- configs, and other settings
+
+CONFIG = """
+[training]
+
+[training.optimizer]
+
+[training.optimizer.controller]
+@misc = "thinc-torchopt.TrainerController.v1"
+
+[training.optimizer.controller.metrics]
+
+[training.optimizer.controller.metrics.loss]
+@controller_metrics = "Loss"
+
+[training.optimizer.controller.rules]
+
+[training.optimizer.controller.rules.low]
+rule = "loss['per_word'] < 0.25"
+triggers = ["on_step_end"]
+operations = ["control.should_training_stop"]
+"""
+FALLING = [5, 4, 3, 2, 1, 2]
+
+
+def test_controller_takes_a_config(tmp_path):
+    (tmp_path / "config.cfg").write_text(CONFIG)
+    found = spacy_cli("torchopt", "controller", tmp_path / "config.cfg", "--check")
+    assert "config.cfg can be used: 1 metric, 1 controller." in found.stdout
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log(FALLING)))
+    args = (tmp_path / "config.cfg", "--replay", tmp_path / "log.jsonl", "--json")
+    found = spacy_cli("torchopt", "controller", *args)
+    assert fired(found) == {"low": [3, 4, 5]}
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("[training]\n[training.optimizer]\n", r"expected a block [training.optimizer.controller], found none"),
+        (CONFIG.replace("< 0.25", "<"), "rules.low"),
+        (CONFIG.replace("per_word'", "per_wrd'"), "Did you mean 'per_word'"),
+        (CONFIG.replace('"Loss"', '"Lose"'), "Lose"),
+        (CONFIG.replace("TrainerController.v1", "EMA.v1"), "training.optimizer.controller"),
+    ],
+)
+def test_controller_config_with_an_error(text, reason, tmp_path):
+    (tmp_path / "config.cfg").write_text(text)
+    found = spacy_cli("torchopt", "controller", tmp_path / "config.cfg", check=False)
+    said = " ".join((found.stdout + found.stderr).split())
+    assert found.returncode == 1 and reason in said and "Traceback" not in said
+
+
+def test_controller_replays_a_changed_rule(run):
+    rules = [rule("low", "loss['per_word'] < 0.25", "on_step_end"), rule("all", "True", "on_step_end", max_firings=1)]
+    sets = ("--set", "low.rule=loss['per_word'] < 0.15", "--set", "all.max_firings=2", "--set", "low.cooldown=1")
+    found = run([LOSS], rules, log(FALLING), *sets)
+    assert "low 1 4 3, 4, 5 control.should_training_stop" in rows(found.stdout)
+    assert "all 2 0, 1 0 control.should_training_stop" in rows(found.stdout)
+    found = run([LOSS], rules, log(FALLING), *sets, "--json")
+    assert fired(found) == {"low": [4], "all": [0, 1]}
+    assert [one["unchanged_steps"] for one in json.loads(found.stdout)["controllers"]] == [[3, 4, 5], [0]]
+    sets = ("--set", "low.patience.patience_threshold=1")
+    assert fired(run([LOSS], rules, log(FALLING), *sets, "--json"))["low"] == [4]
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("low", "NAME.KEY=VALUE"),
+        ("rule=1", "NAME.KEY=VALUE"),
+        ("lo.rule=1 < 2", "Did you mean 'low'"),
+        ("low.rul=1 < 2", "Did you mean 'rule'"),
+        ("low.rule=los < 1", "Did you mean 'loss'"),
+        ("low.name.x=1", "has no keys"),
+    ],
+)
+def test_controller_change_that_can_not_be(run, text, reason):
+    found = run([LOSS], [rule("low", "loss['per_word'] < 0.25", "on_step_end")], None, "--set", text, check=False)
+    assert found.returncode == 1 and reason in " ".join(found.stderr.split()) and "Traceback" not in found.stderr

@@ -451,7 +451,7 @@ def test_init_fine_tune_with_nothing_trained_before(tmp_path):
 
 def test_init_keeps_what_ours_has(tmp_path):
     for path in sorted(CONFIGS.glob("*.cfg")):
-        if path.name in ("fine_tuning.cfg", "transformer.cfg", "pytorch_optimizer.cfg"):
+        if path.name in ("fine_tuning.cfg", "transformer.cfg", "pytorch_optimizer.cfg", "torchao.cfg"):
             continue
         if path.name == "muon.cfg" and not HAS_MUON:
             continue

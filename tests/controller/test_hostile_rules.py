@@ -38,6 +38,29 @@ def doubled(start, times):
 
 
 HOSTILE = [
+    # statistics, of the longest lists and the widest ranges of numbers
+    "mean(m['steps']) > std(m['steps']) > slope(m['steps'])",
+    "median(m['steps']) < quantile(m['steps'], 1e-300)",
+    "std([1e308, 5e-324] * 9000) > 0",
+    "slope([5e-324, 1e308] * 9000) > 0",
+    "mean([1e308] * 100000) > 0",
+    "mean([[1.0]] * 10) > 0",
+    "any(mean(m['list']) > x for x in m['steps'])",
+    "any([quantile(m['steps'], x) > 1 for x in m['list']])",
+    "std([std([std(m['list'])] * 1000) for x in m['list']]) > 0",
+    "quantile([1.0], -1) > 0",
+    "quantile([1.0], 10 ** 300) > 0",
+    "quantile([1.0], 0.0 * 1e999) > 0",
+    "median([1 << 1000] * 9000) > 0",
+    "mean(m) > 0",
+    "mean('1' * 1000) > 0",
+    "get(m, 'x' * 100000) is None",
+    "get(m, ['list'] * 50000) is None",
+    "get(m, {'a': 1}) is None",
+    "get(m, ['__class__', '__mro__']) is not None",
+    "get(deep, [0, 0, 0, 0, 0, 0, 0]) == 1",
+    "get(get, get) == 1",
+    "isnan(10 ** 308) or isfinite(m)",
     # out of the expression
     "().__class__.__bases__[0].__subclasses__()",
     "''.__class__.__mro__[1].__subclasses__()[100]",

@@ -32,7 +32,7 @@ VALUES = {
         (
             "w['values'][len(loss['components'])] > 0",
             {"w": {"values": VALUES["w"]["values"][-20:]}, "loss": {"components": VALUES["loss"]["components"]}},
-        ),  # fmt: skip
+        ),
         ("norm > 1 or empty['x'] > 1", {"norm": 2.0}),
     ],
 )

@@ -176,7 +176,9 @@ def train(folder, *command, code=0, **env):
         cwd=folder,
     )
     assert done.returncode == code, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    # A resumed run repeats the steps since its checkpoint, in a log of its own.
+    texts = [path.read_text() for path in (folder / "log.jsonl", folder / "log-2.jsonl") if path.exists()]
+    lines = list({line["step"]: line for line in map(json.loads, "".join(texts).splitlines())}.values())
     for before, line in zip([{"words": 0}, *lines], lines):
         line["batch_words"] = line["words"] - before["words"]
     return lines

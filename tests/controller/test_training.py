@@ -416,7 +416,8 @@ def test_controller_definition_fails_when_the_config_is_resolved(corpus, tmp_pat
     inside = definition(rule("x", "on_step_end", 'state["step"] > 1', STOP))
     config["training"]["optimizer"]["controller"]["definition"] = inside
     again = Config().from_str(config.to_str(), interpolate=False)
-    assert registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"].rules.content == inside
+    [found] = registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"].rules.definition.controllers
+    assert (found.name, found.triggers, found.rule.text) == ("x", ["on_step_end"], 'state["step"] > 1')
 
 
 LOWER = {"name": "do", "class": "FreezeControl", "arguments": {"params": ["nothing/*"]}}

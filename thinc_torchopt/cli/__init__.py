@@ -40,9 +40,12 @@ _RECIPE = Opt(..., "--recipe", "-r", help=f"How to set up the optimizer: {', '.j
 _LOG = Opt(None, "--log", help="Also write a log of each step, for spacy torchopt report", dir_okay=False)
 _CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
 _OUTPUT_FILE = Arg(..., help="Path to output .cfg file (may be the input file), or - for stdout")
-_DEFINITION = Arg(..., help="YAML or JSON file with the rules", exists=True, dir_okay=False)
+_DEFINITION = Arg(..., help="YAML or JSON file with the rules, or config file", exists=True, dir_okay=False)
 _REPLAY = Opt(
     None, "--replay", help="Log file of JSONLinesLogger: show which rules would have fired", exists=True, dir_okay=False
+)
+_CHANGES = Opt(
+    None, "--set", metavar="NAME.KEY=VALUE", help="Another setting of a rule: stop.max_firings=3. Repeatable"
 )
 _MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same run", exists=True, dir_okay=False)
 _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay=False)
@@ -359,6 +362,7 @@ def controller_cli(
     check: bool = Opt(False, "--check", help="Check the rules, and show what they do. Default without --replay"),
     log_path: Optional[list[Path]] = _REPLAY,
     more_logs: Optional[list[Path]] = _MORE_LOGS,
+    changes: Optional[list[str]] = _CHANGES,
     output_path: Optional[Path] = _PICTURE,
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
@@ -366,7 +370,8 @@ def controller_cli(
     """
     Check the rules of a controller, or try them on a log. Lists all errors of the definition at once; without errors,
     shows on which events the rules run and what they do. With --replay, tries the rules on the log of a training and
-    shows which would have fired when; --output draws the metrics that the rules use. Nothing is trained, and no
+    shows which would have fired when; --output draws the metrics that the rules use. --set tries other settings: --set
+    "stop.rule=loss['loss'] < 1". Nothing is trained, and no
     operation runs.
     """
     from .controller import run_controller
@@ -376,6 +381,7 @@ def controller_cli(
         is_check=check,
         log_paths=log_path or (),
         more_logs=more_logs or (),
+        changes=changes or (),
         output_path=output_path,
         as_json=as_json,
         code_path=code_path,

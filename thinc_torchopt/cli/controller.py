@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from reprlib import repr as limited
 from typing import Any
 
-from ..controller import ControllerSpec, TrainerController
+from spacy import util
+
+from ..controller import ControllerSettings, ControllerSpec
 from ..errors import ConfigError
 from ..host import cli_util
 from ..report import Panel, check_picture, plot_firings, read_history
 from ._replay import Fired, Replay, replay
-from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
+from ._util import config_errors_shown, errors_shown, make_console, print_json, print_notes, print_table, short
 
 _spacy = cli_util()
 
@@ -30,13 +34,15 @@ def run_controller(
     is_check: bool,
     log_paths: Sequence[Path],
     more_logs: Sequence[Path] = (),
+    changes: Sequence[str] = (),
     output_path: Path | None,
     as_json: bool,
     code_path: Path | None = None,
 ) -> None:
     """Check a definition, or try it on a log.
 
-    path (Path): The definition.
+    path (Path): The definition, or a config with rules.
+    changes (Sequence[str]): Other settings of rules: "stop.rule=loss['loss'] < 1".
     is_check (bool): Only check it.
     log_paths, more_logs (Sequence[Path]): Logs of JSONLinesLogger, of one run. Empty: the definition is checked.
     output_path (Path | None): The picture of a replay.
@@ -48,18 +54,55 @@ def run_controller(
             raise ConfigError("Can't use --check with --replay: a replay checks the rules too. Remove --check.")
         if not log_paths and output_path is not None:
             raise ConfigError("Can't use --output alone: without a log there is nothing to draw. Add --replay.")
+        _spacy.import_code(code_path)
+        settings = _settings_of(path)
+        changed = settings.changed(dict(map(_change, changes))) if changes else None
     log_paths = [*log_paths, *more_logs]
     if not log_paths:
-        _check(path, as_json=as_json, code_path=code_path)
+        _check(path, changed or settings, as_json=as_json)
     else:
-        _replay(path, log_paths, output_path=output_path, as_json=as_json, code_path=code_path)
+        _replay(path, settings, changed, log_paths, output_path=output_path, as_json=as_json)
 
 
-def _check(path: Path, *, as_json: bool, code_path: Path | None) -> None:
-    """Print the rules of a definition, or all its errors."""
-    with errors_shown(as_json=as_json):
-        _spacy.import_code(code_path)
-        definition = TrainerController(path).definition
+def _settings_of(path: Path) -> ControllerSettings:
+    """The rules of a definition, or of a config.
+
+    RAISES (ConfigError): The config has none. (ControllerError): The rules have errors.
+    """
+    if path.suffix != ".cfg":
+        return ControllerSettings(path)
+    with config_errors_shown(path):
+        config = util.load_config(path, interpolate=True)
+    optimizer = config.get("training", {}).get("optimizer", {})
+    if "controller" not in optimizer:
+        raise ConfigError(
+            f"Can't check the rules of {path}: expected a block [training.optimizer.controller], found none."
+        )
+    with config_errors_shown(path, config):
+        found = util.registry.resolve({"controller": optimizer["controller"]})["controller"]
+    if not isinstance(found, ControllerSettings):
+        raise ConfigError(
+            f"Can't check the rules of {path}: expected a block [training.optimizer.controller] with @misc = "
+            '"thinc-torchopt.TrainerController.v1".'
+        )
+    return found
+
+
+def _change(text: str) -> tuple[tuple[str, ...], Any]:
+    """A setting of a rule from the command line: its path and value. A value is JSON, or else a text."""
+    path, sign, value = text.partition("=")
+    keys = tuple(part.strip() for part in path.split("."))
+    if not sign or len(keys) < 2 or not all(keys):
+        raise ConfigError(f"Can't use --set {text!r}: expected NAME.KEY=VALUE, as in stop.max_firings=3.")
+    if keys[1] != "rule":
+        with suppress(ValueError):
+            return keys, json.loads(value)
+    return keys, value
+
+
+def _check(path: Path, settings: ControllerSettings, *, as_json: bool) -> None:
+    """Print the rules of a definition."""
+    definition = settings.definition
     specs = definition.controllers
     if as_json:
         metrics = {name: part.kind for name, part in definition.metrics.items()}
@@ -78,33 +121,42 @@ def _check(path: Path, *, as_json: bool, code_path: Path | None) -> None:
 
 
 def _replay(
-    path: Path, log_paths: Sequence[Path], *, output_path: Path | None, as_json: bool, code_path: Path | None
+    path: Path,
+    settings: ControllerSettings,
+    changed: ControllerSettings | None,
+    log_paths: Sequence[Path],
+    *,
+    output_path: Path | None,
+    as_json: bool,
 ) -> None:
-    """Print which rules would have fired when in the training of a log, and draw them."""
+    """Print which rules would have fired when in the training of a log, and draw them. Changed rules beside those of
+    before.
+    """
     with errors_shown(as_json=as_json):
         if output_path is not None:
             check_picture(output_path, [path, *log_paths])
-        _spacy.import_code(code_path)
-        controller = TrainerController(path, is_replay=True)
+        controller = (changed or settings).build(is_replay=True)
         records, notes = read_history(log_paths)
         found = replay(controller, records)
+        unchanged = None if changed is None else replay(settings.build(is_replay=True), records)
         notes += found.notes
         if output_path is not None:
             notes += _draw(found, output_path, f"Rules of {path.name}, tried on {log_paths[0]}")
     specs = controller.definition.controllers
     if as_json:
-        print_json(_replay_as_dict(path, log_paths, specs, found, notes))
+        print_json(_replay_as_dict(path, log_paths, specs, found, unchanged, notes))
         return
     console = make_console()
     steps = f"step {found.steps[0]:,} to {found.steps[-1]:,}"
     logs = ", ".join(map(str, log_paths))
     console.print(f"{logs}: {_count(len(found.steps), 'line')}, {steps}. Nothing was done in this replay.")
+    headers = ["controller", "fired", "at step", *([] if unchanged is None else ["unchanged"]), "operations"]
     rows = []
     for spec in specs:
         fired = found.steps_of(spec.name)
-        at = ", ".join(f"{step:,}" for step in fired[:_MAX_STEPS]) + (" ..." if len(fired) > _MAX_STEPS else "")
-        rows.append([spec.name, f"{len(fired):,}", at, ", ".join(_operations(spec))])
-    print_table(console, ["controller", "fired", "at step", "operations"], rows, numbers=["fired"])
+        before = [] if unchanged is None else [_steps(unchanged.steps_of(spec.name))]
+        rows.append([spec.name, f"{len(fired):,}", _steps(fired), *before, ", ".join(_operations(spec))])
+    print_table(console, headers, rows, numbers=["fired"])
     if found.fired:
         rows = [[f"{fired.step:,}", fired.event, fired.controller, _values(fired)] for fired in found.fired[:_MAX_ROWS]]
         print_table(console, ["step", "event", "controller", "values"], rows, numbers=["step"])
@@ -155,6 +207,11 @@ def _limits(spec: ControllerSpec) -> str:
     return ", ".join(parts) or "each time"
 
 
+def _steps(steps: Sequence[int]) -> str:
+    """The first steps of a list."""
+    return ", ".join(f"{step:,}" for step in steps[:_MAX_STEPS]) + (" ..." if len(steps) > _MAX_STEPS else "")
+
+
 def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'s' * (n != 1)}"
 
@@ -174,15 +231,25 @@ def _as_dict(spec: ControllerSpec) -> dict[str, Any]:
 
 
 def _replay_as_dict(
-    path: Path, log_paths: Sequence[Path], specs: Sequence[ControllerSpec], found: Replay, notes: Sequence[str]
+    path: Path,
+    log_paths: Sequence[Path],
+    specs: Sequence[ControllerSpec],
+    found: Replay,
+    unchanged: Replay | None,
+    notes: Sequence[str],
 ) -> dict[str, Any]:
+    steps = {
+        spec.name: {"steps": found.steps_of(spec.name)}
+        | ({} if unchanged is None else {"unchanged_steps": unchanged.steps_of(spec.name)})
+        for spec in specs
+    }
     return {
         "definition": str(path),
         "log": str(log_paths[0]),
         "logs": list(map(str, log_paths)),
         "first_step": found.steps[0],
         "last_step": found.steps[-1],
-        "controllers": [_as_dict(spec) | {"steps": found.steps_of(spec.name)} for spec in specs],
+        "controllers": [_as_dict(spec) | steps[spec.name] for spec in specs],
         "firings": [vars(fired) for fired in found.fired],
         "without_value": found.without_value,
         "notes": list(notes),

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, Union
+from typing import Any, Dict, Optional, Union
 
 from ..checks import own_errors
 from ..errors import ControllerError
 from ..near_misses import did_you_mean
 from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
-from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, load, told
+from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, load, told
 from .definition import read as read_definition
 from .events import EVENTS
 from .guard import MetricUnavailable
+from .in_config import LABEL, blocks_of
 from .lookups import looked_up
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
@@ -111,13 +113,21 @@ class TrainerController:
     definition (str | Path | Mapping): Path of a YAML or JSON file, or its content.
     is_replay (bool): The events come from the log of a past training. Metrics of the machine then have no value, and
         there are no warnings about metrics without a value.
+    label (str | None), places (Mapping): For errors, as for `definition.load`.
     RAISES (ControllerError): The definition has errors. One message lists all of them.
 
     Public: `definition` (as objects), `events` (those on which it does anything), `values` (of metrics).
     """
 
-    def __init__(self, definition: Source, *, is_replay: bool = False):
-        self.definition: Definition = load(definition)
+    def __init__(
+        self,
+        definition: Source,
+        *,
+        is_replay: bool = False,
+        label: str | None = None,
+        places: Mapping[str, str] = {},
+    ):
+        self.definition: Definition = load(definition, label, places)
         self._values: dict[str, Any] = dict.fromkeys(self.definition.metrics)
         self.values: Mapping[str, Any] = MappingProxyType(self._values)
         self._states = {spec.name: RuleState(spec.rule.text) for spec in self.definition.controllers}
@@ -415,27 +425,75 @@ def _keys_in_run(metric: Any, groups: Collection[str], components: Collection[st
 
 
 class ControllerSettings:
-    """A definition that was read and checked. `build` makes a controller for one run.
+    """Rules that were read and checked. `build` makes a controller for one run.
 
-    Public: `content` (the definition as a dict), `names_groups` (whether it changes the learning rates of only some
-    param groups).
+    Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups).
     """
 
-    def __init__(self, definition: Union[str, Path, Dict[str, Any]]):
-        self.content = read_definition(definition)
-        checked = TrainerController(definition)  # finds all faults, and names the file
-        operations = [part.instance for part in checked.definition.operations.values()]
-        self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in operations)
+    def __init__(
+        self,
+        definition: Optional[Union[str, Path, Dict[str, Any]]] = None,
+        metrics: Dict[str, Any] = {},
+        operations: Dict[str, Any] = {},
+        rules: Dict[str, Any] = {},
+    ):
+        if definition is None:
+            blocks = blocks_of(metrics, operations, rules)
+            if not rules:
+                raise ControllerError(f"Can't use {LABEL}: expected a 'definition', or a block 'rules', found neither.")
+            self._content: Any = blocks.content
+            self._label, self._places = LABEL, blocks.places
+        elif metrics or operations or rules:
+            raise ControllerError(
+                f"Can't use {LABEL}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', found "
+                "both. Remove one."
+            )
+        else:
+            self._content, self._label, self._places = read_definition(definition), label_of(definition), {}
+        self.definition = self.build().definition  # finds all faults
+        acting = [part.instance for part in self.definition.operations.values()]
+        self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in acting)
 
-    def build(self) -> TrainerController:
-        return TrainerController(self.content)
+    def changed(self, changes: Mapping[tuple[str, ...], Any]) -> ControllerSettings:
+        """The same with other settings of rules. changes (Mapping): Values by path: the name of a rule, and its keys.
+
+        RAISES (ControllerError): There is no such rule, or the changed ones have errors.
+        """
+        made = copy(self)
+        controllers = plain(self._content["controllers"])  # a copy
+        made._content = {**self._content, "controllers": controllers}
+        rules = {one["name"]: one for one in controllers}
+        for (name, *outer, key), value in changes.items():
+            if name not in rules:
+                raise ControllerError(
+                    f"Can't change the rule '{name}': expected one of {', '.join(rules)}.{did_you_mean(name, rules)}"
+                )
+            place = rules[name]
+            for part in outer:
+                if not isinstance(place.setdefault(part, {}), dict):
+                    raise ControllerError(f"Can't change '{key}' in '{part}' of the rule '{name}': it has no keys.")
+                place = place[part]
+            place[key] = value
+        made.definition = made.build().definition
+        return made
+
+    def build(self, *, is_replay: bool = False) -> TrainerController:
+        return TrainerController(self._content, is_replay=is_replay, label=self._label, places=self._places)
 
 
-def trainer_controller(definition: Union[str, Path, Dict[str, Any]]) -> ControllerSettings:
+def trainer_controller(
+    definition: Optional[Union[str, Path, Dict[str, Any]]] = None,
+    metrics: Dict[str, Any] = {},
+    operations: Dict[str, Any] = {},
+    rules: Dict[str, Any] = {},
+) -> ControllerSettings:
     """Steer `spacy train` by rules. Registered as `thinc-torchopt.TrainerController.v1`.
 
-    definition (str | Path | dict): Path of a YAML or JSON file, relative to the current folder; or its content. See
-        docs/controller.md.
+    definition (str | Path | dict | None): Path of a YAML or JSON file, relative to the current folder; or its content.
+        See docs/controller.md. None: the rules are blocks of the config.
+    metrics (dict[str, Metric]): Blocks with `@controller_metrics`, in order.
+    operations (dict[str, Operation]): Blocks with `@controller_operations`.
+    rules (dict[str, dict]): Blocks with the keys of a controller, or with `@controller_rules`.
     RAISES (ControllerError): The definition has errors. One message lists all of them.
     """
-    return ControllerSettings(definition)
+    return ControllerSettings(definition, metrics, operations, rules)

@@ -93,29 +93,32 @@ class Definition:
     controllers: list[ControllerSpec]
 
 
-def load(source: Source) -> Definition:
+def load(source: Source, label: str | None = None, places: Mapping[str, str] = {}) -> Definition:
     """Read and check a definition.
 
     source (str | Path | Mapping): Path of a YAML or JSON file, or its content.
+    label (str | None), places (Mapping): For errors: its name; and other words for the places of its parts, such as
+        "rules.stop" for "controllers[0]".
     RAISES (ControllerError): It can't be read, or has errors. One message lists all of them.
     """
-    return _Reader(_label_of(source)).definition(read(source))
+    return _Reader(label or label_of(source), places).definition(read(source))
 
 
 def read(source: Source) -> Any:
     """Read a definition, without checks of its content. RAISES (ControllerError): It can't be read."""
-    return source if isinstance(source, Mapping) else read_file(source, _label_of(source))
+    return source if isinstance(source, Mapping) else read_file(source, label_of(source))
 
 
-def _label_of(source: Source) -> str:
+def label_of(source: Source) -> str:
     return "the controller definition" + ("" if isinstance(source, Mapping) else f" {str(source)!r}")
 
 
 class _Reader:
     """Reads a definition, and collects faults with their places."""
 
-    def __init__(self, label: str):
+    def __init__(self, label: str, places: Mapping[str, str]):
         self._label = label
+        self._places = places
         self._faults: list[str] = []
 
     def definition(self, content: Any) -> Definition:
@@ -166,6 +169,9 @@ class _Reader:
         return Definition(self._label, metrics, operations, controllers)
 
     def _fault(self, place: str, text: str) -> None:
+        part, dot, key = place.partition(".")
+        if part in self._places:  # a block of the config has arguments beside the name of the class
+            place = self._places[part] + ("" if key in ("arguments", "class") else dot + key)
         self._faults.append(f"{place}: {text[:1_000]}{'' if text.endswith('?') else '.'}")
 
     @contextmanager
@@ -197,13 +203,16 @@ class _Reader:
             kind = item.get("class")
             if "class" not in item:
                 continue
-            if kind not in known:
+            if isinstance(kind, type):  # of a block of the config
+                cls, kind = kind, kind.__name__
+            elif kind not in known:
                 advice = self._near(kind, known) or f"; there are {', '.join(known)}"
                 self._fault(f"{place}.class", f"expected the name of a registered class, found {short(kind)}{advice}")
                 continue
-            cls = None
-            with self._noting(f"{place}.class"):
-                cls = getattr(registry, _REGISTRIES[section]).get(kind)
+            else:
+                cls = None
+                with self._noting(f"{place}.class"):
+                    cls = getattr(registry, _REGISTRIES[section]).get(kind)
             if cls is None:
                 continue
             with self._noting(f"{place}.arguments"):

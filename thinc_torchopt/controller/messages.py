@@ -68,6 +68,11 @@ class Message:
         ):
             self._refuse(f"formats of Python's with a width of at most {MAX_WIDTH}, as in {{loss/loss:.3f}}")
 
+    @property
+    def names(self) -> set[str]:
+        """The names in its fields: of metrics, and others."""
+        return {field.partition("/")[0] for _, field, _ in self._parts if field is not None}
+
     def check(self, metrics: Collection[str]) -> None:
         """metrics (Collection[str] | Mapping[str, Keys | None]): Names of metrics, perhaps with their keys.
 

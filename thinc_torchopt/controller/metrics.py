@@ -25,6 +25,7 @@ from ..checks import Section
 from ..registry import registry
 from ..schema import AnyNumber, Count, read, write
 from .compiler import Keys
+from .given import Given
 from .plain import number, plain
 
 T = TypeVar("T", bound=type)
@@ -39,7 +40,7 @@ EXCLUDED = ["tok2vec", "transformer"]
 SECTION = Section("the arguments")
 
 
-class Metric(ABC):
+class Metric(Given, ABC):
     """A metric.
 
     events (Sequence[str]): The events on which it is computed. Given here or as an attribute of the class.
@@ -79,7 +80,7 @@ class Metric(ABC):
         """Whether its arguments are valid. Called once, before the training."""
         return True
 
-    def prepare(self, metrics: Mapping[str, Any]) -> None:  # noqa: B027  # not every metric has something to prepare
+    def prepare(self, metrics: Mapping[str, Any]) -> None:  # not every metric has something to prepare
         """Called once, before the training. metrics (Mapping): The metrics before it in the definition, by name. None
         for those that have errors.
 

@@ -16,6 +16,7 @@ event. It changes the training through `control`. Without one it does nothing, a
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -23,6 +24,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from ..checks import Section
 from ..errors import ConfigError, ControllerError
 from ..registry import registry
+from .given import Given
 from .guard import MetricUnavailable
 from .messages import Message, level_of, one_line
 from .rules import Rule, expression
@@ -90,7 +92,7 @@ class Control:
     steering: Steering | None = None
 
 
-class Operation:
+class Operation(Given):
     """An operation. Its actions are its methods `should_...`, which have keyword arguments and `**kwargs`.
 
     quiet: Actions that `spacy train` does not log by default, as they change nothing in the run.
@@ -415,23 +417,34 @@ class NotifyControl(Operation):
     fe80::/10), where clouds keep the keys of a machine, are refused, also behind a name. A proxy of the environment
     looks up names itself. The log shows only the host of the address.
 
-    url (str): "https://..." or "http://...".
+    url (str | None): "https://..." or "http://...".
+    url_from (str | None): The environment variable with the address, which may have a secret in it. Instead of `url`.
     message (str): Text with fields, as for `LogControl`.
     timeout_seconds (float): How long to wait for an answer, up to 300.
+    allow_link_local (bool): Send to link-local addresses too.
     """
 
     quiet = ("should_notify",)
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         message: str = "{control_name} fired on {event_name} at step {step}",
         timeout_seconds: float = 10.0,
+        url_from: str | None = None,
+        allow_link_local: bool = False,
     ):
+        if (url is None) == (url_from is None):
+            _SECTION.refuse("url", "an address, or 'url_from' without it", url)
+        if url_from is not None and (not isinstance(url_from, str) or not (url := os.environ.get(url_from))):
+            _SECTION.refuse("url_from", "the name of an environment variable that is set", url_from)
+        _SECTION.flag("allow_link_local", allow_link_local)
         timeout = _SECTION.number("timeout_seconds", timeout_seconds, "a number above 0, at most 300", at_most=300.0)
         if timeout == 0.0:
             _SECTION.refuse("timeout_seconds", "a number above 0, at most 300", timeout_seconds)
-        self._webhook = Webhook(url, timeout)
+        self._webhook = Webhook(
+            url, timeout, setting="url" if url_from is None else "url_from", may_be_link_local=allow_link_local
+        )
         self._message = Message("message", message)
 
     def prepare(self, metrics: Collection[str]) -> None:

@@ -11,6 +11,7 @@ so no methods; no statements, lambdas or f-strings. Parts that could use much ti
 
 from __future__ import annotations
 
+import ast
 import reprlib
 import warnings
 from collections.abc import Collection, Mapping
@@ -101,6 +102,25 @@ class Rule:
         if self._gives == "a number" and type(result) in SCALARS:
             return result
         raise ControllerError(f"it must give {self._gives}, but gave {reprlib.repr(result)}")
+
+
+def names_in(text: Any) -> set[str]:
+    """All names in an expression, without checks. Empty if it does not parse."""
+    try:
+        return {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)}
+    except (Refused, SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """An expression with other names. It stays as it is if it has none of them, or does not parse."""
+    if names_in(text).isdisjoint(names):
+        return text
+    tree = ast.parse(text.strip(), mode="eval")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+    return ast.unparse(tree)
 
 
 def expression(text: Any, keys: Mapping[str, Keys | None]) -> Rule:

@@ -34,11 +34,13 @@ class Webhook:
 
     url (str): "http://..." or "https://...".
     timeout_seconds (float): Time-out of each network operation.
+    setting (str): The name of the setting with the address, for errors, which don't show an address from elsewhere.
+    may_be_link_local (bool): Allow link-local addresses.
     RAISES (ConfigError): The address is invalid or link-local. Host names are resolved and checked when a message is
         sent.
     """
 
-    def __init__(self, url: str, timeout_seconds: float):
+    def __init__(self, url: Any, timeout_seconds: float, *, setting: str = "url", may_be_link_local: bool = False):
         try:
             parts = urlsplit(url)
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -46,13 +48,19 @@ class Webhook:
         except (ValueError, AttributeError, TypeError):
             is_address = False
         if not is_address or any(ord(letter) <= 32 or ord(letter) > 126 for letter in url):
-            _SECTION.refuse("url", 'an address as in "https://example.org/hook", without user and password', url)
-        with suppress(OSError):  # a host name, which is not numeric
-            _check_address(str(parts.hostname), parts.port, socket.AI_NUMERICHOST)
+            _SECTION.refuse(
+                setting,
+                'an address as in "https://example.org/hook", without user and password',
+                url if setting == "url" else "another",
+            )
+        if not may_be_link_local:
+            with suppress(OSError):  # a host name, which is not numeric
+                _check_address(str(parts.hostname), parts.port, socket.AI_NUMERICHOST)
         self.host = parts.hostname
         self._url = url
         self._timeout = timeout_seconds
-        self._opener = build_opener(_NoRedirects(), _Http(), _Https())
+        checking = () if may_be_link_local else (_Http(), _Https())
+        self._opener = build_opener(_NoRedirects(), *checking)
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -257,7 +257,8 @@ class RateWriter:
         """Update everything that depends on the set of groups."""
         self._checksums = None
         groups = {watched.id: watched for of in self._optimizers.values() for watched in of.groups}
-        self._groups = {id: groups[id] for id in (*(id for id in self._groups if id in groups), *groups)}
+        # Not `id`: Python 3.12.1 takes that for a local name in the rest of the function.
+        self._groups = {key: groups[key] for key in (*(key for key in self._groups if key in groups), *groups)}
         policies = [watched.source.policy for watched in self._groups.values()]
         sources = {id(source): source for source in (source_of(policy) for policy in policies if policy is not None)}
         self._observing = [source for source in sources.values() if hasattr(source, "observe")]

@@ -395,7 +395,8 @@ class ParamTable:
         if found:
             self._has_warned_of_half = True
             dtype = str(found[0].dtype).removeprefix("torch.")
-            more = f" and {len(found) - 1} others are" if len(found) > 1 else " is"
+            n_more = len(found) - 1
+            more = f" and {n_more} other{'s' if n_more > 1 else ''} are" if n_more else " is"
             warnings.warn(
                 PrecisionWarning(
                     f"Param '{found[0].name}'{more} trained in {dtype}: an update of less than about a "
