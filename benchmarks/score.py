@@ -607,6 +607,8 @@ def picture(lines: list[dict[str, Any]], path: Path, candidate: str, end: str) -
     """Score over steps: the baseline and one candidate, on each task that has both."""
     import matplotlib
 
+    from thinc_torchopt.report.style import save
+
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "score"
     from matplotlib import pyplot
@@ -631,7 +633,7 @@ def picture(lines: list[dict[str, Any]], path: Path, candidate: str, end: str) -
         axis.set_xlabel("steps")
     axes.flat[0].legend(loc="lower right", fontsize="small")
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def step(name: str, candidate: str, steps: int) -> Iterator[str]:
