@@ -5,6 +5,7 @@
     python benchmarks/score.py run --tasks ewt --candidates cosine --seeds 0 1 --ends own
     python benchmarks/score.py table                  # steps and seconds to a score
     python benchmarks/score.py levers                 # what each part of the recipe is worth
+    python benchmarks/score.py others                 # the other recipes, at half of the baseline's steps
     python benchmarks/score.py step                   # seconds a step, both optimizers in turns in one process
     python benchmarks/score.py picture docs/recipes.svg
 
@@ -339,6 +340,8 @@ def begin(name: str, candidate: str, seed: int, steps: int, folder: Path, *, is_
         put(config, "training.max_steps", steps)
     else:
         recipe.edit(config, steps)
+        if checkpoint := config["training"]["optimizer"].get("checkpoint"):
+            checkpoint["path"] = str(folder / "state")
     nlp = init_nlp(config)
     config = nlp.config.interpolate()
     fix_random_seed(seed)
@@ -584,9 +587,27 @@ def levers(lines: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {lever} | {' | '.join(cells)} |"
 
 
+def others(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """The best scores of the other recipes at half of the baseline's steps, and of the baseline and `best` at their own
+    ends.
+    """
+    arms = {(task, candidate, end): arm for (task, candidate, end), arm in arms_of(lines).items()}
+    rows = {"baseline": "full", "best": "own", **dict.fromkeys(OTHERS, "half")}
+    tasks = [task for task in TASKS if any((task, other, "half") in arms for other in OTHERS)]
+    yield f"| recipe | {' | '.join(tasks)} |"
+    yield "| --- " * (1 + len(tasks)) + "|"
+    for candidate, end in rows.items():
+        found = [arms.get((task, candidate, end)) for task in tasks]
+        if any(found):
+            cells = ["" if arm is None else f"{100 * mean(arm.best):.1f} ({100 * arm.spread:.1f})" for arm in found]
+            yield f"| {candidate} | {' | '.join(cells)} |"
+
+
 def picture(lines: list[dict[str, Any]], path: Path, candidate: str, end: str) -> None:
     """Score over steps: the baseline and one candidate, on each task that has both."""
     import matplotlib
+
+    from thinc_torchopt.report.style import save
 
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "score"
@@ -612,7 +633,7 @@ def picture(lines: list[dict[str, Any]], path: Path, candidate: str, end: str) -
         axis.set_xlabel("steps")
     axes.flat[0].legend(loc="lower right", fontsize="small")
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    save(figure, path)
 
 
 def step(name: str, candidate: str, steps: int) -> Iterator[str]:
@@ -649,6 +670,7 @@ def main() -> None:
     tables = commands.add_parser("table")
     tables.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     commands.add_parser("levers")
+    commands.add_parser("others")
     steps = commands.add_parser("step")
     steps.add_argument("--tasks", nargs="+", choices=TASKS, default=CHOOSING)
     steps.add_argument("--steps", type=int, default=200)
@@ -669,8 +691,8 @@ def main() -> None:
         run(keys, args.results, args.minutes)
     elif args.command == "table":
         print(*table(read(args.results), args.tasks), sep="\n")
-    elif args.command == "levers":
-        print(*levers(read(args.results)), sep="\n")
+    elif args.command in ("levers", "others"):
+        print(*(levers if args.command == "levers" else others)(read(args.results)), sep="\n")
     elif args.command == "step":
         print("| task | candidate | baseline | candidate | ratio |", "| --- " * 5 + "|", sep="\n")
         for name in args.tasks:
