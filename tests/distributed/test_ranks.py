@@ -147,6 +147,19 @@ def test_ranks_obey_the_rules_of_rank_0(ranks):
         assert same(one, other)
 
 
+def test_ranks_obey_all_operations_of_rank_0(ranks):
+    first, second = ranks("more_rules")
+    assert len(first["steps"]) == len(second["steps"]) == 7  # the fall ends the training
+    for one, other in zip(first["steps"], second["steps"]):
+        assert same(one, other)
+    for found in (first, second):
+        rates = [info["learn_rates"]["default"] for info in found["infos"]]
+        assert rates[:4] == pytest.approx([0.02, 0.02, 0.02, 0.03]) and rates[4:] == sorted(rates[4:], reverse=True)
+        assert rates[-1] < 0.02
+    assert first["averages"]
+    assert all(torch.equal(one, other) for one, other in zip(first["averages"], second["averages"]))
+
+
 def test_ranks_have_the_statistics_of_rank_0(ranks):
     first, second = ranks("batch_norm")
     assert_same_on_both(first, second)

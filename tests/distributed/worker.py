@@ -33,6 +33,7 @@ from tests.doubles.torch_cuda import CudaTensor, tensors_in, to_cuda
 from tests.runs import config_for
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import AdamW
+from thinc_torchopt.averages import EMA
 from thinc_torchopt.controller import TrainerController, trainer_controller
 from thinc_torchopt.distributed import Distributed, FlatReduce, Shards
 from thinc_torchopt.errors import DistributedError
@@ -241,6 +242,41 @@ RULES = {
             ("a", "on_substep_end", 1, "freeze.should_freeze"),
             ("b", "on_step_end", 2, "rates.should_cut"),
             ("c", "on_step_end", 4, "hfcontrols.should_training_stop"),
+        )
+    ],
+}
+
+
+@scenario
+def more_rules(folder):
+    """Of which rank 0 decides: other numbers of parts, averages that begin, a rate that rises, a fall of the rate."""
+    if RANK:
+        TrainerController.decide = None
+    nlp = pipelines.pipeline(["tagger", "ner"])
+    rate = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.02, "warmup_steps": 0}
+    rate = registry.resolve({"rate": {**rate, "decay_steps": 9, "total_steps": 40}})["rate"]
+    averages = EMA(0.5, warmup="ignite", start_step=1000)
+    settings = trainer_controller(definition=MORE_RULES)
+    optimizer = pipelines.optimizer(controller=settings, use_averages=False, averages=averages, learn_rate=rate)
+    found = train(nlp, optimizer)
+    return found | {"averages": [torch.as_tensor(value) for value in optimizer.averages.values()]}
+
+
+MORE_RULES = {
+    "controller_metrics": [{"name": "state", "class": "TrainingState"}],
+    "operations": [
+        {"name": "parts", "class": "AccumulationControl", "arguments": {"substeps": 2}},
+        {"name": "averages", "class": "AveragesControl"},
+        {"name": "rates", "class": "LearnRateControl", "arguments": {"factor": 2.0, "max_rate": 0.03}},
+        {"name": "fall", "class": "DecayControl", "arguments": {"steps": 3}},
+    ],
+    "controllers": [
+        {"name": action.split(".")[0], "triggers": ["on_step_end"], "rule": rule, "operations": [action]}
+        for action, rule in (
+            ("parts.should_set", "state['step'] == 0"),
+            ("averages.should_begin", "state['step'] == 1"),
+            ("rates.should_raise", "get(fired['averages'], 'steps_since', 0) == 1"),
+            ("fall.should_begin", "state['step'] == 3"),
         )
     ],
 }
