@@ -81,8 +81,8 @@ BEST = {
         0,
         0.001,
         False,
-        "with MiniLM and NER (one run): the best score of spaCy's template after 0.40 of its steps, and 4.3 points more "
-        "after 600.",
+        "with MiniLM and NER (one run): the best score of spaCy's template after 0.40 of its steps, and 4.3 points "
+        "more after 600.",
     ),
 }
 
