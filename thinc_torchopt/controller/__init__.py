@@ -2,9 +2,10 @@
 
 The controller is a plain object that knows nothing of spaCy or torch. events.py lists the events and their payloads;
 definition_file.py reads a definition, in_config.py makes one of blocks of the config, named_rules.py has those with a
-name; definition.py checks it. rules.py evaluates rules, which compiler.py and guard.py make safe; metrics.py, series.py,
-run_metrics.py and operations.py have the classes that a definition can name. plain.py copies values, lookups.py picks
-those that a rule uses, rolling.py has their statistics, messages.py fills texts with them, webhook.py sends them.
+name; definition.py checks it. rules.py evaluates rules, which compiler.py and guard.py make safe; metrics.py,
+series.py, run_metrics.py and operations.py have the classes that a definition can name. plain.py copies values,
+lookups.py picks those that a rule uses, rolling.py has their statistics, messages.py fills texts with them, webhook.py
+sends them.
 """
 
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
