@@ -50,15 +50,10 @@ def dev_loss(*per_word):
 # Of each controller: events at whose end it fires, and events on which it does not.
 RUNS = {
     "stop-at-loss": (steps(5.0, 0.4), steps(5.0, 0.6)),
-    "stop-at-dev-loss": (dev_loss(0.5, 0.1), dev_loss(0.5, 0.2, float("nan"))),
     "stop-early": (dev_loss(0.5, 0.5, 0.6, 0.7, 0.5, 0.5), dev_loss(0.5, 0.5, 0.6, 0.7, 0.4, 0.5)),
     "save-when-gradients-double": (norms(50 * [1.0] + 26 * [3.0]), norms(200 * [1.0, 3.0])),
     "put-together": ([("on_train_begin", {})], steps(1.0)),
-    "stop-on-plateau": (scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.5005), scores(0.5, 0.5, 0.5, 0.5, 0.5, 0.6)),
-    "save-at-each-new-best-above-90": (scores(0.5, 0.95), scores(0.5, 0.89)),
     "cut-on-plateau": (scores(0.5, 0.4, 0.4, 0.4), scores(0.5, 0.4, 0.4, 0.6, 0.4)),
-    "unfreeze": (scores(0.4, 0.6), scores(0.4, 0.5)),
-    "back-on-a-spike": (norm(3.0) + norm(2000.0), norm(3.0) + norm(999.0)),
 }
 
 

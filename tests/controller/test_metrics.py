@@ -298,10 +298,10 @@ def test_own_metrics():
 
     register_metric_handlers([TestWords])
     assert value(watch("TestWords", {"times": 2}), "on_step_end", words=4) == {"words": 8, "where": "on_step_end"}
-    with pytest.raises(ControllerError, match=r"controller_metrics\[0\].arguments: .*validate\(\) of .* refuses"):
+    with pytest.raises(ControllerError, match=r"controller_metrics\[1\].arguments: .*validate\(\) of .* refuses"):
         watch("TestWords", {"times": 0})
     with pytest.raises(
-        ControllerError, match=r"controller_metrics\[0\].arguments: expected the arguments of 'TestWords' \(times\)"
+        ControllerError, match=r"controller_metrics\[1\].arguments: expected the arguments of 'TestWords' \(times\)"
     ):
         watch("TestWords", {"often": 2})
 

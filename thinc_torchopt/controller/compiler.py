@@ -64,7 +64,7 @@ _LAZY = frozenset({"all", "any", "max", "min", "sum"})  # functions of a generat
 _BOOLEAN = frozenset({"all", "any", "isfinite", "isnan"})
 _SERIES = frozenset({"mean", "median", "quantile", "slope", "std"})  # functions of a list of numbers
 _NUMERIC = FUNCTIONS - _LAZY - _SERIES - {"get", "len", "str"}
-# What an expression must give.
+# The kind of value that an expression must give.
 Gives = Literal["true or false", "a number", "anything"]
 
 
