@@ -903,7 +903,7 @@ def test_averages_refuse_a_state_that_does_not_fit(how):
     model.finish_update(optimizer)
     good = averages_in(optimizer).state_dict(paths_of(model))
     before = copy.deepcopy(good)
-    bad = None if how == "nothing" else damage({part: dict(value) for part, value in good.items()}, how)
+    bad = None if how == "nothing" else damage({part: copy.copy(value) for part, value in good.items()}, how)
     with pytest.raises(StateError, match=r"Can't load the average.*expected .*found "):
         averages_in(optimizer).load_state_dict(bad, params_in(optimizer), paths_of(model))
     after = averages_in(optimizer).state_dict(paths_of(model))
