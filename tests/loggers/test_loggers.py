@@ -445,7 +445,8 @@ def test_loggers_jsonl_tells_what_is_no_loss_and_the_dev_loss_that_rules_saw(cor
     rule = {
         "name": "r",
         "triggers": ["on_evaluate"],
-        "rule": 'dev["loss"] > one["loss"]',
+        # A firing has what its rule looked up.
+        "rule": 'dev["loss"] > one["loss"] and dev["components"] and dev["words"] and dev["examples"]',
         "operations": ["control.should_save"],
     }
     config = config_for(tmp_path, corpus)
