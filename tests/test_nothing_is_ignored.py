@@ -610,6 +610,28 @@ NOT_HERE |= {"controller_metrics SystemState every_seconds": "goes by the clock:
 NOT_HERE |= {
     "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/settings/test_param_groups.py"
 }
+NOT_HERE |= {
+    f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/controller/test_in_config.py"
+    for name in ("metrics", "operations", "rules")
+}
+NEEDS_MORE = "needs metrics or actions that this definition has not: tests/controller/test_"
+NOT_HERE |= {
+    name: NEEDS_MORE + file
+    for name in ARGUMENTS
+    for kinds, file in (
+        (("controller_metrics Window", "controller_metrics Best"), "series.py"),
+        (("controller_rules",), "named_rules.py"),
+        (
+            (
+                *(f"controller_operations {kind}Control" for kind in ("KeepBest", "Accumulation", "Decay")),
+                "controller_operations LearnRateControl max_rate",
+            ),
+            "operations.py",
+        ),
+        (tuple(f"controller_operations NotifyControl {key}" for key in ("url_from", "allow")), "named_rules.py"),
+    )
+    if name.startswith(kinds)
+}
 # What no step shows, but what is told of the optimizer: the reason, and where it is tested.
 SPIKES = "what is usual is known after more updates than these: tests/update/test_guard.py"
 GOES_BACK = "the training loop goes back: tests/training/test_rollback.py"
