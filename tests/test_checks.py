@@ -31,6 +31,8 @@ OF_OPTIMIZER = {
     "algorithm": [None, "torch.AdamW.v1", torch.optim.AdamW, {}],
     "learn_rate": NUMBER,
     "grad_clip": NUMBER,
+    "precision": [*CHOICE, None],
+    "master_weights": FLAG,
     "clip_by": [*CHOICE, None],
     "use_averages": FLAG,
     "averages": OTHER,

@@ -640,6 +640,7 @@ ENDS = "the training loop ends with it: tests/training/test_budget.py"
 ROUNDS = "of the rounds of a federation: tests/modular/federated/test_rounds.py"
 RANKS = "with several processes only: tests/distributed/"
 TOLD = {
+    "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/params/test_precision.py",
     "optimizers TorchOptimizer.v1 runtime_budgets": "counts what a slow machine takes: tests/learn_rate/",
     "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
     "optimizers TorchOptimizer.v1 on_spike": SPIKES,

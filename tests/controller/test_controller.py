@@ -42,7 +42,7 @@ def test_controller_as_in_the_docs():
         )
     ]
     what = "Controller 'c' took hfcontrols.should_training_stop on on_log at step 0"
-    assert str(firings[0]) == f"{what}, with {{'loss': {{'epoch': 0.0, 'loss': 0.5}}}}"
+    assert str(firings[0]) == f"{what}, with {{'loss': {{'loss': 0.5}}}}"
 
 
 def test_controller_fires_for_each_action_and_logs_it(caplog):

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 _all: Counter[str] = Counter()
 
 
@@ -22,7 +24,7 @@ def waits() -> Iterator[Counter[str]]:
     from . import is_installed
 
     found: Counter[str] = Counter()
-    if not is_installed:
+    if not is_installed and torch.cuda.is_available():
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
