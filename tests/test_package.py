@@ -129,11 +129,8 @@ def test_package_private_parts_of_the_hosts_are_known_in_one_place():
     assert {"_model", "_grad_scaler", "_buffers", "_version", "_util", "_optimizer_step_pre_hooks"} <= known
     ops = {name for name, _ in private_names(trees["kernels.py"])}
     assert ops and all(name.startswith(("_foreach_", "_fused_")) for name in ops)
-    ours = {name for tree in trees.values() for name in own_names(tree)} | {
-        "_asdict",
     # Those of a NamedTuple are public.
     ours = {name for tree in trees.values() for name in own_names(tree)} | {"_asdict", "_fields"}
-    }  # a NamedTuple's, and public
     assert [
         f"{path}:{line}: {name}"
         for path, tree in trees.items()
