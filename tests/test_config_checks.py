@@ -39,6 +39,10 @@ def test_corpora_are_looked_for_as_far_as_spacy_reads_them(config, tmp_path):
     with pytest.raises(ConfigError, match=r"\[corpora.dev\]: there is no file or folder '.*gone'"):
         check_corpora(config)
     check_corpora(config, ["train_corpus"])
+    check_corpora(config, files=False)
+    config["paths"]["dev"] = None
+    with pytest.raises(ConfigError, match=r"\[corpora.dev\]: its path is not set"):
+        check_corpora(config, files=False)
     config["corpora"]["dev"] = {"@readers": "mine.Corpus.v1", "path": "s3://somewhere"}
     check_corpora(config)
 

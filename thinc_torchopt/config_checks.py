@@ -93,12 +93,17 @@ def check_training_section(config: Mapping[str, Any]) -> None:
 
 
 def check_corpora(
-    config: Mapping[str, Any], which: Sequence[str] = ("train_corpus", "dev_corpus"), *, within: str = "training"
+    config: Mapping[str, Any],
+    which: Sequence[str] = ("train_corpus", "dev_corpus"),
+    *,
+    within: str = "training",
+    files: bool = True,
 ) -> None:
     """Check the files of a training, if spaCy's own readers read them.
 
     config (Mapping): If it is not interpolated, the errors say how to set a path.
     which (Sequence[str]): Settings that name the corpora. within (str): The section of these settings.
+    files (bool): Look at the files too, not only whether their paths are set.
     RAISES (ConfigError): A path is not set, does not exist, or leads to an empty file or one of another format.
     """
     values = config.interpolate() if isinstance(config, Config) else config
@@ -120,10 +125,10 @@ def check_corpora(
             )
         ending = _READERS.get(str(block.get("@readers")))
         if ending is not None:
-            _check_file(name, block.get("path"), written.get("path"), ending)
+            _check_file(name, block.get("path"), written.get("path"), ending, files=files)
 
 
-def _check_file(name: str, path: Any, written: Any, ending: str) -> None:
+def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool) -> None:
     variable = re.fullmatch(r"\$\{(.+)\}", written) if isinstance(written, str) else None
     flag = f"--{variable[1].replace(':', '.')}" if variable else f"--{name}.path"
     example = f"{flag} {name.rpartition('.')[2]}{ending}"
@@ -131,6 +136,8 @@ def _check_file(name: str, path: Any, written: Any, ending: str) -> None:
         raise ConfigError(
             f"Can't read [{name}]: its path is not set. Give it on the command line, as in {example}, or in the config."
         )
+    if not files:
+        return
     file = Path(str(path))
     if not file.exists():
         raise ConfigError(

@@ -108,6 +108,7 @@ def build(
             config = util.load_config(path, overrides=overrides, interpolate=False)
         with config_errors_shown(path, config):
             check_training_section(config)
+            check_corpora(config, files=False)  # spaCy builds both readers, whichever is read
             check_corpora(config, ["train_corpus", *["dev_corpus"] * reads_dev])
             # This reads all of the data, to find the labels.
             with show_activity("Building the pipeline"):
