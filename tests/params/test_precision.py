@@ -407,9 +407,9 @@ def test_resumed_run_ends_as_a_whole_one(tmp_path):
 )
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.TorchOptWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_training_with_other_features_is_that_of_autocast_by_hand(tmp_path, settings):
+def test_training_with_other_features_is_that_of_autocast_by_hand(corpus, tmp_path, settings):
     """And goes on after a crash, to the bit."""
-    corpus, found = toy_corpus(tmp_path), []
+    found = []
     settings = copy.deepcopy(settings)
     accumulate = settings.pop("accumulate", 1)
     for name, precision, crash_at in (("hand", "float32", None), ("whole", "bf16", None), ("parts", "bf16", 9)):
