@@ -200,9 +200,13 @@ def _is_for(platform: str, target: Target) -> bool:
 
 
 def _pip(*args: object) -> None:
-    command = [sys.executable, "-m", "pip", *map(str, args), "--disable-pip-version-check", "--quiet"]
-    if subprocess.run(command).returncode:
-        sys.exit(f"Can't collect wheels: pip failed, for the reason above. The call was: {' '.join(command)}")
+    command = [*map(str, args), "--disable-pip-version-check", "--quiet"]
+    if call_pip(command):
+        sys.exit(f"Can't collect wheels: pip failed, for the reason above. The call was: pip {' '.join(command)}")
+
+
+def call_pip(args: list[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "pip", *args]).returncode
 
 
 def tracked(*folders: str) -> list[str]:

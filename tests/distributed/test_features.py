@@ -102,8 +102,8 @@ def test_features_masters_are_the_same_on_all_ranks(ranks):
 
 
 def test_features_bf16_is_as_in_one_process(ranks):
-    """That accumulates. Both compute the first step with the same weights. Then their last digits differ, and may be
-    rounded apart: bfloat16 has 8 bits, and the losses are means over many products.
+    """That accumulates. The rate of step 0 is 0, so both compute step 1 with the same weights. Then their last digits
+    differ, and may be rounded apart: bfloat16 has 8 bits.
     """
     first, second = ranks("bf16")
     assert_same_on_both(first, second)
@@ -119,7 +119,7 @@ def test_features_bf16_is_as_in_one_process(ranks):
                 pipe.finish_update(optimizer)
         optimizer.step_schedules()
         expected = pipelines.weights(nlp)
-        if step == 0:
+        if step < 2:
             assert_close(found, expected)
         together = [torch.cat([weights[name].flatten() for name in expected]) for weights in (found, expected)]
         assert (together[0] - together[1]).norm() / together[1].norm() <= 2**-8

@@ -398,8 +398,8 @@ class ParamTable:
             n_more = len(found) - 1
             more = f" and {n_more} other{'s' if n_more > 1 else ''} are" if n_more else " is"
             advice = (
-                "Set master_weights = true in [training.optimizer] with thinc-torchopt.TorchOptimizer.v1, which updates "
-                "float32 copies, or load the model in float32."
+                "Set master_weights = true in [training.optimizer] with thinc-torchopt.TorchOptimizer.v1, which "
+                "updates float32 copies, or load the model in float32."
                 if not self._master_weights
                 else "master_weights does not reach params that are kept outside of layers and torch modules: load the "
                 "model in float32."
