@@ -318,9 +318,12 @@ def measure_all(rounds: int, results: dict[str, dict[str, float]], device: str, 
     results["a copy"] = {"GB/s": moved / 1e9}
     print(f"A copy reads and writes {moved / 1e9:,.0f} GB/s")
     for title, (build, turns) in models.items():
-        tensors, is_torch = list(tensors_of(build())), title != "(a) CNN pipeline"
-        size = sum(tensor.numel() for tensor in tensors)
-        print(f"\n{title}: {len(tensors)} tensors, {size / 1e6:.1f}M params")
+        sizes_of, is_torch = [tensor.numel() for tensor in tensors_of(build())], title != "(a) CNN pipeline"
+        size = sum(sizes_of)
+        print(f"\n{title}: {len(sizes_of)} tensors, {size / 1e6:.1f}M params")
+        if device == "cuda":  # torch keeps what models before this one had
+            gc.collect()
+            torch.cuda.empty_cache()
         # Five contestants with params, gradients, values to fill in, two moments and averages.
         if device == "cuda" and 5 * 6 * 4 * size > torch.cuda.mem_get_info()[0]:
             print(f"  left out: it needs {5 * 6 * 4 * size / 1e9:.0f} GB of memory")
@@ -335,7 +338,6 @@ def measure_all(rounds: int, results: dict[str, dict[str, float]], device: str, 
                     f"  {features:5}  {name:30} {ms:8.2f} ms  {ms / found[BARE]:5.2f} x torch  "
                     f"{found['thinc Adam'] / ms:5.2f} x faster than thinc{share}"
                 )
-        del tensors
 
 
 if __name__ == "__main__":

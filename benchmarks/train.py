@@ -179,6 +179,7 @@ def trainer_pass(batches: list[list[list[int]]], bert: Path, folder: Path, devic
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
+        args._n_gpu = min(args.n_gpu, 1)  # with several GPUs it would give each a part of a batch
         transformers.Trainer(
             model=model,
             args=args,

@@ -110,7 +110,7 @@ def digests(folder):
             for k, v in json.loads((folder / name / "meta.json").read_text())["performance"].items()
             if k != "speed"
         }
-    assert len(found) > 4
+    assert len(found) >= 4
     return found
 
 

@@ -8,16 +8,19 @@ import re
 import subprocess
 import sys
 import tarfile
+import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from shutil import which
 from zipfile import ZipFile
 
 import cymem.cymem
+import numpy
 import pytest
 import torch
 from packaging.requirements import Requirement
 
+from . import wheelhouse
 from .conftest import ROOT
 from .wheelhouse import PLATFORM, Target, Wheelhouse, pins, strip
 
@@ -43,7 +46,17 @@ def registry(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "registry"))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setattr(wheelhouse, "call_pip", pip_in_this_process)
     return tmp_path / "registry"
+
+
+def pip_in_this_process(args):
+    """pip takes most of its time to start."""
+    from pip._internal.cli.main import main
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return main(args)
 
 
 def collected(tmp_path, *requires, python="3.12", platform=PLATFORM, extras=(), **settings):
@@ -180,6 +193,24 @@ def test_wheelhouse_strips_shared_objects(tmp_path):
     code = "import cymem; cymem.__path__[:] = ['stripped']; import cymem.cymem as it; print(it.__file__, it.Pool())"
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "there", capture_output=True, text=True)
     assert f"{path} <cymem.cymem.Pool" in run.stdout, run.stderr
+
+
+PATCHED = sorted((Path(numpy.__file__).parents[1] / "numpy.libs").glob("lib[gq]*.so*"))
+
+
+@pytest.mark.skipif(not which("strip") or not PATCHED, reason="there is no `strip`, or NumPy brings no libraries")
+def test_wheelhouse_leaves_what_strip_would_break(tmp_path):
+    """Objects that patchelf has changed, as those of NumPy's wheel: the system loads them afterwards."""
+    wheel = wheel_of(
+        tmp_path, "patched", "1", files={f"patched.libs/{path.name}": path.read_bytes() for path in PATCHED}
+    )
+    strip(wheel)
+    with ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    for path in PATCHED:
+        code = f"import ctypes; ctypes.CDLL({str(tmp_path / 'patched.libs' / path.name)!r})"
+        run = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
 
 
 def test_wheelhouse_pins_are_those_of_constraints():

@@ -14,6 +14,7 @@ import hashlib
 import io
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -199,9 +200,13 @@ def _is_for(platform: str, target: Target) -> bool:
 
 
 def _pip(*args: object) -> None:
-    command = [sys.executable, "-m", "pip", *map(str, args), "--disable-pip-version-check", "--quiet"]
-    if subprocess.run(command).returncode:
-        sys.exit(f"Can't collect wheels: pip failed, for the reason above. The call was: {' '.join(command)}")
+    command = [*map(str, args), "--disable-pip-version-check", "--quiet"]
+    if call_pip(command):
+        sys.exit(f"Can't collect wheels: pip failed, for the reason above. The call was: pip {' '.join(command)}")
+
+
+def call_pip(args: list[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "pip", *args]).returncode
 
 
 def tracked(*folders: str) -> list[str]:
@@ -239,7 +244,9 @@ def strip(wheel: Path) -> None:
             (folder / "object").write_bytes(contents[path])
             # For another processor, `strip` does not know the format, and leaves the file.
             if not subprocess.run(["strip", "--strip-unneeded", folder / "object"], capture_output=True).returncode:
-                contents[path] = (folder / "object").read_bytes()
+                stripped_object = (folder / "object").read_bytes()
+                if is_loadable(stripped_object):
+                    contents[path] = stripped_object
         if not objects:
             return
         [record] = (path for path in contents if re.fullmatch(r"[^/]+\.dist-info/RECORD", path))
@@ -249,6 +256,17 @@ def strip(wheel: Path) -> None:
             for info in infos:
                 archive.writestr(info, contents[info.filename], ZIP_DEFLATED)
         wheel.write_bytes(stripped.read_bytes())
+
+
+def is_loadable(elf: bytes) -> bool:
+    """Whether a 64-bit shared object can be mapped to memory in pages. `strip` moves the parts of some that patchelf
+    has changed, such as the OpenBLAS in NumPy's wheels.
+    """
+    if elf[4:6] != b"\2\1":  # another class or byte order than the other machines have
+        return False
+    ((at,), (size, n)) = struct.unpack_from("<Q", elf, 32), struct.unpack_from("<HH", elf, 54)
+    parts = [struct.unpack_from("<II6Q", elf, at + i * size) for i in range(n)]
+    return not any(kind == 1 and align > 1 and (there - here) % align for kind, _, here, there, *_, align in parts)
 
 
 def _record_lines(contents: dict[str, bytes], record: str) -> Iterator[bytes]:

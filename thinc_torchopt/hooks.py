@@ -62,7 +62,13 @@ from .errors import ConfigError, HostWarning, TorchOptWarning
 from .host import first_optimizer
 from .host_errors import plain_errors
 from .launched import is_launched, rank_in_environment
-from .params import backprop_apart, begin_update_in_precision, name_as_original
+from .params import (
+    backprop_apart,
+    begin_update_in_precision,
+    components_with_model,
+    leave_to_others,
+    name_as_original,
+)
 
 _MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -197,6 +203,7 @@ def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
         if isinstance(optimizer, _ours):
             optimizer.finish_update(self)  # type: ignore[attr-defined]
         else:
+            leave_to_others(self)
             original(self, optimizer)
 
     return finish_update
@@ -368,6 +375,9 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
             optimizer = original(self, *args, **kwargs)
             if isinstance(optimizer, _ours):
                 optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]
+            else:
+                for _, model in components_with_model(self):
+                    leave_to_others(model)
             return optimizer
 
         return hook

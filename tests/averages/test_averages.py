@@ -537,12 +537,13 @@ def test_averages_of_the_same_dtype_are_not_copied():
 @needs_gpu
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_averages_of_a_gpu_model_can_be_kept_on_the_cpu(device):
-    module = WithBuffers().cuda()
+    module = WithBuffers()
     del module._buffers["mask"]
     model, optimizer = (
         PyTorchWrapper(module),
         TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", device=device)),
     )
+    module.cuda()  # thinc puts a module that it wraps on the device of its ops, here the CPU
     oracle = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     for _ in train(model, optimizer):
         oracle.update_parameters(module)
@@ -633,11 +634,12 @@ def test_averages_of_buffers_begin_when_they_are_numbers():
 @pytest.mark.gpu
 @needs_gpu
 def test_averages_of_buffers_are_checked_without_waiting_for_the_gpu():
-    module = WithBuffers3().cuda()
+    module = WithBuffers3()
     model, optimizer = (
         PyTorchWrapper(module),
         TorchOptimizer(AdamW(), 0.01, averages=SWA(0), max_nonfinite=0, grad_clip=0.0),
     )
+    module.cuda()
     for step in range(4):
         for param in module.parameters():
             param.grad = torch.ones_like(param)

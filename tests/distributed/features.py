@@ -175,3 +175,9 @@ def masters(folder):
         saved = optimizer.state_dict()["params"]
         found[-1]["masters"] = {name: one["master"] for name, one in saved.items() if one["master"] is not None}
     return {"runs": found}
+
+
+@scenario
+def bf16(folder):
+    """Matrix products of a torch module in bfloat16."""
+    return train(pipelines.pipeline(["torch"]), pipelines.optimizer(precision="bf16"))

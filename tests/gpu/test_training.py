@@ -1,6 +1,7 @@
 """Trainings on a GPU: scores, mixed precision, checkpoints, and memory."""
 
 import copy
+import gc
 import json
 import os
 import signal
@@ -173,6 +174,7 @@ def test_a_step_keeps_no_memory(device):
     model, held = PyTorchWrapper(module), []
     size = sum(4 * param.numel() for param in module.parameters())
     optimizer = TorchOptimizer(AdamW(), 0.001)
+    gc.collect()  # tests before may have left tensors
     for _ in range(6):
         for param in module.parameters():
             param.grad = torch.ones_like(param)

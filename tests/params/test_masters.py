@@ -8,9 +8,9 @@ import numpy
 import pytest
 import spacy
 import torch
-from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, with_array
+from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, fix_random_seed, with_array
 
-from thinc_torchopt import TorchOptimizer
+from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.averages.settings import EMA
@@ -20,7 +20,7 @@ from thinc_torchopt.state.files import read_folder
 
 from ..models import same, toy_examples, toy_pipeline
 from ..peek import params_in
-from ..runs import TOK2VEC, config_for, run
+from ..runs import TOK2VEC, config_for, digests, run
 from ..spacy_cli import spacy_cli
 
 RATE = 1e-4
@@ -40,10 +40,18 @@ class InHalf(torch.nn.Module):
         return self.upper(torch.tanh(self.norm(self.lower(x.to(self.lower.weight.dtype))))).float()
 
 
+@spacy.registry.architectures("test-masters.Tok2Vec.v1")
+def tok2vec_in_half() -> Model:
+    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC | {"width": 16, "depth": 1}})["tok2vec"]
+    model = chain(tok2vec, with_array(PyTorchWrapper(InHalf(n_in=16, n_out=8))))
+    model.set_dim("nO", 8)
+    return model
+
+
 @spacy.registry.architectures("test-masters.Tagger.v1")
 def tagger() -> Model:
-    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC | {"width": 16, "depth": 1}})["tok2vec"]
-    model = chain(tok2vec, with_array(PyTorchWrapper(InHalf(n_in=16, n_out=8))), with_array(Softmax(nI=8)))
+    tok2vec = tok2vec_in_half()
+    model = chain(tok2vec, with_array(Softmax(nI=8)))
     model.set_ref("tok2vec", tok2vec)
     return model
 
@@ -315,6 +323,89 @@ def test_masters_with_groups_and_freezing():
     assert all(torch.equal(p.tensor.to(p.in_model.dtype), p.in_model) for p in by_name(sgd).values())
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_masters_of_shared_params(places):
+    """Two layers of a module with one weight; in one place of the model, or in two."""
+    module = InHalf(n_in=5, width=5, n_out=5)
+    module.upper.weight = module.lower.weight
+    expected = ByHand(module)
+    layers, sgd = [PyTorchWrapper(module) for _ in range(places)], optimizer()
+    for X, goal in batches(10):
+        goal = numpy.pad(goal, ((0, 0), (0, 2)))
+        with sgd.joint_step():
+            passes = [layer.begin_update(X) for layer in layers]
+            for Y, backprop in passes:
+                backprop(Y - goal)
+            for layer in layers:
+                layer.finish_update(sgd)
+        for _ in passes[1:]:
+            Y = expected.module(torch.from_numpy(X))
+            Y.backward(Y.detach() - torch.from_numpy(goal))
+        expected.step(X, goal)
+        assert same(tensors(module), tensors(expected.module))
+    assert same(masters_of(sgd), [master.detach() for master in expected.masters])
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_masters_of_an_algorithm_that_evaluates_other_values():
+    """Schedule-free: the model is evaluated with them rounded, and trained as if it had not been."""
+    from pytorch_optimizer import ScheduleFreeAdamW
+
+    nlp, examples = pipeline()
+    module = shim_of(nlp.get_pipe("tagger").model)._model
+    sgd = optimizer(create("schedulefreeadamw", {}), rate=0.01)
+    sgd.initialize(nlp)
+    names = [name.replace(".", "/") for name, _ in module.named_parameters()]
+    found = {param.name: param for param in params_in(sgd) if param.half is not None}
+    ours = [next(param for path, param in found.items() if path.endswith(name)) for name in names]
+    masters = [param.tensor.clone().requires_grad_() for param in ours]
+    theirs = ScheduleFreeAdamW(masters, lr=0.01)
+    for _ in range(6):
+        nlp.update(examples, sgd=False)
+        for param, master in zip(module.parameters(), masters):
+            master.grad = param.grad.float()
+        nlp.get_pipe("tagger").finish_update(sgd)
+        theirs.step()
+        with nlp.use_params(sgd.averages):
+            evaluated = tensors(module)
+        theirs.eval()
+        assert same(evaluated, [master.detach().bfloat16() for master in masters])
+        theirs.train()
+        # eval() and train() of theirs compute forth and back, ours copies: float32 has 24 bits.
+        for param, master in zip(ours, masters):
+            torch.testing.assert_close(param.tensor, master.detach(), rtol=1e-5, atol=1e-7)
+            master.data.copy_(param.tensor)
+
+
+def averages_in(optimizer):
+    """Of params with masters."""
+    saved = optimizer.state_dict()["averages"]["tensors"]
+    return [saved[name].clone() for name in by_name(optimizer)]
+
+
+def test_masters_of_a_pipeline_with_a_new_label():
+    """Those of a torch module below an output layer that grows stay; a second training begins with new ones."""
+    fix_random_seed(0)
+    nlp = toy_pipeline((), shared=False)
+    nlp.add_pipe("ner", config={"model": {"tok2vec": {"@architectures": "test-masters.Tok2Vec.v1"}}})
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    sgd = optimizer(rate=0.001, use_averages=True)
+    sgd.initialize(nlp)
+    for _ in range(4):
+        nlp.update(examples, sgd=sgd)
+    masters, averages = masters_of(sgd), averages_in(sgd)
+    nlp.get_pipe("ner").add_label("NEW")
+    sgd.initialize(nlp)
+    assert len(masters) == 6 and same(masters_of(sgd), masters)
+    assert len(averages) == 6 and same(averages_in(sgd), averages)
+    nlp.update(examples, sgd=sgd)
+    again = optimizer(rate=0.001)
+    again.initialize(nlp)
+    assert all(torch.equal(param.tensor, param.in_model.float()) for param in by_name(again).values())
+    assert not same(masters_of(again), masters_of(sgd))
+
+
 def test_masters_are_averaged_in_float32():
     nlp, examples = pipeline()
     module = shim_of(nlp.get_pipe("tagger").model)._model
@@ -354,6 +445,23 @@ def test_masters_are_resumed_to_the_bit(corpus, tmp_path):
     masters = {name: found["master"] for name, found in one.items() if found["master"] is not None}
     assert len(masters) == 6 and all(torch.equal(master, other[name]["master"]) for name, master in masters.items())
     assert any(not torch.equal(master, master.bfloat16().float()) for master in masters.values())
+
+
+def test_masters_with_other_features_are_resumed_to_the_bit(corpus, tmp_path):
+    groups = {"late": {"params": ["*/lower/*"], "unfreeze_at": 5}, "slow": {"params": ["*/upper/*"], "lr_scale": 0.5}}
+    found = []
+    for name, crash_at in (("whole", None), ("parts", 7)):
+        config = masters_config(tmp_path / name, corpus, training__accumulate_gradient=2)
+        settings = {"param_groups": groups, "clip_by": "component", "grad_clip": 0.05, "use_averages": True}
+        config["training"]["optimizer"] |= settings
+        if crash_at is not None:
+            run(config, tmp_path / name, crash_at=crash_at)
+        run(config, tmp_path / name)
+        saved = read_folder(tmp_path / name / "state" / "step-00000009")["optimizer"]
+        found.append((digests(tmp_path / name), {key: one["master"] for key, one in saved["params"].items()}))
+    assert found[0][0] == found[1][0]
+    masters = [[one for one in named.values() if one is not None] for _, named in found]
+    assert len(masters[0]) == 6 and same(*masters)
 
 
 def test_masters_are_rolled_back(corpus, tmp_path):
@@ -397,6 +505,18 @@ def test_masters_are_in_the_costs_of_a_training(master_weights, corpus, tmp_path
 
 
 # ---------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    "sgd, advice",
+    [(Adam(RATE), "with thinc-torchopt.TorchOptimizer.v1"), (optimizer(), "master_weights does not reach")],
+    ids=["a drop-in", "values that are kept elsewhere"],
+)
+def test_half_precision_without_masters_is_told(sgd, advice):
+    values = torch.ones(3, dtype=torch.bfloat16)
+    with pytest.warns(PrecisionWarning, match=f"trained in bfloat16: .*{advice}"):
+        sgd.set_grad(values, torch.ones_like(values), callback=lambda new: None)
+    sgd.step()
 
 
 def test_masters_without_half_precision_are_told():

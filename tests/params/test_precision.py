@@ -16,15 +16,17 @@ import pytest
 import spacy
 import torch
 from spacy.training import Corpus
+from thinc.api import Adam as ThincAdam
 from thinc.api import Model, PyTorchWrapper, Softmax, chain, fix_random_seed, with_array
 
-from thinc_torchopt import TorchOptimizer
+from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.algorithms import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, ConfigWarning, PrecisionWarning, StateError
 from thinc_torchopt.params.precision import in_float32
+from thinc_torchopt.state.files import read_folder
 
 from ..models import params_of, same, snapshot, toy_examples, toy_pipeline
-from ..runs import config_for, run
+from ..runs import config_for, digests, run
 from ..spacy_cli import toy_corpus
 
 X = numpy.linspace(-1, 1, 24, dtype="f").reshape(4, 6)
@@ -44,8 +46,16 @@ class Seen(torch.nn.Module):
         return torch.tanh(y)
 
 
-@spacy.registry.architectures("test-precision.Tagger.v1")
-def tagger() -> Model:
+class ByHand(Seen):
+    """The same with torch.autocast in its own forward pass."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.training):
+            return super().forward(x).float()
+
+
+@spacy.registry.architectures("test-precision.Tok2Vec.v1")
+def torch_tok2vec(by_hand: bool) -> Model:
     torch.manual_seed(0)
     tok2vec = spacy.registry.resolve(
         {
@@ -61,8 +71,17 @@ def tagger() -> Model:
             }
         }
     )["tok2vec"]
-    seen = PyTorchWrapper(Seen(8))
-    model = chain(tok2vec, with_array(seen), with_array(Softmax(nI=8)))
+    seen = PyTorchWrapper(ByHand(8) if by_hand else Seen(8))
+    seen.set_dim("nO", 8)
+    model = chain(tok2vec, with_array(seen))
+    model.set_dim("nO", 8)
+    return model
+
+
+@spacy.registry.architectures("test-precision.Tagger.v1")
+def tagger(by_hand: bool = False) -> Model:
+    tok2vec = torch_tok2vec(by_hand)
+    model = chain(tok2vec, with_array(Softmax(nI=8)))
     model.set_ref("tok2vec", tok2vec)
     return model
 
@@ -344,10 +363,12 @@ def test_tf32_on_a_cpu_is_told():
         optimizer.initialize(nlp)
 
 
-def config_of(folder, corpus, precision, *, steps):
+def config_of(folder, corpus, precision, *, steps, by_hand=False, **settings):
     config = config_for(folder, corpus, steps=steps, training__optimizer__precision=precision)
     config["nlp"]["pipeline"] = ["tagger"]
-    config["components"] = {"tagger": {"factory": "tagger", "model": {"@architectures": "test-precision.Tagger.v1"}}}
+    model = {"@architectures": "test-precision.Tagger.v1", "by_hand": by_hand}
+    config["components"] = {"tagger": {"factory": "tagger", "model": model}}
+    config["training"]["optimizer"] |= settings
     return config
 
 
@@ -368,3 +389,126 @@ def test_resumed_run_ends_as_a_whole_one(tmp_path):
         run(config, tmp_path / name / "out")
         found.append((tmp_path / name / "out" / "model-last" / "tagger" / "model").read_bytes())
     assert found[0] == found[1]
+
+
+# ---------------------------------------------------------------------- other features: as with autocast by hand
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_averages": True, "grad_clip": 0.1, "clip_by": "component"},
+        {"param_groups": {"torch": {"params": ["*/layer/*"], "unfreeze_at": 4}}, "skip_decay": "bias_and_norm"},
+        # A rate of 1e39 in step 7 ruins the params: they are restored as they were after step 6.
+        {"learn_rate": [1e39 if i == 7 else 0.01 for i in range(30)], "rollback_after": 1, "rollback_factor": 1.0},
+        {"accumulate": 2, "use_averages": False, "averages": {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.5}},
+    ],
+    ids=["averages", "frozen", "rollback", "accumulation"],
+)
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.TorchOptWarning")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_training_with_other_features_is_that_of_autocast_by_hand(corpus, tmp_path, settings):
+    """And goes on after a crash, to the bit."""
+    found = []
+    settings = copy.deepcopy(settings)
+    accumulate = settings.pop("accumulate", 1)
+    for name, precision, crash_at in (("hand", "float32", None), ("whole", "bf16", None), ("parts", "bf16", 9)):
+        config = config_of(tmp_path / name, corpus, precision, steps=12, by_hand=name == "hand", **settings)
+        config["training"]["accumulate_gradient"] = accumulate
+        if crash_at is not None:
+            run(config, tmp_path / name / "out", crash_at=crash_at)
+        run(config, tmp_path / name / "out")
+        found.append(digests(tmp_path / name / "out"))
+        saved = read_folder(max((tmp_path / name / "state").glob("step-*")))
+        assert len(saved["progress"]["rollbacks"]) == ("rollback_after" in settings)
+    assert found[0] == found[1] == found[2]
+
+
+def entities(sgd, by_hand):
+    """A pipeline with NER, whose output layer may grow."""
+    fix_random_seed(0)
+    nlp = toy_pipeline((), shared=False)
+    tok2vec = {"@architectures": "test-precision.Tok2Vec.v1", "by_hand": by_hand}
+    nlp.add_pipe("ner", config={"model": {"tok2vec": tok2vec}})
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples, sgd=sgd)
+    return nlp, examples
+
+
+def test_new_label_and_copied_model_are_as_with_autocast_by_hand():
+    found = []
+    for precision, by_hand in (("float32", True), ("bf16", False)):
+        sgd = TorchOptimizer(AdamW(), 0.01, precision=precision, use_averages=True)
+        nlp, examples = entities(sgd, by_hand)
+        for change in (None, "label", "copy", "freeze", "unfreeze"):
+            ner = nlp.get_pipe("ner")
+            if change == "label":
+                ner.add_label("NEW")
+            elif change == "copy":
+                ner.model = ner.model.copy()
+            elif change is not None:
+                getattr(sgd, change)(["*/layer/weight"])
+            sgd.initialize(nlp)
+            for _ in range(3):
+                nlp.update(examples, sgd=sgd)
+            with nlp.use_params(sgd.averages):
+                nlp.evaluate(examples)
+                found.append(params_of(ner.model))
+            found.append(params_of(ner.model))
+        [shim] = [shim for node in ner.model.walk() for shim in node.shims]
+        assert set(shim._model.dtypes) == {"float32", "bfloat16"} and shim._model.dtypes[-1] == "float32"
+    assert len(found) == 20 and all(same(one, other) for one, other in zip(found[:10], found[10:]))
+
+
+def test_module_in_two_layers_is_as_with_autocast_by_hand():
+    """Two shims around one module, one of them around more."""
+    found = []
+    for kind, precision in ((ByHand, "float32"), (Seen, "bf16")):
+        torch.manual_seed(0)
+        shared = kind()
+        layers = [wrapped(shared), wrapped(torch.nn.Sequential(shared, kind()))]
+        sgd = TorchOptimizer(AdamW(), 0.01, precision=precision)
+        for _ in range(3):
+            with sgd.training():
+                passes = [layer.begin_update(X) for layer in layers]
+                for Y, backprop in passes:
+                    backprop(Y)
+            with sgd.joint_step():
+                for layer in layers:
+                    layer.finish_update(sgd)
+        assert len(sgd.params) == 4
+        found.append([*params_of(layers[0]), *params_of(layers[1])])
+    assert same(*found)
+
+
+@pytest.mark.parametrize("build", [ThincAdam, Adam, lambda rate: TorchOptimizer(AdamW(), rate)])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_another_optimizer_trains_in_float32(build, is_new):
+    """thinc's own, a drop-in, and one without the setting: from the second update on, or from the first one after
+    `initialize`.
+    """
+    nlp, examples = pipeline(TorchOptimizer(SGD(), 0.1, precision="bf16"))
+    nlp.update(examples, sgd=nlp._optimizer)
+    other = build(0.01)
+    if is_new:
+        nlp.initialize(lambda: examples, sgd=other)
+    else:
+        nlp.update(examples, sgd=other)
+    seen_in(nlp).clear()
+    for _ in range(2):
+        nlp.update(examples, sgd=other)
+    assert seen_in(nlp) == ["float32"] * 2
+
+
+def test_second_training_of_a_pipeline_is_as_the_first():
+    found = []
+    nlp, examples = pipeline(None)
+    start = nlp.to_bytes()
+    for precision in ("bf16", "float32", "bf16", "float32"):
+        nlp.from_bytes(start)
+        sgd = TorchOptimizer(AdamW(), 0.01, precision=precision)
+        sgd.initialize(nlp)
+        for _ in range(3):
+            nlp.update(examples, sgd=sgd)
+        found.append(params_of(nlp.get_pipe("tagger").model))
+    assert same(found[0], found[2]) and same(found[1], found[3]) and not same(found[0], found[1])

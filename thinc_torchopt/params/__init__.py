@@ -14,7 +14,7 @@ from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, is_viewab
 from .paths import name_as_original
 from .patterns import Pattern, matches_any
 from .pipeline import all_names, components_with_model, trainable_components
-from .precision import begin_update_in_precision, check_precision, compute_in, computing_all_in
+from .precision import begin_update_in_precision, check_precision, compute_in, computing_all_in, leave_to_others
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
 from .spelling import clean, escape, unique
 from .streams import in_order
@@ -48,6 +48,7 @@ __all__ = [
     "inherit_master",
     "is_viewable",
     "layers_of",
+    "leave_to_others",
     "matches_any",
     "name_as_original",
     "own_copy",

@@ -43,6 +43,11 @@ def scale_passes_apart(shim: Shim) -> None:
             let_scale_be_float(scaler_of(shim))
 
 
+def scale_passes_together(shim: Shim) -> None:
+    """Scale as thinc does from now on."""
+    _trained.discard(shim)
+
+
 @contextmanager
 def scaling_all_apart() -> Iterator[None]:
     """Inside, scale each backward pass of any shim by itself: one of our optimizers trains them all, also new ones."""

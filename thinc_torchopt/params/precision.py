@@ -20,11 +20,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from thinc.api import PyTorchShim, Shim
+from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import ConfigError, ConfigWarning, PrecisionWarning
 from ..host import cpu_computes_bf16, is_in_mixed_precision, module_of
 from ..types import Precision
+from .mixed_precision import scale_passes_together
 
 Backprop = Callable[[Any], Any]
 
@@ -48,6 +49,14 @@ def compute_in(shims: Iterable[Shim], precision: Precision) -> None:
             _of_shim.pop(shim, None)
         elif isinstance(shim, PyTorchShim):
             _of_shim[shim] = precision
+
+
+def leave_to_others(model: Model) -> None:
+    """Compute as thinc does from now on: another optimizer than ours trains the model."""
+    for node in model.walk():
+        for shim in node.shims:
+            _of_shim.pop(shim, None)
+            scale_passes_together(shim)
 
 
 @contextmanager

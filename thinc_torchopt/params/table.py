@@ -75,7 +75,7 @@ class ParamTable:
     plan (Plan): Synced after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): How to fill new cells of the state of a param that grows.
-    master_weights (bool): Optimize params of half precision by float32 masters. False: warn of such params, once.
+    master_weights (bool): Optimize params of half precision by float32 masters. Warns of those without one, once.
 
     Public: `pipeline`, `by_key`, `shims` (with params in this table, by id), `names` (all names of each param by its
         key, the first one first).
@@ -380,7 +380,7 @@ class ParamTable:
                     self._inherit(param, left)
                 except StateError as error:
                     warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
-        if not self._master_weights and not self._has_warned_of_half:
+        if not self._has_warned_of_half:
             self._warn_of_half([*known, *new])
 
     def _gets_master(self, view: torch.Tensor) -> bool:
@@ -397,11 +397,17 @@ class ParamTable:
             dtype = str(found[0].dtype).removeprefix("torch.")
             n_more = len(found) - 1
             more = f" and {n_more} other{'s' if n_more > 1 else ''} are" if n_more else " is"
+            advice = (
+                "Set master_weights = true in [training.optimizer] with thinc-torchopt.TorchOptimizer.v1, which "
+                "updates float32 copies, or load the model in float32."
+                if not self._master_weights
+                else "master_weights does not reach params that are kept outside of layers and torch modules: load the "
+                "model in float32."
+            )
             warnings.warn(
                 PrecisionWarning(
                     f"Param '{found[0].name}'{more} trained in {dtype}: an update of less than about a "
-                    f"{512 if dtype == 'bfloat16' else 4096}th of a weight is rounded away. Set master_weights = true "
-                    "in [training.optimizer], which updates float32 copies, or load the model in float32."
+                    f"{512 if dtype == 'bfloat16' else 4096}th of a weight is rounded away. {advice}"
                 ),
                 stacklevel=4,
             )
