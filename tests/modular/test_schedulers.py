@@ -218,6 +218,7 @@ def test_schedulers_attributes_replace_them():
         with pytest.raises(ConfigError):
             optimizer.lrate = wrong
         assert optimizer.lrate == 0.5 and optimizer.get_state()["schedules"] == before
+        assert optimizer.get_config()["lr"] == ["exponential-decay", {"base": 1.0, "rate": 0.5}]
     optimizer.param_groups[1]["lr"] = 0.1
     weights = model.bias.detach().clone()
     with pytest.raises(ConfigError, match=r"lr of param group 1 follows a schedule, and was set to 0.1 beside it"):

@@ -9,8 +9,9 @@ One step, in the order of declearn's Optimizer:
  5. the sum is subtracted from the weights
 
 
-chain.py runs a step, blocks.py makes it fast. saved.py saves states by lasting names, exchange.py exchanges values with
-other optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
+chain.py runs a step, blocks.py makes it fast. moving.py writes the values of schedules. saved.py saves states by
+lasting names, declearn_state.py reads declearn's; exchange.py exchanges values with other optimizers; train_step.py has
+whole training steps, with clipping of each sample's gradient.
 
 SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py). docs/modular.md
 lists where we differ.
@@ -18,7 +19,6 @@ lists where we differ.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,16 +30,17 @@ from torch import Tensor
 
 from ..algorithms import Roles, may_move
 from ..checks import Section
-from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError, ScheduleError
+from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError
 from ..near_misses import did_you_mean
-from ..schedules import Schedule, Schedules, is_waiting
+from ..schedules import Schedules
 from .aux_vars import AuxVar
 from .chain import Kept, Member, Work, run_chain
 from .declearn_state import from_declearn, is_declearns
 from .exchange import collect_aux_vars, process_aux_vars
 from .module import ENABLED, Module, Part, Regularizer, matches
+from .moving import MovingOptions
 from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name, to_json
-from .schedulers import RoundSchedule, is_spec
+from .schedulers import is_spec
 from .specs import build_parts, check_can_be_built_again, options_in_group, with_labels
 from .train_step import train_step
 
@@ -110,12 +111,9 @@ class Modular(torch.optim.Optimizer):
         moving = {f"{part.label}_{key}": value for part in parts for key, value in part.moving.items()}
         weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay)
         weight_decay = 0.0 if weight_decay is None else weight_decay
-        self._schedules = Schedules("Modular")
-        self._as_config: dict[str, Any] = {}  # schedules that JSON can hold, by option
-        self._moving: dict[tuple[int, str], Schedule] = {}  # by the place of a param group, and the option
-        self._written: dict[tuple[int, str], float] = {}
+        self._moving = MovingOptions()
         defaults = {"lr": lr, "weight_decay": weight_decay, **options, **moving}
-        super().__init__(params, {name: self._first_value(name, value) for name, value in defaults.items()})
+        super().__init__(params, {name: self._moving.first_value(name, value) for name, value in defaults.items()})
         self._check_patterns()
 
     @property
@@ -147,21 +145,17 @@ class Modular(torch.optim.Optimizer):
                     "Can't set 'w_decay' of Modular: this name needs decay = 'declearn', found "
                     f"'{self.decay}', by which the learning rate scales the decay. Set 'weight_decay'."
                 )
-            before, as_config = self._schedules.by_name.get(key), dict(self._as_config)
+            before = self.schedules.by_name.get(key)
             try:
-                first = _SECTION.number(key, self._first_value(key, value))
+                first = _SECTION.number(key, self._moving.first_value(key, value))
             except ConfigError:
-                self._schedules.drop(key)
-                self._schedules.track(key, before)
-                self._as_config = as_config
+                self._moving.keep(key, before, self.param_groups)
                 raise
-            moves = may_move(value) or is_spec(value)
-            stale = [name for name in self._schedules.by_name if name == key or name.startswith(f"{key} of ")]
-            self._schedules.drop(*[name for name in stale if not (moves and name == key)])
             self.defaults[key] = first
-            for place, group in enumerate(self.param_groups):
+            for group in self.param_groups:
                 group[key] = first
-                self._follow(place, key, self._schedules.by_name.get(key))
+            moves = may_move(value) or is_spec(value)
+            self._moving.keep(key, self.schedules.by_name[key] if moves else None, self.param_groups)
         elif name in self.__dict__.get("defaults", ()):
             raise ConfigKeyError(
                 f"Can't set '{name}' of Modular as an attribute: options of modules and regularizers are in its param "
@@ -207,17 +201,17 @@ class Modular(torch.optim.Optimizer):
         place, before = len(self.param_groups), dict(param_group)
         names = {key: f"{key} of param group {place}" for key in self.defaults if key in param_group}
         try:
-            param_group.update({key: self._first_value(name, param_group[key]) for key, name in names.items()})
+            param_group.update({key: self._moving.first_value(name, param_group[key]) for key, name in names.items()})
             self._check_options({**self.defaults, **param_group})
             super().add_param_group(param_group)
             self._check_params()
         except Exception:
             del self.param_groups[place:]
             param_group.update(before)
-            self._schedules.drop(*names.values())
+            self.schedules.drop(*names.values())
             raise
         for key in self.defaults:
-            self._follow(place, key, self._schedules.by_name.get(names.get(key, key)))
+            self._moving.follow(place, param_group, key, names.get(key, key))
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         """RAISES (ConfigError): An option is out of its range."""
@@ -228,55 +222,12 @@ class Modular(torch.optim.Optimizer):
                 part.check(key, group[f"{part.label}_{key}"])
             _SECTION.flag(f"{part.label}_{ENABLED}", group[f"{part.label}_{ENABLED}"])
 
-    # ------------------------------------------------------------------ schedules
-
     @property
     def schedules(self) -> Schedules:
         """The schedules of options. `set_total_steps` and `observe` are for those that span the training, or watch a
         score.
         """
-        return self._schedules
-
-    def _first_value(self, name: str, value: Any) -> Any:
-        """The value of an option in the first step. A schedule is tracked."""
-        tracked = self._schedules.track(name, RoundSchedule(name, value) if is_spec(value) else value)
-        self._as_config.pop(name, None)
-        if isinstance(tracked, RoundSchedule):
-            self._as_config[name] = tracked.curve.get_config()
-        elif isinstance(value, list):
-            self._as_config[name] = list(value)
-        return tracked.value if isinstance(tracked, Schedule) else value
-
-    def _follow(self, place: int, key: str, schedule: Schedule | None) -> None:
-        """Let an option of a param group follow a schedule, or none."""
-        if schedule is None:
-            self._moving.pop((place, key), None)
-        else:
-            self._moving[place, key], self._written[place, key] = schedule, self.param_groups[place][key]
-
-    def _write_schedules(self, *, check: bool = False) -> None:
-        """Write the values of schedules into param groups.
-
-        check (bool): Before a step: check that nobody else wrote there, and that values are in their ranges.
-        """
-        for name, schedule in self._schedules.by_name.items() if check else ():
-            if is_waiting(schedule.source):
-                raise ScheduleError(
-                    f"Can't use the schedule of '{name}' in Modular: expected its total_steps, found none. Set it, or "
-                    "call optimizer.schedules.set_total_steps before the first step."
-                )
-        for (place, key), schedule in self._moving.items():
-            group = self.param_groups[place]
-            written = self._written[place, key]
-            if check and group[key] != written and not math.isnan(written):
-                raise ConfigError(
-                    f"Can't make a step with Modular: {key} of param group {place} follows a schedule, and was set to "
-                    f"{group[key]} beside it. To replace the schedule, set optimizer.{key}; with torch's schedulers, "
-                    "give a number instead of the schedule."
-                )
-            group[key] = self._written[place, key] = schedule.value
-        for place in {place for place, _ in self._moving} if check else ():
-            self._check_options(self.param_groups[place])
+        return self._moving.schedules
 
     # ------------------------------------------------------------------ steps
 
@@ -357,10 +308,7 @@ class Modular(torch.optim.Optimizer):
                             part.start_round(kept)
                     if state:
                         self.state[param] = state
-        for schedule in {id(found): found for found in self._schedules.by_name.values()}.values():
-            if isinstance(schedule, RoundSchedule):
-                schedule.start_round()
-        self._write_schedules()
+        self._moving.start_round(self.param_groups)
 
     def normalize_before_clipping(self) -> None:
         """Normalize gradients in `before_clipping` instead of `step`."""
@@ -383,7 +331,8 @@ class Modular(torch.optim.Optimizer):
         self, pairs: Sequence[tuple[Tensor, Tensor | None]], updates: Mapping[Tensor, Tensor] | None = None
     ) -> None:
         """Run a step over pairs of params and gradients."""
-        self._write_schedules(check=True)
+        for place in self._moving.begin_step(self.param_groups):
+            self._check_options(self.param_groups[place])
         grads = {param: grad.detach() for param, grad in pairs if grad is not None and param.numel()}
         for param, grad in grads.items():
             if grad.layout is not torch.strided:
@@ -417,8 +366,7 @@ class Modular(torch.optim.Optimizer):
             member.prepare()
         found = None if updates is None else [updates[param] for param in self._in_order(grads)]
         run_chain(self._parts, members, self.shared.parts, factor=factor, updates=found)
-        self._schedules.step()
-        self._write_schedules()
+        self._moving.end_step(self.param_groups)
 
     def _in_order(self, grads: Mapping[Tensor, Tensor]) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"] if param in grads]
@@ -515,12 +463,7 @@ class Modular(torch.optim.Optimizer):
         return {**part.get_config(), **{key: self._option_config(f"{part.label}_{key}") for key in part.moving}}
 
     def _option_config(self, name: str) -> Any:
-        if name in self._schedules.by_name and name not in self._as_config:
-            raise ConfigError(
-                f"Can't make a config of Modular: '{name}' is a schedule, which JSON can't hold. In Python, build the "
-                "optimizer with another one. A list of numbers, and a scheduler of declearn by its name, can be saved."
-            )
-        return self._as_config[name] if name in self._as_config else float(self.defaults[name])
+        return self._moving.get_config(name, self.defaults[name])
 
     @classmethod
     def from_config(cls, params: Any, config: Mapping[str, Any]) -> Modular:
@@ -541,9 +484,17 @@ class Modular(torch.optim.Optimizer):
         return cls(params, **{"w_decay": 0.0, **config} if of_declearn else config)
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("_decay", "_normalize", "shared", "_parts", "_batch_size", "_normalizes_early", "_told_names")
-        moving = ("_schedules", "_as_config", "_moving", "_written")
-        return {**super().__getstate__(), **{name: vars(self)[name] for name in (*ours, *moving)}}
+        ours = (
+            "_decay",
+            "_normalize",
+            "shared",
+            "_parts",
+            "_batch_size",
+            "_normalizes_early",
+            "_told_names",
+            "_moving",
+        )
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in ours}}
 
     # ------------------------------------------------------------------ names
 
@@ -569,7 +520,7 @@ class Modular(torch.optim.Optimizer):
 
         as_json (bool): Only values that JSON has: tensors become dicts with their dtype, shape, and bytes in base64.
         """
-        state = state_by_name(self._parts, self._states(), self.shared.parts, self._schedules.state_dict())
+        state = state_by_name(self._parts, self._states(), self.shared.parts, self.schedules.state_dict())
         return to_json(state) if as_json else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -577,32 +528,33 @@ class Modular(torch.optim.Optimizer):
         of declearn's Optimizer, which has no state of regularizers: theirs stays. An error changes nothing.
 
         RAISES (StateKeyError): Parts, params or values are missing or unknown. (StateError): The state is damaged.
+            (ScheduleError): A schedule of thinc's form is past the state: it can't go back.
         """
         if is_declearns(state):
             state = from_declearn(state, self.get_state(), self.named_params())
         new, shared, schedules = read_state(self._parts, self._states(), self._options_of(), self.named_params(), state)
-        self._schedules.load_state_dict(schedules)
+        self.schedules.load_state_dict(schedules)
         states = defaultdict(dict, {param: new[name] for name, param in self.named_params().items() if new[name]})
         self.__dict__.update(state=states, shared=SharedState(shared))
-        self._write_schedules()
+        self._moving.write(self.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
         """As for any torch optimizer, with the shared state of parts as "shared", and "schedules"."""
         return {
             **super().state_dict(),
             "shared": self.shared.state_dict(),
-            "schedules": self._schedules.state_dict(),
+            "schedules": self.schedules.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As for any torch optimizer, but state keeps its own dtype."""
         shared = check_shared(self._parts, state_dict.get("shared"))
-        self._schedules.check_state_dict(state_dict.get("schedules"))
+        self.schedules.check_state_dict(state_dict.get("schedules"))
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         own_state_dict(self, state_dict)
         self.shared = SharedState(shared)
-        self._schedules.load_state_dict(state_dict["schedules"])
-        self._write_schedules()
+        self.schedules.load_state_dict(state_dict["schedules"])
+        self._moving.write(self.param_groups)
 
     def collect_aux_var(self) -> dict[str, AuxVar]:
         """Collect the auxiliary variables for other optimizers of the federation, by name."""
