@@ -63,20 +63,29 @@ def declearn(tmp_path_factory):
     return python, folder / f"declearn-{VERSION}"
 
 
-def test_declearns_tests_pass(declearn):
-    python, source = declearn
-    done = subprocess.run(
+def run_tests(declearn, folder, *arguments):
+    """Run pytest in the environment with declearn, without our settings."""
+    return subprocess.run(
         [
-            *(str(python), "-m", "pytest", "-q", "-rf", "-c", os.devnull, "--rootdir", ".", "--tb=short"),
-            *("-p", "tests.modular.declearn_adapter", "-p", "no:cacheprovider", "test/optimizer"),
+            *(str(declearn[0]), "-m", "pytest", "-q", "-rf", "-c", os.devnull, "--rootdir", ".", "--tb=short"),
+            *("-p", "no:cacheprovider", *arguments),
         ],
-        cwd=source,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=600,
     )
+
+
+def test_declearns_tests_pass(declearn):
+    done = run_tests(declearn, declearn[1], "-p", "tests.modular.declearn_adapter", "test/optimizer")
     failed = {name.partition("[")[0] for name in re.findall(r"^FAILED \S+?\.py::(\S+)", done.stdout, re.MULTILINE)}
     assert failed == set(OTHERS), done.stdout[-5000:] + done.stderr[-2000:]
     [passed] = re.findall(r"(\d+) passed", done.stdout)
     assert int(passed) >= 430  # 435 with NumPy and torch; two of them depend on optional packages
+
+
+def test_declearns_results_are_ours(declearn):
+    done = run_tests(declearn, ROOT, "--noconftest", "tests/modular/compare_with_declearn.py")
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -104,6 +104,18 @@ def _():
     assert optimizer.lrate == 0.25
 
 
+@row("instances of declearn's classes")
+def _():
+    class AdamModule:
+        name = "adam"
+
+        def get_config(self):
+            return {}
+
+    refuses(ConfigError, "a name, or a pair of a name and a dict", make, modules=[AdamModule()])
+    refuses(ConfigError, "'lr'.*expected a number", make, lrate=AdamModule())
+
+
 @row("own schedulers")
 def _():
     def own():

@@ -174,7 +174,7 @@ def is_spec(value: Any) -> bool:
 
 @dataclass
 class Rounds:
-    """What a schedule knows of rounds: how many began, and `At`'s counts of the warm-up."""
+    """Counts of rounds: all that began, and those of the warm-up, as in `At`."""
 
     begun: Count = 0
     warmup_rounds: Count = 0
