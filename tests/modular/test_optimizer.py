@@ -628,7 +628,8 @@ def test_optimizer_samples_cannot_be_clipped_apart_behind_batch_norm():
         ("modules", ("torch-optim", {"optim_cls": "torch.optim.LBFGS"}), "LBFGS"),
         ("modules", ("momentum", {"params": "encoder.*"}), "params"),
         ("regularizers", ("fedprox", {"alpha": -0.1}), "alpha"),
-        ("regularizers", ("ridge", {"alpha": [0.1, 0.2]}), "alpha"),
+        ("regularizers", ("ridge", {"alpha": []}), "alpha"),
+        ("regularizers", ("ridge", {"alpha": [-0.1, 0.2]}), "alpha"),
     ],
     ids=str,
 )
@@ -644,7 +645,7 @@ def test_optimizer_refuses_what_cannot_work(kind, spec, field):
         {"lr": math.nan},
         {"lr": 1.0, "weight_decay": -1.0},
         {"lr": 1.0, "weight_decay": False},
-        {"lr": 1.0, "w_decay": []},
+        {"lr": 1.0, "w_decay": [-0.1]},
     ],
     ids=str,
 )

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..algorithms import as_plain, may_move
 from ..checks import Section
-from ..errors import ConfigError
 from .aux_vars import AuxVar
 from .blocks import Block, opmath
 
@@ -268,13 +267,3 @@ def matches(text: str, name: str) -> bool:
     expression.
     """
     return bool(re.search(text[3:], name)) if text.startswith("re:") else fnmatchcase(name, text)
-
-
-def refuse_schedules(part: Part) -> None:
-    """RAISES (ConfigError): An option is a schedule."""
-    if part.moving:
-        raise ConfigError(
-            f"Can't set {', '.join(sorted(part.moving))} of {part.where} to a schedule here: expected a number, found "
-            "a schedule. Schedules work in a config, with thinc-torchopt.TorchOptimizer.v1. In your own loop, write "
-            f"the value of each step into the param groups, as '{part.label}_{sorted(part.moving)[0]}'."
-        )

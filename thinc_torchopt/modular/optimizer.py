@@ -9,8 +9,9 @@ One step, in the order of declearn's Optimizer:
  5. the sum is subtracted from the weights
 
 
-chain.py runs a step, blocks.py makes it fast. saved.py saves states by lasting names, exchange.py exchanges values with
-other optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
+chain.py runs a step, blocks.py makes it fast. moving.py writes the values of schedules. saved.py saves states by
+lasting names, declearn_state.py reads declearn's; exchange.py exchanges values with other optimizers; train_step.py has
+whole training steps, with clipping of each sample's gradient.
 
 SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py). docs/modular.md
 lists where we differ.
@@ -27,15 +28,19 @@ import numpy
 import torch
 from torch import Tensor
 
-from ..algorithms import Roles
+from ..algorithms import Roles, may_move
 from ..checks import Section
 from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError
 from ..near_misses import did_you_mean
+from ..schedules import Schedules
 from .aux_vars import AuxVar
 from .chain import Kept, Member, Work, run_chain
+from .declearn_state import from_declearn, is_declearns
 from .exchange import collect_aux_vars, process_aux_vars
-from .module import ENABLED, Module, Part, Regularizer, matches, refuse_schedules
+from .module import ENABLED, Module, Part, Regularizer, matches
+from .moving import MovingOptions
 from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name, to_json
+from .schedulers import is_spec
 from .specs import build_parts, check_can_be_built_again, options_in_group, with_labels
 from .train_step import train_step
 
@@ -57,8 +62,10 @@ class Modular(torch.optim.Optimizer):
 
     params (Iterable): As for any torch optimizer: tensors, `model.named_parameters()`, or param groups. Groups may have
         `lr`, `weight_decay`, and the options of parts as `<label>_<option>`, e.g. "adam_beta_1".
-    lr (float): The learning rate. `lrate`, as in declearn, works too.
-    weight_decay (float): Decoupled weight decay. `w_decay`, as in declearn, implies `decay = "declearn"`.
+    lr (float | Schedule): The learning rate: a number, a schedule of thinc's form, a list of numbers, or one of
+        declearn's schedulers by name, as in ("exponential-decay", {"base": 0.1, "rate": 0.9}). `lrate`, as in declearn,
+        works too.
+    weight_decay (float | Schedule): Decoupled weight decay. `w_decay`, as in declearn, implies `decay = "declearn"`.
     decay ("adamw" | "declearn"): Whether the learning rate scales the decay ("adamw") or not ("declearn").
     regularizers, modules (Sequence | Mapping | None): Instances, names, or pairs of a name and its settings. None:
         none.
@@ -67,8 +74,8 @@ class Modular(torch.optim.Optimizer):
     RAISES (ConfigError): A setting is invalid. It is a ValueError; for a wrong type also a TypeError, for an unknown
         name also a KeyError.
 
-    Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`; `lr` or `lrate`, and `weight_decay` or
-    `w_decay`, of all param groups, which can be set.
+    Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`, `schedules`; `lr` or `lrate`, and
+    `weight_decay` or `w_decay`, of all param groups, which can be set.
     """
 
     state_roles: ClassVar[Roles] = {"momentum_buffer": "sum", "reference": "copy", "slow": "copy"}
@@ -76,15 +83,15 @@ class Modular(torch.optim.Optimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | None = None,
-        weight_decay: float | None = None,
+        lr: Any = None,
+        weight_decay: Any = None,
         *,
         decay: Decay | None = None,
         regularizers: Any = (),
         modules: Any = (),
         normalize: Normalize | None = None,
-        lrate: float | None = None,
-        w_decay: float | None = None,
+        lrate: Any = None,
+        w_decay: Any = None,
     ):
         lr = _one_of("lr", lr, "lrate", lrate)
         if lr is None:
@@ -94,8 +101,6 @@ class Modular(torch.optim.Optimizer):
         self._decay: Decay = _SECTION.choice("decay", decay, get_args(Decay))
         self._normalize: Normalize | None = _SECTION.choice("normalize", normalize, (*get_args(Normalize), None))
         parts = with_labels([*build_parts(regularizers, Regularizer), *build_parts(modules, Module)])
-        for part in parts:
-            refuse_schedules(part)
         self._parts: list[Part] = parts
         _check_exchange(parts)
         self.shared = SharedState({part.label: part.first_shared() for part in parts})
@@ -103,9 +108,12 @@ class Modular(torch.optim.Optimizer):
         self._normalizes_early = False  # in `before_clipping`, and not in `step`
         self._told_names: Mapping[Tensor, str] | None = None
         options = {name: value for part in parts for name, value in options_in_group(part).items()}
+        moving = {f"{part.label}_{key}": value for part in parts for key, value in part.moving.items()}
         weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay)
         weight_decay = 0.0 if weight_decay is None else weight_decay
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **options})
+        self._moving = MovingOptions()
+        defaults = {"lr": lr, "weight_decay": weight_decay, **options, **moving}
+        super().__init__(params, {name: self._moving.first_value(name, value) for name, value in defaults.items()})
         self._check_patterns()
 
     @property
@@ -137,10 +145,17 @@ class Modular(torch.optim.Optimizer):
                     "Can't set 'w_decay' of Modular: this name needs decay = 'declearn', found "
                     f"'{self.decay}', by which the learning rate scales the decay. Set 'weight_decay'."
                 )
-            value = _SECTION.number(key, value)
-            self.defaults[key] = value
+            before = self.schedules.by_name.get(key)
+            try:
+                first = _SECTION.number(key, self._moving.first_value(key, value))
+            except ConfigError:
+                self._moving.keep(key, before, self.param_groups)
+                raise
+            self.defaults[key] = first
             for group in self.param_groups:
-                group[key] = value
+                group[key] = first
+            moves = may_move(value) or is_spec(value)
+            self._moving.keep(key, self.schedules.by_name[key] if moves else None, self.param_groups)
         elif name in self.__dict__.get("defaults", ()):
             raise ConfigKeyError(
                 f"Can't set '{name}' of Modular as an attribute: options of modules and regularizers are in its param "
@@ -183,19 +198,36 @@ class Modular(torch.optim.Optimizer):
                 f"Can't set {', '.join(unknown)} in a param group of Modular: expected some of "
                 f"{', '.join(sorted(self.defaults))}.{did_you_mean(unknown[0], self.defaults)}"
             )
-        group = {**self.defaults, **param_group}
+        place, before = len(self.param_groups), dict(param_group)
+        names = {key: f"{key} of param group {place}" for key in self.defaults if key in param_group}
+        try:
+            param_group.update({key: self._moving.first_value(name, param_group[key]) for key, name in names.items()})
+            self._check_options({**self.defaults, **param_group})
+            super().add_param_group(param_group)
+            self._check_params()
+        except Exception:
+            del self.param_groups[place:]
+            param_group.update(before)
+            self.schedules.drop(*names.values())
+            raise
+        for key in self.defaults:
+            self._moving.follow(place, param_group, key, names.get(key, key))
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        """RAISES (ConfigError): An option is out of its range."""
         for name in ("lr", "weight_decay"):
             _SECTION.number(name, group[name])
         for part in self._parts:
             for key in part.options:
                 part.check(key, group[f"{part.label}_{key}"])
             _SECTION.flag(f"{part.label}_{ENABLED}", group[f"{part.label}_{ENABLED}"])
-        super().add_param_group(param_group)
-        try:
-            self._check_params()
-        except ParamError:
-            self.param_groups.pop()
-            raise
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of options. `set_total_steps` and `observe` are for those that span the training, or watch a
+        score.
+        """
+        return self._moving.schedules
 
     # ------------------------------------------------------------------ steps
 
@@ -256,7 +288,8 @@ class Modular(torch.optim.Optimizer):
         return train_step(self, model, batch, sclip, loss)
 
     def start_round(self) -> None:
-        """Begin a round of federated training: FedProx copies the weights, parts with `round_reset` are reset.
+        """Begin a round of federated training: FedProx copies the weights, parts with `round_reset` are reset, and
+        declearn's schedulers count the round.
 
         Calls `start_round` of each part for each param that it works on, also before the first step.
         """
@@ -275,6 +308,7 @@ class Modular(torch.optim.Optimizer):
                             part.start_round(kept)
                     if state:
                         self.state[param] = state
+        self._moving.start_round(self.param_groups)
 
     def normalize_before_clipping(self) -> None:
         """Normalize gradients in `before_clipping` instead of `step`."""
@@ -297,6 +331,8 @@ class Modular(torch.optim.Optimizer):
         self, pairs: Sequence[tuple[Tensor, Tensor | None]], updates: Mapping[Tensor, Tensor] | None = None
     ) -> None:
         """Run a step over pairs of params and gradients."""
+        for place in self._moving.begin_step(self.param_groups):
+            self._check_options(self.param_groups[place])
         grads = {param: grad.detach() for param, grad in pairs if grad is not None and param.numel()}
         for param, grad in grads.items():
             if grad.layout is not torch.strided:
@@ -330,6 +366,7 @@ class Modular(torch.optim.Optimizer):
             member.prepare()
         found = None if updates is None else [updates[param] for param in self._in_order(grads)]
         run_chain(self._parts, members, self.shared.parts, factor=factor, updates=found)
+        self._moving.end_step(self.param_groups)
 
     def _in_order(self, grads: Mapping[Tensor, Tensor]) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"] if param in grads]
@@ -408,18 +445,25 @@ class Modular(torch.optim.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """The config for `from_config`, as JSON. It does not have the options of groups.
 
-        RAISES (ConfigError): A part is of a class of your own that has no name of its own, so it can't be built again.
+        RAISES (ConfigError): A part is of a class of your own that has no name of its own, so it can't be built again;
+            or an option is a schedule that JSON can't hold.
         """
         for part in self._parts:
             check_can_be_built_again(part)
         return {
-            "lr": float(self.defaults["lr"]),
-            "weight_decay": float(self.defaults["weight_decay"]),
+            "lr": self._option_config("lr"),
+            "weight_decay": self._option_config("weight_decay"),
             "decay": self.decay,
             "normalize": self.normalize,
-            "regularizers": [[part.name, part.get_config()] for part in self.regularizers],
-            "modules": [[part.name, part.get_config()] for part in self.modules],
+            "regularizers": [[part.name, self._part_config(part)] for part in self.regularizers],
+            "modules": [[part.name, self._part_config(part)] for part in self.modules],
         }
+
+    def _part_config(self, part: Part) -> dict[str, Any]:
+        return {**part.get_config(), **{key: self._option_config(f"{part.label}_{key}") for key in part.moving}}
+
+    def _option_config(self, name: str) -> Any:
+        return self._moving.get_config(name, self.defaults[name])
 
     @classmethod
     def from_config(cls, params: Any, config: Mapping[str, Any]) -> Modular:
@@ -429,18 +473,27 @@ class Modular(torch.optim.Optimizer):
             there.
         RAISES (ConfigKeyError): The learning rate is missing, or a key is unknown. (ConfigError): Values are invalid.
         """
-        is_declearns = "lrate" in config
-        expected = _CONFIG_OF_DECLEARN if is_declearns else _CONFIG
+        of_declearn = "lrate" in config
+        expected = _CONFIG_OF_DECLEARN if of_declearn else _CONFIG
         missing, unknown = {expected[0]} - set(config), sorted(map(str, set(config) - set(expected)))
         if missing or unknown:
             raise ConfigKeyError(
                 f"Can't build Modular from a config: expected {expected[0]}, and any of {', '.join(expected[1:])}; "
                 f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
             )
-        return cls(params, **{"w_decay": 0.0, **config} if is_declearns else config)
+        return cls(params, **{"w_decay": 0.0, **config} if of_declearn else config)
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("_decay", "_normalize", "shared", "_parts", "_batch_size", "_normalizes_early", "_told_names")
+        ours = (
+            "_decay",
+            "_normalize",
+            "shared",
+            "_parts",
+            "_batch_size",
+            "_normalizes_early",
+            "_told_names",
+            "_moving",
+        )
         return {**super().__getstate__(), **{name: vars(self)[name] for name in ours}}
 
     # ------------------------------------------------------------------ names
@@ -467,29 +520,41 @@ class Modular(torch.optim.Optimizer):
 
         as_json (bool): Only values that JSON has: tensors become dicts with their dtype, shape, and bytes in base64.
         """
-        state = state_by_name(self._parts, self._states(), self.shared.parts)
+        state = state_by_name(self._parts, self._states(), self.shared.parts, self.schedules.state_dict())
         return to_json(state) if as_json else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state` of an optimizer with the same parts and params, as JSON or not. An error
-        changes nothing.
+        """Restore a state from `get_state` of an optimizer with the same parts and params, as JSON or not; or from that
+        of declearn's Optimizer, which has no state of regularizers: theirs stays. An error changes nothing.
 
         RAISES (StateKeyError): Parts, params or values are missing or unknown. (StateError): The state is damaged.
+            (ScheduleError): A schedule of thinc's form is past the state: it can't go back.
         """
-        new, shared = read_state(self._parts, self._states(), self._options_of(), self.named_params(), state)
+        if is_declearns(state):
+            state = from_declearn(state, self.get_state(), self.named_params())
+        new, shared, schedules = read_state(self._parts, self._states(), self._options_of(), self.named_params(), state)
+        self.schedules.load_state_dict(schedules)
         states = defaultdict(dict, {param: new[name] for name, param in self.named_params().items() if new[name]})
         self.__dict__.update(state=states, shared=SharedState(shared))
+        self._moving.write(self.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """As for any torch optimizer, with the shared state of parts as "shared"."""
-        return {**super().state_dict(), "shared": self.shared.state_dict()}
+        """As for any torch optimizer, with the shared state of parts as "shared", and "schedules"."""
+        return {
+            **super().state_dict(),
+            "shared": self.shared.state_dict(),
+            "schedules": self.schedules.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As for any torch optimizer, but state keeps its own dtype."""
         shared = check_shared(self._parts, state_dict.get("shared"))
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "shared"})
+        self.schedules.check_state_dict(state_dict.get("schedules"))
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         own_state_dict(self, state_dict)
         self.shared = SharedState(shared)
+        self.schedules.load_state_dict(state_dict["schedules"])
+        self._moving.write(self.param_groups)
 
     def collect_aux_var(self) -> dict[str, AuxVar]:
         """Collect the auxiliary variables for other optimizers of the federation, by name."""

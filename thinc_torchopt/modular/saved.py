@@ -44,18 +44,22 @@ class PartState:
 
 @dataclass
 class ModularState:
-    """The states of all parts, with their names."""
+    """The states of all parts, with their names, and of schedules, by option."""
 
     version: Count
     regularizers: list[tuple[str, PartState]]
     modules: list[tuple[str, PartState]]
+    schedules: dict[str, Any]
 
 
 def state_by_name(
-    parts: Sequence[Part], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
+    parts: Sequence[Part],
+    states: Mapping[str, dict[str, Any]],
+    shared: Mapping[str, Mapping[str, Any]],
+    schedules: dict[str, Any],
 ) -> dict[str, Any]:
     """The states of all parts. shared (Mapping): Their shared state, by label."""
-    found = ModularState(VERSION, [], [])
+    found = ModularState(VERSION, [], [], schedules)
     for part in parts:
         kept = {name: dict(Kept(state, part.label)) or None for name, state in states.items() if part.concerns(name)}
         of_kind = found.regularizers if isinstance(part, Regularizer) else found.modules
@@ -99,11 +103,12 @@ def read_state(
     options: Mapping[str, Mapping[str, Any]],
     params: Mapping[str, Tensor],
     saved: Any,
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:
     """Read a state. Changes nothing.
 
     states, options, params (Mapping): The state, the param group and the tensor of each param, by name.
-    RETURNS (tuple): Copies: the new state of each param, by name, and the shared state, by label.
+    RETURNS (tuple): Copies: the new state of each param, by name; the shared state, by label; and the states of
+        schedules, which are not checked yet.
     RAISES (StateKeyError, StateError): It does not fit these parts and params.
     """
     what = "the state of Modular"
@@ -125,7 +130,7 @@ def read_state(
                     values = read_param(part, of_part.params[name], params[name], options[name], name)
                     new[name].update({f"{part.label}/{key}": value for key, value in values.items()})
                 shared[part.label] = check_shared_of(part, of_part.shared)
-        return new, shared
+        return new, shared, state.schedules
 
 
 def read_param(

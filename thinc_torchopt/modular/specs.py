@@ -42,11 +42,19 @@ def build_part(spec: Any, base: type[P]) -> P:
         return spec
     name, settings = (spec, {}) if isinstance(spec, str) else pair(spec, base)
     cls = find_class(name, base)
-    accepted = inspect.signature(cls).parameters
+    check_arguments(f"the {base.kind} '{name}'", inspect.signature(cls).parameters, settings)
+    made = cls(**settings)
+    if not isinstance(made, base):
+        raise ConfigTypeError(f"Can't make the {base.kind} '{name}': expected a {base.kind}, found {made!r}.")
+    return made
+
+
+def check_arguments(what: str, accepted: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]) -> None:
+    """RAISES (ConfigArgumentError): A setting is unknown, or missing."""
     unknown = sorted(key for key in settings if key not in accepted)
     if unknown and not any(param.kind is param.VAR_KEYWORD for param in accepted.values()):
         raise ConfigArgumentError(
-            f"Can't make the {base.kind} '{name}': expected some of {', '.join(accepted) or 'no settings'}, found "
+            f"Can't make {what}: expected some of {', '.join(accepted) or 'no settings'}, found "
             f"{', '.join(map(str, unknown))}.{did_you_mean(unknown[0], accepted)}"
         )
     missing = sorted(
@@ -57,11 +65,7 @@ def build_part(spec: Any, base: type[P]) -> P:
         and key not in settings
     )
     if missing:
-        raise ConfigArgumentError(f"Can't make the {base.kind} '{name}': {', '.join(missing)} must be given.")
-    made = cls(**settings)
-    if not isinstance(made, base):
-        raise ConfigTypeError(f"Can't make the {base.kind} '{name}': expected a {base.kind}, found {made!r}.")
-    return made
+        raise ConfigArgumentError(f"Can't make {what}: {', '.join(missing)} must be given.")
 
 
 def find_class(name: str, base: type[P]) -> Any:
