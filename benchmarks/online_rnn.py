@@ -303,7 +303,7 @@ def _curve(arm: Arm, args: argparse.Namespace, seed: int) -> list[float]:
         guess = last @ head[:-1] + head[-1]
         if args.task == "adding":
             loss = ((guess[..., 0] - target) ** 2).mean()
-            scores.append(float(loss))
+            scores.append(loss.item())
         else:
             loss = torch.nn.functional.cross_entropy(guess.reshape(-1, 8), target.reshape(-1))
             scores.append(float((guess.argmax(-1) == target).float().mean()))

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ class Cell:
     states: tuple[str, ...] = ("h",)
     relations: tuple[Relation, ...] = ()
     truncated: tuple[str, ...] | None = None
-    memory_gates: Mapping[str, tuple[int, float]] = {}
+    memory_gates: ClassVar[Mapping[str, tuple[int, float]]] = {}
 
     @property
     def is_exact(self) -> bool:
@@ -176,7 +176,7 @@ class GRU(_Builtin):
     Wh = Dense("Wh", ("x", "r*h"))
     relations = (Wz, Wr, Wh)
     truncated = ("Wr",)
-    memory_gates = {"Wz": (-1, 0.0)}
+    memory_gates: ClassVar = {"Wz": (-1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         (h,) = state
@@ -206,7 +206,7 @@ class MGU(_Builtin):
     Wh = Dense("Wh", ("x", "f*h"))
     relations = (Wf, Wh)
     truncated = ("Wf",)
-    memory_gates = {"Wf": (-1, 0.0)}
+    memory_gates: ClassVar = {"Wf": (-1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         (h,) = state
@@ -236,7 +236,7 @@ class LSTM(_Builtin):
     Wo = Dense("Wo")
     relations = (Wi, Wg, Wf, Wo)
     forget_bias = 1.0
-    memory_gates = {"Wf": (1, 1.0), "Wi": (-1, 0.0)}
+    memory_gates: ClassVar = {"Wf": (1, 1.0), "Wi": (-1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         h, c = state
@@ -269,7 +269,7 @@ class LSTM(_Builtin):
 
 class TorchLSTM(LSTM):
     forget_bias = 0.0
-    memory_gates = {"Wf": (1, 0.0), "Wi": (-1, 0.0)}
+    memory_gates: ClassVar = {"Wf": (1, 0.0), "Wi": (-1, 0.0)}
 
 
 class TorchGRU(_Builtin):
@@ -278,7 +278,7 @@ class TorchGRU(_Builtin):
     Wn = Dense("Wn", ("x",))
     Whn = Dense("Whn", ("h",))
     relations = (Wr, Wz, Wn, Whn)
-    memory_gates = {"Wz": (1, 0.0)}
+    memory_gates: ClassVar = {"Wz": (1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         (h,) = state
@@ -307,7 +307,7 @@ class MinGRU(_Builtin):
     Wz = Dense("Wz", ("x",))
     Wn = Dense("Wn", ("x",))
     relations = (Wz, Wn)
-    memory_gates = {"Wz": (-1, 0.0)}
+    memory_gates: ClassVar = {"Wz": (-1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         return (torch.lerp(state[0], self.act(relate("Wn", x)), torch.sigmoid(relate("Wz", x))),)

@@ -231,20 +231,21 @@ def _joined(steps: Sequence[Linearized]) -> Linearized:
     # An input may be that of several relations.
     stacked: dict[tuple[int, ...], Tensor] = {}
 
-    def stack(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        found = [tensor for tensor in tensors if tensor is not None]
-        if not found:
-            return None
-        key = tuple(map(id, found))
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        key = tuple(map(id, tensors))
         if key not in stacked:
-            stacked[key] = torch.stack(found)
+            stacked[key] = torch.stack(list(tensors))
         return stacked[key]
+
+    def stack_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        found = [tensor for tensor in tensors if tensor is not None]
+        return stack(found) if found else None
 
     first, n = steps[0], range(len(steps[0].state))
     return Linearized(
         tuple(torch.stack(tensors) for tensors in zip(*(step.state for step in steps))),
-        [[stack([step.decay[a][c] for step in steps]) for c in n] for a in n],
-        {name: [stack([step.reach[name][a] for step in steps]) for a in n] for name in first.reach},
+        [[stack_if_any([step.decay[a][c] for step in steps]) for c in n] for a in n],
+        {name: [stack_if_any([step.reach[name][a] for step in steps]) for a in n] for name in first.reach},
         {name: stack([step.inputs[name] for step in steps]) for name in first.inputs},
     )
 

@@ -215,7 +215,8 @@ class OnlineTrainer:
         given = tensor.clone()
         with threads_for(self._weights()), torch.no_grad():
             for layer in self._layers:
-                layer.traces.weights = weights_of(layer.node, layer.cell)
+                if not self._block:
+                    layer.traces.weights = weights_of(layer.node, layer.cell)
                 step = layer.traces.linearize(tensor, layer.state)
                 tensor = step.state[0]
                 found.append(step)
@@ -330,7 +331,7 @@ class OnlineTrainer:
             )
         width, units = self._layers[0].node.get_dim("nI"), self._layers[-1].state[0].shape[1]
         dtype = str(self._layers[0].state[0].dtype).removeprefix("torch.")
-        for name, tensor in found.items():
+        for name in found:
             if name.startswith("block/"):
                 shape = self.batch_size, width if name.endswith("/x") else units
                 if _form(found, name) != (form := f"shape {shape} in {dtype}"):

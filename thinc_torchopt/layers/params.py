@@ -60,16 +60,17 @@ def init_params(model: Model, cell: Cell, chrono: int | None = None) -> None:
     bound = 1 / math.sqrt(units)
     dense = partial(uniform_init, lo=-bound, hi=bound)
     elementwise = partial(uniform_init, lo=0.0, hi=1.0)
-    gates = cell.memory_gates if chrono else {}
-    memory = numpy.log(uniform_init(model.ops, (units,), lo=1.0, hi=chrono - 1.0)) if chrono else None
+    memory: Any = None
+    if chrono is not None:
+        memory = model.ops.xp.log(uniform_init(model.ops, (units,), lo=1.0, hi=chrono - 1.0))
     for relation in cell.relations:
         init = dense if len(relation.weight_names) > 1 else elementwise
         for parts in _parts(relation, model.get_dim("nI"), units).values():
             for name, shape in parts:
                 if not model.has_param(name):
                     model.set_param(name, init(model.ops, shape))
-                    if relation.name in gates and len(shape) == 1:
-                        sign, added = gates[relation.name]
+                    if memory is not None and relation.name in cell.memory_gates and len(shape) == 1:
+                        sign, added = cell.memory_gates[relation.name]
                         model.set_param(name, sign * memory - added)
 
 

@@ -40,9 +40,7 @@ def scan(
     """
     n_batch, units = state[0].shape
     if not torch.is_grad_enabled() and len(x) and cell.coefficients(x[:1], weights) is not None:
-        outputs, after = _scan_linear(cell, weights, x, state[0], active)
-        before = (torch.cat((state[0][None], outputs[:-1])),) if keep else ()
-        return outputs, (after,), before
+        return _scan_linear(cell, weights, x, state[0], active, keep=keep)
     outputs = _Stack(len(x), n_batch, units, like=state[0])
     before = [_Stack(len(x), n_batch, units, like=s) for s in state] if keep else []
     ended: list[State] = []
@@ -62,10 +60,9 @@ def scan(
 
 
 def _scan_linear(
-    cell: Cell, weights: Weights, x: Tensor, state: Tensor, active: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Outputs, zero after the end of a sequence, and the state of each sample after its last step."""
-    outputs = x.new_empty(*x.shape[:2], state.shape[1])
+    cell: Cell, weights: Weights, x: Tensor, state: Tensor, active: Sequence[int], *, keep: bool
+) -> tuple[Tensor, State, tuple[Tensor, ...]]:
+    outputs, begin = x.new_empty(*x.shape[:2], state.shape[1]), state
     goes_on = None
     if active[-1] < len(state):
         ends = torch.tensor(active, device=x.device)[:, None, None]
@@ -80,8 +77,8 @@ def _scan_linear(
             a, b = torch.where(goes_on[steps], a, 1.0), torch.where(goes_on[steps], b, 0.0)
         h = linear_scan(a, b, state)
         outputs[steps] = h if goes_on is None else h * goes_on[steps]
-        state = h[-1]
-    return outputs, state.clone()
+        state = h[-1].clone()
+    return outputs, (state,), (torch.cat((begin[None], outputs[:-1])),) if keep else ()
 
 
 def linear_scan(a: Tensor, b: Tensor, begin: Tensor) -> Tensor:
@@ -104,17 +101,17 @@ def linear_scan(a: Tensor, b: Tensor, begin: Tensor) -> Tensor:
     blocks = -(-n_steps // size)
     if rest := blocks * size - n_steps:
         a, b = (torch.cat((steps, steps.new_zeros(rest, *begin.shape))) for steps in (a, b))
-    a, b = (steps.reshape(blocks, size, *begin.shape).unbind(1) for steps in (a, b))
+    (a_0, *a_rest), (b_0, *b_rest) = (steps.reshape(blocks, size, *begin.shape).unbind(1) for steps in (a, b))
     # Of each block: the states from a begin of zero, and how much of its begin is left.
-    states, left = [b[0]], [a[0]]
-    for a_k, b_k in zip(a[1:], b[1:]):
+    states, left = [b_0], [a_0]
+    for a_k, b_k in zip(a_rest, b_rest):
         states.append(torch.addcmul(b_k, a_k, states[-1]))
         left.append(left[-1] * a_k)
     begins = [begin]
     for last, of_begin in zip(states[-1][:-1], left[-1][:-1]):
         begins.append(torch.addcmul(last, of_begin, begins[-1]))
-    found = torch.stack(states, 1).addcmul_(torch.stack(left, 1), torch.stack(begins)[:, None])
-    return found.reshape(blocks * size, *begin.shape)[:n_steps]
+    every = torch.stack(states, 1).addcmul_(torch.stack(left, 1), torch.stack(begins)[:, None])
+    return every.reshape(blocks * size, *begin.shape)[:n_steps]
 
 
 def _unbound(x: Tensor, relate: _InputsAhead) -> Iterator[Tensor]:
