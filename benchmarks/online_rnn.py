@@ -1,9 +1,10 @@
 """What eligibility traces cost and what they are worth: docs/online-rnn.md shows the results.
 
     python benchmarks/online_rnn.py speed                  milliseconds for 64 steps, side by side
+    python benchmarks/online_rnn.py stream                 the same, token by token
     python benchmarks/online_rnn.py memory --plot out.svg  peak memory against the length of the sequence
     python benchmarks/online_rnn.py cosines                how near the gradient is to the exact one, by relation
-    python benchmarks/online_rnn.py adding                 a task that needs memory: learning curves
+    python benchmarks/online_rnn.py task adding            tasks that need memory: adding, copy
     python benchmarks/online_rnn.py tagger --data folder   spacy train on ud-english-ewt, with each kind of encoder
     python benchmarks/online_rnn.py words --data folder    words a second in training, side by side
 
@@ -19,17 +20,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from thinc.api import fix_random_seed
+from thinc.api import Optimizer, fix_random_seed
 
-from thinc_torchopt.layers import CELLS, OnlineRNN, ParamDimTraces, eligibility_gradients
+from thinc_torchopt.layers import CELLS, OnlineRNN, OnlineTrainer, ParamDimTraces, eligibility_gradients
 from thinc_torchopt.layers.adjoint import adjoint_gradients
 from thinc_torchopt.layers.gradients import Method, TracedGradients, exact_gradients
+from thinc_torchopt.layers.node import recurrent_nodes
+from thinc_torchopt.layers.params import weights_of
 from thinc_torchopt.layers.scan import scan
 
 CONFIG = Path(__file__).parent.parent / "configs" / "online_rnn.cfg"
@@ -44,22 +48,60 @@ def weights_for(cell: Any, width: int, units: int) -> dict[str, torch.Tensor]:
 # ---------------------------------------------------------------------- speed
 
 
+def stream(args: argparse.Namespace) -> None:
+    """A token of each stream at a time, through OnlineTrainer, with a loss at each."""
+    n_steps, n_batch, units = args.steps, args.batch, args.units
+    print(f"{n_steps} tokens of {n_batch} streams, {units} units and inputs; ms, and times a loop with BPTT")
+    for name in args.cells:
+        fix_random_seed(0)
+        layer = OnlineRNN(units, units, cell=name)
+        layer.initialize()
+        X, dY = (numpy.random.normal(size=(n_steps, n_batch, units)).astype("f") for _ in range(2))
+        trainers = {
+            every: OnlineTrainer(layer, _Nothing(), batch_size=n_batch, update_every=every) for every in (1, 16)
+        }
+        contestants = {"a loop with BPTT": _contestants(name, n_steps, n_batch, units, vmap=False)["a loop with BPTT"]}
+        for every, trainer in trainers.items():
+            contestants[f"OnlineTrainer, update_every = {every}"] = partial(_read, trainer, X, dY)
+        _take_turns(name, contestants, args.rounds)
+
+
+class _Nothing(Optimizer):
+    """Takes the gradients, and changes nothing: the time of an optimizer is not that of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def __call__(self, key: Any, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> Any:
+        gradient[...] = 0.0
+        return weights, gradient
+
+
+def _read(trainer: OnlineTrainer, X: Any, dY: Any) -> None:
+    for x, dy in zip(X, dY):
+        trainer.predict(x)
+        trainer.update(x, dy)
+
+
 def speed(args: argparse.Namespace) -> None:
     n_steps, n_batch, units = args.steps, args.batch, args.units
     print(f"{n_steps} steps, batch {n_batch}, {units} units and inputs; ms, and times the loop with BPTT")
     for name in args.cells:
         fix_random_seed(0)
-        contestants = _contestants(name, n_steps, n_batch, units, vmap=args.vmap)
-        times: dict[str, list[float]] = {title: [] for title in contestants}
-        for turn in range(args.rounds + 2):
-            for title, work in contestants.items():
-                start = time.perf_counter()
-                work()
-                if turn >= 2:
-                    times[title].append(1e3 * (time.perf_counter() - start))
-        medians = {title: statistics.median(found) for title, found in times.items()}
-        for title, ms in medians.items():
-            print(f"  {name:10} {title:34} {ms:9.2f} {ms / medians['a loop with BPTT']:7.2f}")
+        _take_turns(name, _contestants(name, n_steps, n_batch, units, vmap=args.vmap), args.rounds)
+
+
+def _take_turns(name: str, contestants: dict[str, Callable[[], Any]], rounds: int) -> None:
+    times: dict[str, list[float]] = {title: [] for title in contestants}
+    for turn in range(rounds + 2):
+        for title, work in contestants.items():
+            start = time.perf_counter()
+            work()
+            if turn >= 2:
+                times[title].append(1e3 * (time.perf_counter() - start))
+    medians = {title: statistics.median(found) for title, found in times.items()}
+    for title, ms in medians.items():
+        print(f"  {name:10} {title:34} {ms:9.2f} {ms / medians['a loop with BPTT']:7.2f}")
 
 
 def _contestants(name: str, n_steps: int, n_batch: int, units: int, *, vmap: bool) -> dict[str, Callable[[], Any]]:
@@ -192,72 +234,116 @@ def cosines(args: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------- a task that needs memory
 
 
-def adding(args: argparse.Namespace) -> None:
-    """The adding problem: the second row of the input marks two numbers of the first; their sum is the target."""
-    ways = {
-        f"BPTT, cut after {args.window} steps": "truncated",
-        "D-RTRL": "d-rtrl",
-        f"D-RTRL, windows of {args.window}": "multi-step",
-        "BPTT": "bptt",
-    }
-    print(f"mean squared error (always 1: 0.167), {args.length} steps; means over {args.seeds} seeds")
-    marks = [args.updates * i // 8 for i in range(1, 9)]
-    print(f"{'updates':34}", *(f"{mark:8}" for mark in marks))
-    for title, way in ways.items():
-        curves = [_adding_curve(way, args, seed, marks) for seed in range(args.seeds)]
-        print(f"{title:34}", *(f"{statistics.mean(column):8.4f}" for column in zip(*curves)))
+@dataclass
+class Arm:
+    """A cell, and how its gradient is computed. features (int): Fixed random units (relu) between input and cell."""
+
+    cell: str
+    way: str
+    features: int = 0
 
 
-def _adding_curve(way: str, args: argparse.Namespace, seed: int, marks: list[int]) -> list[float]:
+MEMORY_ARMS = {
+    "GRU, BPTT": Arm("torch-gru", "bptt"),
+    "GRU, BPTT, cut": Arm("torch-gru", "truncated"),
+    "GRU, D-RTRL": Arm("torch-gru", "d-rtrl"),
+    "GRU, D-RTRL, windows": Arm("torch-gru", "multi-step"),
+    "LSTM, BPTT": Arm("torch-lstm", "bptt"),
+    "LSTM, D-RTRL": Arm("torch-lstm", "d-rtrl"),
+    "MinGRU, exact": Arm("mingru", "d-rtrl"),
+    "MinGRU on fixed features, exact": Arm("mingru", "d-rtrl", features=32),
+}
+
+
+def memory_task(args: argparse.Namespace) -> None:
+    """adding: the second row of the input marks two numbers of the first; their sum is the target. Mean squared error;
+    always 1: 0.167. copy: ten symbols of eight, `length` blanks, then the symbols again. Accuracy; by chance: 0.125.
+    """
+    print(
+        f"{args.task}, {args.length} steps, {args.units} units, rate {args.learn_rate}: mean (lowest to highest) at the"
+    )
+    print(f"end of {args.updates} updates over {args.seeds} seeds; CPU ms an update; at quarters of the updates")
+    for title, arm in MEMORY_ARMS.items():
+        if args.only and args.only not in title:
+            continue
+        began = time.process_time()
+        curves = [_curve(arm, args, seed) for seed in range(args.seeds)]
+        ms = 1e3 * (time.process_time() - began) / args.seeds / args.updates
+        ends = [curve[-1] for curve in curves]
+        means = " ".join(f"{statistics.mean(column):.4f}" for column in zip(*curves))
+        spread = f"({min(ends):.4f} to {max(ends):.4f})"
+        print(f"{title:34} {statistics.mean(ends):.4f} {spread} {ms:7.1f} ms   {means}", flush=True)
+
+
+def _curve(arm: Arm, args: argparse.Namespace, seed: int) -> list[float]:
+    fix_random_seed(seed)
     torch.manual_seed(seed)
-    cell = CELLS["torch-gru"]()
-    weights = weights_for(cell, 2, args.units)
-    head = torch.zeros(args.units + 1)
+    task = {"adding": _adding_batch, "copy": _copy_batch}[args.task]
+    rng = torch.Generator().manual_seed(1000 + seed)
+    x, _ = task(args, torch.Generator().manual_seed(0))
+    below = torch.randn(x.shape[2] + 1, arm.features)
+    layer = OnlineRNN(args.units, arm.features or x.shape[2], cell=arm.cell, chrono=len(x))
+    layer.initialize()
+    [node] = recurrent_nodes(layer)
+    cell = CELLS[arm.cell]()
+    weights = {name: weight.clone() for name, weight in weights_of(node, cell).items()}
+    head = torch.zeros(args.units + 1, 1 if args.task == "adding" else 8)
     params = [*weights.values(), head]
     optimizer = torch.optim.Adam(params, lr=args.learn_rate)
-    rng = torch.Generator().manual_seed(1000 + seed)
-    errors, curve = [], []
+    scores, curve = [], []
     for step in range(1, args.updates + 1):
-        x, target = _adding_batch(args.length, args.batch, rng)
-        for param in params:
-            param.grad = None
-        zero = (torch.zeros(args.batch, args.units),)
-        active = [args.batch] * args.length
+        x, target = task(args, rng)
+        if arm.features:
+            x = torch.relu(x @ below[:-1] + below[-1])
         with torch.no_grad():
-            outputs, _, _ = scan(cell, weights, x, zero, active)
-            guess = outputs[-1] @ head[:-1] + head[-1]
-            error = 2 * (guess - target) / args.batch
-            head.grad = torch.cat((error @ outputs[-1], error.sum()[None]))
-            dh = torch.zeros_like(outputs)
-            dh[-1] = error[:, None] * head[:-1]
-        for name, grad in _adding_grads(way, cell, weights, x, dh, outputs, args.window).items():
+            zero = tuple(torch.zeros(args.batch, args.units) for _ in cell.states)
+            outputs, _, _ = scan(cell, weights, x, zero, [args.batch] * len(x))
+        last = outputs[-len(target) :].requires_grad_()
+        head.requires_grad_()
+        guess = last @ head[:-1] + head[-1]
+        if args.task == "adding":
+            loss = ((guess[..., 0] - target) ** 2).mean()
+            scores.append(loss.item())
+        else:
+            loss = torch.nn.functional.cross_entropy(guess.reshape(-1, 8), target.reshape(-1))
+            scores.append(float((guess.argmax(-1) == target).float().mean()))
+        of_last, head.grad = torch.autograd.grad(loss, [last, head])
+        dh = torch.zeros_like(outputs)
+        dh[-len(target) :] = of_last
+        for name, grad in _grads(arm, cell, weights, x, dh, outputs.detach(), args.window).items():
             weights[name].grad = grad
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
-        errors.append(float(((guess - target) ** 2).mean()))
-        if step in marks:
-            curve.append(statistics.mean(errors[-100:]))
+        if step % (args.updates // 4) == 0:
+            curve.append(statistics.mean(scores[-50:]))
     return curve
 
 
-def _adding_grads(way: str, cell: Any, weights: Any, x: Any, dh: Any, outputs: Any, window: int) -> Any:
-    if way == "d-rtrl":
+def _grads(arm: Arm, cell: Any, weights: Any, x: Any, dh: Any, outputs: Any, window: int) -> Any:
+    if arm.way == "d-rtrl":
         return eligibility_gradients(cell, weights, x, dh, traces="adjoint")[0]
-    if way == "multi-step":
+    if arm.way == "multi-step":
         return eligibility_gradients(cell, weights, x, dh, vjp_method="multi-step", window=window)[0]
-    cut = len(x) - window if way == "truncated" else 0  # the loss is at the end: all before the last window is cut
-    state = (outputs[cut - 1] if cut else torch.zeros_like(outputs[0]),)
+    cut = len(x) - window if arm.way == "truncated" else 0  # the loss is at the end: all before the window is cut
+    state = tuple(outputs[cut - 1] if cut else torch.zeros_like(outputs[0]) for _ in cell.states)
     return exact_gradients(cell, weights, x[cut:], state, dh[cut:], [x.shape[1]] * (len(x) - cut))[0]
 
 
-def _adding_batch(length: int, batch: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    values = torch.rand(length, batch, generator=rng)
-    marks = torch.zeros(length, batch)
-    half = length // 2
+def _adding_batch(args: argparse.Namespace, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.rand(args.length, args.batch, generator=rng)
+    marks = torch.zeros(args.length, args.batch)
+    half = args.length // 2
     for start in (0, half):
-        rows = torch.randint(start, start + half, (batch,), generator=rng)
-        marks[rows, torch.arange(batch)] = 1.0
-    return torch.stack((values, marks), -1), (values * marks).sum(0)
+        rows = torch.randint(start, start + half, (args.batch,), generator=rng)
+        marks[rows, torch.arange(args.batch)] = 1.0
+    return torch.stack((values, marks), -1), (values * marks).sum(0)[None]
+
+
+def _copy_batch(args: argparse.Namespace, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    symbols = torch.randint(0, 8, (10, args.batch), generator=rng)
+    rows = torch.full((20 + args.length, args.batch), 8)
+    rows[:10], rows[-10:] = symbols, 9
+    return torch.nn.functional.one_hot(rows, 10).float(), symbols
 
 
 # ---------------------------------------------------------------------- a tagger
@@ -269,6 +355,8 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "both directions, bptt": {"learning": "bptt"},
     "forwards, d-rtrl": {"learning": "d-rtrl", "bidirectional": False},
     "forwards, bptt": {"learning": "bptt", "bidirectional": False},
+    "MinGRU, both directions, bptt": {"cell": "mingru", "learning": "bptt"},
+    "MinGRU, two layers, both, bptt": {"cell": "mingru", "learning": "bptt", "depth": 2},
     "two layers, both, d-rtrl": {"learning": "d-rtrl", "depth": 2},
     "two layers, both, bptt": {"learning": "bptt", "depth": 2},
 }
@@ -385,13 +473,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("speed")
-    one.add_argument("--cells", nargs="+", default=["torch-gru", "torch-lstm", "gru", "rnn"])
+    one.add_argument("--cells", nargs="+", default=["torch-gru", "torch-lstm", "mingru", "gru", "rnn"])
     one.add_argument("--steps", type=int, default=64)
     one.add_argument("--batch", type=int, default=16)
     one.add_argument("--units", type=int, default=64)
     one.add_argument("--rounds", type=int, default=20)
     one.add_argument("--vmap", action="store_true", help="Also by torch.func, which takes a while.")
     one.set_defaults(run=speed)
+    one = commands.add_parser("stream")
+    one.add_argument("--cells", nargs="+", default=["torch-gru", "torch-lstm", "mingru", "rnn"])
+    one.add_argument("--steps", type=int, default=64)
+    one.add_argument("--batch", type=int, default=16)
+    one.add_argument("--units", type=int, default=64)
+    one.add_argument("--rounds", type=int, default=20)
+    one.set_defaults(run=stream)
     one = commands.add_parser("memory")
     one.add_argument("--plot", help="Draw a picture: an .svg or .png file.")
     one.set_defaults(run=memory)
@@ -402,15 +497,17 @@ def main() -> None:
     one = commands.add_parser("cosines")
     one.add_argument("--steps", type=int, default=64)
     one.set_defaults(run=cosines)
-    one = commands.add_parser("adding")
-    one.add_argument("--length", type=int, default=60)
+    one = commands.add_parser("task")
+    one.add_argument("task", choices=("adding", "copy"))
+    one.add_argument("--only", help="Part of a title.")
+    one.add_argument("--length", type=int, default=100)
     one.add_argument("--window", type=int, default=10)
     one.add_argument("--units", type=int, default=32)
-    one.add_argument("--batch", type=int, default=32)
-    one.add_argument("--updates", type=int, default=2000)
-    one.add_argument("--seeds", type=int, default=3)
-    one.add_argument("--learn-rate", type=float, default=0.005)
-    one.set_defaults(run=adding)
+    one.add_argument("--batch", type=int, default=20)
+    one.add_argument("--updates", type=int, default=800)
+    one.add_argument("--seeds", type=int, default=5)
+    one.add_argument("--learn-rate", type=float, default=0.01)
+    one.set_defaults(run=memory_task)
     one = commands.add_parser("tagger")
     one.add_argument("--data", required=True, help="A folder with ud-english-ewt-train.spacy and -dev.spacy.")
     one.add_argument("--updates", type=int, default=600)

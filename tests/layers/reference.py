@@ -12,6 +12,7 @@ LAYOUT = {
     "mgu": {"Wf": "xh", "Wh": "xh"},
     "lstm": {"Wi": "xh", "Wg": "xh", "Wf": "xh", "Wo": "xh"},
     "indrnn": {"W": "x"},
+    "mingru": {"Wz": "x", "Wn": "x"},
     "torch-gru": {"Wr": "xh", "Wz": "xh", "Wn": "x", "Whn": "h"},
     "torch-lstm": {"Wi": "xh", "Wg": "xh", "Wf": "xh", "Wo": "xh"},
 }
@@ -52,6 +53,9 @@ def step(cell, w, x, state, *, act="tanh", offsets=None, inputs=None):
         if inputs is not None:
             inputs["u"] = h
         return (f(y("W", x) + w["u"] * h + off.get("u", 0.0)),)
+    if cell == "mingru":
+        z = torch.sigmoid(y("Wz", x))
+        return ((1 - z) * h + z * f(y("Wn", x)),)
     if cell == "gru":
         z, r = torch.sigmoid(y("Wz", x, h)), torch.sigmoid(y("Wr", x, h))
         return ((1 - z) * h + z * f(y("Wh", x, r * h)),)

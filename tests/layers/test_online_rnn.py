@@ -96,6 +96,84 @@ def test_online_rnn_with_bptt_is_torchs_module(cell, cls, depth, bidirectional):
             assert near(found["b_hn"], getattr(module, "bias_hh" + suffix).grad[-len(found["b_hn"]) :])
 
 
+@pytest.mark.parametrize("settings", [{"bidirectional": True}, {"depth": 2}, {"stateful": True}], ids=str)
+@pytest.mark.parametrize("cell", ["indrnn", "mingru"])
+def test_online_rnn_with_bptt_has_the_whole_gradient_of_an_exact_cell(cell, settings):
+    """It is computed without a graph: of params and of the input, it is that of autograd over the steps."""
+    model, X, dY = built(cell=cell, learning="bptt", **settings)
+    built_cell = CELLS[cell]()
+    assert built_cell.is_exact and not CELLS["torch-gru"]().is_exact and not Cell().is_exact
+    begin = None
+    for _ in range(2):
+        Y, backprop = model(X, is_train=True)
+        dX = backprop(dY)
+        nodes = recurrent_nodes(model)
+        leaves = [
+            {name: w.clone().requires_grad_() for name, w in weights_of(node, built_cell).items()} for node in nodes
+        ]
+        inputs = [torch.from_numpy(x).requires_grad_() for x in X]
+        loss, ends = 0.0, []
+        for i, (x, y, dy) in enumerate(zip(inputs, Y, dY)):
+            start = torch.zeros(4) if begin is None else begin[i]
+            if settings.get("bidirectional"):
+                halves = [steps_of(built_cell, w, one, torch.zeros(2)) for w, one in zip(leaves, (x, x.flip(0)))]
+                found = torch.cat((halves[0], halves[1].flip(0)), 1)
+            else:
+                found = x
+                for w in leaves:
+                    found = steps_of(built_cell, w, found, start)
+            ends.append(found[-1].detach() if len(x) else start)
+            assert near(y, found.detach())
+            loss = loss + (found * torch.from_numpy(dy)).sum()
+        loss.backward()
+        assert all(near(found, x.grad) for found, x in zip(dX, inputs) if len(x))
+        for node, weights in zip(nodes, leaves):
+            found = node_weight_grads(node, built_cell)
+            assert all(near(found[name], weight.grad) for name, weight in weights.items())
+            for name in node.param_names:
+                node.set_grad(name, node.get_grad(name) * 0)
+        begin = ends if settings.get("stateful") else None
+
+
+def steps_of(cell, weights, x, state):
+    """The outputs of a cell for one sequence, one step after the other."""
+    relations, rows = {relation.name: relation for relation in cell.relations}, []
+    for x_t in x:
+        (state,) = cell.step(x_t, (state,), lambda name, *parts: relations[name].apply(weights, torch.cat(parts)))
+        rows.append(state)
+    return torch.stack(rows) if rows else torch.zeros(0, len(state))
+
+
+@pytest.mark.parametrize("cell", sorted(CELLS))
+def test_online_rnn_chrono_biases_keep_the_state(cell):
+    """A unit that begins at 1 is still above 1/e after as many steps as its bias is for, if it reads only zeros."""
+    if cell in ("rnn", "indrnn"):
+        with pytest.raises(ConfigError, match=r"'chrono'.*a gate that keeps the state"):
+            OnlineRNN(4, 3, cell=cell, chrono=10)
+        return
+    model = OnlineRNN(500, 3, cell=cell, activation="relu", learning="bptt", chrono=40)
+    model.initialize()
+    (node,) = recurrent_nodes(model)
+    built_cell = CELLS[cell]("relu")
+    weights = {name: w if w.ndim == 1 else w * 0 for name, w in weights_of(node, built_cell).items()}
+    relate = {relation.name: relation for relation in built_cell.relations}
+    for name, w in weights.items():
+        if name.removesuffix(".bias") not in built_cell.memory_gates:
+            w.zero_()
+    state = tuple(torch.ones(500) for _ in built_cell.states)
+    state = built_cell.step(torch.zeros(3), state, lambda name, *parts: relate[name].apply(weights, torch.cat(parts)))
+    # What is left of the state after one step is 1 - 1 / (u + 1), with u uniform in 1 to 39.
+    left = state[-1]
+    steps = 1 / (1 - left) - 1
+    assert 1 - 1e-3 < steps.min() < 2 and 38 < steps.max() < 39 + 1e-3 and 18.5 < steps.mean() < 21.5
+
+
+@pytest.mark.parametrize("chrono", [2, 0, 2.5, True])
+def test_online_rnn_refuses_chrono(chrono):
+    with pytest.raises(ConfigError, match="'chrono'"):
+        OnlineRNN(4, 3, chrono=chrono)
+
+
 def test_online_rnn_copies_only_what_fits():
     model, _, _ = built(depth=2)
     with pytest.raises(ConfigError, match="2 layers"):

@@ -8,7 +8,7 @@ from thinc.api import Adam as ThincAdam
 
 from thinc_torchopt import Adam, TorchOptimizer
 from thinc_torchopt.errors import ConfigError, PipelineError, ShapeError, StateError
-from thinc_torchopt.layers import OnlineRNN, OnlineTrainer
+from thinc_torchopt.layers import OnlineRNN, OnlineTrainer, online_trainer
 from thinc_torchopt.layers.node import recurrent_nodes
 from thinc_torchopt.torch_optimizers import AdamW
 
@@ -60,6 +60,30 @@ def test_online_trainer_gradients_are_those_of_the_whole(settings, update_every)
     for old, new, grad in zip(before, params_of(model), grads):
         assert numpy.allclose(old - new, grad, **NEAR) and grad.any()
     assert trainer.tokens == T
+
+
+@pytest.mark.parametrize("cell", ["torch-gru", "torch-lstm", "mingru"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_online_trainer_blocks_are_steps(cell, size, monkeypatch):
+    """The same updates, whether steps are applied one by one or as blocks, with tokens without a loss among them."""
+    X, dY = some(T, B, 3, seed=1), some(T, B, 4, seed=2) * 0.1
+
+    def trained(of_block):
+        monkeypatch.setattr(online_trainer, "BLOCK", of_block)
+        numpy.random.seed(0)
+        model = layer(cell=cell, depth=2)
+        trainer = OnlineTrainer(model, SGD(1.0), batch_size=B, update_every=6)
+        for t in range(T):
+            trainer.update(X[t], None if t in (1, 2, 7) else dY[t])
+            if t == 4:
+                trainer.detach([1])
+            if t == 8:
+                trainer.reset([0])
+        trainer.apply()
+        return params_of(model)
+
+    for found, expected in zip(trained(size), trained(1)):
+        assert numpy.allclose(found, expected, **NEAR)
 
 
 def test_online_trainer_predictions_change_nothing_and_see_new_params():
@@ -178,6 +202,11 @@ def test_online_trainer_refuses_states_of_others(tmp_path):
         {"tokens": -1},
         {"params": {}},
         {"layers": saved["layers"][:1]},
+        {"block": None},
+        {"block": [{"x": torch.zeros(B, 3), "dh": torch.zeros(B, 3)}]},
+        {"block": [{"x": torch.zeros(B, 2), "dh": None}]},
+        {"block": [{"x": torch.zeros(B, 3) * float("nan"), "dh": None}]},
+        {"block": [{"x": torch.zeros(B, 3)}]},
         {"layers": [{**of_layer, "state": []} for of_layer in saved["layers"]]},
         {"layers": [{}, {}]},
         {"optimizer": {}},

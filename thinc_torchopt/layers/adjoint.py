@@ -16,6 +16,7 @@ from torch import Tensor
 from .cells import Cell, Linearized, State
 from .functional import Recorded, linearize_by_func
 from .relations import Weights
+from .scan import linear_scan
 
 # Rows, steps times samples, to process at once.
 _ROWS = 1024
@@ -37,6 +38,10 @@ def back_in_time(step: Linearized, dh: Tensor, after: Signal) -> tuple[list[Tens
     RETURNS (tuple): lambda by state, Shape of each: (K, B, H); and for the state before these steps.
     """
     n = len(after)
+    if n == 1 and (own := step.decay[0][0]) is not None:
+        later = torch.cat((own[1:], torch.ones_like(own[:1])))
+        values = linear_scan(later.flip(0), dh.flip(0), after[0]).flip(0)
+        return [values], [own[0] * values[0]]
     decay = [[None if d is None else d.unbind(0) for d in row] for row in step.decay]
     found: list[list[Tensor]] = [[] for _ in range(n)]
     for t in range(len(dh) - 1, -1, -1):
@@ -79,7 +84,15 @@ def windows(n_steps: int, n_batch: int) -> list[slice]:
 
 
 def adjoint_gradients(
-    cell: Cell, weights: Weights, x: Tensor, before: State, dh: Tensor, active: Sequence[int], *, inputs: bool = False
+    cell: Cell,
+    weights: Weights,
+    x: Tensor,
+    before: State,
+    dh: Tensor,
+    active: Sequence[int],
+    *,
+    inputs: bool = False,
+    later: bool = False,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of all weights, and dL/dx of each step if asked for, otherwise empty.
 
@@ -87,9 +100,11 @@ def adjoint_gradients(
     dh (Tensor): dL/dh, zero after the end of a sequence. Shape: (T, B, H).
     active (Sequence[int]): The number of sequences that have not ended, at each step.
     inputs (bool): Compute dL/dx.
+    later (bool): With the effects of an input on later steps, for cells that are exact: all is as by back-propagation
+        through time.
     """
     grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    dx = torch.zeros_like(x) if inputs else x.new_zeros(0)
+    dx = torch.zeros_like(x) if inputs or later else x.new_zeros(0)
     after = [torch.zeros_like(state[0]) for state in before]
     for window in reversed(windows(*x.shape[:2])):
         n = active[window.start]
@@ -99,7 +114,9 @@ def adjoint_gradients(
         for rows, new in zip(after, earlier):
             rows[:n] = new
         add_grads_(grads, cell, step, signal)
-        if inputs:
+        if later:
+            dx[window, :n] = _through_relations(cell, weights, x.shape[2], step, signal)
+        elif inputs:
             dx[window, :n] = input_gradient(cell, weights, *of_window, dh[window, :n], step)
     return grads, dx
 
@@ -111,11 +128,17 @@ def input_gradient(cell: Cell, weights: Weights, x: Tensor, state: State, dh: Te
     step (Linearized): The step. It is enough if each relation reaches only its own units.
     """
     if cell.truncated == ():
-        delta = deltas(step, [dh, *(torch.zeros_like(dh) for _ in cell.states[1:])])
-        reading = [relation for relation in cell.relations if relation.inputs[0] == "x"]
-        parts = [delta[r.name] @ weights[r.weight_names[0]][: x.shape[-1]].T for r in reading]
-        return sum(parts[1:], parts[0])
+        signal = [dh, *(torch.zeros_like(dh) for _ in cell.states[1:])]
+        return _through_relations(cell, weights, x.shape[-1], step, signal)
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         h = cell.step(x, state, Recorded(cell, weights))[0]
         return torch.autograd.grad(h, x, dh)[0]
+
+
+def _through_relations(cell: Cell, weights: Weights, width: int, step: Linearized, signal: Sequence[Tensor]) -> Tensor:
+    """From the derivatives by the states to those by x. width (int): Of x."""
+    delta = deltas(step, signal)
+    reading = [relation for relation in cell.relations if relation.inputs[0] == "x"]
+    parts = [delta[r.name] @ weights[r.weight_names[0]][:width].T for r in reading]
+    return sum(parts[1:], parts[0])

@@ -22,6 +22,7 @@ which torch.func computes (functional.py), unless a cell has a closed form, as t
     mgu         h = (1 - f) h + f act(Wh), Wh reads f * h                Zhou et al. 2016, https://arxiv.org/abs/1603.09420
     lstm        c = sigmoid(f + 1) c + sigmoid(i) act(g), h = sigmoid(o) act(c)
     indrnn      h = act(W x + b + u * h)                                 Li et al. 2018, https://arxiv.org/abs/1803.04831
+    mingru      h = (1 - z) h + z act(Wn), both read x alone             Feng et al. 2024, https://arxiv.org/abs/2410.01201
     torch-gru   torch.nn.GRU: h = (1 - z) n + z h, n = act(Wn + r * Whn)
     torch-lstm  torch.nn.LSTM: as lstm, without the 1
 
@@ -32,9 +33,9 @@ that gate's gradient. torch's forms have no such gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -100,11 +101,23 @@ class Cell:
     relations (tuple[Relation, ...]): Hold the weights. Each is used once a step.
     truncated (tuple[str, ...] | None): Relations that reach other units in the same step, which traces don't follow.
         None: found by `check_cell`.
+    memory_gates (Mapping[str, tuple[int, float]]): For chrono initialization, by relation: 1 if the state is kept where
+        the gate is open, -1 if where it is closed; and what the cell adds to its bias.
     """
 
     states: tuple[str, ...] = ("h",)
     relations: tuple[Relation, ...] = ()
     truncated: tuple[str, ...] | None = None
+    memory_gates: ClassVar[Mapping[str, tuple[int, float]]] = {}
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each unit reads only its own state, so that traces leave nothing out. Of a cell of your own: only if
+        it says that nothing is `truncated`.
+        """
+        return self.truncated == () and all(
+            isinstance(relation, Elementwise) or relation.inputs == ("x",) for relation in self.relations
+        )
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         """One step. x (Tensor): Shape: (..., I). state (tuple[Tensor, ...]): Shape of each: (..., H)."""
@@ -112,6 +125,10 @@ class Cell:
 
     def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized | None:
         """The closed form of a step and its derivatives. None: there is none."""
+        return None
+
+    def coefficients(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor] | None:
+        """a and b of a step that is linear in its one state, h = a h + b. Shape of both: (..., H). None: it is not."""
         return None
 
 
@@ -159,6 +176,7 @@ class GRU(_Builtin):
     Wh = Dense("Wh", ("x", "r*h"))
     relations = (Wz, Wr, Wh)
     truncated = ("Wr",)
+    memory_gates: ClassVar = {"Wz": (-1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         (h,) = state
@@ -188,6 +206,7 @@ class MGU(_Builtin):
     Wh = Dense("Wh", ("x", "f*h"))
     relations = (Wf, Wh)
     truncated = ("Wf",)
+    memory_gates: ClassVar = {"Wf": (-1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         (h,) = state
@@ -217,6 +236,7 @@ class LSTM(_Builtin):
     Wo = Dense("Wo")
     relations = (Wi, Wg, Wf, Wo)
     forget_bias = 1.0
+    memory_gates: ClassVar = {"Wf": (1, 1.0), "Wi": (-1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         h, c = state
@@ -249,6 +269,7 @@ class LSTM(_Builtin):
 
 class TorchLSTM(LSTM):
     forget_bias = 0.0
+    memory_gates: ClassVar = {"Wf": (1, 0.0), "Wi": (-1, 0.0)}
 
 
 class TorchGRU(_Builtin):
@@ -257,6 +278,7 @@ class TorchGRU(_Builtin):
     Wn = Dense("Wn", ("x",))
     Whn = Dense("Whn", ("h",))
     relations = (Wr, Wz, Wn, Whn)
+    memory_gates: ClassVar = {"Wz": (1, 0.0)}
 
     def step(self, x: Tensor, state: State, relate: Relate) -> State:
         (h,) = state
@@ -281,12 +303,41 @@ class TorchGRU(_Builtin):
         )
 
 
+class MinGRU(_Builtin):
+    Wz = Dense("Wz", ("x",))
+    Wn = Dense("Wn", ("x",))
+    relations = (Wz, Wn)
+    memory_gates: ClassVar = {"Wz": (-1, 0.0)}
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        return (torch.lerp(state[0], self.act(relate("Wn", x)), torch.sigmoid(relate("Wz", x))),)
+
+    def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
+        (h,) = state
+        z, n = self._gates(x, weights)
+        keep = 1 - z
+        return Linearized(
+            (torch.lerp(h, n, z),),
+            [[keep]],
+            {"Wz": [(n - h) * z * keep], "Wn": [z * self.slope(n)]},
+            {"Wz": x, "Wn": x},
+        )
+
+    def coefficients(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+        z, n = self._gates(x, weights)
+        return 1 - z, z * n
+
+    def _gates(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(self.Wz.apply(weights, x)), self.act(self.Wn.apply(weights, x))
+
+
 CELLS: dict[str, type[_Builtin]] = {
     "rnn": RNN,
     "gru": GRU,
     "mgu": MGU,
     "lstm": LSTM,
     "indrnn": IndRNN,
+    "mingru": MinGRU,
     "torch-gru": TorchGRU,
     "torch-lstm": TorchLSTM,
 }

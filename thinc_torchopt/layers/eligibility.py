@@ -174,6 +174,24 @@ class ParamDimTraces:
                 relation.add_block_(trace, inputs, moved if goes_on is None else moved * goes_on)
         self._is_zero = False
 
+    def learn(self, steps: Sequence[tuple[Linearized, Tensor | None]]) -> None:
+        """Apply steps from `linearize`, in their order, and add the gradients of their losses, as `apply` and `solve`
+        do one at a time.
+
+        steps (Sequence): Each with dL/dh. Shape: (B, H). None: no loss.
+        """
+        if len(steps) < 2 or self.normalize or not self.fast_solve:
+            for step, dh in steps:
+                self.apply(step)
+                if dh is not None:
+                    self.solve(dh)
+            return
+        block = _joined([step for step, _ in steps])
+        if any(dh is not None for _, dh in steps):
+            zero = torch.zeros_like(steps[0][0].state[0])
+            self.read_block(block, torch.stack([zero if dh is None else dh for _, dh in steps]))
+        self.update_block(block)
+
     def read_block(self, step: Linearized, dh: Tensor) -> None:
         """Add the gradients of several steps, before they are applied. dh (Tensor): Shape: (K, n, H)."""
         signal, earlier = back_in_time(step, dh, [torch.zeros_like(dh[0]) for _ in self._traces])
@@ -206,6 +224,30 @@ class TracesState:
     traces: dict[str, list[Tensor]]
     grads: dict[str, Tensor]
     is_zero: bool
+
+
+def _joined(steps: Sequence[Linearized]) -> Linearized:
+    """Steps as one, with a leading dimension."""
+    # An input may be that of several relations.
+    stacked: dict[tuple[int, ...], Tensor] = {}
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        key = tuple(map(id, tensors))
+        if key not in stacked:
+            stacked[key] = torch.stack(list(tensors))
+        return stacked[key]
+
+    def stack_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        found = [tensor for tensor in tensors if tensor is not None]
+        return stack(found) if found else None
+
+    first, n = steps[0], range(len(steps[0].state))
+    return Linearized(
+        tuple(torch.stack(tensors) for tensors in zip(*(step.state for step in steps))),
+        [[stack_if_any([step.decay[a][c] for step in steps]) for c in n] for a in n],
+        {name: [stack_if_any([step.reach[name][a] for step in steps]) for a in n] for name in first.reach},
+        {name: stack([step.inputs[name] for step in steps]) for name in first.inputs},
+    )
 
 
 def _decay_(traces: Traces, decay: Sequence[Sequence[Tensor | None]]) -> None:

@@ -35,6 +35,7 @@ class Settings:
     learning: str
     method: Method
     reverse: bool = False
+    chrono: int | None = None
 
 
 def one_way(
@@ -57,7 +58,7 @@ def _init(model: Model, X: Optional[Padded] = None, Y: Optional[Padded] = None) 
     if Y is not None:
         model.set_dim("nO", Y.data.shape[2])
     settings: Settings = model.attrs[SETTINGS]
-    init_params(model, settings.cell)
+    init_params(model, settings.cell, settings.chrono)
     if settings.learning == "d-rtrl":
         where = Section(f"layer '{model.name}'")
         truncated = check_cell(settings.cell, weights_of(model, settings.cell), where)
@@ -131,8 +132,12 @@ class _Run:
         self._begin = state
         if len(self.x) == 0:
             return self.x.new_zeros(self._shape)
-        self._exact = is_train and self.settings.learning == "bptt"
-        self._traced = carries or self.settings.method.uses_traces(self.cell, self.weights, len(self.x))
+        by_bptt = is_train and self.settings.learning == "bptt"
+        self._later = by_bptt and self.cell.is_exact
+        self._exact = by_bptt and not self._later
+        self._traced = not self._later and (
+            carries or self.settings.method.uses_traces(self.cell, self.weights, len(self.x))
+        )
         if self._exact:
             outputs, after = self._forward_exact(state)
         else:
@@ -180,7 +185,9 @@ class _Run:
         return found.traces.grads, dx
 
     def _adjoint(self, dh: Tensor) -> tuple[Weights, Tensor]:
-        return adjoint_gradients(self.cell, self.weights, self.x, self._states, dh, self.active, inputs=True)
+        return adjoint_gradients(
+            self.cell, self.weights, self.x, self._states, dh, self.active, inputs=True, later=self._later
+        )
 
 
 def _turned_steps(Xp: Padded, device: torch.device) -> Tensor:

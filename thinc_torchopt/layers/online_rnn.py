@@ -43,6 +43,7 @@ def OnlineRNN(
     window: Optional[int] = None,
     normalize_matrix_spectrum: bool = False,
     stateful: bool = False,
+    chrono: Optional[int] = None,
 ) -> Model[SequencesT, SequencesT]:
     """A recurrent layer. Registered as `thinc-torchopt.OnlineRNN.v1`.
 
@@ -50,13 +51,15 @@ def OnlineRNN(
 
     nO (int): Width of the output; with both directions, half of it for each.
     nI (int): Width of the input.
-    cell (str | Cell): "torch-gru", "torch-lstm", "rnn", "gru", "mgu", "lstm" or "indrnn", or in Python a cell of your
-        own.
+    cell (str | Cell): "torch-gru", "torch-lstm", "rnn", "gru", "mgu", "lstm", "indrnn" or "mingru", or in Python a cell
+        of your own.
     activation (str): "tanh", "relu", "sigmoid" or "linear".
     depth (int): Number of layers, each on the output of the one before.
     bidirectional (bool): Also read backwards. Only for complete texts.
     dropout (float): Of the input of each layer, in training. spaCy replaces it by [training] dropout.
-    learning ("d-rtrl" | "bptt"): By eligibility traces, or by back-propagation through time.
+    learning ("d-rtrl" | "bptt"): By eligibility traces, or by back-propagation through time. For "indrnn" and "mingru"
+        both give the same gradients of their weights; "bptt" also gives the layer below its whole gradient, and for
+        complete texts it is as fast and needs no more memory than "adjoint".
     traces ("forward" | "adjoint" | "auto"): Only with "d-rtrl". "forward": traces. "adjoint": the same gradient from
         the states of all steps, which is faster. "auto": whichever takes less memory.
     vjp_method ("single-step" | "multi-step"): Only with "d-rtrl". "multi-step": back-propagation through time inside
@@ -65,6 +68,8 @@ def OnlineRNN(
     normalize_matrix_spectrum (bool): Only with "d-rtrl". Keep traces from exploding, with a biased gradient.
     stateful (bool): In training, each sequence continues from the one at the same place in the last batch, with its
         traces. Needs batches that are cut from longer texts in order, and one direction. `reset_state` starts anew.
+    chrono (int | None): Begin with biases with which the units remember up to so many steps, for cells with a gate that
+        keeps the state: all but "rnn" and "indrnn".
     RAISES (ConfigError): An invalid value, or two that exclude each other.
     """
     where = Section("the block of OnlineRNN")
@@ -77,6 +82,10 @@ def OnlineRNN(
     for name, value in (("bidirectional", bidirectional), ("stateful", stateful)):
         where.flag(name, value)
     method.check(where)
+    if chrono is not None:
+        where.whole("chrono", chrono, at_least=3)
+        if not made.memory_gates:
+            where.refuse("chrono", "null for a cell without a gate that keeps the state", chrono)
     if learning == "bptt" and method != Method(traces=traces):
         where.refuse("learning", '"d-rtrl" with vjp_method, window or normalize_matrix_spectrum', learning)
     if stateful and bidirectional:
@@ -87,7 +96,7 @@ def OnlineRNN(
         where.refuse("nO", "an even number with bidirectional = true, half for each direction", nO)
     if learning == "d-rtrl":
         warn_of_truncation(made.truncated or (), where)
-    settings = Settings(made, learning, method)
+    settings = Settings(made, learning, method, chrono=chrono)
     layers = []
     for i in range(depth):
         width = nI if i == 0 else nO
@@ -116,6 +125,7 @@ def OnlineRNNEncoder(
     window: Optional[int] = None,
     normalize_matrix_spectrum: bool = False,
     stateful: bool = False,
+    chrono: Optional[int] = None,
 ) -> Model[List[Floats2d], List[Floats2d]]:
     """OnlineRNN for the `encode` slot of `spacy.Tok2Vec.v2`. Registered as `thinc-torchopt.OnlineRNNEncoder.v1`.
 
@@ -139,6 +149,7 @@ def OnlineRNNEncoder(
         window=window,
         normalize_matrix_spectrum=normalize_matrix_spectrum,
         stateful=stateful,
+        chrono=chrono,
     )
 
 

@@ -50,18 +50,28 @@ def _parts(relation: Relation, width: int, units: int) -> dict[str, _Parts]:
     return {weight: matrices, bias[0]: [(f"b{suffix}", (units,))]}
 
 
-def init_params(model: Model, cell: Cell) -> None:
-    """As torch does: uniform in +-1/sqrt(nO). The recurrent weights of an IndRNN: between 0 and 1."""
+def init_params(model: Model, cell: Cell, chrono: int | None = None) -> None:
+    """As torch does: uniform in +-1/sqrt(nO). The recurrent weights of an IndRNN: between 0 and 1.
+
+    chrono (int | None): The biases of memory gates are +-log(uniform(1, chrono - 1)), so that units remember up to so
+        many steps: Tallec and Ollivier 2018, https://arxiv.org/abs/1804.11188.
+    """
     units = model.get_dim("nO")
     bound = 1 / math.sqrt(units)
     dense = partial(uniform_init, lo=-bound, hi=bound)
     elementwise = partial(uniform_init, lo=0.0, hi=1.0)
+    memory: Any = None
+    if chrono is not None:
+        memory = model.ops.xp.log(uniform_init(model.ops, (units,), lo=1.0, hi=chrono - 1.0))
     for relation in cell.relations:
         init = dense if len(relation.weight_names) > 1 else elementwise
         for parts in _parts(relation, model.get_dim("nI"), units).values():
             for name, shape in parts:
                 if not model.has_param(name):
                     model.set_param(name, init(model.ops, shape))
+                    if memory is not None and relation.name in cell.memory_gates and len(shape) == 1:
+                        sign, added = cell.memory_gates[relation.name]
+                        model.set_param(name, sign * memory - added)
 
 
 def weights_of(model: Model, cell: Cell) -> dict[str, Tensor]:

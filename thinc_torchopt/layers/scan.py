@@ -2,11 +2,14 @@
 
 Sequences are sorted by length, the longest first, so at each step the first `active[t]` samples have not ended. The
 input half of every matmul is computed for many steps at once.
+
+A step that is linear in the state, h = a h + b, needs no loop over all steps (`linear_scan`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -17,6 +20,11 @@ from .relations import Dense, Weights
 
 # Steps whose input half is computed at once. Its memory does not grow with the sequence.
 CHUNK = 64
+# Rows, steps times samples, of a linear scan at once: as above.
+_ROWS = 4096
+# A plain loop is as fast for fewer steps, and for more units times samples.
+_FEW_STEPS = 9
+_MANY_UNITS = 4096
 
 
 def scan(
@@ -31,6 +39,8 @@ def scan(
         last step; with `keep`, the states before each step, Shape of each: (T, B, H).
     """
     n_batch, units = state[0].shape
+    if not torch.is_grad_enabled() and len(x) and cell.coefficients(x[:1], weights) is not None:
+        return _scan_linear(cell, weights, x, state[0], active, keep=keep)
     outputs = _Stack(len(x), n_batch, units, like=state[0])
     before = [_Stack(len(x), n_batch, units, like=s) for s in state] if keep else []
     ended: list[State] = []
@@ -47,6 +57,61 @@ def scan(
     for rows in reversed(ended):
         state = tuple(torch.cat(pair) for pair in zip(state, rows))
     return outputs.tensor(), state, tuple(stack.tensor() for stack in before)
+
+
+def _scan_linear(
+    cell: Cell, weights: Weights, x: Tensor, state: Tensor, active: Sequence[int], *, keep: bool
+) -> tuple[Tensor, State, tuple[Tensor, ...]]:
+    outputs, begin = x.new_empty(*x.shape[:2], state.shape[1]), state
+    goes_on = None
+    if active[-1] < len(state):
+        ends = torch.tensor(active, device=x.device)[:, None, None]
+        goes_on = torch.arange(len(state), device=x.device)[:, None] < ends
+    size = max(1, _ROWS // max(1, len(state)))
+    for start in range(0, len(x), size):
+        steps = slice(start, start + size)
+        found = cell.coefficients(x[steps], weights)
+        assert found is not None
+        a, b = found
+        if goes_on is not None:
+            a, b = torch.where(goes_on[steps], a, 1.0), torch.where(goes_on[steps], b, 0.0)
+        h = linear_scan(a, b, state)
+        outputs[steps] = h if goes_on is None else h * goes_on[steps]
+        state = h[-1].clone()
+    return outputs, (state,), (torch.cat((begin[None], outputs[:-1])),) if keep else ()
+
+
+def linear_scan(a: Tensor, b: Tensor, begin: Tensor) -> Tensor:
+    """h_t = a_t h_(t-1) + b_t, for all t.
+
+    In about sqrt(T) blocks of sqrt(T) steps: one loop over the steps of all blocks, from zero, and one over the blocks.
+    It only multiplies and adds, so a may be 0.
+
+    a, b (Tensor): Shape: (T, B, H). begin (Tensor): h before the first step. Shape: (B, H).
+    RETURNS (Tensor): Shape: (T, B, H).
+    """
+    n_steps = len(a)
+    if n_steps < _FEW_STEPS or begin.numel() >= _MANY_UNITS:
+        found = []
+        for a_t, b_t in zip(a.unbind(0), b.unbind(0)):
+            begin = torch.addcmul(b_t, a_t, begin)
+            found.append(begin)
+        return torch.stack(found)
+    size = isqrt(n_steps)
+    blocks = -(-n_steps // size)
+    if rest := blocks * size - n_steps:
+        a, b = (torch.cat((steps, steps.new_zeros(rest, *begin.shape))) for steps in (a, b))
+    (a_0, *a_rest), (b_0, *b_rest) = (steps.reshape(blocks, size, *begin.shape).unbind(1) for steps in (a, b))
+    # Of each block: the states from a begin of zero, and how much of its begin is left.
+    states, left = [b_0], [a_0]
+    for a_k, b_k in zip(a_rest, b_rest):
+        states.append(torch.addcmul(b_k, a_k, states[-1]))
+        left.append(left[-1] * a_k)
+    begins = [begin]
+    for last, of_begin in zip(states[-1][:-1], left[-1][:-1]):
+        begins.append(torch.addcmul(last, of_begin, begins[-1]))
+    every = torch.stack(states, 1).addcmul_(torch.stack(left, 1), torch.stack(begins)[:, None])
+    return every.reshape(blocks * size, *begin.shape)[:n_steps]
 
 
 def _unbound(x: Tensor, relate: _InputsAhead) -> Iterator[Tensor]:
