@@ -43,8 +43,8 @@ def UpdateGuard(*, action: Literal["leave_out", "clip"] = "leave_out", times: fl
     """Leave out or clip updates of clients that are much larger than the others. Registered as
     `thinc-torchopt.UpdateGuard.v1`.
 
-    Checked are the norm of a client's change of the weights, and that of what its modules send, as by SCAFFOLD. A round
-    with fewer than three reports is not checked.
+    Checked are the norm of a client's change of the weights, and the norms of its auxiliary variables, as SCAFFOLD has
+    them. A round with fewer than three reports is not checked.
 
     action ("leave_out" | "clip"): Whether a client with a norm above the limit is left out of the round, or its change
         is scaled down to the limit. With SCAFFOLD only "leave_out".

@@ -166,7 +166,7 @@ class Results:
         self._claim()
         self.rounds[row].score, self.rounds[row].scores = score, dict(scores)
         best = None if self.best is None else self.rounds[self.best].score
-        if best is None or score > best or self.best == row:
+        if best is None or score > best:
             self.best = row
             self._save(BEST, house, weights, scores)
         self._write()

@@ -92,7 +92,7 @@ class Rounds:
                 "action",
                 "'leave_out'",
                 settings.guard.action,
-                f"What clients send for {', '.join(self._exchanged)} belongs to their whole update.",
+                f"A clipped update would not fit the auxiliary variables that clients send ({', '.join(self._exchanged)}).",
             )
         # By node: names of clients that take part, and reasons of refused ones. Messages of this round.
         self._members: dict[int, str] = {}
@@ -298,10 +298,12 @@ class Rounds:
         scores = {
             name: sum(report.scores[name] * report.dev_examples for report in scored) / total for name in sorted(names)
         }
-        self._results.score(row, score, scores, self._house, self._weights)
-        LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
-        if self._rules is not None:
-            self._rules.evaluated(row, score, scores, self._weights, self._settings.rounds)
+        noted = self._results.rounds[row]
+        if noted.score is None:  # or it was evaluated before the run was stopped
+            self._results.score(row, score, scores, self._house, self._weights)
+            LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
+        if self._rules is not None and noted.score is not None:
+            self._rules.evaluated(row, noted.score, noted.scores, self._weights, self._settings.rounds)
 
     # ------------------------------------------------------------------ state
 

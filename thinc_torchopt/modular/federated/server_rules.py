@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from ...controller import (
     NotifyControl,
 )
 from ...errors import ControllerError
-from ...schema import read
+from ...schema import read, write
 from ...training import SavedModels
 from .house import House
 from .server_step import ServerStep
@@ -27,6 +28,17 @@ LOG = logging.getLogger("flwr.thinc-torchopt")
 
 _EVENT = "on_evaluate"
 _ACTIONS = (KeepBestControl, LearnRateControl, LogControl, NotifyControl)
+
+
+@dataclass
+class ServerRulesState:
+    """The saved state of `ServerRules`. last (int): The round of the last model that they were
+    evaluated for."""
+
+    controller: dict[str, Any]
+    models: dict[str, Any]
+    last: int
+    is_stopped: bool
 
 
 class ServerRules:
@@ -47,6 +59,7 @@ class ServerRules:
         self._models = SavedModels(house.nlp, house.optimizer)
         self._models.after_cleaning(output)
         self._control = Control(steering=self)  # type: ignore[arg-type]  # what it lacks is refused
+        self._last = -1
         self.is_stopped = False
         self._check()
 
@@ -81,7 +94,13 @@ class ServerRules:
                 )
 
     def evaluated(self, round: int, score: float, scores: Mapping[str, float], weights: Tensors, rounds: int) -> None:
-        """Evaluate the rules. round (int): After which the model has these scores. rounds (int): Of the whole run."""
+        """Evaluate the rules, once for each model.
+
+        round (int): After which the model has these scores. rounds (int): Of the whole run.
+        """
+        if round <= self._last:
+            return
+        self._last = round
         payload = {
             "step": round,
             "score": score,
@@ -112,16 +131,13 @@ class ServerRules:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "controller": self._controller.state_dict(),
-            "models": dict(self._models.state_dict()),
-            "is_stopped": self.is_stopped,
-        }
+        models = dict(self._models.state_dict())
+        return write(ServerRulesState(self._controller.state_dict(), models, self._last, self.is_stopped))
 
     def load_state_dict(self, state: Any) -> None:
         """RAISES (StateError): The state is invalid."""
-        saved = read(dict[str, Any], state, "the state of the rules")
-        self._controller.load_state_dict(saved["controller"])
-        if saved["models"]:
-            self._models.load_state_dict(saved["models"])
-        self.is_stopped = bool(saved["is_stopped"])
+        saved = read(ServerRulesState, state, "the state of the rules")
+        self._controller.load_state_dict(saved.controller)
+        if saved.models:
+            self._models.load_state_dict(saved.models)
+        self._last, self.is_stopped = saved.last, saved.is_stopped
