@@ -92,7 +92,7 @@ class Rounds:
                 "action",
                 "'leave_out'",
                 settings.guard.action,
-                f"A clipped update would not fit the auxiliary variables that clients send ({', '.join(self._exchanged)}).",
+                f"A clipped update would not fit the auxiliary variables of its client ({', '.join(self._exchanged)}).",
             )
         # By node: names of clients that take part, and reasons of refused ones. Messages of this round.
         self._members: dict[int, str] = {}
