@@ -19,6 +19,7 @@ from typing import Any
 import spacy
 import torch
 from confection import Config
+from flwr.supercore.task_identity import TaskIdentity
 from spacy.tokens import DocBin
 
 from thinc_torchopt.corpora import PythonDocs
@@ -51,10 +52,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=6, help="how many rounds (default: %(default)s)")
-    parser.add_argument("--local-steps", type=int, default=20, help="steps in a round (default: %(default)s)")
+    parser.add_argument("--local-steps", type=int, default=10, help="steps in a round (default: %(default)s)")
     parser.add_argument("--texts", type=int, default=120, help="texts of a client (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("training/federated-liars"), help="(default: %(default)s)")
     args = parser.parse_args()
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # as Flower's processes do
     write_corpora(args.folder, args.texts)
     found: dict[str, dict[str, list[float]]] = {name: {lie: [] for lie in LIES} for name in METHODS}
     for seed in range(args.seeds):

@@ -46,6 +46,7 @@ def models(seed, n=5):
 
 def replies(found):
     """As they come from clients of 1, 2, 3 ... examples."""
+    LocalGrid({})  # or messages can't be made
     sent = []
     for i, model in enumerate(found):
         message = Message(RecordDict(), dst_node_id=i + 1, message_type="train")
