@@ -136,8 +136,11 @@ class Results:
         check_version(content := read_folder(path), _VERSION, what := f"the state of the run in '{path}'")
         return read(SavedRun, content, what)
 
-    def resume(self, saved: SavedRun) -> None:
-        """Go on with an earlier run. Scores that came in after its last state are kept."""
+    def resume(self, saved: SavedRun, house: House, weights: Tensors) -> None:
+        """Go on with an earlier run. Scores that came in after its last state are kept.
+
+        weights (Tensors): Of its model, which is saved again: the run may have been killed before that.
+        """
         earlier, result = self._earlier, saved.result
         self.run, self.rounds, self.best = result.run, result.rounds, result.best
         self._is_own = True
@@ -147,6 +150,7 @@ class Results:
                     row.score, row.scores = later.score, later.scores
             self.best = self.best if earlier.best is None else earlier.best
             self._count_interrupted(earlier)
+        self._save(LAST, house, weights, {})
         self._write()
 
     def _count_interrupted(self, earlier: Result) -> None:

@@ -347,7 +347,7 @@ class Rounds:
             self._rules.load_state_dict(state.rules)
         self._weights = {name: value.clone() for name, value in state.weights.items()}
         self._taken, self._counts = state.taken, state.counts
-        self._results.resume(saved)
+        self._results.resume(saved, self._house, self._weights)
         LOG.info("The run goes on after round %s, whose state was saved", self._done)
 
     def _is_left(self, saved: SavedRun) -> bool:
