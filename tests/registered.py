@@ -66,6 +66,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "misc Budget.v1": {"limit": "20m"},
     "misc Checkpoint.v1": {"path": "no-such-folder"},
     "misc Federated.v1": {"local_steps": 5},
+    "misc FlowerStrategy.v1": {"strategy": "FedAdam"},
     "misc TrainerController.v1": {"definition": QUIET},
     "layers OnlineRNN.v1": {"nO": 4, "nI": 3},
     "architectures OnlineRNNEncoder.v1": {"width": 4},
@@ -98,6 +99,11 @@ class Entry(NamedTuple):
     def is_of_controller(self) -> bool:
         """Whether a controller's definition names it, and not a config."""
         return self.where.startswith("controller_")
+
+    @property
+    def is_of_federation(self) -> bool:
+        """Whether it is in [federated], and not in [training.optimizer]."""
+        return any(name in self.name for name in ("Federated", "FlowerStrategy", "UpdateGuard"))
 
     @property
     def needed(self) -> dict[str, Any]:
@@ -164,7 +170,7 @@ def optimizer_with(entry: Entry, made: Any) -> Any:
         made = registry.torch_optimizers.get(MODULAR)(modules={"it": made})
     elif entry.where == "regularizers":
         made = registry.torch_optimizers.get(MODULAR)(regularizers={"it": made})
-    elif entry.where == "misc" and "Federated" not in entry.name:
+    elif entry.where == "misc" and not entry.is_of_federation:
         adamw = registry.resolve({"algorithm": ADAMW})["algorithm"]
         beside = registry.resolve(FOR_BUDGET) if "Budget" in entry.name else {}
         return TorchOptimizer(adamw, **beside, **{_place(entry): made})

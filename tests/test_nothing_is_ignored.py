@@ -475,7 +475,7 @@ def seen(entry, arguments):
             return seen_in_layer(entry.build(**arguments))
         if entry.is_of_controller:
             return seen_in_controller(entry.build(**arguments))
-        if "Federated" in entry.name:
+        if entry.is_of_federation:
             settings = repr(entry.build(**arguments))
             return None, lambda: settings
         block = optimizer_block(entry, **arguments)
@@ -573,6 +573,17 @@ OTHER = {
     "misc Federated.v1 local_epochs": (2, {"local_steps": 0, "local_epochs": 1}),
     "misc Federated.v1 min_clients": (1, {}),
     "misc Federated.v1 algorithm": (SGD, {}),
+    "misc Federated.v1 average": ({"@misc": "thinc-torchopt.FlowerStrategy.v1", "strategy": "FedAvgM"}, {}),
+    "misc Federated.v1 guard": ({"@misc": "thinc-torchopt.UpdateGuard.v1"}, {"clients": 3}),
+    "misc Federated.v1 controller": (
+        {"@misc": "thinc-torchopt.TrainerController.v1", "definition": {**QUIET, "operations": []}},
+        {},
+    ),
+    "misc FlowerStrategy.v1 beta": (0.3, {"strategy": "FedTrimmedAvg"}),
+    "misc FlowerStrategy.v1 num_malicious_nodes": (1, {"strategy": "Krum"}),
+    "misc FlowerStrategy.v1 num_nodes_to_select": (2, {"strategy": "MultiKrum"}),
+    "misc FlowerStrategy.v1 server_learning_rate": (0.5, {"strategy": "FedAvgM"}),
+    "misc FlowerStrategy.v1 server_momentum": (0.5, {"strategy": "FedAvgM"}),
     "misc Distributed.v1 backend": ("gloo", {}),
     "misc TrainerController.v1 definition": ({**QUIET, "operations": []}, {}),
     "controller_metrics EvalMetrics min_delta": (0.015, {}),
@@ -652,7 +663,7 @@ TOLD = {
     **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio", "marks")},
     "optimizers TorchOptimizer.v1 distributed": RANKS,
     **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
-    **{name: ROUNDS for name in ARGUMENTS if name.startswith("misc Federated.v1")},
+    **{name: ROUNDS for name, (entry, _) in ARGUMENTS.items() if entry.is_of_federation},
     **{f"misc Distributed.v1 {name}": RANKS for name in ("reduce", "shard_state", "scale_learn_rate")},
 }
 # What may show in a step by rounding alone, and is told: another kernel (tests/algorithms/test_torch_classes.py).

@@ -49,36 +49,45 @@ class Federation:
         self.clients = clients
         self.keys = folder / "keys" if tls else None
         self.home = folder / "flwr"
+        self._database = self.home / "superlink.db"
         # They start each other by name.
         path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
         self._env = {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(self.home)}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._port = 0
+        self._settings: Mapping[str, object] = {}
 
     def start(self) -> None:
         shutil.rmtree(self.folder / "logs", ignore_errors=True)
         self.home.mkdir(parents=True, exist_ok=True)
+        self._database.unlink(missing_ok=True)
         ports = free_ports(len(self.clients) + 1)
         self._port = ports.pop()
         trust = "insecure = true" if self.keys is None else f'root-certificates = "{self.keys / "server.crt"}"'
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self._port}"\n{trust}\n'
         )
-        link = ["--host", "127.0.0.1", "--port", str(self._port), "--disable-runtime-dependency-installation"]
-        if self.keys is None:
-            link.append("--insecure")
-        else:
+        if self.keys is not None:
             make_keys(self.keys, self.clients)
-            certificate, key = str(self.keys / "server.crt"), str(self.keys / "server.key")
-            link += ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certfile", certificate]
-            link.append("--enable-supernode-auth")
-        self._start("superlink", ["flower-superlink", *link])
-        self._wait_for_port("superlink")
+        self._start_link()
         for name in self.clients if self.keys is not None else ():
             register = ["flwr", "supernode", "register", str(self.keys / f"{name}.pub"), "here", "--name", name]
             subprocess.run([str(BIN / register[0]), *register[1:]], env=self._env, check=True, capture_output=True)
         for name, port in zip(self.clients, ports):
             self.start_client(name, port)
+
+    def _start_link(self) -> None:
+        """Start the superlink. Its database lets supernodes come back to it when it was killed."""
+        link = ["--host", "127.0.0.1", "--port", str(self._port), "--disable-runtime-dependency-installation"]
+        link += ["--database", str(self._database)]
+        if self.keys is None:
+            link.append("--insecure")
+        else:
+            certificate, key = str(self.keys / "server.crt"), str(self.keys / "server.key")
+            link += ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certfile", certificate]
+            link.append("--enable-supernode-auth")
+        self._start("superlink", ["flower-superlink", *link])
+        self._wait_for_port("superlink")
 
     def start_client(self, name: str, port: int | None = None) -> None:
         """port (int): Of the supernode's own interface, which no two share."""
@@ -93,6 +102,7 @@ class Federation:
 
     def run(self, settings: Mapping[str, object]) -> None:
         """Begin a run. settings (Mapping): As after --run-config."""
+        self._settings = settings
         overrides = " ".join(f"{key}={toml(value)}" for key, value in settings.items())
         self._start("run", ["flwr", "run", str(APP), "here", "--stream", "--run-config", overrides])
 
@@ -112,6 +122,13 @@ class Federation:
         process = self._processes.pop(name)
         _signal([process.pid, *descendants(process.pid)], signal.SIGKILL)
         process.wait()
+
+    def kill_server(self) -> None:
+        """Kill the superlink with its server, as a machine that fails does. Start both again: a new run goes on."""
+        self.kill("superlink")
+        self.kill("run")
+        self._start_link()
+        self.run(self._settings)
 
     def stop(self) -> None:
         """End all processes. It takes seconds, in which this program can't be ended: some would be left."""

@@ -4,7 +4,7 @@ documentation, and compare what FedAvg, FedProx and SCAFFOLD make of it with a t
     python examples/federated/run.py --output training/federated
 
 Server and clients are processes of their own, which talk over Flower on 127.0.0.1. With --kill north=2 the client
-"north" is killed in round 2, and the others go on.
+"north" is killed in round 2, and the others go on. With --kill server=2 the server is killed, and started again.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ CLIENTS = ("north", "east", "south")
 # What each method adds to the config.
 METHODS = {"fedavg": None, "fedprox": HERE / "fedprox.cfg", "scaffold": HERE / "scaffold.cfg"}
 CENTRAL = "central"
+SERVER = "server"
 
 
 def main() -> None:
@@ -52,10 +53,14 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=int, default=0, help="so many texts a client at most (default: all)")
     parser.add_argument("--tls", action="store_true", help="encrypt messages, and let only known clients take part")
-    parser.add_argument("--kill", default="", help="kill a client in a round, e.g. north=2 (default: none)")
+    parser.add_argument(
+        "--kill", default="", help="kill a client or the server in a round, e.g. north=2 (default: none)"
+    )
     args = parser.parse_args()
-    if args.kill and not re.fullmatch(rf"({'|'.join(CLIENTS)})=\d+", args.kill):
-        parser.error(f"--kill: expected one of {', '.join(CLIENTS)} and a round, as in north=2, found {args.kill}")
+    if args.kill and not re.fullmatch(rf"({'|'.join((*CLIENTS, SERVER))})=\d+", args.kill):
+        parser.error(
+            f"--kill: expected one of {', '.join((*CLIENTS, SERVER))} and a round, as in north=2, found {args.kill}"
+        )
     output = args.output.resolve()
     exit_on_signals()
 
@@ -174,10 +179,14 @@ def read_config(added: Path | None) -> Config:
 
 
 def kill_in_round(running: Federation, name: str, in_round: int) -> None:
-    """Kill a client as soon as it trains in a round."""
+    """Kill a client as soon as it trains in a round; or the server, as soon as a client does, and start it again."""
+    log = running.log(CLIENTS[0] if name == SERVER else name)
     while running.is_running:
-        if f"begins round {in_round}:" in running.log(name).read_text(errors="replace"):
-            running.kill(name)
+        if f"begins round {in_round}:" in log.read_text(errors="replace"):
+            if name == SERVER:
+                running.kill_server()
+            else:
+                running.kill(name)
             msg.warn(f"Killed '{name}' in round {in_round}")
             return
         time.sleep(0.2)

@@ -24,6 +24,7 @@ from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, rates_of_settings, run_range_test
 from .own_loop import Checkpoints
 from .run_lock import RunLock, hold, is_held, is_in_use
+from .saved_models import SavedModels
 from .short_training import WRITES, begin_training
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Checkpoints",
     "RangeTest",
     "RunLock",
+    "SavedModels",
     "begin_training",
     "collect_identity",
     "collect_values",

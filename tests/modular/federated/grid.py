@@ -1,5 +1,6 @@
 """Flower's grid without processes: server and clients are the real apps, and messages go through Flower's own form."""
 
+import shutil
 from collections.abc import Callable
 from itertools import count
 
@@ -13,7 +14,7 @@ from thinc_torchopt.modular.federated import client
 
 
 class LocalGrid(Grid):
-    """Clients in this process. A node keeps the state of its app, as a supernode does.
+    """Clients in this process.
 
     clients (dict): The settings of each, as after --node-config, by its name.
     spoil (Callable): `spoil(kind, name, reply)` returns the reply that arrives, or None: there is none.
@@ -34,7 +35,7 @@ class LocalGrid(Grid):
             self.start(name)
 
     def start(self, name: str) -> None:
-        """A supernode is started, or started again: it has a new id, and no state."""
+        """A supernode is started, or started again: it has a new id."""
         self.stop(name)
         node = next(self._ids)
         self.nodes[node] = name
@@ -43,6 +44,10 @@ class LocalGrid(Grid):
     def stop(self, name: str) -> None:
         for node in [node for node, known in self.nodes.items() if known == name]:
             del self.nodes[node], self.contexts[node]
+
+    def forget(self, name: str) -> None:
+        """The state of a client is lost, with its disk."""
+        shutil.rmtree(f"{self.clients[name]['config']}.state")
 
     def get_node_ids(self):
         return list(self.nodes)

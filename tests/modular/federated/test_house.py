@@ -86,5 +86,5 @@ def test_house_tells_learning_rates_the_score_of_the_global_model(texts):
         one = house(texts, config=config)
         outcome = one.train(one.weights.collect(), Plan(round, 2, 0), score=score, state=state)
         state = copied(outcome.state)
-        rates.append(one._optimizer.learn_rate)
+        rates.append(one.optimizer.learn_rate)
     assert rates[0] == 0.01 and rates[-1] < 0.01

@@ -71,13 +71,19 @@ def equal(one, other):
 def test_messages_say_what_was_said():
     content = report_records(report())
     found = read(content)
-    assert found == report(weights={}, aux_vars=found.aux_vars)
+    assert found == report(weights={}, aux_vars=found.aux_vars, norms=found.norms)
     assert equal(found.aux_vars["scaffold"].delta, DELTA) and found.aux_vars["scaffold"].clients == ("x",)
     assert equal(from_arrays(content, WEIGHTS), WEIGHTS)
     aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
-    task = Task(Plan(2, 5, 0), {"labels": {"ner": ["A"]}}, 1, aux, WEIGHTS)
+    task = Task("a", Plan(2, 5, 0), {"labels": {"ner": ["A"]}}, 1, aux, WEIGHTS)
     again = read_task(task_records(task, to_arrays(WEIGHTS)), WEIGHTS)
-    assert (again.plan, again.agreement, again.taken, again.aux_vars) == (task.plan, task.agreement, 1, aux)
+    assert (again.run, again.plan, again.agreement, again.taken, again.aux_vars) == (
+        "a",
+        task.plan,
+        task.agreement,
+        1,
+        aux,
+    )
     assert equal(again.weights, WEIGHTS)
     introduction = Introduction("north", ["a", "b"], 10, 4)
     assert read_answer(answer(introduction)) == introduction
@@ -147,7 +153,7 @@ DAMAGE = {
     "scores that are lists": (with_value("scores", "ents_f", [0.5]), "expected a finite number as 'ents_f'"),
     "another name": (with_value("head", "name", "south"), "expected that name in it, found 'south'"),
     "a name that is none": (with_value("head", "name", 3), "expected a text as 'name'"),
-    "another protocol": (with_value("head", "protocol", 99), "expected protocol 2, found 99"),
+    "another protocol": (with_value("head", "protocol", 99), "expected protocol 3, found 99"),
     "no auxiliary variables": (
         without("aux-values"),
         "expected the auxiliary variables \\['scaffold'\\], found \\[\\]",
@@ -226,7 +232,7 @@ def test_messages_never_raise_anything_else(data):
 @settings(deadline=None)
 def test_messages_of_the_server_never_raise_anything_else(data):
     aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
-    content = task_records(Task(Plan(2, 5, 0), {"labels": {}}, 1, aux), to_arrays(WEIGHTS))
+    content = task_records(Task("a", Plan(2, 5, 0), {"labels": {}}, 1, aux), to_arrays(WEIGHTS))
     key = data.draw(st.sampled_from(sorted(content["head"])))
     content["head"][key] = data.draw(VALUES)
     try:

@@ -10,8 +10,8 @@ from . import needs_flwr  # noqa: F401  isort:skip
 from flwr.app import Array
 
 from thinc_torchopt.modular import Modular
-from thinc_torchopt.modular.federated.client import _read_state as read_state
 from thinc_torchopt.modular.federated.server_step import ServerStep
+from thinc_torchopt.state import read_folder
 
 from .by_hand import Client, average, fed_avg
 from .houses import SIZES, small_config
@@ -95,13 +95,14 @@ def test_methods_scaffold_over_the_apps_is_scaffold_by_hand(texts, tmp_path):
 
 
 def test_methods_scaffold_knows_clients_by_name(texts, tmp_path):
-    """Of a client that was started again there is still one: its correction begins at 0, those of others go on."""
+    """Of a client that has lost its state there is still one: its correction begins at 0, those of others go on."""
     is_now = in_round(1)
 
     def spoil(kind, name, reply):
         if is_now(kind, name):
             clients.append(json.loads(reply.content["aux-values"]["values"])["scaffold"]["clients"])
             run.grid.start("south")
+            run.grid.forget("south")
         elif kind == "train" and name == "south":
             clients.append(json.loads(reply.content["aux-values"]["values"])["scaffold"]["clients"])
         return reply
@@ -196,7 +197,7 @@ def test_methods_scaffold_of_server_and_clients_agree_after_a_lost_report(texts,
         ["north"],
         ["north", "south"],
     ]
-    own = [read_state(context.state, "optimizer-now")["params"] for context in run.grid.contexts.values()]
+    own = [read_folder(tmp_path / f"{name}.cfg.state" / name / "round-3")["state"]["params"] for name in SIZES]
     sent = steps[-1].collect()["scaffold"].state
     for name, value in sent.items():
         mean = sum(params[name]["state"]["scaffold/correction"] for params in own) / len(SIZES)

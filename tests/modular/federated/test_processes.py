@@ -77,6 +77,18 @@ def test_processes_go_on_when_a_client_is_killed(example):
     assert "Client 'south' is left out of this round" in (folder / "logs" / "run.log").read_text()
 
 
+def test_processes_go_on_when_the_server_is_killed(example):
+    """With -9, in round 2, with its link. It is started again, the clients come back, and all rounds are there."""
+    args = ("--rounds", "3", "--local-steps", "15", "--timeout", "120", "--kill", "server=2")
+    printed, result, folder = example("scaffold", *args)
+    assert result["status"] == "finished" and "Killed 'server' in round 2" in printed
+    assert [set(row["clients"]) for row in result["rounds"]] == [set(), CLIENTS, CLIENTS, CLIENTS]
+    assert [row["interrupted"] for row in result["rounds"]] == [0, 0, 1, 0]
+    log = (folder / "logs" / "run.log").read_text()
+    assert "The server stopped in round 2: it is done again" in log and "The run goes on after round 1" in log
+    assert not list(folder.glob("earlier*"))
+
+
 def test_processes_are_gone_when_the_example_is_ended(example, tmp_path):
     """By SIGTERM, in the first round. `example` sees that none of them is left; the result tells that it was killed."""
     command = [

@@ -19,7 +19,7 @@ results = Results(Path(sys.argv[1]))
 results.begin_round()
 print("begun", flush=True)
 sys.stdin.readline()
-results.finish()
+results.finish({})
 """
 
 
@@ -48,7 +48,7 @@ def test_results_tell_a_run_that_goes_on_from_one_that_ended(tmp_path, look):
         assert read_result(tmp_path)["status"] == "running"
         command = [sys.executable, "-m", "thinc_torchopt.modular.federated", str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (2, "running\nround 0: no score\n"), done.stderr
+        assert (done.returncode, done.stdout) == (2, "running\nround 0: no score\nround 1: no score\n"), done.stderr
         process.communicate("\n")
     found = read_result(tmp_path)
     assert found["status"] == "finished" and [row["round"] for row in found["rounds"]] == [0, 1]
@@ -61,7 +61,7 @@ def test_results_tell_that_a_server_was_killed(tmp_path, look):
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert read_result(tmp_path)["status"] == "killed"
-    assert look(tmp_path) == (1, "killed\nround 0: no score\n")
+    assert look(tmp_path) == (1, "killed\nround 0: no score\nround 1: no score\n")
 
 
 def test_results_do_not_guess_about_another_machine(tmp_path, look):
@@ -83,25 +83,37 @@ def test_results_say_why_a_run_failed(tmp_path, look):
 
 
 def test_results_of_a_run_before_are_kept(tmp_path, caplog):
-    """Also its models. A new run in the folder begins with nothing."""
+    """Also its models and its state. They stay in place until the new run has a model."""
     for n in (1, 2, 3):
         results = Results(tmp_path)
         for _ in range(n):
             results.begin_round()
+            results.rounds[-1].clients = {"north": {}}
+        if n > 1:
+            found = read_result(tmp_path)
+            assert (found["status"], len(found["rounds"])) == ("running", n) and (tmp_path / "model-best").is_dir()
+        results.finish({})
         for name in ("model-last", "model-best"):
             (tmp_path / name).mkdir()
-        results.finish()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "earlier-1",
-        "earlier-2",
-        "model-best",
-        "model-last",
-        "result.json",
-    ]
+    names = ["earlier-1", "earlier-2", "model-best", "model-last", "result.json", "state"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     folders = (tmp_path / "earlier-1", tmp_path / "earlier-2", tmp_path)
     assert [len(read_result(folder)["rounds"]) for folder in folders] == [2, 3, 4]
-    assert all((folder / "model-best").is_dir() for folder in folders)
+    assert all(read_result(folder)["status"] == "finished" for folder in folders)
+    assert all((folder / "model-best").is_dir() and (folder / "state").is_dir() for folder in folders)
     assert f"moved to '{tmp_path / 'earlier-1'}'" in caplog.text
+
+
+def test_results_of_a_run_before_stay_if_the_new_one_has_nothing(tmp_path, look):
+    """It fails before its first model. The file says so, and keeps rounds and models."""
+    results = Results(tmp_path)
+    results.begin_round()
+    results.finish({})
+    (tmp_path / "model-best").mkdir()
+    results = Results(tmp_path)
+    results.fail(ValueError("too few"))
+    assert look(tmp_path) == (1, "failed: ValueError: too few\nround 0: no score\nround 1: no score\n")
+    assert (tmp_path / "model-best").is_dir() and not list(tmp_path.glob("earlier*"))
 
 
 def test_results_are_those_of_one_run(tmp_path):
@@ -119,11 +131,17 @@ def test_results_are_those_of_one_run(tmp_path):
         ("{", "not valid JSON"),
         ("3", "expected a dict, found 3"),
         ('"finished"', "expected a dict, found 'finished'"),
-        ('{"ended": null, "error": null, "best": null}', "found one without rounds"),
-        ('{"ended": 1, "error": null, "best": null, "rounds": []}', "'ended' to be 'finished' or 'failed', found 1"),
-        ('{"ended": null, "error": null, "best": null, "rounds": 3}', "'rounds' to be a list, found 3"),
-        ('{"ended": null, "error": null, "best": null, "rounds": "two"}', "'rounds' to be a list, found 'two'"),
-        ('{"ended": null, "error": null, "best": null, "rounds": [3]}', "'rounds/0' to be a dict, found 3"),
+        ('{"run": "a", "ended": null, "error": null, "best": null}', "found one without rounds"),
+        (
+            '{"run": "a", "ended": 1, "error": null, "best": null, "rounds": []}',
+            "'ended' to be 'finished' or 'failed', found 1",
+        ),
+        ('{"run": "a", "ended": null, "error": null, "best": null, "rounds": 3}', "'rounds' to be a list, found 3"),
+        (
+            '{"run": "a", "ended": null, "error": null, "best": null, "rounds": "two"}',
+            "'rounds' to be a list, found 'two'",
+        ),
+        ('{"run": "a", "ended": null, "error": null, "best": null, "rounds": [3]}', "'rounds/0' to be a dict, found 3"),
     ],
 )
 def test_results_that_are_damaged_are_refused(text, message, tmp_path, look):

@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from thinc_torchopt.modular.federated import server
 from thinc_torchopt.modular.federated.house import House
 from thinc_torchopt.modular.federated.results import Results, read_result
+from thinc_torchopt.modular.federated.rounds import Rounds
 from thinc_torchopt.modular.federated.settings import federated_settings
-from thinc_torchopt.modular.federated.strategy import ModularStrategy
 from thinc_torchopt.modular.federated.weights import Weights
 
 from .by_hand import average, fed_avg
@@ -145,8 +145,8 @@ def test_rounds_take_other_strategies_of_flower(texts, tmp_path):
 
     run = Run(texts, tmp_path, small_config(federated__clients=3), spoil=spoil, names=["north", "south", "liar"])
     house = House(_server_config(texts, small_config(federated__clients=3)))
-    strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), FedMedian())
-    strategy.run(run.grid)
+    rounds = Rounds(house, federated_settings(house.config), Results(run.output), FedMedian())
+    rounds.run(run.grid)
     assert all(float(value.abs().max()) < 100 for value in run.weights().values())
 
 
@@ -161,9 +161,9 @@ def test_rounds_without_an_average_fail(texts, tmp_path):
     """The model would stay as it was, and the run be finished."""
     run = Run(texts, tmp_path, small_config())
     house = House(_server_config(texts, small_config()))
-    strategy = ModularStrategy(house, federated_settings(house.config), Results(run.output), NoAverage())
+    rounds = Rounds(house, federated_settings(house.config), Results(run.output), NoAverage())
     with pytest.raises(FederationError, match="NoAverage gave no average"):
-        strategy.run(run.grid)
+        rounds.run(run.grid)
 
 
 # ---------------------------------------------------------------------- clients that fail
@@ -238,8 +238,9 @@ def test_rounds_go_on_without_a_report_that_cannot_be_used(texts, tmp_path, what
     assert "Client 'south' undoes round 2" in caplog.text and "'north' undoes" not in caplog.text
 
 
-def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog):
-    """And with it, when it is started again: it has a new node, and has lost its state."""
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog, is_lost):
+    """And with it, when it is started again: it has a new node, and its state unless its disk is gone too."""
     is_now, is_later = in_round(2), in_round(3, name="north")
 
     def spoil(kind, name, reply):
@@ -248,6 +249,8 @@ def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog):
             return None
         if is_later(kind, name):
             run.grid.start("south")
+            if is_lost:
+                run.grid.forget("south")
         return reply
 
     run = Run(texts, tmp_path, small_config(federated__rounds=4), spoil=spoil)
@@ -260,7 +263,8 @@ def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog):
         ["north", "south"],
     ]
     assert "Client 'south' is gone" in caplog.text and caplog.text.count("Client 'south' takes part") == 2
-    assert "Client 'south' has lost the state of its optimizer" in caplog.text
+    assert ("Client 'south' has lost the state of its optimizer after round 1" in caplog.text) is is_lost
+    assert "Client 'south' undoes round 2" in caplog.text or is_lost
     assert result["status"] == "finished"
 
 
@@ -279,8 +283,7 @@ def test_rounds_go_on_without_a_client_that_raises(texts, tmp_path):
     result = run.train()
     assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north", "south"], ["north"], ["north"]]
     assert "gone.spacy" in result["rounds"][2]["failed"]["south"] and run.errors() == [("train", "south")] * 2
-    [context] = [context for node, context in run.grid.contexts.items() if run.grid.nodes[node] == "south"]
-    assert context.state["optimizer-now"]["round"] == 1
+    assert [path.name for path in (tmp_path / "south.cfg.state" / "south").iterdir()] == ["round-1"]
 
 
 def test_rounds_leave_out_a_client_with_another_pipeline(texts, tmp_path, caplog):

@@ -1,5 +1,8 @@
 """What a client keeps from round to round."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,10 +10,9 @@ from hypothesis import strategies as st
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
-from flwr.app import ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-
 from thinc_torchopt.modular.federated.client import find_state, keep_state, open_house
+
+from .houses import paths, small_config
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 TENSORS = st.builds(
@@ -36,16 +38,15 @@ def same(one, other):
     return one == other and type(one) is type(other)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(STATES, STATES)
 def test_state_comes_back_as_it_was(before, now):
-    kept = RecordDict({"of another app": ConfigRecord({"x": 1})})
-    keep_state(kept, (4, before), (5, now))
-    kept = recorddict_from_proto(recorddict_to_proto(kept))
-    assert "of another app" in kept
-    for round, state in ((4, before), (5, now)):
-        found = find_state(kept, round, "north")
-        assert found[0] == round and same(found[1], state)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        keep_state(folder, "a", 3, 4, before)
+        keep_state(folder, "a", 4, 5, now)
+        for round, state in ((4, before), (5, now)):
+            assert same(find_state(folder, "a", round, "north"), state)
 
 
 @pytest.mark.parametrize(
@@ -56,26 +57,51 @@ def test_state_comes_back_as_it_was(before, now):
         ([1], 0, 0),  # the first report was lost
         ([1, 2], 2, 2),
         ([1, 2], 1, 1),
-        ([2], 1, 0),  # the supernode was started again before round 2
+        ([2], 1, 0),  # the state of round 1 is lost
         ([], 3, 0),
     ],
 )
-def test_state_is_that_of_the_last_round_that_the_server_took(rounds, taken, expected):
-    kept = RecordDict()
-    before = (0, None)
+def test_state_is_that_of_the_last_round_that_the_server_took(rounds, taken, expected, tmp_path):
+    before = 0
     for round in rounds:
-        now = (round, {"round": round})
-        keep_state(kept, before, now)
-        before = now
-    assert find_state(kept, taken, "north") == (expected, {"round": expected} if expected else None)
+        keep_state(tmp_path, "a", before, round, {"round": round})
+        before = round
+    assert find_state(tmp_path, "a", taken, "north") == ({"round": expected} if expected else None)
+    assert find_state(tmp_path, "another run", taken, "north") is None
 
 
-def test_state_that_cannot_be_kept_leaves_the_one_before():
-    kept = RecordDict()
-    keep_state(kept, (0, None), (1, {"x": torch.ones(2)}))
+def test_state_is_removed_when_no_one_needs_it(tmp_path):
+    """After each round there are two at most, also if rounds were not accepted, and of runs before."""
+    for run, taken, round in (("a", 0, 1), ("a", 0, 2), ("a", 2, 3), ("b", 0, 1), ("b", 1, 2)):
+        keep_state(tmp_path, run, taken, round, {})
+        assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-{n}" for n in {taken, round} - {0}]
+
+
+def test_state_that_cannot_be_kept_leaves_the_one_before(tmp_path):
+    keep_state(tmp_path, "a", 0, 1, {"x": torch.ones(2)})
     with pytest.raises(ValueError, match="Can't save"):
-        keep_state(kept, (1, {"x": torch.ones(2)}), (2, {"x": object()}))
-    assert find_state(kept, 1, "north")[0] == 1
+        keep_state(tmp_path, "a", 1, 2, {"x": object()})
+    assert find_state(tmp_path, "a", 1, "north") is not None
+
+
+def test_state_that_is_damaged_is_not_used(tmp_path, caplog):
+    keep_state(tmp_path, "a", 0, 1, {"x": torch.ones(2)})
+    tensors = tmp_path / "round-1" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"!")
+    with caplog.at_level("WARNING", "flwr"):
+        assert find_state(tmp_path, "a", 1, "north") is None
+    assert "Client 'north' can't use its state: Can't read" in caplog.text and "has lost the state" in caplog.text
+
+
+def test_state_needs_a_folder(texts, tmp_path):
+    config = tmp_path / "north.cfg"
+    small_config().to_disk(config)
+    (tmp_path / "file").write_text("")
+    settings = {"name": "north", "config": str(config), "state": str(tmp_path / "file"), **paths(texts, "north")}
+    with pytest.raises(ValueError, match="expected a folder that can be written to as 'state' in --node-config"):
+        open_house(settings)
+    name, _, folder = open_house({**settings, "name": "no/rth", "state": ""})
+    assert name == "no/rth" and folder == tmp_path / "north.cfg.state" / "no%2Frth" and folder.is_dir()
 
 
 def test_state_is_of_a_client_with_settings(tmp_path):

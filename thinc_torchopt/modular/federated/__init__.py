@@ -1,12 +1,15 @@
 """Federated training of a spaCy pipeline, over Flower: clients train on their own texts, a server averages.
 
 Open house.py first: a pipeline and one round of local training. weights.py has the weights that are exchanged,
-agreement.py compares pipelines, labels.py and settings.py are for users. messages.py builds and checks Flower's
-messages; client.py and server.py are Flower's apps; strategy.py runs the server's rounds, server_step.py its step;
-results.py writes and reads results. messages.py and the apps import Flower, which is an extra, by flower.py.
+agreement.py compares pipelines, labels.py is for users. rounds.py runs the rounds of the server: average.py averages
+models, by one of the strategies.py; guard.py compares updates, server_step.py applies the result, server_rules.py has
+the rules. results.py writes and reads results and the state of a run. messages.py builds and checks Flower's messages;
+client.py and server.py are Flower's apps. They import Flower, which is an extra, by flower.py.
 """
 
+from .guard import UpdateGuard
 from .labels import merge_labels
 from .settings import Federated
+from .strategies import FlowerStrategy
 
-__all__ = ["Federated", "merge_labels"]
+__all__ = ["Federated", "FlowerStrategy", "UpdateGuard", "merge_labels"]

@@ -42,25 +42,32 @@ def describe(nlp: Language, weights: Weights, exchanged: Sequence[str]) -> dict[
     }
 
 
-def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[str]:
-    """List how a client differs from the server, one line each, the most important first."""
+def differences(
+    server: Mapping[str, Any],
+    client: Mapping[str, Any],
+    places: tuple[str, str] = ("at the server", "at the client"),
+) -> list[str]:
+    """List how a client differs from the server, one line each, the most important first. places: Where they are, in
+    words.
+    """
+    one, other = places
     found: list[str] = []
     for kind, here in server.items():
         there: Any = client.get(kind)
         if here == there:
             continue
         if kind == "labels" and isinstance(there, Mapping):
-            found += [_labels(name, here.get(name, []), there.get(name, [])) for name in _unlike(here, there)]
+            found += [_labels(name, here.get(name, []), there.get(name, []), places) for name in _unlike(here, there)]
         elif isinstance(here, Mapping) and isinstance(there, Mapping):
             found += _some(
                 kind,
                 [
-                    f"{name}: {here.get(name, 'not there')} at the server, {there.get(name, 'not there')} at the client"
+                    f"{name}: {here.get(name, 'not there')} {one}, {there.get(name, 'not there')} {other}"
                     for name in _unlike(here, there)
                 ],
             )
         else:
-            found.append(f"{kind}: {_text(here)} at the server, {_text(there)} at the client")
+            found.append(f"{kind}: {_text(here)} {one}, {_text(there)} {other}")
     return found
 
 
@@ -68,15 +75,16 @@ def _form(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} ({', '.join(map(str, value.shape))})"
 
 
-def _labels(name: str, here: Sequence[str], there: Sequence[str]) -> str:
-    counts = f"labels of '{name}': {len(here)} at the server, {len(there)} at the client"
+def _labels(name: str, here: Sequence[str], there: Sequence[str], places: tuple[str, str]) -> str:
+    one, other = places
+    counts = f"labels of '{name}': {len(here)} {one}, {len(there)} {other}"
     missing, unexpected = [x for x in here if x not in there], [x for x in there if x not in here]
     if not missing and not unexpected:
         place = next(i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1])
         return f"{counts}, the same in another order: number {place} is {here[place]!r} and {there[place]!r}"
     parts = [
         f"{what} {', '.join(map(repr, labels[:_SHOWN]))}{', ...' if len(labels) > _SHOWN else ''}"
-        for what, labels in (("only at the server", missing), ("only at the client", unexpected))
+        for what, labels in ((f"only {one}", missing), (f"only {other}", unexpected))
         if labels
     ]
     return f"{counts}; {'; '.join(parts)}"

@@ -1,31 +1,34 @@
 """The client, as Flower's `ClientApp`: `clientapp = "thinc_torchopt.modular.federated.client:app"`.
 
-Flower starts a new process for each message. The client's state is in `context.state`, which Flower keeps as long as
-the supernode lives. It has the optimizer's states after this round and after the one before, to which the client goes
-back if the server did not accept its report.
+Flower starts a new process for each message, and keeps a client's state only as long as a run. So the state of its
+optimizer is in a folder of the client: after this round, and after the last one that the server has accepted, to which
+the client goes back if it does not accept this one.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, MutableMapping
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from safetensors.torch import load, save
 from thinc.api import require_gpu
 
-from ...errors import ConfigError, MessageError
-from ...schema import read
-from ...state import flatten, unflatten
+from ...errors import ConfigError, MessageError, StateError
+from ...schema import Count, check_version, read, write
+from ...state import clear_leftovers, read_folder, write_folder
 from .agreement import differences
-from .flower import ClientApp, ConfigRecord, Context, Message
+from .flower import ClientApp, Context, Message
 from .house import House, read_config
 from .messages import Introduction, Report, answer, read_question, read_task, report_records
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
-_NOW, _BEFORE = "optimizer-now", "optimizer-before"
+_VERSION = 1
+_ROUND = "round-"
 
 app = ClientApp()
 
@@ -33,7 +36,7 @@ app = ClientApp()
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Reply with the client's name, and its differences from the server."""
-    name, house = open_house(context.node_config)
+    name, house, _ = open_house(context.node_config)
     found = differences(read_question(message.content), house.describe())
     for line in found:
         LOG.error("Client '%s' can't take part: %s", name, line)
@@ -44,27 +47,27 @@ def introduce(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Evaluate the global model, and train it for a round."""
-    name, house = open_house(context.node_config)
+    name, house, folder = open_house(context.node_config)
     task = read_task(message.content, house.weights.collect())
     if found := differences(task.agreement, house.describe()):
         raise MessageError(
             f"Can't train at client '{name}': expected the same pipeline as before round one, found {'; '.join(found)}."
         )
-    round, state = find_state(context.state, task.taken, name)
+    state = find_state(folder, task.run, task.taken, name)
     score, scores, dev_examples = house.evaluate(task.weights)
     LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
     outcome = house.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
     reported = {what: value for what, value in vars(outcome).items() if what != "state"}
     report = Report(name, score, scores, dev_examples, **reported)
     reply = Message(report_records(report), reply_to=message)
-    keep_state(context.state, (round, state), (task.plan.round, outcome.state))
+    keep_state(folder, task.run, task.taken, task.plan.round, outcome.state)
     return reply
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the global model."""
-    name, house = open_house(context.node_config)
+    name, house, _ = open_house(context.node_config)
     task = read_task(message.content, house.weights.collect())
     return Message(report_records(Report(name, *house.evaluate(task.weights))), reply_to=message)
 
@@ -72,12 +75,13 @@ def evaluate(message: Message, context: Context) -> Message:
 # ---------------------------------------------------------------------- settings
 
 
-def open_house(node_config: Mapping[str, Any]) -> tuple[str, House]:
-    """The client's name and pipeline.
+def open_house(node_config: Mapping[str, Any]) -> tuple[str, House, Path]:
+    """The client's name, pipeline, and folder for its state.
 
-    node_config (Mapping): The supernode's --node-config: `name`, `config` (path of a spaCy config), `gpu` (its number;
-        default: the CPU), and values for settings of the config by their dotted path, e.g. `paths.train`.
-    RAISES (ConfigError): A key is missing or unknown.
+    node_config (Mapping): The supernode's --node-config: `name`, `config` (path of a spaCy config), `state` (a folder;
+        default: one beside the config), `gpu` (its number; default: the CPU), and values for settings of the config by
+        their dotted path, e.g. `paths.train`.
+    RAISES (ConfigError): A key is missing or unknown, or the folder is not writable.
     """
     name, path = node_config.get("name"), node_config.get("config")
     for key, found, what in (("name", name, "a name of its own"), ("config", path, "the path of a spaCy config")):
@@ -87,60 +91,73 @@ def open_house(node_config: Mapping[str, Any]) -> tuple[str, House]:
                 f"{found!r}. For example: --node-config \"name='north' config='/home/me/config.cfg'\""
             )
     overrides = {key: value for key, value in node_config.items() if "." in key}
-    if unknown := sorted(node_config.keys() - overrides.keys() - {"name", "config", "gpu"}):
+    if unknown := sorted(node_config.keys() - overrides.keys() - {"name", "config", "state", "gpu"}):
         raise ConfigError(
-            f"Can't take part in a federated training: expected 'name', 'config', 'gpu', and settings by their dotted "
-            f"path in --node-config, found {', '.join(unknown)}."
+            f"Can't take part in a federated training: expected 'name', 'config', 'state', 'gpu', and settings by "
+            f"their dotted path in --node-config, found {', '.join(unknown)}."
         )
     if "gpu" in node_config:
         require_gpu(int(node_config["gpu"]))
-    return str(name), House(read_config(str(path), overrides))
+    house = House(read_config(str(path), overrides))
+    folder = Path(str(node_config.get("state") or f"{path}.state/{quote(str(name), safe='')}"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"Can't take part in a federated training: expected a folder that can be written to as 'state' in "
+            f"--node-config, found {type(error).__name__}: {error}. Client '{name}' keeps the state of its optimizer "
+            "there from round to round."
+        ) from error
+    return str(name), house, folder
 
 
 # ---------------------------------------------------------------------- state
 
 
-def find_state(kept: MutableMapping[str, Any], taken: int, name: str) -> tuple[int, dict[str, Any] | None]:
-    """The state after the last round that the server has accepted from this client. That is its last round, or the one
-    before if the report came too late or the round was not accepted.
+@dataclass
+class ClientState:
+    """The saved state after a round. run (str): The run of the server. state (dict): Of the optimizer."""
 
-    taken (int): That round. 0: none.
-    RETURNS (tuple): The round, and the state. None: start fresh.
+    version: Count
+    run: str
+    round: Count
+    state: dict[str, Any]
+
+
+def find_state(folder: Path, run: str, taken: int, name: str) -> dict[str, Any] | None:
+    """The state after the last round that the server has accepted from this client.
+
+    run (str), taken (int): That round of that run. 0: none.
+    RETURNS (dict | None): None: start fresh.
     """
-    rounds = [int(kept[key]["round"]) for key in (_NOW, _BEFORE) if key in kept]
-    if rounds and rounds[0] != taken:
-        LOG.warning("Client '%s' undoes round %s, which the server has not accepted", name, rounds[0])
-    for key in (_NOW, _BEFORE):
-        if key in kept and int(kept[key]["round"]) == taken:
-            return taken, _read_state(kept, key)
-    if taken:
+    saved = {}
+    for path in folder.glob(f"{_ROUND}*"):
+        try:
+            check_version(content := read_folder(path), _VERSION, what := f"the client's state in '{path}'")
+            found = read(ClientState, content, what)
+        except StateError as error:
+            LOG.warning("Client '%s' can't use its state: %s", name, error)
+            continue
+        if found.run == run:
+            saved[found.round] = found.state
+    for round in sorted(round for round in saved if round > taken):
+        LOG.warning("Client '%s' undoes round %s, which the server has not accepted", name, round)
+    if taken and taken not in saved:
         LOG.warning(
-            "Client '%s' has lost the state of its optimizer, as its supernode was restarted: moments and SCAFFOLD's "
-            "corrections start from zero",
+            "Client '%s' has lost the state of its optimizer after round %s, which is not in '%s': moments and "
+            "SCAFFOLD's corrections start from zero",
             name,
+            taken,
+            folder,
         )
-    return 0, None
+    return saved.get(taken)
 
 
-def keep_state(
-    kept: MutableMapping[str, Any], before: tuple[int, Mapping[str, Any] | None], now: tuple[int, Mapping[str, Any]]
-) -> None:
-    """Save the states after two rounds. If that fails, nothing changes: `before` was saved already."""
-    record = _state_record(*now)
-    round, state = before
-    if state is None:
-        kept.pop(_BEFORE, None)
-    else:
-        kept[_BEFORE] = _state_record(round, state)
-    kept[_NOW] = record
-
-
-def _state_record(round: int, state: Mapping[str, Any]) -> ConfigRecord:
-    values, tensors = flatten(state)
-    return ConfigRecord({"round": round, "values": json.dumps(values), "tensors": save(tensors)})
-
-
-def _read_state(kept: Mapping[str, Any], key: str) -> dict[str, Any]:
-    record = kept[key]
-    state = unflatten(json.loads(str(record["values"])), load(record["tensors"]))
-    return read(dict[str, Any], state, f"the state of round {record['round']}")
+def keep_state(folder: Path, run: str, taken: int, round: int, state: Mapping[str, Any]) -> None:
+    """Save the state after a round. Those of earlier ones are removed, but that of round `taken`."""
+    clear_leftovers(folder)
+    path = folder / f"{_ROUND}{round}"
+    write_folder(path, write(ClientState(_VERSION, run, round, dict(state))))
+    for other in folder.glob(f"{_ROUND}*"):
+        if other not in (path, folder / f"{_ROUND}{taken}"):
+            shutil.rmtree(other, ignore_errors=True)

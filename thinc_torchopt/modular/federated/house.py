@@ -76,7 +76,7 @@ class House:
     config (Config): Not interpolated.
     RAISES (ConfigError): A setting has no effect here. (PipelineError): Nothing to train.
 
-    Public: `nlp`, `config` (filled, interpolated), `frozen` (names of components), `weights`.
+    Public: `nlp`, `config` (filled, interpolated), `optimizer`, `frozen` (names of components), `weights`.
     """
 
     def __init__(self, config: Config):
@@ -86,16 +86,16 @@ class House:
         self.nlp: Language = load_model_from_config(config, auto_fill=True)
         self.config = self.nlp.config.interpolate()
         self._training = registry.resolve(_without_averages(self.config["training"]), schema=ConfigSchemaTraining)
-        self._optimizer: TorchOptimizer = _optimizer_of(self._training)
+        self.optimizer: TorchOptimizer = _optimizer_of(self._training)
         self.frozen: list[str] = list(self._training["frozen_components"])
         resumed = [name for name in get_sourced_components(config) if name not in self.frozen]
         if resumed:
             with self.nlp.select_pipes(enable=resumed):
-                self.nlp.resume_training(sgd=self._optimizer)
+                self.nlp.resume_training(sgd=self.optimizer)
         link_components(self.nlp)
         with self.nlp.select_pipes(disable=[*self.frozen, *resumed]):
-            self.nlp.initialize(sgd=self._optimizer)
-        self._optimizer.initialize(self.nlp, self.frozen)
+            self.nlp.initialize(sgd=self.optimizer)
+        self.optimizer.initialize(self.nlp, self.frozen)
         self.weights = Weights(self.nlp, self.frozen)
         _check_labels(self.nlp, self.frozen)
 
@@ -158,7 +158,7 @@ class House:
             to this round.
         name (str): The client's name, which is a part of its random seed.
         """
-        optimizer, T = self._optimizer, self._training
+        optimizer, T = self.optimizer, self._training
         self.weights.load(weights)
         if T["seed"] is not None:
             fix_random_seed((T["seed"] + 1_000_003 * plan.round + crc32(name.encode("utf8"))) % 2**31)
@@ -205,7 +205,7 @@ class House:
 
     @property
     def _modular(self) -> list[Modular]:
-        return [one for one in self._optimizer.torch_optimizers.values() if isinstance(one, Modular)]
+        return [one for one in self.optimizer.torch_optimizers.values() if isinstance(one, Modular)]
 
 
 class _Count:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from .house import Plan
 from .weights import Tensors
 
 # Version of the messages. Both sides must have the same.
-PROTOCOL = 2
+PROTOCOL = 3
 # A higher count of examples is a mistake, and would outweigh all other clients.
 MOST_EXAMPLES = 10**10
 # Names are shown in logs and tables.
@@ -29,6 +29,8 @@ _LONGEST_NAME = 100
 
 _ARRAYS, _HEAD, _METRICS, _SCORES, _LOSSES = "arrays", "head", "metrics", "scores", "losses"
 _AUX_ARRAYS, _AUX_VALUES = "aux-arrays", "aux-values"
+# The norm of the change of all weights, beside the names of auxiliary variables.
+UPDATE = "update"
 _COUNTS = ("num-examples", "num-dev-examples", "steps", "words", "skipped-updates")
 
 
@@ -51,12 +53,14 @@ class Introduction:
 class Task:
     """The server's message to a client in each round.
 
+    run (str): The name of the run, by which clients know what they have saved in it.
     agreement (Mapping): The server's pipeline, for comparison: see agreement.py.
     taken (int): The last round whose report the server has accepted from this client. 0: none.
     aux_vars (Mapping): The server's auxiliary variables, by name.
     weights (Tensors): The global model.
     """
 
+    run: str
     plan: Plan
     agreement: Mapping[str, Any]
     taken: int
@@ -73,6 +77,8 @@ class Report:
         `dev_examples`: number of dev examples; 0: there is no score.
     examples, steps, words, skipped, losses, aux_vars, weights: See `house.Outcome`. A report that was read has no
         weights: they are checked, and stay in the message.
+    norms (dict): Of a report that was read: the norm of the change of all weights, as "update", and of the tensors of
+        each auxiliary variable, by its name.
     """
 
     name: str
@@ -86,6 +92,7 @@ class Report:
     losses: dict[str, float] = field(default_factory=dict)
     aux_vars: Mapping[str, AuxVar] = field(default_factory=dict)
     weights: Tensors = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------- from the server
@@ -105,6 +112,7 @@ def task_records(task: Task, arrays: ArrayRecord) -> RecordDict:
     """arrays (ArrayRecord): The weights, shared by many messages."""
     plan = task.plan
     head = _head(
+        run=task.run,
         round=plan.round,
         steps=plan.steps,
         epochs=plan.epochs,
@@ -122,6 +130,7 @@ def read_task(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> Task:
     head = _read_head(content)
     round, steps, epochs, taken = (_count(head, key) for key in ("round", "steps", "epochs", "taken"))
     return Task(
+        _text(head, "run"),
         Plan(round, steps, epochs),
         _json(head, "agreement", dict),
         taken,
@@ -192,8 +201,9 @@ def read_report(
         {} if weights is None else _read_aux(content, weights),
     )
     if weights is not None:
-        for _ in _checked(content, weights):
-            pass
+        changes = (tensor.double() - weights[name] for name, tensor in _checked(content, weights))
+        report.norms[UPDATE] = _norm(changes)
+        report.norms.update({name: _norm(aux.to_wire()[0].values()) for name, aux in report.aux_vars.items()})
         if not (examples and steps):
             raise MessageError(
                 f"Can't use the report of '{name}': expected at least one example and one step, found {examples} and "
@@ -217,6 +227,12 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
         for name, tensor in tensors.items()
     }
     return ArrayRecord({name: tensor.detach().contiguous().clone() for name, tensor in sent.items()})
+
+
+def cast_arrays(record: ArrayRecord, expected: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    """Arrays in the precision in which they are sent. Some of Flower's strategies compute in float64."""
+    arrays = {name: _tensor(record, name) for name in record}
+    return to_arrays({name: one.to(expected[name].dtype) if name in expected else one for name, one in arrays.items()})
 
 
 def from_arrays(content: RecordDict, expected: Mapping[str, torch.Tensor]) -> Tensors:
@@ -255,6 +271,10 @@ def _checked(content: RecordDict, expected: Mapping[str, torch.Tensor]) -> Itera
                 "training of that client has diverged."
             )
         yield name, tensor
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
 def _tensor(record: ArrayRecord, name: str) -> torch.Tensor:

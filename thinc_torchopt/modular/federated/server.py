@@ -10,15 +10,15 @@ from ...errors import ConfigError
 from .flower import Context, Grid, ServerApp
 from .house import House, read_config
 from .results import Results
+from .rounds import Rounds
 from .settings import federated_settings
-from .strategy import ModularStrategy
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train a pipeline. Results are written to the folder `output`: see results.py."""
+    """Train a pipeline, or go on with its training. Results are written to the folder `output`: see results.py."""
     train(grid, context.run_config)
 
 
@@ -39,8 +39,7 @@ def train(grid: Grid, run_config: Mapping[str, Any]) -> None:
     try:
         config = read_config(str(run_config["config"]), {key: value for key, value in run_config.items() if "." in key})
         house = House(config)
-        ModularStrategy(house, federated_settings(house.config), results).run(grid)
+        Rounds(house, federated_settings(house.config), results).run(grid)
     except BaseException as error:
         results.fail(error)
         raise
-    results.finish()

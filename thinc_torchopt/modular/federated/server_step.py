@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from ...errors import FederationError
+from ...errors import FederationError, StateError
 from ...optimizers import TorchOptimizer
 from ..aux_vars import AuxVar
 from ..optimizer import Modular
@@ -31,15 +32,21 @@ class ServerStep:
     def __init__(self, house: House, settings: FederatedSettings):
         self._house = house
         self._optimizer: TorchOptimizer | None = None
-        self._modular: Modular | None = None
         if settings.algorithm is not None:
             self._optimizer = TorchOptimizer(settings.algorithm, settings.learn_rate, grad_clip=0.0, max_nonfinite=0)
             self._optimizer.initialize(house.nlp, house.frozen)
-            for one in self._optimizer.torch_optimizers.values():
-                if isinstance(one, Modular):
-                    if one.normalize is not None:
-                        SECTION.refuse("algorithm.normalize", "null", one.normalize, "An average has no batch.")
-                    self._modular = self._modular or one
+            if self._modular is not None and self._modular.normalize is not None:
+                SECTION.refuse("algorithm.normalize", "null", self._modular.normalize, "An average has no batch.")
+
+    @property
+    def optimizer(self) -> TorchOptimizer | None:
+        return self._optimizer
+
+    @property
+    def _modular(self) -> Modular | None:
+        """Looked up each time: loading a state makes another one."""
+        found = {} if self._optimizer is None else self._optimizer.torch_optimizers
+        return next((one for one in found.values() if isinstance(one, Modular)), None)
 
     @property
     def aux_names(self) -> list[str]:
@@ -80,6 +87,22 @@ class ServerStep:
                     f"'{name}'. The server's optimizer has diverged: lower 'learn_rate' in [federated]."
                 )
         return new
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None if self._optimizer is None else dict(self._optimizer.state_dict())
+
+    def load_state_dict(self, state: Any) -> None:
+        """RAISES (StateError): It is of another algorithm."""
+        if (state is None) != (self._optimizer is None):
+            raise StateError(
+                f"Can't go on with the run: expected {'no block' if state is None else 'a block'} "
+                f"[federated.algorithm], as before, found {'one' if state is None else 'none'}. Set it back, or begin "
+                'anew by resume = "never" in [federated].'
+            )
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state)
 
 
 def _sent_by(client: str, aux_vars: Mapping[str, AuxVar]) -> dict[str, AuxVar]:

@@ -10,13 +10,21 @@ from spacy.util import registry
 
 from ...algorithms import Algorithm, may_move
 from ...checks import Section
+from ...controller import ControllerSettings
 from ...errors import ConfigError
 from ...types import FloatOrSchedule
+from .guard import LEAST, GuardSettings
+from .strategies import OPTIMIZERS, AverageSettings
 
 BLOCK = "thinc-torchopt.Federated.v1"
 SECTION = Section("[federated]")
 
 _AN_ALGORITHM = 'a block with @torch_optimizers = "thinc-torchopt.Modular.v1" or another'
+_BLOCKS = {
+    "average": (AverageSettings, 'a block with @misc = "thinc-torchopt.FlowerStrategy.v1"'),
+    "guard": (GuardSettings, 'a block with @misc = "thinc-torchopt.UpdateGuard.v1"'),
+    "controller": (ControllerSettings, 'a block with @misc = "thinc-torchopt.TrainerController.v1"'),
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,10 @@ class FederatedSettings:
     weigh_by: Literal["examples", "client"]
     algorithm: Algorithm | None
     learn_rate: FloatOrSchedule
+    average: AverageSettings | None
+    guard: GuardSettings | None
+    controller: ControllerSettings | None
+    resume: Literal["auto", "must", "never"]
 
 
 def Federated(
@@ -51,6 +63,10 @@ def Federated(
     weigh_by: Literal["examples", "client"] = "examples",
     algorithm: Optional[Algorithm] = None,
     learn_rate: FloatOrSchedule = 1.0,
+    average: Optional[AverageSettings] = None,
+    guard: Optional[GuardSettings] = None,
+    controller: Optional[ControllerSettings] = None,
+    resume: Literal["auto", "must", "never"] = "auto",
 ) -> FederatedSettings:
     """Train a pipeline in rounds, at clients that keep their texts. Registered as `thinc-torchopt.Federated.v1`.
 
@@ -73,6 +89,15 @@ def Federated(
         `@torch_optimizers`. None: the average is the new model.
     learn_rate (float | schedule): The learning rate of `algorithm`; schedules step with each round. 1.0 applies the
         whole update.
+    average (AverageSettings | None): A block with `@misc = "thinc-torchopt.FlowerStrategy.v1"`: how the clients' models
+        are averaged. None: the mean.
+    guard (GuardSettings | None): A block with `@misc = "thinc-torchopt.UpdateGuard.v1"`: leave out or clip updates that
+        are much larger than those of the other clients.
+    controller (ControllerSettings | None): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: rules that are
+        evaluated when a model has its scores, the means over clients. `step` in them is the round.
+    resume ("auto" | "must" | "never"): "auto" goes on from the last round of a run that has not finished, if its state
+        is in the folder `output`, or of one that has, if `rounds` is larger now; "must" raises an error if there is no
+        state; "never" starts from scratch.
     RAISES (ConfigError): An argument is out of its range.
     """
     steps, epochs = SECTION.whole("local_steps", local_steps), SECTION.whole("local_epochs", local_epochs)
@@ -89,6 +114,15 @@ def Federated(
         SECTION.refuse("min_clients", f"at most as many as 'clients', which are {expected}", min_clients)
     if algorithm is not None:
         SECTION.kind("algorithm", algorithm, Algorithm, _AN_ALGORITHM)
+    for name, block in (("average", average), ("guard", guard), ("controller", controller)):
+        if block is not None:
+            SECTION.kind(name, block, *_BLOCKS[name])
+    if average is not None:
+        average.check_clients(least)
+        if algorithm is not None and average.strategy in OPTIMIZERS:
+            SECTION.refuse("algorithm", f"none, as {average.strategy} in [federated.average] is one", algorithm.label)
+    if guard is not None and expected < LEAST:
+        SECTION.refuse("clients", f"at least {LEAST} for [federated.guard], which compares clients", clients)
     return FederatedSettings(
         SECTION.whole("rounds", rounds, at_least=1),
         steps,
@@ -102,6 +136,10 @@ def Federated(
         SECTION.choice("weigh_by", weigh_by, ("examples", "client")),
         algorithm,
         _learn_rate(learn_rate),
+        average,
+        guard,
+        controller,
+        SECTION.choice("resume", resume, ("auto", "must", "never")),
     )
 
 

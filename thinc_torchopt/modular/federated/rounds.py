@@ -1,35 +1,29 @@
-"""The rounds of the server, as a strategy of Flower.
+"""The rounds of the server.
 
 A client that dies, is late, or sends an invalid report is left out of the round, with a log message. If too few are
-left, the round is not accepted: it is repeated from the same model, until the run fails. Another strategy computes the
-average: Flower's FedAvg by default; its medians and trimmed means work too.
+left, the round is not accepted: it is repeated from the same model, until the run fails. After each round the state of
+the run is saved; a run that was stopped goes on from there.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ...errors import AuxVarError, FederationError, MessageError
-from .flower import (
-    ArrayRecord,
-    ConfigRecord,
-    FedAvg,
-    Grid,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-    Result,
-    Strategy,
-)
+from ...errors import AuxVarError, FederationError, MessageError, StateError
+from ...schema import Count, read, write
+from .agreement import differences
+from .average import WEIGHT, Average
+from .flower import Grid, Message, MessageType, MetricRecord, RecordDict, strategies
+from .guard import GUARD, LEAST
 from .house import House, Plan
 from .messages import (
+    UPDATE,
     Report,
     Task,
     from_arrays,
@@ -39,33 +33,67 @@ from .messages import (
     task_records,
     to_arrays,
 )
-from .results import Results
+from .results import Results, SavedRun
+from .server_rules import ServerRules
 from .server_step import ServerStep
 from .settings import FederatedSettings
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
-_WEIGHT = "num-examples"
+
+@dataclass
+class ServerState:
+    """The saved state of the server.
+
+    agreement (dict): Its pipeline. weights (dict): The global model. step, average, rules: The states of these parts.
+    taken, counts (dict): By client, as in `Rounds`.
+    """
+
+    agreement: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+    step: dict[str, Any] | None
+    average: dict[str, Any]
+    rules: dict[str, Any] | None
+    taken: dict[str, Count]
+    counts: dict[str, dict[str, Count]]
 
 
-class ModularStrategy(Strategy):
-    """Train a spaCy pipeline in rounds.
+class Rounds:
+    """Trains a spaCy pipeline in rounds.
 
     house (House): The server's pipeline.
     settings (FederatedSettings): The settings of the run.
-    results (Results): The output.
-    average (Strategy | None): A Flower strategy, whose `aggregate_train` averages the clients' models. None: FedAvg.
+    results (Results): The output. If it has the state of a run that can go on, this one does.
+    average (Strategy | None): A strategy of Flower, whose `aggregate_train` averages the clients' models. None: as in
+        the settings.
+    RAISES (ConfigError): Settings that don't go together. (StateError): The run can't go on as asked.
     """
 
-    def __init__(self, house: House, settings: FederatedSettings, results: Results, average: Strategy | None = None):
+    def __init__(
+        self,
+        house: House,
+        settings: FederatedSettings,
+        results: Results,
+        average: strategies.Strategy | None = None,
+    ):
         self._house = house
         self._settings = settings
         self._results = results
-        self._average = FedAvg(weighted_by_key=_WEIGHT) if average is None else average
+        self._average = Average(settings.average if average is None else average)
         self._weights = house.weights.collect()
         self._step = ServerStep(house, settings)
+        self._rules = (
+            None if settings.controller is None else ServerRules(settings.controller, house, self._step, results.folder)
+        )
         self._agreement = house.describe(self._step.aux_names)
         self._exchanged = list(self._agreement["auxiliary variables"])
+        if self._exchanged and settings.guard is not None and settings.guard.action == "clip":
+            GUARD.refuse(
+                "action",
+                "'leave_out'",
+                settings.guard.action,
+                f"A clipped update would not fit the auxiliary variables of its client ({', '.join(self._exchanged)}).",
+            )
         # By node: names of clients that take part, and reasons of refused ones. Messages of this round.
         self._members: dict[int, str] = {}
         self._refused: dict[int, str] = {}
@@ -75,47 +103,81 @@ class ModularStrategy(Strategy):
         self._counts: dict[str, dict[str, int]] = {}
         # While a round is repeated: the clients that failed in the last attempt.
         self._silent: dict[str, str] = {}
+        self._has_begun = False
+        self._resume()
 
-    def run(self, grid: Grid) -> Result:
-        """Run all rounds.
+    def run(self, grid: Grid) -> None:
+        """Run all rounds, or those that are left.
 
         RAISES (FederationError): There are too few clients or reports, or the model has diverged.
         """
-        return self.start(
-            grid,
-            to_arrays(self._weights),
-            num_rounds=self._settings.rounds,
-            timeout=self._settings.timeout_seconds,
-            evaluate_fn=self._after_round,
-        )
-
-    def summary(self) -> None:
         s = self._settings
         LOG.info("%s clients are expected, at least %s; %s rounds", s.clients, s.min_clients, s.rounds)
-        LOG.info("Auxiliary variables: %s", ", ".join(self._exchanged) or "none")
+        LOG.info("Auxiliary variables: %s. Average: %s", ", ".join(self._exchanged) or "none", self._average.name)
+        self._grid = grid
+        while self._done < s.rounds and not (self._rules is not None and self._rules.is_stopped):
+            self._run_round(self._done + 1)
+        self._evaluate()
+        self._results.finish(self._state())
+
+    @property
+    def _done(self) -> int:
+        """The number of finished rounds."""
+        return self._results.rounds[-1].round
 
     # ------------------------------------------------------------------ training
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self._grid = grid
-        self._gather(grid, server_round)
+    def _run_round(self, server_round: int) -> None:
+        LOG.info("Round %s of %s", server_round, self._settings.rounds)
+        self._gather(server_round)
         self._results.begin_round()
-        self._sent = self._messages(server_round, MessageType.TRAIN, arrays)
-        return self._sent
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        found = self._read(replies, self._weights)
+        found = self._train(server_round)
         while len(found) < self._settings.min_clients:
             self._refuse(server_round, [report.name for report, _ in found])
-            found = self._read(self._repeat(server_round), self._weights)
+            self._gather(server_round)
+            found = self._train(server_round)
         self._silent = {}
+        self._aggregate(server_round, found)
+        self._results.end_round(self._house, self._weights, self._state())
+
+    def _train(self, server_round: int) -> list[tuple[Report, Message]]:
+        """Let clients train. RETURNS (list): The reports that can be used, with their messages."""
+        self._sent = self._messages(server_round, MessageType.TRAIN)
+        replies = self._grid.send_and_receive(self._sent, timeout=self._settings.timeout_seconds)
+        return self._guarded(self._read(replies, self._weights))
+
+    def _guarded(self, found: list[tuple[Report, Message]]) -> list[tuple[Report, Message]]:
+        """Leave out or clip updates that are much larger than the others: see guard.py."""
+        guard, row = self._settings.guard, self._results.rounds[-1]
+        if guard is None:
+            return found
+        row.clipped = {}
+        if len(found) < LEAST:
+            LOG.warning("Norms of updates are not compared in round %s: %s reports are too few", row.round, len(found))
+        limits = guard.limits({report.name: report.norms for report, _ in found})
+        passed = []
+        for report, reply in found:
+            above = {kind: limit for kind, limit in limits.items() if report.norms[kind] > limit}
+            for kind, limit in above.items():
+                told = (
+                    f"expected a norm of its {kind if kind == UPDATE else repr(kind)} of at most {limit:.3g}, "
+                    f"{guard.times:g} times the median of the clients in this round, found {report.norms[kind]:.3g}."
+                )
+                if guard.action == "clip":
+                    row.clipped[report.name] = told
+                    LOG.warning("The update of client '%s' is clipped: %s", report.name, told)
+                    _clip(reply, self._weights, limit / report.norms[kind])
+                else:
+                    row.failed[report.name] = f"[federated.guard]: {told}"
+                    LOG.warning("Client '%s' is left out of this round: %s", report.name, told)
+            if not above or guard.action == "clip":
+                passed.append((report, reply))
+        return passed
+
+    def _aggregate(self, server_round: int, found: list[tuple[Report, Message]]) -> None:
+        """Make the new model of the reports."""
         claimed = [report for report, _ in found]
         reports = [self._capped(report) for report in claimed]
-        found = [(report, reply) for report, (_, reply) in zip(reports, found)]
         self._note_score(server_round - 1, reports)
         row = self._results.rounds[server_round]
         row.clients = {
@@ -126,17 +188,13 @@ class ModularStrategy(Strategy):
                 "words": report.words,
                 "skipped_updates": report.skipped,
                 "losses": report.losses,
+                "update_norm": report.norms[UPDATE],
                 "score_before": report.score if report.dev_examples else None,
             }
             for report, said in zip(reports, claimed)
         }
-        averaged, _ = self._average.aggregate_train(server_round, [self._for_average(*one) for one in found])
-        if averaged is None:
-            raise FederationError(
-                f"Can't make the model of round {server_round}: {type(self._average).__name__} gave no average of the "
-                f"models of {', '.join(report.name for report in reports)}."
-            )
-        average = from_arrays(RecordDict({"arrays": averaged}), self._weights)
+        models = [self._for_average(report, reply) for report, (_, reply) in zip(reports, found)]
+        average = self._average.compute(server_round, self._weights, models)
         self._step.process({report.name: report.aux_vars for report in reports})
         self._weights = self._step.apply(self._weights, average)
         for report in reports:
@@ -147,7 +205,6 @@ class ModularStrategy(Strategy):
             server_round,
             ", ".join(f"{report.name} ({report.examples / total:.0%} of the examples)" for report in reports),
         )
-        return to_arrays(self._weights), None
 
     def _refuse(self, server_round: int, names: list[str]) -> None:
         """Record that an attempt is not accepted. names (list[str]): The clients with usable reports.
@@ -179,12 +236,6 @@ class ModularStrategy(Strategy):
             "these clients, raise 'timeout_seconds' in [federated] if they are late, or lower 'min_clients'."
         )
 
-    def _repeat(self, server_round: int) -> Iterable[Message]:
-        """Request the round again."""
-        self._gather(self._grid, server_round)
-        self._sent = self._messages(server_round, MessageType.TRAIN, to_arrays(self._weights))
-        return self._grid.send_and_receive(self._sent, timeout=self._settings.timeout_seconds)
-
     def _capped(self, report: Report) -> Report:
         """Limit a report's numbers of examples, which are weights in averages, to those that the client reported
         first.
@@ -211,32 +262,30 @@ class ModularStrategy(Strategy):
     def _for_average(self, report: Report, reply: Message) -> Message:
         """Reduce a reply to the records that the other strategy needs: one ArrayRecord and one MetricRecord."""
         weight = report.examples if self._settings.weigh_by == "examples" else 1
-        reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord({_WEIGHT: weight})})
+        reply.content = RecordDict({"arrays": reply.content["arrays"], "metrics": MetricRecord({WEIGHT: weight})})
         return reply
 
     # ------------------------------------------------------------------ evaluation
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def _evaluate(self) -> None:
         """Evaluate the last model. Clients evaluate all others when they train them further."""
-        is_last = server_round == self._settings.rounds
-        self._sent = self._messages(server_round, MessageType.EVALUATE, arrays) if is_last else []
-        return self._sent
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        if self._sent:
-            reports = [self._capped(report) for report, _ in self._read(replies, None)]
-            if len(reports) >= self._settings.min_clients:
-                self._note_score(server_round, reports)
-            else:
-                LOG.warning(
-                    "The model after round %s has no score: expected those of at least %s clients, found %s",
-                    server_round,
-                    self._settings.min_clients,
-                    len(reports),
-                )
-        return None
+        row = self._results.rounds[-1]
+        if row.score is not None:
+            return
+        if not self._members:
+            self._gather(row.round)
+        self._sent = self._messages(row.round, MessageType.EVALUATE)
+        replies = self._grid.send_and_receive(self._sent, timeout=self._settings.timeout_seconds)
+        reports = [self._capped(report) for report, _ in self._read(replies, None)]
+        if len(reports) >= self._settings.min_clients:
+            self._note_score(row.round, reports)
+        else:
+            LOG.warning(
+                "The model after round %s has no score: expected those of at least %s clients, found %s",
+                row.round,
+                self._settings.min_clients,
+                len(reports),
+            )
 
     def _note_score(self, row: int, reports: list[Report]) -> None:
         """Average the clients' scores of a model, weighted by their numbers of dev examples."""
@@ -249,26 +298,75 @@ class ModularStrategy(Strategy):
         scores = {
             name: sum(report.scores[name] * report.dev_examples for report in scored) / total for name in sorted(names)
         }
-        self._results.score(row, score, scores, self._house, self._weights)
-        LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
+        noted = self._results.rounds[row]
+        if noted.score is None:  # or it was evaluated before the run was stopped
+            self._results.score(row, score, scores, self._house, self._weights)
+            LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
+        if self._rules is not None and noted.score is not None:
+            self._rules.evaluated(row, noted.score, noted.scores, self._weights, self._settings.rounds)
 
-    def _after_round(self, server_round: int, arrays: ArrayRecord) -> None:
-        if server_round:
-            self._results.end_round(self._house, self._weights)
+    # ------------------------------------------------------------------ state
+
+    def _state(self) -> dict[str, Any]:
+        return write(
+            ServerState(
+                self._agreement,
+                self._weights,
+                self._step.state_dict(),
+                self._average.state_dict(),
+                None if self._rules is None else self._rules.state_dict(),
+                self._taken,
+                self._counts,
+            )
+        )
+
+    def _resume(self) -> None:
+        """Go on with the run whose state is in the output, if `resume` asks for it, and rounds are left.
+
+        RAISES (StateError): There is none, it is damaged, or of another pipeline.
+        """
+        s = self._settings
+        saved = None if s.resume == "never" else self._results.read_state()
+        if saved is None and s.resume == "must":
+            raise StateError(
+                f"Can't go on with a run: expected its state in '{self._results.folder}', found none. Change 'output', "
+                'or set resume = "auto" in [federated].'
+            )
+        if saved is None or not self._is_left(saved):
+            return
+        state = read(ServerState, saved.server, "the state of the server")
+        if found := differences(state.agreement, self._agreement, ("in the saved run", "now")):
+            raise StateError(
+                f"Can't go on with the run in '{self._results.folder}': expected the same pipeline, found "
+                f"{'; '.join(found)}. Set the config back, change 'output', or begin anew by resume = \"never\" in "
+                "[federated]."
+            )
+        self._step.load_state_dict(state.step)
+        self._average.load_state_dict(state.average)
+        if self._rules is not None and state.rules is not None:
+            self._rules.load_state_dict(state.rules)
+        self._weights = {name: value.clone() for name, value in state.weights.items()}
+        self._taken, self._counts = state.taken, state.counts
+        self._results.resume(saved, self._house, self._weights)
+        LOG.info("The run goes on after round %s, whose state was saved", self._done)
+
+    def _is_left(self, saved: SavedRun) -> bool:
+        """Whether a run has not finished, or has more rounds now. A finished one is not repeated: a new one begins."""
+        return not saved.finished or (saved.round < self._settings.rounds and not saved.is_stopped)
 
     # ------------------------------------------------------------------ clients
 
-    def _gather(self, grid: Grid, server_round: int) -> None:
+    def _gather(self, server_round: int) -> None:
         """Wait for clients, and introduce new ones. RAISES (FederationError): There are too few."""
         s = self._settings
-        wanted = s.clients if server_round == 1 else s.min_clients
+        wanted = s.min_clients if self._has_begun else s.clients
         end = time.monotonic() + s.wait_seconds
         refused = set(self._refused)
         while True:
-            online = set(grid.get_node_ids())
+            online = set(self._grid.get_node_ids())
             for node in self._members.keys() - online:
                 LOG.warning("Client '%s' is gone", self._members.pop(node))
-            refused |= self._introduce(grid, sorted(online - self._members.keys() - refused), server_round)
+            refused |= self._introduce(sorted(online - self._members.keys() - refused), server_round)
             if len(self._members) >= wanted or time.monotonic() >= end:
                 break
             time.sleep(min(1.0, s.wait_seconds))
@@ -280,8 +378,9 @@ class ModularStrategy(Strategy):
                 f"{': ' + ', '.join(sorted(self._members.values())) if self._members else ''}.{reasons} Start more "
                 "clients, or change 'min_clients' in [federated]."
             )
+        self._has_begun = True
 
-    def _introduce(self, grid: Grid, nodes: list[int], server_round: int) -> set[int]:
+    def _introduce(self, nodes: list[int], server_round: int) -> set[int]:
         """Ask nodes for their names and differences. RETURNS (set[int]): Nodes that can't take part in the next
         round.
         """
@@ -293,7 +392,7 @@ class ModularStrategy(Strategy):
             Message(question(self._agreement), dst_node_id=node, message_type=MessageType.QUERY, ttl=ttl)
             for node in nodes
         ]
-        replies = grid.send_and_receive(asked, timeout=ttl)
+        replies = self._grid.send_and_receive(asked, timeout=ttl)
         for node, reply in _by_node(asked, replies).items():
             try:
                 found = read_answer(_content(reply))
@@ -326,13 +425,14 @@ class ModularStrategy(Strategy):
             LOG.info("Client '%s' takes part, with %s examples", name, found.examples or "a stream of")
         return waiting | self._refused.keys()
 
-    def _messages(self, server_round: int, kind: str, arrays: ArrayRecord) -> list[Message]:
+    def _messages(self, server_round: int, kind: str) -> list[Message]:
+        """Messages with the global model, in the order of the clients' names: sums depend on the order."""
         s, aux_vars = self._settings, self._step.collect() if kind == MessageType.TRAIN else {}
-        plan = Plan(server_round, s.local_steps, s.local_epochs)
+        plan, arrays = Plan(server_round, s.local_steps, s.local_epochs), to_arrays(self._weights)
         sent = []
-        for node, name in self._members.items():
-            records = task_records(Task(plan, self._agreement, self._taken.get(name, 0), aux_vars), arrays)
-            sent.append(Message(records, dst_node_id=node, message_type=kind, ttl=s.timeout_seconds))
+        for node, name in sorted(self._members.items(), key=lambda member: member[1]):
+            task = Task(self._results.run, plan, self._agreement, self._taken.get(name, 0), aux_vars)
+            sent.append(Message(task_records(task, arrays), dst_node_id=node, message_type=kind, ttl=s.timeout_seconds))
         return sent
 
     def _read(
@@ -372,3 +472,10 @@ def _content(reply: Message) -> Any:
     if reply.has_error():
         raise MessageError(f"It failed: {reply.error.reason}")
     return reply.content
+
+
+def _clip(reply: Message, weights: Mapping[str, torch.Tensor], factor: float) -> None:
+    """Scale the change of the weights in a reply."""
+    found = from_arrays(reply.content, weights)
+    clipped = {name: (value + (found[name] - value) * factor).to(value.dtype) for name, value in weights.items()}
+    reply.content["arrays"] = to_arrays(clipped)
