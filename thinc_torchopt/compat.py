@@ -9,6 +9,7 @@ from .errors import MissingPackageError
 
 has_flwr = find_spec("flwr") is not None
 has_matplotlib = find_spec("matplotlib") is not None
+has_opacus = find_spec("opacus") is not None
 has_optuna = find_spec("optuna") is not None
 has_pytorch_optimizer = find_spec("pytorch_optimizer") is not None
 has_tensorboard = find_spec("tensorboard") is not None
@@ -34,6 +35,18 @@ def import_figure() -> type:
     from matplotlib.figure import Figure
 
     return Figure
+
+
+def import_opacus_accountants() -> ModuleType:
+    """Import Opacus' accountants.
+
+    RAISES (MissingPackageError): It is not installed.
+    """
+    if not has_opacus:
+        raise _missing("opacus", "count the epsilon of a private training")
+    import opacus.accountants.utils
+
+    return opacus.accountants
 
 
 def import_optuna() -> ModuleType:

@@ -5,11 +5,11 @@ import spacy
 import torch
 from confection import Config
 from spacy.training import Example
+from thinc_torchopt.modular.each_example import grads_of
 
 from thinc_torchopt import TorchOptimizer, preserve_optimizer_state, train_while_improving
 from thinc_torchopt.errors import ConfigError, StateError
 from thinc_torchopt.modular import Modular, clip_each_example
-from thinc_torchopt.modular.each_example import grads_of
 from thinc_torchopt.modular.registered import (
     L2SP,
     Adam,
