@@ -1,5 +1,6 @@
 """Optional packages: the one place that imports them."""
 
+import logging
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from types import ModuleType
@@ -44,8 +45,10 @@ def import_opacus_accountants() -> ModuleType:
     """
     if not has_opacus:
         raise _missing("opacus", "count the epsilon of a private training")
+    handlers = list(logging.root.handlers)
     import opacus.accountants.utils
 
+    logging.root.handlers[:] = handlers  # it adds one, and each of our lines would come twice
     return opacus.accountants
 
 

@@ -108,9 +108,7 @@ class Book:
                 for node in nodes.values():
                     self._open(node, stack)
                 yield
-                for node in nodes.values():
-                    self._check_all_recorded(node)
-                self._checked |= nodes.keys()
+                self._checked |= {node.id for node in nodes.values() if self._is_all_recorded(node)}
             self._add_up()
         finally:
             self._rows, self._last, self._records, self._slots, self._trained = {}, None, {}, {}, set()
@@ -134,12 +132,18 @@ class Book:
                         stack.callback(param.requires_grad_)
                         param.requires_grad_(False)
 
-    def _check_all_recorded(self, node: Model) -> None:
-        """RAISES (ParamError): A gradient was computed beside the records."""
+    def _is_all_recorded(self, node: Model) -> bool:
+        """Whether the records of a torch module have the gradients that torch computes. False: torch computed none, or
+        only zeros, as below an output layer that was initialized so.
+
+        RAISES (ParamError): A gradient was computed beside the records.
+        """
+        is_any = False
         others = [name for name in node.param_names if node.has_grad(name)]
         for shim in node.shims:
             for name, param in module_of(shim).named_parameters():
                 if param.grad is not None and bool(param.grad.isfinite().all()):
+                    is_any |= bool(param.grad.any())
                     ones, recorded = param.new_ones(self._n), torch.zeros_like(param)
                     for one in self._records.get(id(param), ()):
                         recorded += one.sum(ones).reshape(recorded.shape)
@@ -152,6 +156,7 @@ class Book:
                 "gradients that were computed in another way than by the modules they belong to. Freeze its component "
                 "(frozen_components), or train without privacy."
             )
+        return is_any
 
     def _run(self, form: Any, forward: Any, model: Model, X: Any, is_train: bool) -> Any:
         return form(self, forward, model, X, is_train) if is_train else forward(model, X, is_train)

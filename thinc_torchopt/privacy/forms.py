@@ -251,7 +251,9 @@ def _nothing(book: Book, Y: Any, rows: Rows, X: Any) -> Any:
 
 
 def charembed(book: Book, forward: Forward, model: Node, docs: Any, is_train: bool) -> Any:
-    """spaCy's table has one part for each character of a token: (nC, nV, nM)."""
+    """spaCy's table has one part for each character of a token: (nC, nV, nM). Its own gradient counts a character that
+    several tokens of a doc have once; here each of them counts.
+    """
     book.check_count(model, len(docs))
     Y, _ = forward(model, docs, is_train)
     ops, (nC, nV, nM) = model.ops, model.get_param("E").shape

@@ -165,10 +165,11 @@ class PrivateUpdates:
 
     # ------------------------------------------------------------------ the run
 
-    def on_train_begin(self, event: TrainBegin, control: Control) -> None:
+    def announce(self) -> None:
+        """Tell the user what is private, and how much: before the first step, or the first one of a resumed run."""
         batcher, settings = self._batcher, self._settings
         logger.info("%s", _WHAT)
-        if self._nlp.config["training"].get("seed") is not None:
+        if self._nlp.config.interpolate()["training"]["seed"] is not None:
             logger.info(
                 "Not covered either while it is known: the seed in [training], by which batches can be drawn again. "
                 "Set seed = null."
@@ -186,8 +187,9 @@ class PrivateUpdates:
             settings.delta,
             "" if self._last is None else f"; {self._last:,} updates reach epsilon {settings.target_epsilon:g}",
         )
-        if self._is_over:
-            control.should_stop = True
+
+    def on_train_begin(self, event: TrainBegin, control: Control) -> None:
+        control.should_stop |= self._is_over
 
     @property
     def _is_over(self) -> bool:
