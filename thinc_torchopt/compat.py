@@ -38,13 +38,21 @@ def import_figure() -> type:
     return Figure
 
 
+def check_opacus() -> None:
+    """Check that Opacus is installed.
+
+    RAISES (MissingPackageError): It is not.
+    """
+    if not has_opacus:
+        raise _missing("opacus", "count the epsilon of a private training")
+
+
 def import_opacus_accountants() -> ModuleType:
     """Import Opacus' accountants.
 
     RAISES (MissingPackageError): It is not installed.
     """
-    if not has_opacus:
-        raise _missing("opacus", "count the epsilon of a private training")
+    check_opacus()
     handlers = list(logging.root.handlers)
     import opacus.accountants.utils
 

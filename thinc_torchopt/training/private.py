@@ -23,6 +23,7 @@ import torch
 from spacy.language import Language
 from spacy.training import Example
 
+from ..compat import check_opacus
 from ..errors import ConfigError, StateError
 from ..launched import is_launched
 from ..optimizers import TorchOptimizer
@@ -86,6 +87,7 @@ class PrivateUpdates:
         self._nlp = nlp
         self._optimizer = optimizer
         self._exclude = exclude
+        self._batches = batches
         self._book = Book(settings.clip)
         self._noise = Noise(settings.seed)
         self._history: list[tuple[float, float, int]] = []
@@ -93,20 +95,33 @@ class PrivateUpdates:
         _check_settings(optimizer)
         self._batcher = _poisson_of(batches)
         self._book.check(nlp, exclude)
-        rate = self._batcher.sample_rate
-        if settings.noise_multiplier is not None:
-            self.noise_multiplier = settings.noise_multiplier
-            epsilon_of([(self.noise_multiplier, rate, 1)], settings.delta, settings.accountant)  # or no Opacus
-        else:
+        self._max_steps = max_steps
+        self.noise_multiplier = settings.noise_multiplier or 0.0
+        self._last: int | None = None
+
+    def prepare(self) -> None:
+        """Find the noise and the number of updates that the target allows, and tell the user what is private. After a
+        saved state was loaded, as it draws the first batch: the number of examples is known then.
+
+        RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
+        """
+        settings = self._settings
+        _ = self._batches.next_epoch
+        population = self._batcher.population
+        if settings.delta >= 1.0 / population:
+            raise ConfigError(
+                f"Can't set 'delta' in {BLOCK}: expected a number far below 1 / {population:,}, the number of "
+                f"examples, found {settings.delta:g}. Publishing one example at random would have such a delta."
+            )
+        if settings.noise_multiplier is None and not self._history:
+            steps, rate = self._batches.count_steps(self._max_steps), self._batcher.sample_rate
             self.noise_multiplier = least_noise(
-                settings.target_epsilon or 0.0,
-                settings.delta,
-                rate,
-                batches.count_steps(max_steps),
-                settings.accountant,
+                settings.target_epsilon or 0.0, settings.delta, rate, steps, settings.accountant
             )
         self._last = self._steps_allowed()
-        self._warn_of_delta()
+        if self.noise_multiplier:
+            check_opacus()
+        self._announce()
 
     def _steps_allowed(self) -> int | None:
         """All updates that the target allows, past ones too."""
@@ -126,14 +141,6 @@ class PrivateUpdates:
     @property
     def _steps(self) -> int:
         return sum(steps for _, _, steps in self._history)
-
-    def _warn_of_delta(self) -> None:
-        population = self._batcher.population
-        if self._settings.delta >= 1.0 / population:
-            raise ConfigError(
-                f"Can't set 'delta' in {BLOCK}: expected a number far below 1 / {population:,}, the number of "
-                f"examples, found {self._settings.delta:g}. Publishing one example at random would have such a delta."
-            )
 
     # ------------------------------------------------------------------ one step
 
@@ -165,8 +172,7 @@ class PrivateUpdates:
 
     # ------------------------------------------------------------------ the run
 
-    def announce(self) -> None:
-        """Tell the user what is private, and how much: before the first step, or the first one of a resumed run."""
+    def _announce(self) -> None:
         batcher, settings = self._batcher, self._settings
         logger.info("%s", _WHAT)
         if self._nlp.config.interpolate()["training"]["seed"] is not None:
@@ -243,7 +249,6 @@ class PrivateUpdates:
         self._noise.state = state.generator
         if self._settings.noise_multiplier is None:
             self.noise_multiplier = state.noise_multiplier
-        self._last = self._steps_allowed()
 
 
 def _poisson_of(batches: Batches) -> PoissonBatcher:
@@ -256,7 +261,6 @@ def _poisson_of(batches: Batches) -> PoissonBatcher:
             'those only. Set @batchers = "thinc-torchopt.poisson.v1" and size in [training.batcher], and max_epochs to '
             "0 or more."
         )
-    batches.next_epoch  # noqa: B018  # draws the first batch: the number of examples is known then
     return batcher
 
 

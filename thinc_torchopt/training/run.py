@@ -183,7 +183,11 @@ class Run:
         if self.checkpoints is not None:
             self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
         if self._private is not None:
-            self._private.announce()
+            try:
+                self._private.prepare()
+            except BaseException as error:
+                self.close(error)
+                raise
         hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
         if end is not None and (self.checkpoints is not None or self.ranks.size > 1):
             end.push(lambda kind, error, trace: self.close(error))
