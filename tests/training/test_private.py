@@ -13,7 +13,6 @@ from spacy.training.loop import train as spacy_train
 from thinc_torchopt.compat import has_opacus
 from thinc_torchopt.errors import ConfigError, MissingPackageError, ParamError
 from thinc_torchopt.privacy import epsilon_of
-from thinc_torchopt.training import read_checkpoint
 from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.run import Run
 
@@ -96,7 +95,7 @@ def test_private_run_that_was_killed_ends_as_one_that_was_not(tmp_path, corpus, 
     run(broken, tmp_path / "broken" / "output", crash_at=8)
     run(broken, tmp_path / "broken" / "output")
     assert digests(tmp_path / "broken" / "output") == digests(tmp_path / "whole" / "output")
-    saved = read_checkpoint(newest_whole(tmp_path / "broken" / "state"))
+    saved = newest_whole(tmp_path / "broken" / "state")
     assert saved.listeners["privacy"]["history"] == [[noise, 5 / population(corpus), 13]]
 
 

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..schema import Count
 from ..types import Accountant
 
-# What a saved state has: noise multiplier, sample rate, updates.
+# Part of a saved state: noise multiplier, sample rate, updates.
 History = list[tuple[float, float, Count]]
 
 

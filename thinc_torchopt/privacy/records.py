@@ -1,4 +1,4 @@
-"""What a layer records in place of its gradient: enough for the norm of each example's part, and for a weighted sum.
+"""Records of layers in place of their gradients: enough for the norm of each example's part, and for a weighted sum.
 
 A record is of one param in one call of its layer. `norms` has the squared norms of the examples' gradients, `sum` the
 sum of the gradients times a factor each. Several calls of a layer are joined to one first.
