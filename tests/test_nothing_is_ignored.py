@@ -611,6 +611,7 @@ for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
 NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
 NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
 NOT_HERE |= {"controller_metrics SystemState every_seconds": "goes by the clock: tests/controller/test_metrics.py"}
+NOT_HERE |= {"batchers poisson.v1 size": "of spaCy's batches: tests/privacy/test_batcher.py"}
 NOT_HERE |= {
     "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/settings/test_param_groups.py"
 }
@@ -681,7 +682,6 @@ HIDDEN = {
     },
     "optimizers TorchOptimizer.v1 privacy": PRIVATE,
     **{name: PRIVATE for name in ARGUMENTS if name.startswith("misc Privacy.v1")},
-    "batchers poisson.v1 size": "of spaCy's batches: tests/privacy/test_batcher.py",
     "layers OnlineRNN.v1 traces": SAME,
     "architectures OnlineRNNEncoder.v1 traces": SAME,
     "controller_operations BestWeightsControl components": AT_THE_END,

@@ -77,8 +77,10 @@ REGISTERED = {
         "Layers, readers and batchers",
         "Guides: [A recurrent layer that learns online](../online-rnn.md), [private training](../privacy.md).",
         {
-            "thinc_layers": "Layers", "spacy_architectures": "Architectures",
-            "spacy_readers": "Readers", "spacy_batchers": "Batchers",
+            "thinc_layers": "Layers",
+            "spacy_architectures": "Architectures",
+            "spacy_readers": "Readers",
+            "spacy_batchers": "Batchers",
         },
     ),
 }

@@ -358,6 +358,7 @@ class Shared(torch.nn.Module):
     [
         (lambda: PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))), "BatchNorm1d"),
         (lambda: PyTorchWrapper(Shared()), "shares a param"),
+        (lambda: PyTorchWrapper(torch.nn.Linear(8, 8), mixed_precision=True), "mixed precision"),
         (lambda: PyTorchWrapper(Functional()), r"inner\.weight of layer 'pytorch'"),
         (
             lambda: chain(expand_window(2), Linear(8, 40)),

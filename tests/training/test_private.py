@@ -174,6 +174,7 @@ def test_private_log_has_no_epsilon_without_noise(tmp_path, corpus):
             r"Poisson sampling, found .*thinc-torchopt\.poisson\.v1",
         ),
         ({"training__max_epochs": -1}, ConfigError, "streamed corpus"),
+        ({"training__optimizer__precision": "bf16"}, ConfigError, "precision = 'bf16'"),
         (
             {"training__batcher": {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}},
             ConfigError,

@@ -24,7 +24,7 @@ from torch.nn import Module, Parameter
 
 from ..checks import Section
 from ..errors import ParamError
-from ..host import forward_of, module_of, swap_forward, swap_grads
+from ..host import forward_of, is_in_mixed_precision, module_of, swap_forward, swap_grads
 from ..types import Key
 from . import torch_modules
 from .components import models_of
@@ -269,5 +269,10 @@ def _module_in(node: Model, shim: Shim) -> Module:
         raise ParamError(
             f"Can't clip the gradient of each example: layer '{node.name}' wraps {type(shim).__name__}, which is no "
             "torch module. Freeze its component (frozen_components)."
+        )
+    if is_in_mixed_precision(shim):
+        raise ParamError(
+            f"Can't clip the gradient of each example: layer '{node.name}' computes in thinc's mixed precision, which "
+            "scales its gradients. Set mixed_precision = false."
         )
     return module

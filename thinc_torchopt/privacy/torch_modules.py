@@ -39,6 +39,11 @@ def check_module(where: str, module: Module) -> None:
                 "the whole batch. Remove them."
             )
         for param in params:
+            if param.dtype != torch.float32:
+                raise ParamError(
+                    f"Can't clip the gradient of each example: expected params of float32, found {param.dtype} in "
+                    f"{name}. Norms need that precision."
+                )
             if param in seen:
                 raise ParamError(
                     f"Can't clip the gradient of each example: {name} shares a param with '{seen[param]}', and the "

@@ -268,6 +268,10 @@ def _check_settings(optimizer: TorchOptimizer) -> None:
     """RAISES (ConfigError): A setting by which an update depends on the data in another way, or that is not done."""
     if is_launched():
         raise ConfigError(f"Can't train with {BLOCK} in several processes: train in one, without torchrun.")
+    if optimizer.precision != "float32":
+        raise ConfigError(
+            f"Can't train with {BLOCK} and precision = {optimizer.precision!r}: the norms of gradients need float32."
+        )
     if optimizer.controller.goes_by_metrics:
         raise ConfigError(
             f"Can't train with {BLOCK} and a learning rate that follows losses or scores: they are not private. Use "
