@@ -343,6 +343,11 @@ class Functional(torch.nn.Module):
         return linear(X, self.inner.weight)
 
 
+def in_mixed_precision(layer):
+    layer.shims[0]._mixed_precision = True  # as thinc sets it where there is a GPU
+    return layer
+
+
 class Shared(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -358,7 +363,7 @@ class Shared(torch.nn.Module):
     [
         (lambda: PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))), "BatchNorm1d"),
         (lambda: PyTorchWrapper(Shared()), "shares a param"),
-        (lambda: PyTorchWrapper(torch.nn.Linear(8, 8), mixed_precision=True), "mixed precision"),
+        (lambda: in_mixed_precision(PyTorchWrapper(torch.nn.Linear(8, 8))), "mixed precision"),
         (lambda: PyTorchWrapper(Functional()), r"inner\.weight of layer 'pytorch'"),
         (
             lambda: chain(expand_window(2), Linear(8, 40)),
@@ -366,6 +371,7 @@ class Shared(torch.nn.Module):
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_book_refuses_layers_that_mix_examples_or_hide_params(layer, expected):
     nlp = tagger_of(chain(embedding(), with_array(layer(), pad=1)))
     examples = tagged(nlp, [4, 3, 6])

@@ -202,6 +202,7 @@ def test_private_log_has_no_epsilon_without_noise(tmp_path, corpus):
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:precision = .bf16. in")
 def test_private_refuses_before_the_first_step(tmp_path, corpus, changes, error, expected):
     config = private(tmp_path, corpus, **changes)
     with pytest.raises(error, match=expected):
