@@ -225,13 +225,13 @@ def test_book_character_embeddings_count_each_character():
 
 
 @pytest.mark.parametrize(
-    "components",
+    "components, shared",
     [
-        ["tagger"],
-        ["tagger", "morphologizer", "senter"],
+        (["tagger"], True),
+        (["tagger", "morphologizer", "senter"], True),
+        (["tagger", "senter"], False),  # a morphologizer's own tok2vec has CharacterEmbed: see the tests above
     ],
 )
-@pytest.mark.parametrize("shared", [True, False])
 def test_book_pipelines_as_one_at_a_time(components, shared):
     nlp = toy_pipeline(components, shared=shared)
     examples = toy_examples(nlp)
