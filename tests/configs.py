@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thinc_torchopt.compat import has_pytorch_optimizer, has_tensorboard, has_torchao
+from thinc_torchopt.compat import has_opacus, has_pytorch_optimizer, has_tensorboard, has_torchao
 
 from .conftest import CONFIGS, HAS_MUON
 from .spacy_cli import Run, flags_of, spacy_cli, spacy_process, toy_corpus
@@ -23,6 +23,8 @@ def skip_without(name: str) -> None:
         pytest.skip("this torch has no Muon")
     if name == "loggers.cfg" and not has_tensorboard:
         pytest.skip("tensorboard is not installed")
+    if name == "privacy.cfg" and not has_opacus:
+        pytest.skip("opacus is not installed")
     if name == "torchao.cfg" and not has_torchao:
         pytest.skip("torchao is not installed")
     if name in TRANSFORMERS:

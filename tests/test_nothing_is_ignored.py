@@ -522,6 +522,10 @@ OTHER = {
         {"@misc": "thinc-torchopt.TrainerController.v1", "definition": QUIET},
         {},
     ),
+    "optimizers TorchOptimizer.v1 privacy": (
+        {"@misc": "thinc-torchopt.Privacy.v1", "clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
+        {},
+    ),
     "optimizers TorchOptimizer.v1 distributed": ({"@misc": "thinc-torchopt.Distributed.v1"}, {}),
     "optimizers Adam.v1 L2_is_weight_decay": (False, {"L2": 0.1}),
     "optimizers RAdam.v1 L2_is_weight_decay": (False, {"L2": 0.1}),
@@ -618,6 +622,7 @@ for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
 NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
 NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
 NOT_HERE |= {"controller_metrics SystemState every_seconds": "goes by the clock: tests/controller/test_metrics.py"}
+NOT_HERE |= {"batchers poisson.v1 size": "of spaCy's batches: tests/privacy/test_batcher.py"}
 NOT_HERE |= {
     "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/settings/test_param_groups.py"
 }
@@ -649,6 +654,7 @@ GOES_BACK = "the training loop goes back: tests/training/test_rollback.py"
 SAVES = "the training loop saves: tests/training/test_checkpoint.py"
 ENDS = "the training loop ends with it: tests/training/test_budget.py"
 ROUNDS = "of the rounds of a federation: tests/modular/federated/test_rounds.py"
+PRIVATE = "spaCy's training loop does it: tests/training/test_private.py"
 RANKS = "with several processes only: tests/distributed/"
 TOLD = {
     "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/params/test_precision.py",
@@ -685,6 +691,8 @@ HIDDEN = {
         f"misc Distributed.v1 {name}": RANKS
         for name in ("backend", "timeout_seconds", "check_every", "share_evaluation")
     },
+    "optimizers TorchOptimizer.v1 privacy": PRIVATE,
+    **{name: PRIVATE for name in ARGUMENTS if name.startswith("misc Privacy.v1")},
     "layers OnlineRNN.v1 traces": SAME,
     "architectures OnlineRNNEncoder.v1 traces": SAME,
     "controller_operations BestWeightsControl components": AT_THE_END,

@@ -1,5 +1,6 @@
 """Optional packages: the one place that imports them."""
 
+import logging
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from types import ModuleType
@@ -9,6 +10,7 @@ from .errors import MissingPackageError
 
 has_flwr = find_spec("flwr") is not None
 has_matplotlib = find_spec("matplotlib") is not None
+has_opacus = find_spec("opacus") is not None
 has_optuna = find_spec("optuna") is not None
 has_pytorch_optimizer = find_spec("pytorch_optimizer") is not None
 has_tensorboard = find_spec("tensorboard") is not None
@@ -34,6 +36,28 @@ def import_figure() -> type:
     from matplotlib.figure import Figure
 
     return Figure
+
+
+def check_opacus() -> None:
+    """Check that Opacus is installed.
+
+    RAISES (MissingPackageError): It is not.
+    """
+    if not has_opacus:
+        raise _missing("opacus", "count the epsilon of a private training")
+
+
+def import_opacus_accountants() -> ModuleType:
+    """Import Opacus' accountants.
+
+    RAISES (MissingPackageError): It is not installed.
+    """
+    check_opacus()
+    handlers = list(logging.root.handlers)
+    import opacus.accountants.utils
+
+    logging.root.handlers[:] = handlers  # it adds one, and each of our lines would come twice
+    return opacus.accountants
 
 
 def import_optuna() -> ModuleType:

@@ -7,7 +7,7 @@ are replaced.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,16 @@ def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int
     """
     before, node._params._grads = node._params._grads, grads
     return before
+
+
+def forward_of(node: Model) -> Callable[..., Any]:
+    """The forward function of a layer. SOURCE: thinc/model.py, `Model._func`."""
+    return node._func
+
+
+def swap_forward(node: Model, forward: Callable[..., Any]) -> None:
+    """Set the forward function of a layer. SOURCE: thinc/model.py, `Model._func`."""
+    node._func = forward
 
 
 def lend_refs(node: Model, refs: dict[str, int]) -> None:

@@ -18,6 +18,7 @@ Blocks = dict[str, dict[str, Any]]
 OnGrowth = Literal["mean", "zero", "reset"]
 OnOutsideWrite = Literal["restore", "adopt", "raise"]
 OnSpike = Literal["skip", "clip"]
+Accountant = Literal["prv", "rdp"]
 Precision = Literal["float32", "bf16", "tf32"]
 # thinc's `(node.id, name)`, or the `id` of a torch tensor. Means nothing outside this process.
 Key = Hashable
@@ -89,6 +90,18 @@ class BudgetSettings:
     unit: Literal["seconds", "steps", "words"]
     decay_ratio: float
     marks: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """The settings of [training.optimizer.privacy]: see `privacy.Privacy`, which makes them."""
+
+    clip: float
+    delta: float
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    accountant: Accountant
+    seed: int | None
 
 
 @dataclass(frozen=True)

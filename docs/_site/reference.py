@@ -64,7 +64,8 @@ REGISTERED = {
         "Averages, checkpoints and other blocks",
         "For `@misc` in a section below `[training.optimizer]`. Guides: [averages](../averages.md) (EMA, SWA), "
         "[checkpoints](../resume.md), [budget](../command-line.md#a-budget-in-place-of-a-schedule), [several "
-        "processes](../distributed.md), [federated training](../federated.md), [rules](../controller.md).",
+        "processes](../distributed.md), [private training](../privacy.md), [federated training](../federated.md), "
+        "[rules](../controller.md).",
         {"spacy_misc": ""},
     ),
     "loggers": (
@@ -73,9 +74,14 @@ REGISTERED = {
         {"spacy_loggers": ""},
     ),
     "layers": (
-        "Layers and readers",
-        "Guide: [A recurrent layer that learns online](../online-rnn.md).",
-        {"thinc_layers": "Layers", "spacy_architectures": "Architectures", "spacy_readers": "Readers"},
+        "Layers, readers and batchers",
+        "Guides: [A recurrent layer that learns online](../online-rnn.md), [private training](../privacy.md).",
+        {
+            "thinc_layers": "Layers",
+            "spacy_architectures": "Architectures",
+            "spacy_readers": "Readers",
+            "spacy_batchers": "Batchers",
+        },
     ),
 }
 

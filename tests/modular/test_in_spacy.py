@@ -8,8 +8,7 @@ from spacy.training import Example
 
 from thinc_torchopt import TorchOptimizer, preserve_optimizer_state, train_while_improving
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.modular import Modular, clip_each_example
-from thinc_torchopt.modular.each_example import grads_of
+from thinc_torchopt.modular import Modular
 from thinc_torchopt.modular.registered import (
     L2SP,
     Adam,
@@ -419,32 +418,3 @@ def test_in_spacy_same_pipeline_twice_is_the_same():
         train(nlp, examples, optimizer, 2)
         found.append(params_of(nlp.get_pipe("ner").model))
     assert same(*found)
-
-
-@pytest.mark.device
-def test_in_spacy_the_gradient_of_each_example_is_clipped():
-    nlp, examples = pipeline()
-    nlp.update(examples, sgd=False)
-    together = {key: grad.clone() for key, grad in grads_of(nlp)}
-    clip_each_example(nlp, examples, 1e6)
-    # Not clipped: the gradients of the batch, but for the parser's, which come from other states.
-    apart = dict(grads_of(nlp))
-    tagger = {node.id for node in nlp.get_pipe("tagger").model.walk()}
-    of_tagger = [key for key in together if isinstance(key, tuple) and key[0] in tagger]
-    assert of_tagger
-    for key in of_tagger:
-        torch.testing.assert_close(apart[key], together[key], rtol=1e-3, atol=1e-4)
-    clip_each_example(nlp, examples[:1], 0.01)
-    assert sum(float(grad.square().sum()) for _, grad in grads_of(nlp)) ** 0.5 == pytest.approx(0.01, rel=1e-4)
-    private = create(normalize="examples", modules={"noise": GaussianNoise(std=1e-6)})
-    optimizer = TorchOptimizer(private, 1.0, grad_clip=0.0)
-    optimizer.initialize(nlp)
-    before = params_of(nlp.get_pipe("tagger").model)
-    clip_each_example(nlp, examples, 0.01)
-    optimizer.batch_size = BatchSize(words=1, examples=len(examples))
-    with optimizer.joint_step():
-        for _, proc in nlp.pipeline:
-            proc.finish_update(optimizer)
-    moved = [one - other for one, other in zip(params_of(nlp.get_pipe("tagger").model), before)]
-    # The mean of gradients of that norm, and noise far below it.
-    assert 0 < sum(float(part.square().sum()) for part in moved) ** 0.5 <= 0.0101

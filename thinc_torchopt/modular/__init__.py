@@ -7,7 +7,6 @@ has declearn's schedulers. registered.py has the functions for configs.
 
 from .aux_vars import AUX_VARS, AuxVar, ScaffoldAuxVar, aggregate, from_bytes, to_bytes
 from .blocks import Block
-from .each_example import clip_each_example
 from .module import Module, Regularizer
 from .modules import MODULES
 from .optimizer import Modular
@@ -24,7 +23,6 @@ __all__ = [
     "Regularizer",
     "ScaffoldAuxVar",
     "aggregate",
-    "clip_each_example",
     "from_bytes",
     "to_bytes",
 ]

@@ -28,7 +28,7 @@ def train_step(
     if not isinstance(model, torch.nn.Module):
         raise ConfigTypeError(
             f"Can't run a training step: expected a torch.nn.Module, found {type(model).__name__}. For thinc models, "
-            "see clip_each_example in docs/modular.md."
+            "see docs/privacy.md."
         )
     batch = checked_batch(model, batch, loss)
     named = {id(param): name for name, param in model.named_parameters()}

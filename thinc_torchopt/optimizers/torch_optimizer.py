@@ -61,6 +61,7 @@ from ..types import (
     OnSpike,
     ParamInfo,
     Precision,
+    PrivacySettings,
     SkipDecay,
 )
 from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
@@ -76,6 +77,7 @@ _A_CONTROLLER = (
     "controller.trainer_controller()"
 )
 _SEVERAL = 'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of distributed.Distributed()'
+_PRIVATE = 'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of privacy.Privacy()'
 
 
 class TorchOptimizer(Optimizer):
@@ -123,15 +125,17 @@ class TorchOptimizer(Optimizer):
         resume from it.
     distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: train one pipeline in
         several processes.
+    privacy (PrivacySettings): A block with `@misc = "thinc-torchopt.Privacy.v1"`: clip the gradient of each example and
+        add noise, with differential privacy.
     budget (BudgetSettings): A block with `@misc = "thinc-torchopt.Budget.v1"`: train for a given time, and let the
         learning rate fall before it ends.
     controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
         by rules.
 
     Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `checkpoint`, `rollback`, `rules`,
-        `distributed` and `budget` (settings for the training loop, or None); `controller` (of the learning rates);
-        `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each
-        step, other loops set it before an update.
+        `distributed`, `budget` and `privacy` (settings for the training loop, or None); `controller` (of the learning
+        rates); `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it
+        for each step, other loops set it before an update.
     """
 
     def __init__(
@@ -164,6 +168,7 @@ class TorchOptimizer(Optimizer):
         budget: Optional[BudgetSettings] = None,
         controller: Optional[ControllerSettings] = None,
         distributed: Optional[DistributedSettings] = None,
+        privacy: Optional[PrivacySettings] = None,
     ):
         self._lock = lock_for(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
@@ -191,6 +196,9 @@ class TorchOptimizer(Optimizer):
         if distributed is not None:
             OPTIMIZER.kind("distributed", distributed, DistributedSettings, _SEVERAL)
         self.distributed = distributed
+        if privacy is not None:
+            OPTIMIZER.kind("privacy", privacy, PrivacySettings, _PRIVATE)
+        self.privacy = privacy
         self.max_rollbacks = max_rollbacks
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
         self._of_trained = {
@@ -625,6 +633,11 @@ class TorchOptimizer(Optimizer):
         it.
         """
         return self._trained.writer
+
+    @property
+    def frozen_keys(self) -> set[Key]:
+        """The keys of params that are not trained, or not yet: thinc's, or the id of a torch tensor."""
+        return {param.key for param in self._trained.plan.frozen_params}
 
     @property
     def learn_rates(self) -> dict[str, float]:

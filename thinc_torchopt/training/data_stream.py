@@ -88,12 +88,21 @@ class Batches:
 
         SOURCE: spacy.training.loop.create_train_batches
         """
+        # An exhausted generator has no locals.
+        self._max_epochs = self._locals_of_spacys.get("max_epochs", self._max_epochs)
+        return self._max_epochs
+
+    @property
+    def batcher(self) -> Any:
+        """The batcher of spaCy's batches, [training.batcher]. None: these are not spaCy's batches."""
+        return self._locals_of_spacys.get("batcher")
+
+    @property
+    def _locals_of_spacys(self) -> dict[str, Any]:
         batches = self._batches
         if not inspect.isgenerator(batches) or batches.gi_code is not create_train_batches.__code__:
-            return None
-        # An exhausted generator has no locals.
-        self._max_epochs = inspect.getgeneratorlocals(batches).get("max_epochs", self._max_epochs)
-        return self._max_epochs
+            return {}
+        return inspect.getgeneratorlocals(batches)
 
     def count_steps(self, max_steps: int) -> int:
         """The number of training steps, if `patience` does not end it first. max_steps (int): 0: no limit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from timeit import default_timer
 from typing import Any
 
@@ -42,6 +43,7 @@ from .events import (
     TrainEnd,
 )
 from .log_numbers import LogNumbers, counts_of
+from .private import PrivateUpdates
 from .progress import Progress
 from .ranks import Alone, Ranks, SameWishes
 from .rollback import Rollback
@@ -145,12 +147,18 @@ class Run:
             self.batches = self.checkpoints.stream
         if rules is not None and rules.reads_dev_losses:
             self._dev_losses = DevLosses(nlp, optimizer, exclude, annotating_components)
+        self._private: PrivateUpdates | None = None
+        if optimizer.privacy is not None:
+            self._private = PrivateUpdates(
+                optimizer.privacy, nlp, optimizer, self.batches, exclude, max_steps=max_steps
+            )
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
         ours: list[Listener] = [
             *([] if rules is None else [rules]),
             Rollback(nlp, optimizer, self.progress, self.checkpoints, self.ranks),
             decay,
             self._log_numbers,
+            *([] if self._private is None else [self._private]),
         ]
         if optimizer.budget is not None and self.checkpoints is not None:
             decay.budget = BudgetKeeper(
@@ -174,6 +182,12 @@ class Run:
         self.control = self._listeners.control
         if self.checkpoints is not None:
             self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
+        if self._private is not None:
+            try:
+                self._private.prepare()
+            except BaseException as error:
+                self.close(error)
+                raise
         hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
         if end is not None and (self.checkpoints is not None or self.ranks.size > 1):
             end.push(lambda kind, error, trace: self.close(error))
@@ -295,24 +309,28 @@ class Run:
         with optimizer.training():
             try:
                 for i, examples in enumerate(subdivide_batch(part, self._substeps)):
-                    nlp.update(
-                        examples,
-                        drop=drop,
-                        losses=losses,
-                        sgd=False,  # type: ignore[arg-type]
-                        exclude=self._exclude,
-                        annotates=self._annotating_components,
-                    )
+                    with nullcontext() if self._private is None else self._private.recording(examples):
+                        nlp.update(
+                            examples,
+                            drop=drop,
+                            losses=losses,
+                            sgd=False,  # type: ignore[arg-type]
+                            exclude=self._exclude,
+                            annotates=self._annotating_components,
+                        )
                     self.emit(SubstepEnd, i, examples)
+                if self._private is not None:
+                    self._private.add_noise(losses)
             except ValueError as error:
-                if not str(error).startswith(_NOT_FINITE):
+                if not str(error).startswith(_NOT_FINITE) or self._private is not None:
                     raise
                 spoiled_by = error
             # Only if needed: it waits for the GPU.
             metrics = {"loss": _sum(losses) - (_sum(before) if losses is all_losses else 0.0)} if goes_by_loss else None
         self.ranks.end_backward()
         skipped = optimizer.skipped_updates
-        optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
+        if self._private is None:
+            optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
         with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch, metrics=metrics):
             for name, proc in nlp.pipeline:
                 if name not in self._exclude and is_trained(proc):

@@ -1,0 +1,74 @@
+import numpy
+import pytest
+import torch
+from thinc.api import Linear, PyTorchWrapper, chain, with_array
+
+from thinc_torchopt.privacy import Noise
+
+from .test_book import embedding, grads_of, tagged, tagger_of
+
+
+def pipeline():
+    nlp = tagger_of(chain(embedding(), with_array(chain(Linear(8, 8), PyTorchWrapper(torch.nn.Linear(8, 8))))))
+    examples = tagged(nlp, [4, 3])
+    nlp.initialize(lambda: examples)
+    return nlp
+
+
+def test_noise_is_as_large_as_said_on_all_params_that_are_trained():
+    nlp = pipeline()
+    frozen = {(node.id, "G") for node in nlp.get_pipe("tagger").model.walk() if node.name == "layernorm"}
+    noise, found = Noise(seed=3), []
+    noise.add(nlp, [], frozen, std=4.0, divide_by=2.0)  # no gradients yet, as after an empty batch
+    for (_, _, node, name), grad in grads_of(nlp).items():
+        assert grad.any() != ((node, name) in frozen)
+        found.append(grad.ravel() if grad.any() else grad[:0].ravel())
+    values = numpy.concatenate(found)
+    # Five standard errors of a mean, and of a standard deviation.
+    assert abs(values.mean()) < 5 * 2.0 / len(values) ** 0.5
+    assert abs(values.std() - 2.0) < 5 * 2.0 / (2 * len(values)) ** 0.5
+    before = grads_of(nlp)
+    noise.add(nlp, [], frozen, std=0.0, divide_by=2.0)
+    for key, grad in grads_of(nlp).items():
+        numpy.testing.assert_array_equal(grad, before[key] / 2.0)
+
+
+def test_noise_goes_on_from_its_state():
+    found = []
+    one = Noise(None)
+    state = one.state
+    for noise in (one, Noise(None), Noise(None)):
+        if found:
+            noise.state = state if len(found) == 1 else noise.state
+        nlp = pipeline()
+        noise.add(nlp, [], (), std=1.0, divide_by=1.0)
+        found.append(numpy.concatenate([grad.ravel() for grad in grads_of(nlp).values()]))
+    numpy.testing.assert_array_equal(found[0], found[1])
+    assert not (found[0] == found[2]).any()  # another seed, from the system
+
+
+def test_noise_leaves_out_components():
+    nlp = pipeline()
+    Noise(0).add(nlp, ["tagger"], (), std=1.0, divide_by=1.0)
+    assert not any(grad.any() for grad in grads_of(nlp).values())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["prv", "rdp"])
+def test_accounting_is_opacus_own(kind):
+    accountants = pytest.importorskip("opacus.accountants", reason="opacus is not installed")
+    from thinc_torchopt.privacy import epsilon_of, least_noise, most_steps
+
+    accountant = getattr(accountants, f"{kind.upper()}Accountant")()
+    for _ in range(3):
+        accountant.step(noise_multiplier=1.1, sample_rate=0.02)
+    for _ in range(2):
+        accountant.step(noise_multiplier=0.9, sample_rate=0.03)
+    history = [(1.1, 0.02, 3), (0.9, 0.03, 2)]
+    expected = accountant.get_epsilon(delta=1e-5)
+    assert epsilon_of(history, 1e-5, kind) == expected
+    steps = most_steps(history, 2.0, 1e-5, 1.1, 0.02, kind)
+    assert epsilon_of([*history, (1.1, 0.02, steps)], 1e-5, kind) <= 2.0
+    assert epsilon_of([*history, (1.1, 0.02, steps + 1)], 1e-5, kind) > 2.0
+    noise = least_noise(2.0, 1e-5, 0.02, 200, kind)
+    assert 1.98 < epsilon_of([(noise, 0.02, 200)], 1e-5, kind) <= 2.0

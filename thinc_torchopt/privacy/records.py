@@ -1,0 +1,154 @@
+"""Records of layers in place of their gradients: enough for the norm of each example's part, and for a weighted sum.
+
+A record is of one param in one call of its layer. `norms` has the squared norms of the examples' gradients, `sum` the
+sum of the gradients times a factor each. Several calls of a layer are joined to one first.
+
+SOURCE: Goodfellow 2015 (https://arxiv.org/abs/1510.01799), and book-keeping as in Bu et al. 2023
+    (https://arxiv.org/abs/2210.00038).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy
+import torch
+from torch import Tensor
+
+from .rows import Rows
+
+
+class Record(Protocol):
+    """See above. rows (Rows): Whose rows they are."""
+
+    rows: Rows
+
+    def norms(self) -> Tensor:
+        """Squared norms. Shape: (examples,)"""
+
+    def sum(self, factors: Tensor) -> Tensor:
+        """factors (Tensor): Shape: (examples,). RETURNS (Tensor): As many numbers as the param has."""
+
+    def leave_out(self, which: Tensor) -> None:
+        """Let the gradients of some examples be zero, whatever they are. which (Tensor): Indices of examples."""
+
+    def joined(self, others: Sequence[Any]) -> Record:
+        """One record in place of this and others of the same param."""
+
+
+class Product:
+    """A matrix W with dW = dY^T X.
+
+    X, dY (Tensor): Shapes: (rows, nI), (rows, nO)
+    """
+
+    def __init__(self, rows: Rows, X: Tensor, dY: Tensor):
+        self.rows = rows
+        self.X = X
+        self.dY = dY
+
+    def norms(self) -> Tensor:
+        # Rows of padding are the last one, of zeros.
+        X, dY = (torch.cat([values, values.new_zeros((1, values.shape[1]))]) for values in (self.X, self.dY))
+        found = X.new_zeros(self.rows.n)
+        for index, which in self.rows.blocks(X.device):
+            x, d = X[index], dY[index]
+            if index.shape[1] * (x.shape[2] + d.shape[2]) >= x.shape[2] * d.shape[2]:
+                norms = torch.bmm(d.transpose(1, 2), x).square_().sum((1, 2))
+            else:  # by two Gram matrices; a sum may be just below 0
+                norms = (torch.bmm(x, x.transpose(1, 2)).mul_(torch.bmm(d, d.transpose(1, 2)))).sum((1, 2)).clamp_(0.0)
+            found[which] = norms
+        return found
+
+    def sum(self, factors: Tensor) -> Tensor:
+        factors = factors.to(self.dY)
+        return (self.dY * factors[self.rows.index(self.dY.device)][:, None]).T @ self.X
+
+    def leave_out(self, which: Tensor) -> None:
+        outside = torch.isin(self.rows.index(self.dY.device), which.to(self.dY.device))[:, None]
+        self.X, self.dY = self.X.masked_fill(outside, 0.0), self.dY.masked_fill(outside, 0.0)
+
+    def joined(self, others: Sequence[Product]) -> Product:
+        every = [self, *others]
+        return Product(_joined_rows(every), torch.cat([one.X for one in every]), torch.cat([one.dY for one in every]))
+
+
+class Terms:
+    """A param with a gradient that is a sum of terms, one for each row.
+
+    terms (Tensor): Shape: (rows, size of the param)
+    """
+
+    def __init__(self, rows: Rows, terms: Tensor):
+        self.rows = rows
+        self.terms = terms
+        self._sums: Tensor | None = None
+
+    @property
+    def sums(self) -> Tensor:
+        if self._sums is None:
+            self._sums = self.rows.sums(self.terms)
+        return self._sums
+
+    def norms(self) -> Tensor:
+        return self.sums.square().sum(1)
+
+    def sum(self, factors: Tensor) -> Tensor:
+        return factors.to(self.sums) @ self.sums
+
+    def leave_out(self, which: Tensor) -> None:
+        self.sums[which.to(self.sums.device)] = 0.0
+
+    def joined(self, others: Sequence[Terms]) -> Terms:
+        every = [self, *others]
+        return Terms(_joined_rows(every), torch.cat([one.terms for one in every]))
+
+
+class Lookup:
+    """A table of which each row looks up some entries, and takes their sum.
+
+    keys (Tensor): Shape: (rows, entries per row). dY (Tensor): Shape: (rows, width). size (int): Entries of the table.
+    """
+
+    def __init__(self, rows: Rows, keys: Tensor, dY: Tensor, size: int):
+        self.rows = rows
+        self.keys = keys
+        self.dY = dY
+        self.size = size
+        self._by_entry: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def by_entry(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For each pair of an example and an entry that it looks up: both, and the gradient."""
+        if self._by_entry is None:
+            n_keys = self.keys.shape[1]
+            pairs = (self.rows.index(self.dY.device)[:, None] * self.size + self.keys).reshape(-1)
+            unique, inverse = torch.unique(pairs, return_inverse=True)
+            grads = self.dY.new_zeros((len(unique), self.dY.shape[1]))
+            inverse = inverse.reshape(-1, n_keys)
+            for i in range(n_keys):
+                grads.index_add_(0, inverse[:, i], self.dY)
+            self._by_entry = unique // self.size, unique % self.size, grads
+        return self._by_entry
+
+    def norms(self) -> Tensor:
+        owner, _, grads = self.by_entry()
+        return grads.new_zeros(self.rows.n).index_add_(0, owner, grads.square().sum(1))
+
+    def sum(self, factors: Tensor) -> Tensor:
+        owner, entry, grads = self.by_entry()
+        found = grads.new_zeros((self.size, grads.shape[1]))
+        return found.index_add_(0, entry, grads * factors.to(grads)[owner][:, None])
+
+    def leave_out(self, which: Tensor) -> None:
+        owner, _, grads = self.by_entry()
+        grads[torch.isin(owner, which.to(owner.device))] = 0.0
+
+    def joined(self, others: Sequence[Lookup]) -> Lookup:
+        every = [self, *others]
+        keys, dY = torch.cat([one.keys for one in every]), torch.cat([one.dY for one in every])
+        return Lookup(_joined_rows(every), keys, dY, self.size)
+
+
+def _joined_rows(records: Sequence[Any]) -> Rows:
+    return Rows(numpy.concatenate([one.rows.owner for one in records]), records[0].rows.n)
