@@ -16,9 +16,11 @@ def _audit(event, args):
 
 
 @contextmanager
-def measured():
+def measured(*, counts_codes=True):
     """RETURNS (SimpleNamespace): Filled at the end. `codes`: byte codes that ran, `peak`: bytes, `events`: those of
     Python's audit hooks.
+
+    counts_codes (bool): Count byte codes, which takes long.
     """
     global _is_watching
     found = SimpleNamespace(codes=0, peak=0, events=[])
@@ -38,7 +40,8 @@ def measured():
     start = tracemalloc.get_traced_memory()[0]
     _seen.clear()
     _is_watching = True
-    sys.settrace(trace)
+    if counts_codes:
+        sys.settrace(trace)
     try:
         yield found
     finally:

@@ -281,14 +281,14 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         ("d.yaml", b"- 1", "expected the keys controller_metrics"),
         ("d.yaml", b"", "expected the keys controller_metrics"),
         ("d.yaml", b"\xff\xfe", "utf"),
-        ("d.yaml", BOMB, "10,000 values"),
-        ("d.yaml", b"a: &a [*a]", "10,000 values"),
+        ("d.yaml", BOMB, "4,000 values"),
+        ("d.yaml", b"a: &a [*a]", "4,000 values"),
         ("d.yaml", b"[" * 2_000 + b"]" * 2_000, "more than 100 open brackets"),
         ("d.yaml", b"{a: " * 101, "more than 100 open brackets"),
         ("d.yaml", b"- " * 20_000, "recursion"),
         ("d.yaml", b"- " * 21 + b"a", "nested at most 20 deep"),
-        ("d.yaml", b"[" + b"1," * 40_000 + b"]", "more than 10,000 values"),
-        ("d.yaml", b"\n".join(b"a%d: 1" % i for i in range(10_100)), "more than 10,000 values"),
+        ("d.yaml", b"[" + b"1," * 40_000 + b"]", "more than 4,000 values"),
+        ("d.yaml", b"\n".join(b"a%d: 1" % i for i in range(10_100)), "more than 4,000 values"),
         ("d.yaml", b"\n".join([b"a0: &a0 {k: 1}", *MERGED]), "a merge key"),
         ("d.yaml", b"a: &a {k: 1}\nb:\n  ? !!merge x\n  : *a", "a merge key"),
         ("d.yaml", b"a: &a '" + b"x" * 60_000 + b"'\nb: *a", "100,000 characters"),
@@ -325,11 +325,11 @@ def test_definition_that_would_be_waited_for(tmp_path):
 
 def test_definition_shows_twenty_faults_and_counts_the_others():
     """Byte codes are counted, not seconds: it took 15 of these."""
-    metrics = [{"name": f"m{i}", "class": f"L{i}"} for i in range(3_000)]
+    metrics = [{"name": f"m{i}", "class": f"L{i}"} for i in range(1_200)]
     with measured() as done, pytest.raises(ControllerError) as caught:
         TrainerController({"controller_metrics": metrics, "controllers": GOOD["controllers"]})
     first, *faults, last = str(caught.value).splitlines()
-    assert first == "Can't use the controller definition: found 3,002 faults." and last == "and 2,982 more"
+    assert first == "Can't use the controller definition: found 1,202 faults." and last == "and 1,182 more"
     assert [fault.split(": ")[0] for fault in faults] == [f"- controller_metrics[{i}].class" for i in range(20)]
     assert done.codes < 5_000_000, done
 

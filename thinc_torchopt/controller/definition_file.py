@@ -16,9 +16,10 @@ from srsly.ruamel_yaml.composer import Composer
 from srsly.ruamel_yaml.nodes import Node
 
 from ..errors import ControllerError
+from .guard import MAX_BITS
 
 MAX_SIZE: Final = 100_000  # bytes of a file; characters of all texts in a definition
-MAX_VALUES: Final = 10_000  # YAML's aliases repeat values
+MAX_VALUES: Final = 4_000  # YAML's aliases repeat values
 MAX_DEPTH: Final = 20
 MAX_BRACKETS: Final = 100  # open at once, also in texts: YAML's scanner goes through all of them at each character
 
@@ -56,6 +57,10 @@ def check_size(content: Any, label: str) -> None:
             raise ControllerError(
                 f"Can't use {label}: expected at most {MAX_VALUES:,} values with {MAX_SIZE:,} characters, nested at "
                 f"most {MAX_DEPTH} deep, found more."
+            )
+        if isinstance(item, int) and item.bit_length() > MAX_BITS:
+            raise ControllerError(
+                f"Can't use {label}: expected numbers of at most {MAX_BITS:,} bits, found a larger one."
             )
         if isinstance(item, Mapping):
             characters += sum(len(key) for key in item if isinstance(key, str))
