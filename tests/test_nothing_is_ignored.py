@@ -609,6 +609,7 @@ for where in ("layers OnlineRNN.v1", "architectures OnlineRNNEncoder.v1"):
     OTHER |= {
         f"{where} cell": ("rnn", {}),
         f"{where} activation": ("relu", {}),
+        f"{where} chrono": (10, {}),
         f"{where} vjp_method": ("multi-step", {}, {"window": 2}),
         f"{where} window": (4, {"vjp_method": "multi-step", "window": 2}),
     }

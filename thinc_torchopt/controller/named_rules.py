@@ -5,6 +5,7 @@ Expressions may use the metrics of the config, and without defining them those o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Dict, List, Literal, Optional, Union
 
@@ -86,9 +87,11 @@ def stop_early(
     better, worse = ("<", ">") if _SECTION.choice("mode", mode, ("min", "max")) == "min" else (">", "<")
     parts = [f"not isfinite({of})"] if check_finite else []
     if stopping_threshold is not None:
-        parts.append(f"({of}) {better} {float(stopping_threshold)}")
+        threshold = _SECTION.number("stopping_threshold", stopping_threshold, at_least=-math.inf)
+        parts.append(f"({of}) {better} {threshold}")
     if divergence_threshold is not None:
-        parts.append(f"({of}) {worse} {float(divergence_threshold)}")
+        threshold = _SECTION.number("divergence_threshold", divergence_threshold, at_least=-math.inf)
+        parts.append(f"({of}) {worse} {threshold}")
     parts.append(f"best_so_far['evaluations_since'] >= {evaluations}")
     stop = _rule("stop_early", "on_evaluate", " or ".join(parts), "control.should_training_stop")
     return define(stop, metrics=[_best(of, mode, min_delta)])
