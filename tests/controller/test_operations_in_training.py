@@ -3,13 +3,14 @@ of scores, and the same training without a stop.
 """
 
 import os
+import warnings
 
 import pytest
 import spacy
 import torch
 
 from thinc_torchopt.controller import TrainerController
-from thinc_torchopt.errors import CheckpointWarning, ControllerError
+from thinc_torchopt.errors import CheckpointWarning, ControllerError, RollbackWarning
 from thinc_torchopt.training import run as run_module
 
 from ..models import pipeline_params
@@ -164,8 +165,12 @@ def test_best_models_spare_what_is_not_theirs(scores, corpus, tmp_path):  # noqa
     assert not os.listdir(out / "model-top-0") and not os.listdir(out / "model-top-12")
 
 
-def test_new_operations_in_a_run_that_goes_on(scores, corpus, tmp_path):  # noqa: F811
-    """As without a stop: params, averages, rates, what fired, and the models that are kept."""
+@pytest.mark.parametrize("to", [None, "best", "last"])
+@pytest.mark.parametrize("stops", [(11,), (4, 15, 18)])
+def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_path):  # noqa: F811
+    """As without a stop: params, averages, rates, what fired, and the models that are kept. Also where rules go back:
+    windows, bests and what operations have set stay then.
+    """
     scores(VALUES)
     rules = definition(
         at(3, "avg.should_begin"),
@@ -177,29 +182,43 @@ def test_new_operations_in_a_run_that_goes_on(scores, corpus, tmp_path):  # noqa
             "up.should_raise",
         ),
         rule("keep", "on_evaluate", "scores['score_of_test'] > 0.2", "top.should_keep"),
-        metrics=[STEP, SCORES],
+        rule("window", "on_step_end", "lately['last'] < lately['median']", "control.should_log"),
+        rule("best", "on_step_end", "highest['steps_since'] >= 3", "control.should_log"),
+        *([at(14, "back.should_rollback"), at(17, "avg.should_begin_anew")] if to else []),
+        metrics=[
+            STEP,
+            SCORES,
+            {"name": "losses", "class": "Loss"},
+            op("lately", "Window", of="losses['loss']", size=4),
+            op("highest", "Best", of="lately['mean']", mode="max"),
+        ],
         operations=[
             op("avg", "AveragesControl"),
             op("acc", "AccumulationControl", substeps=2),
             op("up", "LearnRateControl", factor=2.0, max_rate=0.03),
             op("top", "KeepBestControl", of="scores['score_of_test']", keep=2),
+            *([op("back", "RollbackControl", to=to)] if to else []),
         ],
     )
     found = []
-    for folder, crash_at in (("whole", None), ("stopped", 11)):
+    for folder, crashes in (("whole", (None,)), ("stopped", (*stops, None))):
         config = prepared_with_scores(tmp_path / folder, corpus, rules, steps=20, averages=EMA)
         config["training"]["optimizer"]["checkpoint"]["every"] = 2
         out = tmp_path / folder / "out"
         infos = {}
-        if crash_at is not None:
-            _, infos, _ = run(config, out, crash_at=crash_at)
-        nlp, more, _ = run(config, out)
-        infos |= more
-        found.append((nlp, firings(infos), [info["learn_rates"] for info in infos.values()], kept(out), digests(out)))
+        for crash_at in crashes:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RollbackWarning)
+                nlp, more, _ = run(config, out, crash_at=crash_at)
+            infos |= more
+        told = dict(sorted(infos.items()))
+        found.append((nlp, firings(told), [info["learn_rates"] for info in told.values()], kept(out), digests(out)))
     (nlp, *whole), (again, *stopped) = found
     assert whole == stopped and same_params(nlp, again)
     assert (9, "again", "should_raise") in whole[0] and whole[1][-1]["default"] == pytest.approx(0.03)
-    assert len(whole[2]) == 2
+    assert len(whole[2]) == 2 and ((14, "at-14", "should_rollback") in whole[0]) == bool(to)
+    names = [name for _, name, _ in whole[0]]
+    assert names.count("window") > 3 and "best" in names
 
 
 def test_fired_counts():
