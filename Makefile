@@ -71,11 +71,11 @@ demo: $(VENV)/installed  ## Train a small model, and see it find code in sentenc
 	@echo "Training two small models. This takes about two minutes."
 	$(BIN)/python examples/demo.py --output training/demo
 
-test: $(VENV)/installed  ## Run the tests (12 minutes)
-	@echo "Running the tests. This takes about 12 minutes on two cores."
+test: $(VENV)/installed  ## Run the tests (15 minutes)
+	@echo "Running the tests. This takes about 15 minutes on two cores."
 	$(PYTEST) -n 2 -m "not slow"
 
-test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training, privacy
+test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training
 	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
 
 test-wheel: $(VENV)/installed  ## Build the wheel, and train with it in a bare venv (two minutes)
