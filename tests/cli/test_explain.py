@@ -4,10 +4,12 @@ import json
 from contextlib import suppress
 
 import pytest
+from spacy.tokens import DocBin
 from thinc.api import compounding, warmup_linear
 
 from thinc_torchopt.cli._in_words import plain, tell_rates
 from thinc_torchopt.cli.explain import explain
+from thinc_torchopt.compat import has_opacus
 from thinc_torchopt.schedules import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.schedules import warmup_linear as our_warmup_linear
 
@@ -186,6 +188,39 @@ def test_explain_several_processes(settings, words, corpus, capsys):
     found = told(CONFIGS / "distributed.cfg", corpus, capsys, *overrides)
     assert found["Processes"] == f"With n processes (spacy torchopt train --nproc-per-node n), {words}"
     assert "Processes" not in told(CONFIGS / "cnn.cfg", corpus, capsys)
+
+
+@pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
+@pytest.mark.filterwarnings("ignore:Optimal order")
+def test_explain_privacy(corpus, capsys):
+    """The noise is Opacus' own for the target."""
+    from opacus.accountants.utils import get_noise_multiplier
+
+    config, size = CONFIGS / "privacy.cfg", ["--training.batcher.size", "5"]
+    rdp = ["--training.optimizer.privacy.accountant", "rdp"]
+    found = told(config, corpus, capsys, *size, *rdp)
+    n = len(DocBin().from_disk(corpus["train"]))
+    noise = get_noise_multiplier(target_epsilon=8.0, target_delta=1e-5, sample_rate=5 / n, steps=1001, accountant="rdp")
+    assert f"{n} examples, batches of 5 on average" in found["Privacy"]
+    assert (
+        f"noise multiplier {noise:.4g}, delta 1e-05; 1," in found["Privacy"] and "reach epsilon 8" in found["Privacy"]
+    )
+    assert "in no batch" not in found.get("Note", "")
+    assert "seed = null" in told(config, corpus, capsys, *size, *rdp, "--training.seed", "7")["Note"]
+
+
+@pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
+@pytest.mark.parametrize(
+    ("args", "stop"),
+    [
+        (["--training.batcher.size", "9999"], "'size' in [training.batcher]: expected at most the number of examples"),
+        (["--training.optimizer.privacy.delta", "0.5"], "far below 1 / "),
+        (["--training.max_epochs", "-1"], "a streamed corpus"),
+        (["--training.optimizer.precision", "tf32"], "precision = 'tf32'"),
+    ],
+)
+def test_explain_says_why_a_private_training_is_refused(args, stop, corpus, capsys):
+    assert stop in told(CONFIGS / "privacy.cfg", corpus, capsys, "--training.batcher.size", "5", *args)["Stops"]
 
 
 def test_explain_settings(corpus, capsys):

@@ -6,13 +6,18 @@ import math
 import numpy
 import pytest
 import spacy
+import srsly
+import torch
 from spacy.tokens import DocBin
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
+from spacy.util import registry
 
 from thinc_torchopt.compat import has_opacus
-from thinc_torchopt.errors import ConfigError, MissingPackageError, ParamError
-from thinc_torchopt.privacy import epsilon_of
+from thinc_torchopt.errors import ConfigError, MissingPackageError, ParamError, RollbackWarning
+from thinc_torchopt.privacy import Privacy, epsilon_of, least_noise
+from thinc_torchopt.state.files import read_folder
+from thinc_torchopt.training import WRITES, begin_training, plan_private_training
 from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.run import Run
 
@@ -160,6 +165,93 @@ def test_private_empty_batches_count_and_get_noise(tmp_path, corpus, noise):
 def test_private_log_has_no_epsilon_without_noise(tmp_path, corpus):
     last = entry(run(private(tmp_path, corpus, steps=5), tmp_path / "output")[5])
     assert last["epsilon"] is None and last["privacy"]["updates"] == 6
+
+
+def saved_at(folder, step):
+    return read_folder(folder / "state" / f"step-{step:08d}")
+
+
+@noises
+def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, noise):
+    """A rule goes back to the best after step 9. The updates before it have used their epsilon, and the noise that
+    comes is new.
+    """
+    back = {
+        "controller_metrics": [],
+        "operations": [{"name": "best", "class": "RollbackControl"}],
+        "controllers": [
+            {
+                "name": "back",
+                "triggers": ["on_step_end"],
+                "rule": 'state["step"] == 9',
+                "operations": ["best.should_rollback"],
+            }
+        ],
+    }
+    (tmp_path / "rules.yaml").write_text(srsly.yaml_dumps(back))
+    rules = {"@misc": "thinc-torchopt.TrainerController.v1", "path": str(tmp_path / "rules.yaml")}
+    config = private(tmp_path, corpus, noise=noise, training__optimizer__controller=rules)
+    config["training"]["optimizer"]["checkpoint"]["keep"] = 9
+    with pytest.warns(RollbackWarning, match="after step 9: a listener asked for the best"):
+        infos = run(config, tmp_path / "output")
+    to = saved_at(tmp_path, 9)["progress"]["rollbacks"][0][1]
+    before, after = saved_at(tmp_path, to), saved_at(tmp_path, 9)
+    assert str(before["model"]) == str(after["model"])
+    [(_, _, updates)] = after["listeners"]["privacy"]["history"]
+    assert updates == 10 and entry(infos[12])["privacy"]["updates"] == 13
+    generators = [one["listeners"]["privacy"]["generator"] for one in (before, after)]
+    assert torch.equal(*generators) == (not noise)
+
+
+@needs_opacus
+def test_private_new_label_gets_noise(tmp_path, corpus):
+    """The oracle: the rows of a label that no example has move, by noise alone."""
+
+    @registry.callbacks("test-private.AddLabel.v1")
+    def add_label():
+        def before_update(nlp, args):
+            if args["step"] == 3:
+                nlp.get_pipe("tagger").add_label("NEW")
+
+        return before_update
+
+    config = private(tmp_path, corpus, noise=1.0, steps=6, training__optimizer__checkpoint=None)
+    config["training"]["before_update"] = {"@callbacks": "test-private.AddLabel.v1"}
+    config["training"]["optimizer"]["new_params_warmup"] = 0
+    nlp = trained(config)
+    tagger = nlp.get_pipe("tagger")
+    assert tagger.labels[-1] == "NEW"
+    # thinc's Softmax begins with zeros.
+    assert numpy.abs(tagger.model.get_ref("output_layer").get_param("b")[-1]) > 0
+
+
+def test_private_settings_are_refused_in_own_loops(tmp_path, corpus):
+    """Nobody adds noise there. Nothing is trained."""
+    config = private(tmp_path, corpus).interpolate()
+    nlp = init_nlp(config)
+    optimizer = registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
+    optimizer.set_total_steps(10)
+    examples = list(registry.resolve({"corpus": config["corpora"]["train"]})["corpus"](nlp))
+    before = params_of(nlp.get_pipe("tagger").model)
+    with pytest.raises(ConfigError, match=r"expected gradients that were clipped .* docs/privacy\.md has a private"):
+        nlp.update(examples[:2], sgd=optimizer)
+    for one, other in zip(before, params_of(nlp.get_pipe("tagger").model)):
+        assert torch.equal(one, other)
+
+
+@needs_opacus
+def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpus):
+    """find-lr and explain --time."""
+    given = {"clip": 0.5, "delta": 1e-4, "target_epsilon": 5.0, "accountant": "rdp"}
+    settings = {"@misc": PRIVACY["@misc"], **given}
+    config = private(tmp_path, corpus, steps=300, training__optimizer__privacy=settings).interpolate()
+    nlp = init_nlp(config)
+    block = {name: value for name, value in config["training"]["optimizer"].items() if name not in WRITES}
+    short = begin_training(nlp, config, block, max_steps=2, eval_frequency=9, evaluate=lambda scores: (0.0, {}))
+    whole = plan_private_training(Privacy(**given), nlp, config, short.optimizer)
+    few = least_noise(5.0, 1e-4, whole.sample_rate, 3, "rdp")
+    assert short.optimizer.privacy.noise_multiplier == whole.noise_multiplier > few
+    assert len(list(short.steps)) == 3
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -22,6 +22,7 @@ from thinc.api import fix_random_seed
 
 from ..algorithms import StateSizes
 from ..errors import TorchOptWarning
+from ..privacy import PoissonBatcher
 from ..training import WRITES, begin_training, steps_of
 from ..types import ParamInfo
 from ._data_check import Corpus
@@ -90,7 +91,9 @@ def count_work(setup: Setup, train: Corpus) -> Work | None:
     steps = min(limits, default=None)
     in_epoch = sum(first) or 1
     epochs = None if max_epochs < 0 or steps is None else steps * mean / in_epoch
-    return Work(steps, mean, epochs, train.words - sum(first) if train.is_whole else 0)
+    # A Poisson sample leaves texts out by chance, and has others twice.
+    is_counted = train.is_whole and not isinstance(batcher(), PoissonBatcher)
+    return Work(steps, mean, epochs, train.words - sum(first) if is_counted else 0)
 
 
 def _words(batch: Sequence[Example]) -> int:

@@ -20,13 +20,14 @@ from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
 from ..config_checks import check_corpora, check_training_section
-from ..errors import ConfigError
+from ..errors import ConfigError, MissingPackageError, ParamError
 from ..host import cli_util
 from ..host_errors import is_spacys_own, line_of_others, plain_errors
 from ..optimizers import TorchOptimizer
+from ..privacy import History, epsilon_of
 from ..progress_bars import show_activity
-from ..training import count_steps
-from ..types import ParamInfo
+from ..training import count_steps, plan_private_training, what_is_not_covered
+from ..types import ParamInfo, PrivacySettings
 from ._corpora import Setting, read_corpus
 from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
 from ._data_check import MOST_WORDS, Corpus, Findings, check_data
@@ -40,7 +41,7 @@ from ._doubts import (
     trained_groups,
     why_nothing_is_trained,
 )
-from ._in_words import size_in_words
+from ._in_words import count, plain, size_in_words
 from ._lines import THINC, Line, lines_of
 from ._screen import wants_traceback
 from ._util import Setup, build, errors_shown, note_on_scores, print_json, resolve_optimizer, schedule_notes
@@ -149,7 +150,28 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
             "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
         )
     told.lines += lines_of(setup, rows, now, rates)
+    if setup.optimizer.privacy is not None and train is not None:
+        _tell_privacy(told, setup, setup.optimizer.privacy, train, last + 1 if has_end else None)
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
+
+
+def _tell_privacy(told: Told, setup: Setup, settings: PrivacySettings, train: Corpus, steps: int | None) -> None:
+    """Say what a private training uses, or why it would be refused. steps (int | None): None: it has no end."""
+    examples = train.examples
+    try:
+        plan = plan_private_training(settings, setup.nlp, setup.config, setup.optimizer, lambda nlp: iter(examples))
+    except (ConfigError, ParamError, MissingPackageError) as error:
+        told.stops.append(str(error))
+        return
+    text = f"Each example's gradient is clipped, and noise is added: {plan.told()}"
+    if plan.last is None and steps is not None and plan.noise_multiplier:
+        history: History = [(plan.noise_multiplier, plan.sample_rate, steps)]
+        epsilon = epsilon_of(history, settings.delta, settings.accountant)
+        text += f" {count(steps, 'update')} {'uses' if steps == 1 else 'use'} epsilon {plain(epsilon)}."
+    told.lines.append(("Privacy", text))
+    told.notes += what_is_not_covered(settings, setup.config["training"]["seed"])
+    if not plan.noise_multiplier:
+        told.notes.append("Nothing is private: noise_multiplier = 0 in [training.optimizer.privacy].")
 
 
 def _count_steps(setup: Setup, train: Corpus | None) -> int:
@@ -254,12 +276,18 @@ def _tell_costs(
 ) -> None:
     block = registry.fill({"optimizer": setup.config["training"]["optimizer"]})["optimizer"]
     is_averaged = bool(block.get("averages") or block.get("use_averages"))
-    work = None if train is None else count_work(setup, train)
-    if train is not None and work is None:
-        told.stops.append(
+    work = None
+    if train is not None:
+        problem = (
             f"There would be no batch: each text in [{train.name}] is longer than a batch may be, and spaCy's loop "
             "would never end. Set discard_oversize = false in [training.batcher], or a larger size."
         )
+        try:
+            work = count_work(setup, train)
+        except ConfigError as error:  # the batcher's
+            problem = str(error)
+        if work is None and problem not in told.stops:
+            told.stops.append(problem)
     if work is not None and train is not None:
         if work.left_out:
             told.notes.append(

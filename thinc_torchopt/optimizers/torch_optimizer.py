@@ -135,7 +135,8 @@ class TorchOptimizer(Optimizer):
     Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `checkpoint`, `rollback`, `rules`,
         `distributed`, `budget` and `privacy` (settings for the training loop, or None); `controller` (of the learning
         rates); `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it
-        for each step, other loops set it before an update.
+        for each step, other loops set it before an update; `has_noise` (whether the gradients of the next update are
+        private), set by spaCy's loop.
     """
 
     def __init__(
@@ -199,6 +200,7 @@ class TorchOptimizer(Optimizer):
         if privacy is not None:
             OPTIMIZER.kind("privacy", privacy, PrivacySettings, _PRIVATE)
         self.privacy = privacy
+        self.has_noise = False
         self.max_rollbacks = max_rollbacks
         self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
         self._of_trained = {
@@ -321,6 +323,16 @@ class TorchOptimizer(Optimizer):
                 stacklevel=3,
             )
 
+    def _check_noise(self) -> None:
+        """RAISES (ConfigError): The update is to be private, and nobody has made its gradients so."""
+        if self.privacy is not None and not self.has_noise:
+            raise ConfigError(
+                "Can't update with [training.optimizer.privacy]: expected gradients that were clipped for each example "
+                "and have noise, found plain ones. Only spacy train makes them private by this block: remove it for "
+                "spacy pretrain and for a loop of your own. docs/privacy.md has a private loop."
+            )
+        self.has_noise = False
+
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
             self._step.buffers.keep(shim for _, shim in self._trained.table.pipeline.shim_paths())
@@ -424,6 +436,8 @@ class TorchOptimizer(Optimizer):
     ) -> None:
         self._settings.schedules.check_end_is_known()
         params, shims = self._noted.pop_all()
+        if params:
+            self._check_noise()
         if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
             with in_order():
                 is_made = self._step.make(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any, get_args
 
 from ..compat import import_opacus_accountants
 from ..errors import ConfigError
@@ -16,6 +17,54 @@ from ..types import Accountant
 
 # Part of a saved state: noise multiplier, sample rate, updates.
 History = list[tuple[float, float, Count]]
+
+
+class Account:
+    """The updates so far, and the epsilon that they have used.
+
+    delta (float): The delta of (epsilon, delta). accountant ("prv" | "rdp"): The one whose epsilon counts.
+
+    Public: `history` (noise multiplier, sample rate and number of updates, for each kind of update in a row).
+    """
+
+    def __init__(self, delta: float, accountant: Accountant):
+        self.delta = delta
+        self.accountant = accountant
+        self.history: list[tuple[float, float, int]] = []
+
+    def count(self, noise_multiplier: float, sample_rate: float) -> None:
+        """Count one more update."""
+        kind = noise_multiplier, sample_rate
+        if self.history and self.history[-1][:2] == kind:
+            self.history[-1] = (*kind, self.history[-1][2] + 1)
+        else:
+            self.history.append((*kind, 1))
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for _, _, steps in self.history)
+
+    def epsilons(self) -> dict[Accountant, float]:
+        """The epsilon so far by each of Opacus' accountants. Infinite without noise."""
+        return {kind: epsilon_of(self.history, self.delta, kind) for kind in get_args(Accountant)}
+
+    def told(self, epsilons: dict[Accountant, float], *, updates: str = "updates") -> str:
+        """In words, for the user. epsilons (dict): From `epsilons`, which takes time."""
+        [other] = (kind for kind in epsilons if kind != self.accountant)
+        return (
+            f"epsilon {epsilons[self.accountant]:.3f} ({self.accountant.upper()}; by {other.upper()} "
+            f"{epsilons[other]:.3f}) at delta {self.delta:g} after {self.steps:,} {updates}."
+        )
+
+    def numbers(self, epsilons: dict[Accountant, float]) -> dict[str, Any]:
+        """For logs and files, as JSON has no infinity."""
+        found = {kind: None if math.isinf(epsilon) else epsilon for kind, epsilon in epsilons.items()}
+        return {
+            "epsilon": found[self.accountant],
+            **{f"epsilon_{kind}": epsilon for kind, epsilon in found.items()},
+            "delta": self.delta,
+            "updates": self.steps,
+        }
 
 
 def epsilon_of(history: History, delta: float, kind: Accountant) -> float:

@@ -59,6 +59,15 @@ def clip_each_example(
     return book.norms
 
 
+def check_layers(nlp: Language, exclude: Collection[str] = ()) -> None:
+    """RAISES (ParamError): A component or layer has no form."""
+    for model in models_of(nlp, exclude):
+        for node in model.walk():
+            _form_of(node)
+            for shim in node.shims:
+                torch_modules.check_module(node.name, _module_in(node, shim))
+
+
 class Book:
     """Records one batch after the other.
 
@@ -78,14 +87,6 @@ class Book:
         self._slots: dict[Any, Slot] = {}
         self._checked: set[int] = set()
         self._trained: set[int] = set()  # ids of torch's params
-
-    def check(self, nlp: Language, exclude: Collection[str] = ()) -> None:
-        """RAISES (ParamError): A component or layer has no form."""
-        for model in models_of(nlp, exclude):
-            for node in model.walk():
-                _form_of(node)
-                for shim in node.shims:
-                    torch_modules.check_module(node.name, _module_in(node, shim))
 
     # ------------------------------------------------------------------ a batch
 

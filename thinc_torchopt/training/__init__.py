@@ -23,6 +23,7 @@ from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, rates_of_settings, run_range_test
 from .own_loop import Checkpoints
+from .private import plan_private_training, what_is_not_covered
 from .run_lock import RunLock, hold, is_held, is_in_use
 from .saved_models import SavedModels
 from .short_training import WRITES, begin_training
@@ -45,6 +46,7 @@ __all__ = [
     "latest_info",
     "learn_rate_settings",
     "make_ramp",
+    "plan_private_training",
     "rates_of_settings",
     "read_checkpoint",
     "read_limit",
@@ -52,4 +54,5 @@ __all__ = [
     "steps_of",
     "sums_of_gradients",
     "train_while_improving",
+    "what_is_not_covered",
 ]

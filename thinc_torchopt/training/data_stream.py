@@ -120,16 +120,22 @@ def count_steps(nlp: Language, config: Config, corpus: Callable[[Language], Iter
     RAISES (ConfigError): The training has no end.
     """
     training = config["training"]
+    return _count_steps(
+        training["max_steps"],
+        training["max_epochs"],
+        lambda: batches_of(nlp, config, corpus).count_first_epoch(),
+    )
 
-    def count_first_epoch() -> int:
-        if training["seed"] is not None:
-            fix_random_seed(training["seed"])
-        wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
-        T = registry.resolve(wanted)["training"]
-        [read] = [corpus] if corpus is not None else resolve_dot_names(config, [T["train_corpus"]])
-        return Batches(create_train_batches(nlp, read, T["batcher"], 1)).count_first_epoch()
 
-    return _count_steps(training["max_steps"], training["max_epochs"], count_first_epoch)
+def batches_of(nlp: Language, config: Config, corpus: Callable[[Language], Iterable[Example]] | None = None) -> Batches:
+    """The batches of a training by its config. nlp, config, corpus: As for `count_steps`."""
+    training = config["training"]
+    if training["seed"] is not None:
+        fix_random_seed(training["seed"])
+    wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
+    T = registry.resolve(wanted)["training"]
+    [read] = [corpus] if corpus is not None else resolve_dot_names(config, [T["train_corpus"]])
+    return Batches(create_train_batches(nlp, read, T["batcher"], training["max_epochs"]))
 
 
 def _count_steps(max_steps: int, max_epochs: int | None, count_first_epoch: Callable[[], int]) -> int:

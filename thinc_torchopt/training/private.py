@@ -13,25 +13,24 @@ The counts are saved in checkpoints, with the state of the noise. A rollback tak
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from confection import Config
 from spacy.language import Language
 from spacy.training import Example
 
-from ..compat import check_opacus
 from ..errors import ConfigError, StateError
 from ..launched import is_launched
 from ..optimizers import TorchOptimizer
-from ..privacy import BLOCK, Book, Noise, PoissonBatcher, epsilon_of, least_noise, most_steps
+from ..privacy import BLOCK, Account, Book, Noise, PoissonBatcher, PrivacyPlan, check_layers, plan_privacy
 from ..schema import Count, NotNegative, read, write
 from ..types import Accountant, PrivacySettings
 from .components import is_trained
-from .data_stream import Batches
+from .data_stream import Batches, batches_of
 from .events import Control, Evaluate, Log, StepEnd, TrainBegin
 
 logger = logging.getLogger("spacy.torchopt")
@@ -46,14 +45,12 @@ checkpoints, which have the state of the noise."""
 
 @dataclass
 class PrivacyState:
-    """The saved state: the noise multiplier, the updates so far, the number of examples, and the noise's generator.
+    """The saved state: the noise multiplier, the noise's generator, and the updates so far.
 
     history (list): Noise multiplier, sample rate, number of updates. Another element where a setting has changed.
-    last (int | None): The number of updates that the target allows. None: there is no target.
     """
 
     noise_multiplier: NotNegative
-    last: Count | None
     generator: torch.Tensor
     history: list[tuple[NotNegative, NotNegative, Count]] = field(default_factory=list)
 
@@ -67,8 +64,6 @@ class PrivateUpdates:
     max_steps (int): The run's.
     RAISES (ConfigError): The settings can't be private, or the batches are no Poisson samples. (ParamError): A
         component is not known to treat examples apart.
-
-    Public: `noise_multiplier`, `epsilon` (None before the first evaluation).
     """
 
     name = "privacy"
@@ -88,16 +83,13 @@ class PrivateUpdates:
         self._optimizer = optimizer
         self._exclude = exclude
         self._batches = batches
+        self._max_steps = max_steps
+        self._batcher = _check_all(nlp, optimizer, batches, exclude)
         self._book = Book(settings.clip)
         self._noise = Noise(settings.seed)
-        self._history: list[tuple[float, float, int]] = []
-        self.epsilon: dict[str, float] | None = None
-        _check_settings(optimizer)
-        self._batcher = _poisson_of(batches)
-        self._book.check(nlp, exclude)
-        self._max_steps = max_steps
-        self.noise_multiplier = settings.noise_multiplier or 0.0
-        self._last: int | None = None
+        self._account = Account(settings.delta, settings.accountant)
+        self._plan: PrivacyPlan | None = None
+        self._epsilons: dict[Accountant, float] | None = None
 
     def prepare(self) -> None:
         """Find the noise and the number of updates that the target allows, and tell the user what is private. After a
@@ -105,42 +97,15 @@ class PrivateUpdates:
 
         RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
         """
-        settings = self._settings
-        _ = self._batches.next_epoch
-        population = self._batcher.population
-        if settings.delta >= 1.0 / population:
-            raise ConfigError(
-                f"Can't set 'delta' in {BLOCK}: expected a number far below 1 / {population:,}, the number of "
-                f"examples, found {settings.delta:g}. Publishing one example at random would have such a delta."
-            )
-        if settings.noise_multiplier is None and not self._history:
-            steps, rate = self._batches.count_steps(self._max_steps), self._batcher.sample_rate
-            self.noise_multiplier = least_noise(
-                settings.target_epsilon or 0.0, settings.delta, rate, steps, settings.accountant
-            )
-        self._last = self._steps_allowed()
-        if self.noise_multiplier:
-            check_opacus()
+        self._plan = _plan(self._settings, self._batches, self._batcher, self._max_steps, self._account)
         self._announce()
 
-    def _steps_allowed(self) -> int | None:
-        """All updates that the target allows, past ones too."""
-        settings, rate = self._settings, self._batcher.sample_rate
-        if settings.target_epsilon is None:
-            return None
-        more = most_steps(
-            self._history, settings.target_epsilon, settings.delta, self.noise_multiplier, rate, settings.accountant
-        )
-        if not more and not self._history:
-            raise ConfigError(
-                f"Can't train with target_epsilon = {settings.target_epsilon:g} in {BLOCK}: one update with a "
-                f"noise_multiplier of {self.noise_multiplier:g} exceeds it. Raise noise_multiplier, or leave it out."
-            )
-        return self._steps + more
-
     @property
-    def _steps(self) -> int:
-        return sum(steps for _, _, steps in self._history)
+    def plan(self) -> PrivacyPlan:
+        """RAISES (RuntimeError): `prepare` was not called."""
+        if self._plan is None:
+            raise RuntimeError("Call prepare() before.")
+        return self._plan
 
     # ------------------------------------------------------------------ one step
 
@@ -156,50 +121,31 @@ class PrivateUpdates:
         for name, proc in self._nlp.pipeline:
             if name not in self._exclude and is_trained(proc):
                 losses.setdefault(name, 0.0)
-        batcher, multiplier = self._batcher, self.noise_multiplier
+        plan = self.plan
         self._noise.add(
             self._nlp,
             self._exclude,
             self._optimizer.frozen_keys,
-            std=multiplier * self._settings.clip,
-            divide_by=batcher.size,
+            std=plan.noise_multiplier * plan.settings.clip,
+            divide_by=plan.size,
         )
-        rate = batcher.sample_rate
-        if self._history and self._history[-1][:2] == (multiplier, rate):
-            self._history[-1] = (multiplier, rate, self._history[-1][2] + 1)
-        else:
-            self._history.append((multiplier, rate, 1))
+        self._optimizer.has_noise = True
+        self._account.count(plan.noise_multiplier, plan.sample_rate)
 
     # ------------------------------------------------------------------ the run
 
     def _announce(self) -> None:
-        batcher, settings = self._batcher, self._settings
         logger.info("%s", _WHAT)
-        if self._nlp.config.interpolate()["training"]["seed"] is not None:
-            logger.info(
-                "Not covered either while it is known: the seed in [training], by which batches can be drawn again. "
-                "Set seed = null."
-            )
-        if settings.seed is not None:
-            logger.info("Nothing is covered from anyone who knows 'seed' in %s: it is for experiments.", BLOCK)
-        logger.info(
-            "Private training: %s examples, batches of %d on average (a sample rate of %.4g), clip %g, noise "
-            "multiplier %.4g, delta %g%s.",
-            f"{batcher.population:,}",
-            batcher.size,
-            batcher.sample_rate,
-            settings.clip,
-            self.noise_multiplier,
-            settings.delta,
-            "" if self._last is None else f"; {self._last:,} updates reach epsilon {settings.target_epsilon:g}",
-        )
+        for warning in what_is_not_covered(self._settings, self._nlp.config.interpolate()["training"]["seed"]):
+            logger.info("%s", warning)
+        logger.info("Private training: %s", self.plan.told())
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         control.should_stop |= self._is_over
 
     @property
     def _is_over(self) -> bool:
-        return self._last is not None and self._steps >= self._last
+        return self.plan.last is not None and self._account.steps >= self.plan.last
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         if self._is_over:
@@ -209,33 +155,21 @@ class PrivateUpdates:
             control.should_stop = control.should_evaluate = True
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
-        self.epsilon = {kind: epsilon_of(self._history, self._settings.delta, kind) for kind in get_args(Accountant)}
-        logger.info(
-            "Private training: epsilon %.3f (%s; by %s %.3f) at delta %g after %s updates.",
-            self.epsilon[self._settings.accountant],
-            self._settings.accountant.upper(),
-            *next((kind.upper(), found) for kind, found in self.epsilon.items() if kind != self._settings.accountant),
-            self._settings.delta,
-            f"{self._steps:,}",
-        )
+        self._epsilons = self._account.epsilons()
+        logger.info("Private training: %s", self._account.told(self._epsilons))
 
     def on_log(self, event: Log, control: Control) -> None:
-        if self.epsilon is not None:
-            found = {kind: None if math.isinf(epsilon) else epsilon for kind, epsilon in self.epsilon.items()}
-            event.info["epsilon"] = found[self._settings.accountant]
-            event.info["privacy"] = {
-                **{f"epsilon_{kind}": epsilon for kind, epsilon in found.items()},
-                "delta": self._settings.delta,
-                "noise_multiplier": self.noise_multiplier,
-                "sample_rate": self._batcher.sample_rate,
-                "updates": self._steps,
-            }
-            self.epsilon = None
+        if self._epsilons is not None:
+            numbers = self._account.numbers(self._epsilons)
+            event.info["epsilon"] = numbers.pop("epsilon")
+            used = {"noise_multiplier": self.plan.noise_multiplier, "sample_rate": self.plan.sample_rate}
+            event.info["privacy"] = {**numbers, **used}
+            self._epsilons = None
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        return write(PrivacyState(self.noise_multiplier, self._last, self._noise.state, self._history))
+        return write(PrivacyState(self.plan.noise_multiplier, self._noise.state, self._account.history))
 
     def load_state_dict(self, saved: Any) -> None:
         """Resume. The past counts as it was; a noise that was computed stays, unless the target has changed.
@@ -245,10 +179,63 @@ class PrivateUpdates:
         state = read(PrivacyState, saved, "the state of the private training")
         if state.generator.shape != self._noise.state.shape or state.generator.dtype != torch.uint8:
             raise StateError("Can't load the state of the private training: its generator is damaged.")
-        self._history = list(state.history)
+        self._account.history = list(state.history)
         self._noise.state = state.generator
         if self._settings.noise_multiplier is None:
-            self.noise_multiplier = state.noise_multiplier
+            self._settings = replace(self._settings, noise_multiplier=state.noise_multiplier)
+
+
+def plan_private_training(
+    settings: PrivacySettings,
+    nlp: Language,
+    config: Config,
+    optimizer: TorchOptimizer,
+    corpus: Callable[[Language], Iterable[Example]] | None = None,
+) -> PrivacyPlan:
+    """What a private training by its config will do, without training.
+
+    settings (PrivacySettings): From the config.
+    nlp (Language): The pipeline, initialized. config (Config): Its config, interpolated.
+    optimizer (TorchOptimizer): The config's.
+    corpus (Callable | None): The training corpus, if it is loaded already.
+    RAISES (ConfigError): It would be refused. (ParamError): A component or layer can't be trained so.
+        (MissingPackageError): Opacus is not installed.
+    """
+    training, account = config["training"], Account(settings.delta, settings.accountant)
+    batches = batches_of(nlp, config, corpus)
+    batcher = _check_all(nlp, optimizer, batches, training["frozen_components"])
+    return _plan(settings, batches, batcher, training["max_steps"], account)
+
+
+def what_is_not_covered(settings: PrivacySettings, seed: int | None) -> Iterator[str]:
+    """Find settings with which less is covered. seed (int | None): In [training]."""
+    if seed is not None:
+        yield (
+            "Not covered either while it is known: the seed in [training], by which batches can be drawn again. Set "
+            "seed = null."
+        )
+    if settings.seed is not None:
+        yield f"Nothing is covered from anyone who knows 'seed' in {BLOCK}: it is for experiments."
+
+
+def _check_all(nlp: Language, optimizer: TorchOptimizer, batches: Batches, exclude: Collection[str]) -> PoissonBatcher:
+    _check_settings(optimizer)
+    batcher = _poisson_of(batches)
+    check_layers(nlp, exclude)
+    return batcher
+
+
+def _plan(
+    settings: PrivacySettings, batches: Batches, batcher: PoissonBatcher, max_steps: int, account: Account
+) -> PrivacyPlan:
+    _ = batches.next_epoch  # the batcher has seen all examples then
+    return plan_privacy(
+        settings,
+        population=batcher.population,
+        size=batcher.size,
+        count_steps=lambda: batches.count_steps(max_steps),
+        account=account,
+    )
 
 
 def _poisson_of(batches: Batches) -> PoissonBatcher:

@@ -16,6 +16,8 @@ from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
+from .private import plan_private_training
+
 Scores = tuple[float, dict[str, Any]]
 Corpus = Callable[[Language], Iterable[Example]]
 
@@ -66,10 +68,14 @@ def begin_training(
     corpora (tuple | None): Corpora for training and evaluation, if they are loaded already. None: those of the config.
     """
     training = config["training"]
-    if training.get("seed") is not None:
-        fix_random_seed(training["seed"])
     block = {name: training[name] for name in _WANTED} | {"optimizer": optimizer}
     T = registry.resolve({"training": block})["training"]
+    if (privacy := getattr(T["optimizer"], "privacy", None)) is not None:
+        # With the noise of the whole training, not of these few steps.
+        plan = plan_private_training(privacy, nlp, config, T["optimizer"], None if corpora is None else corpora[0])
+        T["optimizer"].privacy = plan.of_each_update
+    if training.get("seed") is not None:
+        fix_random_seed(training["seed"])
     train_corpus, dev_corpus = corpora or resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
     scores = create_evaluation_callback(nlp, dev_corpus, training["score_weights"])
     # By the name that hooks.py replaces: our loop, if the optimizer is ours.

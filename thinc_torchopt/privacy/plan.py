@@ -1,0 +1,81 @@
+"""What a private training will do, before its first update: how much noise, and how many updates its target allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..compat import check_opacus
+from ..errors import ConfigError
+from ..types import PrivacySettings
+from .accounting import Account, least_noise, most_steps
+from .settings import BLOCK
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """The numbers that follow from the settings, the data and the length of a training.
+
+    population (int): The number of examples. size (int): The number of examples that a batch has on average.
+    noise_multiplier (float): Of the settings, or the least for the target.
+    last (int | None): All updates that the target allows, past ones too. None: there is no target.
+    """
+
+    settings: PrivacySettings
+    population: int
+    size: int
+    noise_multiplier: float
+    last: int | None
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability of each example to be in a batch."""
+        return self.size / self.population
+
+    @property
+    def of_each_update(self) -> PrivacySettings:
+        """The settings with this noise and without a target, for a part of the training."""
+        return replace(self.settings, noise_multiplier=self.noise_multiplier, target_epsilon=None)
+
+    def told(self) -> str:
+        """In words, for the user."""
+        settings = self.settings
+        reached = "" if self.last is None else f"; {self.last:,} updates reach epsilon {settings.target_epsilon:g}"
+        return (
+            f"{self.population:,} examples, batches of {self.size} on average (a sample rate of "
+            f"{self.sample_rate:.4g}), clip {settings.clip:g}, noise multiplier {self.noise_multiplier:.4g}, delta "
+            f"{settings.delta:g}{reached}."
+        )
+
+
+def plan_privacy(
+    settings: PrivacySettings, *, population: int, size: int, count_steps: Callable[[], int], account: Account
+) -> PrivacyPlan:
+    """Find the noise, and the number of updates that the target allows.
+
+    settings (PrivacySettings): From the config; with a noise multiplier if a run goes on.
+    population (int): The number of examples. size (int): The number of examples that a batch has on average.
+    count_steps (Callable): The number of updates of the whole training. Called only if the noise depends on it.
+    account (Account): What was used so far.
+    RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
+    """
+    if settings.delta >= 1.0 / population:
+        raise ConfigError(
+            f"Can't set 'delta' in {BLOCK}: expected a number far below 1 / {population:,}, the number of examples, "
+            f"found {settings.delta:g}. Publishing one example at random would have such a delta."
+        )
+    noise, target, rate = settings.noise_multiplier, settings.target_epsilon, size / population
+    if noise is None:
+        noise = least_noise(target or 0.0, settings.delta, rate, count_steps(), settings.accountant)
+    if noise:
+        check_opacus()
+    last = None
+    if target is not None:
+        more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant)
+        if not more and not account.steps:
+            raise ConfigError(
+                f"Can't train with target_epsilon = {target:g} in {BLOCK}: one update with a noise_multiplier of "
+                f"{noise:g} exceeds it. Raise noise_multiplier, or leave it out."
+            )
+        last = account.steps + more
+    return PrivacyPlan(settings, population, size, noise, last)
