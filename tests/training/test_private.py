@@ -9,6 +9,7 @@ import spacy
 import srsly
 import torch
 from spacy.tokens import DocBin
+from spacy.training import Corpus
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
@@ -22,7 +23,7 @@ from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.run import Run
 
 from ..models import params_of
-from ..runs import config_for, digests, run
+from ..runs import TOK2VEC, config_for, digests, run
 
 PRIVACY = {"@misc": "thinc-torchopt.Privacy.v1", "clip": 0.5, "delta": 1e-4, "noise_multiplier": 0.0}
 needs_opacus = pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
@@ -177,7 +178,7 @@ def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, 
     comes is new.
     """
     back = {
-        "controller_metrics": [],
+        "controller_metrics": [{"name": "state", "class": "TrainingState"}],
         "operations": [{"name": "best", "class": "RollbackControl"}],
         "controllers": [
             {
@@ -189,7 +190,7 @@ def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, 
         ],
     }
     (tmp_path / "rules.yaml").write_text(srsly.yaml_dumps(back))
-    rules = {"@misc": "thinc-torchopt.TrainerController.v1", "path": str(tmp_path / "rules.yaml")}
+    rules = {"@misc": "thinc-torchopt.TrainerController.v1", "definition": str(tmp_path / "rules.yaml")}
     config = private(tmp_path, corpus, noise=noise, training__optimizer__controller=rules)
     config["training"]["optimizer"]["checkpoint"]["keep"] = 9
     with pytest.warns(RollbackWarning, match="after step 9: a listener asked for the best"):
@@ -198,31 +199,49 @@ def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, 
     before, after = saved_at(tmp_path, to), saved_at(tmp_path, 9)
     assert str(before["model"]) == str(after["model"])
     [(_, _, updates)] = after["listeners"]["privacy"]["history"]
-    assert updates == 10 and entry(infos[12])["privacy"]["updates"] == 13
+    assert updates == 10 and entry(infos[10])["privacy"]["updates"] == 11
     generators = [one["listeners"]["privacy"]["generator"] for one in (before, after)]
     assert torch.equal(*generators) == (not noise)
 
 
 @needs_opacus
-def test_private_new_label_gets_noise(tmp_path, corpus):
-    """The oracle: the rows of a label that no example has move, by noise alone."""
+def test_private_new_label_gets_noise(tmp_path):
+    """The oracle: the weights of a label that no example has move by noise alone."""
+    nlp, docs = spacy.blank("en"), []
+    for i, text in enumerate(["a good day", "a bad one", "so good", "so very bad"] * 5):
+        doc = nlp(text)
+        doc.cats = {"GOOD": float(not i % 2), "BAD": float(i % 2)}
+        docs.append(doc)
+    DocBin(docs=docs, store_user_data=True).to_disk(tmp_path / "train.spacy")
+    new = []
 
     @registry.callbacks("test-private.AddLabel.v1")
     def add_label():
         def before_update(nlp, args):
+            textcat = nlp.get_pipe("textcat_multilabel")
             if args["step"] == 3:
-                nlp.get_pipe("tagger").add_label("NEW")
+                textcat.add_label("NEW")
+            if args["step"] >= 3:
+                new.append(textcat.model.get_ref("output_layer").get_param("b")[-1].item())
 
         return before_update
 
-    config = private(tmp_path, corpus, noise=1.0, steps=6, training__optimizer__checkpoint=None)
-    config["training"]["before_update"] = {"@callbacks": "test-private.AddLabel.v1"}
-    config["training"]["optimizer"]["new_params_warmup"] = 0
-    nlp = trained(config)
-    tagger = nlp.get_pipe("tagger")
-    assert tagger.labels[-1] == "NEW"
-    # thinc's Softmax begins with zeros.
-    assert numpy.abs(tagger.model.get_ref("output_layer").get_param("b")[-1]) > 0
+    model = {"@architectures": "spacy.TextCatReduce.v1", "exclusive_classes": False, "use_reduce_mean": True}
+    model |= {"use_reduce_first": False, "use_reduce_last": False, "use_reduce_max": False, "tok2vec": TOK2VEC}
+    corpus = {"train": tmp_path / "train.spacy", "dev": tmp_path / "train.spacy"}
+    config = private(
+        *(tmp_path, corpus),
+        noise=1.0,
+        steps=6,
+        nlp__pipeline=["textcat_multilabel"],
+        components={"textcat_multilabel": {"factory": "textcat_multilabel", "model": model}},
+        training__before_update={"@callbacks": "test-private.AddLabel.v1"},
+        training__score_weights={"cats_score": 1.0},
+        training__optimizer__checkpoint=None,
+        training__optimizer__new_params_warmup=0,
+    )
+    trained(config)
+    assert len(new) == len(set(new)) == 4
 
 
 def test_private_settings_are_refused_in_own_loops(tmp_path, corpus):
@@ -231,7 +250,7 @@ def test_private_settings_are_refused_in_own_loops(tmp_path, corpus):
     nlp = init_nlp(config)
     optimizer = registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
     optimizer.set_total_steps(10)
-    examples = list(registry.resolve({"corpus": config["corpora"]["train"]})["corpus"](nlp))
+    examples = list(Corpus(corpus["train"])(nlp))
     before = params_of(nlp.get_pipe("tagger").model)
     with pytest.raises(ConfigError, match=r"expected gradients that were clipped .* docs/privacy\.md has a private"):
         nlp.update(examples[:2], sgd=optimizer)
@@ -244,8 +263,8 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
     """find-lr and explain --time."""
     given = {"clip": 0.5, "delta": 1e-4, "target_epsilon": 5.0, "accountant": "rdp"}
     settings = {"@misc": PRIVACY["@misc"], **given}
-    config = private(tmp_path, corpus, steps=300, training__optimizer__privacy=settings).interpolate()
-    nlp = init_nlp(config)
+    nlp = init_nlp(private(tmp_path, corpus, steps=300, training__optimizer__privacy=settings).interpolate())
+    config = nlp.config.interpolate()
     block = {name: value for name, value in config["training"]["optimizer"].items() if name not in WRITES}
     short = begin_training(nlp, config, block, max_steps=2, eval_frequency=9, evaluate=lambda scores: (0.0, {}))
     whole = plan_private_training(Privacy(**given), nlp, config, short.optimizer)
