@@ -45,7 +45,7 @@ $(VENV)/installed-slow: $(VENV)/installed
 $(FEDERATED)/installed: $(VENV)/installed
 	test -x $(FEDERATED)/bin/python || $(PYTHON) -m venv $(FEDERATED)
 	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt torch setuptools
-	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated]'
+	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated,privacy]'
 	touch $@
 
 # torch of 2025 comes with gigabytes of CUDA packages, which it wants when it is imported.

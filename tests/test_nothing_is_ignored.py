@@ -579,6 +579,10 @@ OTHER = {
     "misc Federated.v1 algorithm": (SGD, {}),
     "misc Federated.v1 average": ({"@misc": "thinc-torchopt.FlowerStrategy.v1", "strategy": "FedAvgM"}, {}),
     "misc Federated.v1 guard": ({"@misc": "thinc-torchopt.UpdateGuard.v1"}, {"clients": 3}),
+    "misc Federated.v1 privacy": (
+        {"@misc": "thinc-torchopt.ClientPrivacy.v1", "clip": 1.0, "delta": 1e-3, "noise_multiplier": 0.0},
+        {"weigh_by": "client"},
+    ),
     "misc Federated.v1 controller": (
         {"@misc": "thinc-torchopt.TrainerController.v1", "definition": {**QUIET, "operations": []}},
         {},

@@ -48,12 +48,12 @@ class Account:
         """The epsilon so far by each of Opacus' accountants. Infinite without noise."""
         return {kind: epsilon_of(self.history, self.delta, kind) for kind in get_args(Accountant)}
 
-    def told(self, epsilons: dict[Accountant, float], *, updates: str = "updates") -> str:
+    def told(self, epsilons: dict[Accountant, float], *, unit: str = "update") -> str:
         """In words, for the user. epsilons (dict): From `epsilons`, which takes time."""
         [other] = (kind for kind in epsilons if kind != self.accountant)
         return (
             f"epsilon {epsilons[self.accountant]:.3f} ({self.accountant.upper()}; by {other.upper()} "
-            f"{epsilons[other]:.3f}) at delta {self.delta:g} after {self.steps:,} {updates}."
+            f"{epsilons[other]:.3f}) at delta {self.delta:g} after {self.steps:,} {unit}{'s' * (self.steps != 1)}."
         )
 
     def numbers(self, epsilons: dict[Accountant, float]) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def least_noise(target_epsilon: float, delta: float, rate: float, steps: int, ki
             )
         except ValueError as error:
             raise ConfigError(
-                f"Can't find the noise for target_epsilon = {target_epsilon:g} in [training.optimizer.privacy]: no "
-                f"noise is large enough for {steps:,} updates with a sample rate of {rate:.3g}. Train fewer steps, use "
-                f"smaller batches, or raise target_epsilon. ({error})"
+                f"Can't find the noise for target_epsilon = {target_epsilon:g}: none is large enough for {steps:,} "
+                f"updates with a sample rate of {rate:.3g}. Train fewer steps, use smaller batches, or raise "
+                f"target_epsilon. ({error})"
             ) from error
 
 

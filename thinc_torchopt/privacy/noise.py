@@ -40,9 +40,14 @@ class Noise:
                 add_grad(slot, torch.zeros_like(like))
             grad = grad_of(slot)
             tensor = grad if isinstance(grad, torch.Tensor) else xp2torch(grad)
-            if std:
-                tensor.add_(torch.randn(tensor.shape, generator=self._generator).to(tensor), alpha=std)
+            self.add_to(tensor, std)
             tensor.div_(divide_by)
+
+    @torch.no_grad()
+    def add_to(self, tensor: torch.Tensor, std: float) -> None:
+        """Add noise to a tensor, in place. std (float): Its standard deviation. 0: none."""
+        if std:
+            tensor.add_(torch.randn(tensor.shape, generator=self._generator).to(tensor), alpha=std)
 
     @property
     def state(self) -> torch.Tensor:

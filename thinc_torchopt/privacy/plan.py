@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..checks import Section
 from ..compat import check_opacus
-from ..errors import ConfigError
 from ..types import PrivacySettings
 from .accounting import Account, least_noise, most_steps
-from .settings import BLOCK
+from .settings import PRIVACY
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,28 @@ class PrivacyPlan:
 
 
 def plan_privacy(
-    settings: PrivacySettings, *, population: int, size: int, count_steps: Callable[[], int], account: Account
+    settings: PrivacySettings,
+    *,
+    population: int,
+    size: int,
+    count_steps: Callable[[], int],
+    account: Account,
+    section: Section = PRIVACY,
 ) -> PrivacyPlan:
     """Find the noise, and the number of updates that the target allows.
 
     settings (PrivacySettings): From the config; with a noise multiplier if a run goes on.
-    population (int): The number of examples. size (int): The number of examples that a batch has on average.
+    population (int): The number of examples, or of clients. size (int): How many of them are in an update on average.
     count_steps (Callable): The number of updates of the whole training. Called only if the noise depends on it.
-    account (Account): What was used so far.
+    account (Account): What was used so far. section (Section): Of the settings.
     RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
     """
     if settings.delta >= 1.0 / population:
-        raise ConfigError(
-            f"Can't set 'delta' in {BLOCK}: expected a number far below 1 / {population:,}, the number of examples, "
-            f"found {settings.delta:g}. Publishing one example at random would have such a delta."
+        section.refuse(
+            "delta",
+            f"a number far below 1 / {population:,}, one by the number of those that are protected",
+            settings.delta,
+            "Publishing all of one at random would have such a delta.",
         )
     noise, target, rate = settings.noise_multiplier, settings.target_epsilon, size / population
     if noise is None:
@@ -73,9 +81,11 @@ def plan_privacy(
     if target is not None:
         more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant)
         if not more and not account.steps:
-            raise ConfigError(
-                f"Can't train with target_epsilon = {target:g} in {BLOCK}: one update with a noise_multiplier of "
-                f"{noise:g} exceeds it. Raise noise_multiplier, or leave it out."
+            section.refuse(
+                "target_epsilon",
+                f"one that allows an update with a noise_multiplier of {noise:g}",
+                target,
+                "Raise noise_multiplier, or leave it out.",
             )
         last = account.steps + more
     return PrivacyPlan(settings, population, size, noise, last)

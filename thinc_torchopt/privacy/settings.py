@@ -8,6 +8,7 @@ from ..checks import Section
 from ..types import Accountant, PrivacySettings
 
 BLOCK = "[training.optimizer.privacy]"
+PRIVACY = Section(BLOCK)
 
 
 def Privacy(
@@ -35,7 +36,28 @@ def Privacy(
         system's source of randomness.
     RAISES (ConfigError): An argument is out of its range, or both `noise_multiplier` and `target_epsilon` are missing.
     """
-    section = Section(BLOCK)
+    return check_privacy(
+        PRIVACY,
+        clip,
+        delta,
+        noise_multiplier=noise_multiplier,
+        target_epsilon=target_epsilon,
+        accountant=accountant,
+        seed=seed,
+    )
+
+
+def check_privacy(
+    section: Section,
+    clip: float,
+    delta: float,
+    *,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    accountant: Accountant,
+    seed: int | None,
+) -> PrivacySettings:
+    """Check the settings of a block. RAISES (ConfigError): See `Privacy`."""
     if noise_multiplier is None and target_epsilon is None:
         section.refuse("noise_multiplier", "a number, or one for 'target_epsilon'", None)
     if noise_multiplier is not None:

@@ -44,7 +44,8 @@ class Round:
     round (int): The round. clients (dict): The reports of clients. failed (dict): Why other clients were left out.
     clipped (dict): Why the updates of clients were clipped. repeated (list): `failed` of each attempt that was not
     accepted. interrupted (int): How often the server was stopped
-    in the round, which was then done again. score, scores: Scores of the model after the round.
+    in the round, which was then done again. score, scores: Scores of the model after the round. privacy (dict): The
+    epsilon that it has used, with [federated.privacy].
     """
 
     round: Count
@@ -55,6 +56,7 @@ class Round:
     interrupted: Count = 0
     score: AnyNumber | None = None
     scores: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -33,10 +33,11 @@ from .messages import (
     task_records,
     to_arrays,
 )
+from .private_average import PrivateAverage
 from .results import Results, SavedRun
 from .server_rules import ServerRules
 from .server_step import ServerStep
-from .settings import FederatedSettings
+from .settings import SECTION, FederatedSettings
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
@@ -79,7 +80,12 @@ class Rounds:
         self._house = house
         self._settings = settings
         self._results = results
-        self._average = Average(settings.average if average is None else average)
+        self._private = None
+        if settings.privacy is not None:
+            if average is not None:
+                SECTION.refuse("privacy", "none with another strategy, whose average has no noise", "a block")
+            self._private = PrivateAverage(settings.privacy, clients=settings.clients, rounds=settings.rounds)
+        self._average = self._private or Average(settings.average if average is None else average)
         self._weights = house.weights.collect()
         self._step = ServerStep(house, settings)
         self._rules = (
@@ -87,6 +93,12 @@ class Rounds:
         )
         self._agreement = house.describe(self._step.aux_names)
         self._exchanged = list(self._agreement["auxiliary variables"])
+        if self._exchanged and self._private is not None:
+            SECTION.refuse(
+                "privacy",
+                "no modules that exchange auxiliary variables, which would have no noise",
+                ", ".join(self._exchanged),
+            )
         if self._exchanged and settings.guard is not None and settings.guard.action == "clip":
             GUARD.refuse(
                 "action",
@@ -115,7 +127,12 @@ class Rounds:
         LOG.info("%s clients are expected, at least %s; %s rounds", s.clients, s.min_clients, s.rounds)
         LOG.info("Auxiliary variables: %s. Average: %s", ", ".join(self._exchanged) or "none", self._average.name)
         self._grid = grid
+        if self._private is not None:
+            self._private.announce()
         while self._done < s.rounds and not (self._rules is not None and self._rules.is_stopped):
+            if self._private is not None and self._private.is_over:
+                LOG.info("The run ends: one more round would exceed 'target_epsilon' in [federated.privacy]")
+                break
             self._run_round(self._done + 1)
         self._evaluate()
         self._results.finish(self._state())
@@ -195,6 +212,8 @@ class Rounds:
         }
         models = [self._for_average(report, reply) for report, (_, reply) in zip(reports, found)]
         average = self._average.compute(server_round, self._weights, models)
+        if self._private is not None:
+            row.privacy = self._private.used()
         self._step.process({report.name: report.aux_vars for report in reports})
         self._weights = self._step.apply(self._weights, average)
         for report in reports:

@@ -13,6 +13,7 @@ from ...checks import Section
 from ...controller import ControllerSettings
 from ...errors import ConfigError
 from ...types import FloatOrSchedule
+from .client_privacy import ClientPrivacySettings
 from .guard import LEAST, GuardSettings
 from .strategies import OPTIMIZERS, AverageSettings
 
@@ -23,6 +24,7 @@ _AN_ALGORITHM = 'a block with @torch_optimizers = "thinc-torchopt.Modular.v1" or
 _BLOCKS = {
     "average": (AverageSettings, 'a block with @misc = "thinc-torchopt.FlowerStrategy.v1"'),
     "guard": (GuardSettings, 'a block with @misc = "thinc-torchopt.UpdateGuard.v1"'),
+    "privacy": (ClientPrivacySettings, 'a block with @misc = "thinc-torchopt.ClientPrivacy.v1"'),
     "controller": (ControllerSettings, 'a block with @misc = "thinc-torchopt.TrainerController.v1"'),
 }
 
@@ -45,6 +47,7 @@ class FederatedSettings:
     learn_rate: FloatOrSchedule
     average: AverageSettings | None
     guard: GuardSettings | None
+    privacy: ClientPrivacySettings | None
     controller: ControllerSettings | None
     resume: Literal["auto", "must", "never"]
 
@@ -65,6 +68,7 @@ def Federated(
     learn_rate: FloatOrSchedule = 1.0,
     average: Optional[AverageSettings] = None,
     guard: Optional[GuardSettings] = None,
+    privacy: Optional[ClientPrivacySettings] = None,
     controller: Optional[ControllerSettings] = None,
     resume: Literal["auto", "must", "never"] = "auto",
 ) -> FederatedSettings:
@@ -93,6 +97,8 @@ def Federated(
         are averaged. None: the mean.
     guard (GuardSettings | None): A block with `@misc = "thinc-torchopt.UpdateGuard.v1"`: leave out or clip updates that
         are much larger than those of the other clients.
+    privacy (ClientPrivacySettings | None): A block with `@misc = "thinc-torchopt.ClientPrivacy.v1"`: train with
+        differential privacy for each client. Needs `weigh_by = "client"`, and neither `average` nor `guard`.
     controller (ControllerSettings | None): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: rules that are
         evaluated when a model has its scores, the means over clients. `step` in them is the round.
     resume ("auto" | "must" | "never"): "auto" goes on from the last round of a run that has not finished, if its state
@@ -114,13 +120,16 @@ def Federated(
         SECTION.refuse("min_clients", f"at most as many as 'clients', which are {expected}", min_clients)
     if algorithm is not None:
         SECTION.kind("algorithm", algorithm, Algorithm, _AN_ALGORITHM)
-    for name, block in (("average", average), ("guard", guard), ("controller", controller)):
+    blocks = {"average": average, "guard": guard, "privacy": privacy, "controller": controller}
+    for name, block in blocks.items():
         if block is not None:
             SECTION.kind(name, block, *_BLOCKS[name])
     if average is not None:
         average.check_clients(least)
         if algorithm is not None and average.strategy in OPTIMIZERS:
             SECTION.refuse("algorithm", f"none, as {average.strategy} in [federated.average] is one", algorithm.label)
+    if privacy is not None:
+        _check_privacy(blocks, weigh_by)
     if guard is not None and expected < LEAST:
         SECTION.refuse("clients", f"at least {LEAST} for [federated.guard], which compares clients", clients)
     return FederatedSettings(
@@ -138,9 +147,23 @@ def Federated(
         _learn_rate(learn_rate),
         average,
         guard,
+        privacy,
         controller,
         SECTION.choice("resume", resume, ("auto", "must", "never")),
     )
+
+
+def _check_privacy(blocks: Mapping[str, Any], weigh_by: str) -> None:
+    """RAISES (ConfigError): A setting by which a client may change the average by more than its clipped update."""
+    if weigh_by != "client":
+        SECTION.refuse(
+            "weigh_by", '"client" with [federated.privacy], as numbers of examples are not private', weigh_by
+        )
+    for name in ("average", "guard"):
+        if blocks[name] is not None:
+            SECTION.refuse(
+                name, "none with [federated.privacy], whose noise is for a mean of clipped updates", "a block"
+            )
 
 
 def _learn_rate(value: FloatOrSchedule) -> FloatOrSchedule:

@@ -1,0 +1,137 @@
+"""The average of the clients' models with differential privacy for each client.
+
+    one round
+      each client's update    the change of all weights, scaled down to the norm `clip`
+      their sum               plus noise with a standard deviation of `noise_multiplier` * `clip`
+      divided by `clients`    of [federated]: the number of reports would tell who took part
+      the epsilon             of all rounds so far, with a sample rate of 1, as every client is asked
+
+Flower's wrappers are not used: their noise comes from NumPy's global generator, which a config's seed sets.
+
+SOURCE: McMahan et al. 2018, https://arxiv.org/abs/1710.06963, with all clients in each round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...errors import StateError
+from ...privacy import Account, Noise, PrivacyPlan, plan_privacy
+from ...schema import Count, NotNegative, read, write
+from .client_privacy import PRIVACY, ClientPrivacySettings
+from .flower import Message
+from .messages import from_arrays
+from .weights import Tensors
+
+LOG = logging.getLogger("flwr.thinc-torchopt")
+
+_WHAT = """Private training: epsilon and delta hold for one client with all of its texts, against anyone who gets the \
+models. The server sees each client's model as it is.
+Covered: the model after any round, and what is computed from it alone.
+Not covered: which clients there are, and their labels; what clients report beside the model: scores, losses, numbers \
+of examples; the choice of a model by these scores; the state of the run, which has that of the noise."""
+
+
+@dataclass
+class ClientPrivacyState:
+    """The saved state: the noise multiplier, the noise's generator, and the rounds so far."""
+
+    noise_multiplier: NotNegative
+    generator: torch.Tensor
+    history: list[tuple[NotNegative, NotNegative, Count]]
+
+
+class PrivateAverage:
+    """Makes the average of the clients' models private, and counts. In the place of `Average`.
+
+    settings (ClientPrivacySettings): From the config. clients, rounds (int): Of [federated].
+    RAISES (ConfigError): The settings don't go together. (MissingPackageError): Opacus is not installed.
+    """
+
+    name = "PrivateAverage"
+
+    def __init__(self, settings: ClientPrivacySettings, *, clients: int, rounds: int):
+        self._settings = settings
+        self._clients = clients
+        self._rounds = rounds
+        self._noise = Noise(self._settings.seed)
+        self._account = Account(self._settings.delta, self._settings.accountant)
+        self._plan = self._planned()
+
+    def _planned(self) -> PrivacyPlan:
+        return plan_privacy(
+            self._settings,
+            population=self._clients,
+            size=self._clients,
+            count_steps=lambda: self._rounds,
+            account=self._account,
+            section=PRIVACY,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether one more round would exceed the target."""
+        return self._plan.last is not None and self._account.steps >= self._plan.last
+
+    def announce(self) -> None:
+        """Tell the user what is private."""
+        LOG.info("%s", _WHAT)
+        if self._settings.seed is not None:
+            LOG.warning("Nothing is covered from anyone who knows 'seed' in [federated.privacy]: it is for experiments")
+        rounds = "" if self._plan.last is None else f"; the target allows {self._plan.last:,} rounds"
+        LOG.info(
+            "Private training: clip %g, noise multiplier %.4g, delta %g%s",
+            self._settings.clip,
+            self._plan.noise_multiplier,
+            self._settings.delta,
+            rounds,
+        )
+
+    def compute(self, server_round: int, weights: Mapping[str, torch.Tensor], replies: Sequence[Message]) -> Tensors:
+        """Compute the average. weights, replies: As for `Average.compute`."""
+        clip, plan = self._settings.clip, self._plan
+        total = {name: torch.zeros_like(value, dtype=torch.double) for name, value in weights.items()}
+        for reply in replies:
+            found = from_arrays(reply.content, weights)
+            change = {name: found[name].double() - value.double() for name, value in weights.items()}
+            norm = sum(float(one.square().sum()) for one in change.values()) ** 0.5
+            for name, one in change.items():
+                total[name] += one * min(1.0, clip / norm if norm else 1.0)
+        for value in total.values():
+            self._noise.add_to(value, plan.noise_multiplier * clip)
+        self._account.count(plan.noise_multiplier, plan.sample_rate)
+        return {name: (value + total[name] / self._clients).to(value.dtype) for name, value in weights.items()}
+
+    def used(self) -> dict[str, Any]:
+        """What was used so far, in numbers, and tell it."""
+        epsilons = self._account.epsilons()
+        LOG.info("Private training: %s", self._account.told(epsilons, unit="round"))
+        return {**self._account.numbers(epsilons), "noise_multiplier": self._plan.noise_multiplier}
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        return write(ClientPrivacyState(self._plan.noise_multiplier, self._noise.state, self._account.history))
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on. The past counts as it was; a noise that was computed stays.
+
+        RAISES (StateError): The state is damaged, or of a run that was not private.
+        """
+        try:
+            saved = read(ClientPrivacyState, state, "the state of the private training")
+            self._noise.state = saved.generator
+        except (StateError, RuntimeError, TypeError) as error:
+            raise StateError(
+                f"Can't go on with the run: expected the state of [federated.privacy], found another one ({error}). "
+                'Set the config back, or begin anew by resume = "never" in [federated].'
+            ) from error
+        self._account.history = list(saved.history)
+        if self._settings.noise_multiplier is None:
+            self._settings = replace(self._settings, noise_multiplier=saved.noise_multiplier)
+        self._plan = self._planned()
