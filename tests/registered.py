@@ -67,7 +67,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "misc Checkpoint.v1": {"path": "no-such-folder"},
     "misc Federated.v1": {"local_steps": 5},
     "misc FlowerStrategy.v1": {"strategy": "FedAdam"},
-    "misc ClientPrivacy.v1": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 0.0},
+    "misc ClientPrivacy.v1": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     "misc Privacy.v1": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     "batchers poisson.v1": {"size": 2},
     "misc TrainerController.v1": {"definition": QUIET},

@@ -696,7 +696,6 @@ HIDDEN = {
         f"misc Distributed.v1 {name}": RANKS
         for name in ("backend", "timeout_seconds", "check_every", "share_evaluation")
     },
-    "optimizers TorchOptimizer.v1 privacy": PRIVATE,
     **{name: PRIVATE for name in ARGUMENTS if name.startswith("misc Privacy.v1")},
     "layers OnlineRNN.v1 traces": SAME,
     "architectures OnlineRNNEncoder.v1 traces": SAME,

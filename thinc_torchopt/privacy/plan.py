@@ -1,4 +1,4 @@
-"""What a private training will do, before its first update: how much noise, and how many updates its target allows."""
+"""The plan of a private training, before its first update: the noise, and the updates that its target allows."""
 
 from __future__ import annotations
 

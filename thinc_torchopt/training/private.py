@@ -192,7 +192,7 @@ def plan_private_training(
     optimizer: TorchOptimizer,
     corpus: Callable[[Language], Iterable[Example]] | None = None,
 ) -> PrivacyPlan:
-    """What a private training by its config will do, without training.
+    """Plan a private training by its config, without training.
 
     settings (PrivacySettings): From the config.
     nlp (Language): The pipeline, initialized. config (Config): Its config, interpolated.

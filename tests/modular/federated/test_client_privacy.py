@@ -74,6 +74,7 @@ def test_client_privacy_a_liar_moves_the_model_by_its_clip(texts, tmp_path):
 
 
 @needs_opacus
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 def test_client_privacy_noise_and_epsilon(texts, tmp_path):
     """The noise has the standard deviation that it should, and Opacus counts the same epsilon with a rate of 1."""
     from opacus.accountants import PRVAccountant, RDPAccountant

@@ -108,7 +108,7 @@ class PrivateAverage:
         return {name: (value + total[name] / self._clients).to(value.dtype) for name, value in weights.items()}
 
     def used(self) -> dict[str, Any]:
-        """What was used so far, in numbers, and tell it."""
+        """Tell the epsilon of all rounds so far. RETURNS (dict): It, in numbers."""
         epsilons = self._account.epsilons()
         LOG.info("Private training: %s", self._account.told(epsilons, unit="round"))
         return {**self._account.numbers(epsilons), "noise_multiplier": self._plan.noise_multiplier}
