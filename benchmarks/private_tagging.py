@@ -3,8 +3,8 @@
     python benchmarks/private_tagging.py run ../shared/data --seeds 3 > benchmarks/private_tagging.jsonl
     python benchmarks/private_tagging.py picture docs/privacy.svg
 
-`run` needs Opacus. One line of JSON at each evaluation of each training: seed, target, step, epsilon, dev accuracy. Noise and
-batches come from known seeds here, so that a run can be repeated: nothing is private.
+`run` needs Opacus. One line of JSON at each evaluation of each training: seed, target, step, epsilon, dev accuracy.
+Noise and batches come from known seeds here, so that a run can be repeated: nothing is private.
 """
 
 from __future__ import annotations

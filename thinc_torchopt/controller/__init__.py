@@ -12,6 +12,7 @@ from .controller import ControllerSettings, Firing, TrainerController, trainer_c
 from .definition import ControllerSpec
 from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
+from .in_config import rules_in
 from .lookups import Path, value_at
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import (
@@ -61,6 +62,7 @@ __all__ = [
     "controller_operations",
     "register_metric_handlers",
     "register_operation_handlers",
+    "rules_in",
     "trainer_controller",
     "value_at",
 ]

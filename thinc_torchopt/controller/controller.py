@@ -24,7 +24,7 @@ from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired
 from .definition import read as read_definition
 from .events import EVENTS
 from .guard import MetricUnavailable
-from .in_config import LABEL, blocks_of
+from .in_config import blocks_of, section
 from .lookups import looked_up
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
@@ -440,13 +440,15 @@ class ControllerSettings:
         if definition is None:
             blocks = blocks_of(metrics, operations, rules)
             if not rules:
-                raise ControllerError(f"Can't use {LABEL}: expected a 'definition', or a block 'rules', found neither.")
+                raise ControllerError(
+                    f"Can't use {section()}: expected a 'definition', or a block 'rules', found neither."
+                )
             self._content: Any = blocks.content
-            self._label, self._places = LABEL, blocks.places
+            self._label, self._places = section(), blocks.places
         elif metrics or operations or rules:
             raise ControllerError(
-                f"Can't use {LABEL}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', found "
-                "both. Remove one."
+                f"Can't use {section()}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', "
+                "found both. Remove one."
             )
         else:
             self._content, self._label, self._places = read_definition(definition), label_of(definition), {}

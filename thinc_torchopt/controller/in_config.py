@@ -1,6 +1,5 @@
 """Rules in blocks of the config, as the definition that a file has:
 
-
     [training.optimizer.controller.metrics.dev]        controller_metrics: [{name: dev, class: EvalLoss}]
     [training.optimizer.controller.operations.cut]     operations: [{name: cut, class: ..., arguments: ...}]
     [training.optimizer.controller.rules.stop]         controllers: [{name: stop, rule: ..., ...}]
@@ -12,7 +11,9 @@ block before theirs, as several may have the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from reprlib import repr as short
 from typing import Any
@@ -24,8 +25,23 @@ from .named_rules import STANDARD
 from .operations import Operation
 from .rules import renamed
 
-LABEL = "[training.optimizer.controller]"
+_SECTION: ContextVar[str] = ContextVar("section", default="[training.optimizer.controller]")
 _KEYS = ("controller_metrics", "operations", "controllers")
+
+
+def section() -> str:
+    """The section that errors name."""
+    return _SECTION.get()
+
+
+@contextmanager
+def rules_in(section: str) -> Iterator[None]:
+    """Read rules of another section than [training.optimizer.controller]: a block does not know where it stands."""
+    before = _SECTION.set(section)
+    try:
+        yield
+    finally:
+        _SECTION.reset(before)
 
 
 @dataclass
@@ -62,20 +78,20 @@ def blocks_of(metrics: Mapping[str, Any], operations: Mapping[str, Any], rules: 
             _add_definition(found, name, rule, metrics)
         elif not isinstance(rule, Mapping):
             raise ControllerError(
-                f"Can't use {LABEL[:-1]}.rules.{name}]: expected the keys rule, triggers and operations, or "
+                f"Can't use {section()[:-1]}.rules.{name}]: expected the keys rule, triggers and operations, or "
                 f"@controller_rules, found {short(rule)}."
             )
         elif "name" in rule:
-            raise ControllerError(f"Can't set 'name' in {LABEL[:-1]}.rules.{name}]: the block has it. Remove it.")
+            raise ControllerError(f"Can't set 'name' in {section()[:-1]}.rules.{name}]: the block has it. Remove it.")
         else:
             found.add("controllers", {"name": name, **rule}, f"rules.{name}")
     return found
 
 
-def _part(name: str, instance: Any, base: type[Given], section: str) -> dict[str, Any]:
+def _part(name: str, instance: Any, base: type[Given], kind: str) -> dict[str, Any]:
     if not isinstance(instance, base):
         raise ControllerError(
-            f"Can't use {LABEL[:-1]}.{section}.{name}]: expected a block with @controller_{section}, whose class is a "
+            f"Can't use {section()[:-1]}.{kind}.{name}]: expected a block with @controller_{kind}, whose class is a "
             f"subclass of {base.__name__}, found {short(instance)}."
         )
     return {"name": name, "class": type(instance), "arguments": dict(instance.given)}
@@ -92,8 +108,8 @@ def _add_definition(found: Blocks, block: str, rule: Mapping[str, Any], metrics:
     for metric in own:
         if metric["name"] in metrics:
             raise ConfigError(
-                f"Can't use {LABEL[:-1]}.{place}]: it has a metric '{metric['name']}' of its own, as the config has. "
-                "Rename that of the config."
+                f"Can't use {section()[:-1]}.{place}]: it has a metric '{metric['name']}' of its own, as the config "
+                "has. Rename that of the config."
             )
     prefix = re.sub(r"\W|__+", "_", block, flags=re.ASCII).strip("_") or "rule"
     prefix = f"rule_{prefix}" if prefix[0].isdigit() else prefix

@@ -61,7 +61,10 @@ class Client:
         for batch in islice(batches(), steps or None):
             # spaCy's loop sorts what it divides into slices, also if there is one.
             batch = sorted(batch, key=lambda example: len(example.predicted))
-            self.nlp.update(batch, drop=self.dropout, sgd=self.optimizer)
+            self.nlp.update(batch, drop=self.dropout, sgd=False)
+            with self.optimizer.joint_step():  # one norm of all components, as in training
+                for _, component in self.nlp.pipeline:
+                    component.finish_update(self.optimizer)
             self.optimizer.step_schedules()
         return self.weights()
 

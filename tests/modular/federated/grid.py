@@ -34,10 +34,10 @@ class LocalGrid(Grid):
         for name in clients:
             self.start(name)
 
-    def start(self, name: str) -> None:
-        """A supernode is started, or started again: it has a new id."""
+    def start(self, name: str, node: int | None = None) -> None:
+        """A supernode is started, or started again. node (int | None): Its id. None: a new one."""
         self.stop(name)
-        node = next(self._ids)
+        node = next(self._ids) if node is None else node
         self.nodes[node] = name
         self.contexts[node] = Context(1, node, self.clients[name], RecordDict(), {})
 

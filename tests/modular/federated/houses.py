@@ -60,13 +60,13 @@ def paths(texts: Path, name: str) -> dict[str, str]:
     }
 
 
-def small_config(added: dict[str, Any] | None = None, **overrides: Any) -> Config:
-    """configs/federated.cfg with a small model.
+def small_config(added: dict[str, Any] | None = None, *, of: str = "federated.cfg", **overrides: Any) -> Config:
+    """A config of configs/ with a small model.
 
     added (dict): Sections that are added. overrides: Config paths with __ for dots.
     """
     config = Config().from_disk(
-        CONFIGS / "federated.cfg",
+        CONFIGS / of,
         interpolate=False,
         overrides={**SMALL, **ROUNDS, **{key.replace("__", "."): value for key, value in overrides.items()}},
     )
@@ -79,3 +79,14 @@ def house(texts: Path, name: str = "north", config: Config | None = None) -> Hou
     own = Config(config or small_config())
     own["paths"] = {key.removeprefix("paths."): value for key, value in paths(texts, name).items()}
     return House(own)
+
+
+def shared_config() -> Config:
+    """The same, with a tok2vec in a component of its own, to which the recognizer listens."""
+    config = small_config()
+    model = config["components"]["ner"]["model"]
+    own = model.pop("tok2vec")
+    model["tok2vec"] = {"@architectures": "spacy.Tok2VecListener.v1", "width": 8, "upstream": "*"}
+    config["components"]["tok2vec"] = {"factory": "tok2vec", "model": own}
+    config["nlp"]["pipeline"] = ["tok2vec", "ner"]
+    return config

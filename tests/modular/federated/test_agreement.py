@@ -74,6 +74,12 @@ def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
         house(texts, config=small_config({"training": {"optimizer": {"use_averages": True}}}))
 
 
+def test_agreement_wants_no_private_training_of_a_round(texts):
+    block = {"@misc": "thinc-torchopt.Privacy.v1", "clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}
+    with pytest.raises(ConfigError, match=r"'privacy' in .training.optimizer.*epsilon of one round, not of all"):
+        house(texts, config=small_config({"training": {"optimizer": {"privacy": block}}}))
+
+
 def test_agreement_config_must_be_there(texts):
     with pytest.raises(ConfigError, match="expected a file, found none"):
         read_config("nowhere.cfg", paths(texts, "north"))

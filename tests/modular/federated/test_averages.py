@@ -88,6 +88,42 @@ def test_averages_are_flowers_own(name):
         torch.testing.assert_close(weights[key], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("inner", ["FedAvg", "FedMedian", "FedAdam"])
+@pytest.mark.parametrize(
+    ("wrapper", "norm"), [("FixedClipping", "clipping_norm"), ("AdaptiveClipping", "initial_clipping_norm")]
+)
+def test_averages_of_strategies_that_wrap_others(wrapper, norm, inner):
+    """Flower's own classes for privacy at the server. Their noise is of NumPy's global generator."""
+
+    def made():
+        own = getattr(flower, inner)(**SETTINGS[inner])
+        outer = getattr(flower, f"DifferentialPrivacyServerSide{wrapper}")
+        return outer(own, noise_multiplier=0.1, num_sampled_clients=5, **{norm: 0.5})
+
+    def begun(strategy):
+        """Flower begins its rounds."""
+        numpy.random.seed(3)
+        weights = start
+        for i, found in enumerate(rounds, start=1):
+            strategy.configure_train(i, to_arrays(weights), ConfigRecord(), Nodes({}))
+            arrays, _ = strategy.aggregate_train(i, replies(found))
+            weights = {key: torch.from_numpy(arrays[key].numpy().astype(numpy.float32)) for key in start}
+        return weights
+
+    [start], rounds = models(0, 1), [models(seed) for seed in (1, 2, 3)]
+    expected = begun(made())
+    numpy.random.seed(3)
+    weights, average = start, Average(made())
+    for i, found in enumerate(rounds, start=1):
+        if i == 3:
+            state, average = average.state_dict(), Average(made())
+            average.load_state_dict(state)
+        weights = average.compute(i, weights, replies(found))
+    assert average.name == f"DifferentialPrivacyServerSide{wrapper} of {inner}"
+    for key, value in expected.items():
+        torch.testing.assert_close(weights[key], value, rtol=1e-6, atol=1e-7)
+
+
 def test_averages_have_the_arguments_of_flower():
     """But those of its own sampling and records, and `eta_l`, which has no effect."""
     common = set(inspect.signature(flower.FedAvg.__init__).parameters)

@@ -51,6 +51,19 @@ class Liar:
         }
 
 
+def test_guard_of_the_config(texts, tmp_path):
+    """configs/federated_guard.cfg: seven clients, of which one sends an update that is far too large."""
+    names = ["liar", "north", "south", "east", "west", "centre", "coast"]
+    config = small_config(of="federated_guard.cfg", federated__clients=7, federated__min_clients=5)
+    liar = Liar(house(texts, config=config).weights.collect(), -50.0, (1,))
+    run = Run(texts, tmp_path, config, spoil=liar, names=names)
+    first = run.train()["rounds"][1]
+    assert list(first["failed"]) == ["liar"] and "[federated.guard]" in first["failed"]["liar"]
+    assert sorted(first["clients"]) == sorted(names[1:])
+    kept = sorted(path.name for path in run.output.iterdir() if path.is_dir())
+    assert [name for name in kept if name.startswith("model-keep")], kept
+
+
 def train(texts, folder, config, factor, in_rounds=(1,)):
     liar = Liar(house(texts, config=config).weights.collect(), factor, in_rounds)
     run = Run(texts, folder, config, spoil=liar, names=NAMES)

@@ -7,7 +7,7 @@ from thinc_torchopt.modular.federated.house import Plan
 from thinc_torchopt.state import flatten, unflatten
 
 from .by_hand import Client
-from .houses import house, small_config
+from .houses import house, shared_config, small_config
 
 WARMUP = {
     "training": {
@@ -24,10 +24,12 @@ def copied(state):
     return unflatten(values, {name: tensor.clone() for name, tensor in tensors.items()})
 
 
-@pytest.mark.parametrize("plan", [{"steps": 3}, {"epochs": 2}])
-def test_house_trains_as_a_loop_by_hand(texts, plan):
+@pytest.mark.parametrize(
+    ("plan", "settings"), [({"steps": 3}, small_config), ({"epochs": 2}, small_config), ({"steps": 3}, shared_config)]
+)
+def test_house_trains_as_a_loop_by_hand(texts, plan, settings):
     """Two rounds; in the second, moments, schedules and random numbers go on as in a process that never ended."""
-    config = small_config(WARMUP)
+    config = settings().merge(WARMUP)
     by_hand = Client("north", texts, config)
     start = by_hand.weights()
     weights, state = start, None

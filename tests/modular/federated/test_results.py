@@ -131,17 +131,23 @@ def test_results_are_those_of_one_run(tmp_path):
         ("{", "not valid JSON"),
         ("3", "expected a dict, found 3"),
         ('"finished"', "expected a dict, found 'finished'"),
-        ('{"run": "a", "ended": null, "error": null, "best": null}', "found one without rounds"),
+        ('{"run": "a", "ended": null, "error": null, "best": null, "refused": {}}', "found one without rounds"),
         (
-            '{"run": "a", "ended": 1, "error": null, "best": null, "rounds": []}',
+            '{"run": "a", "ended": 1, "error": null, "best": null, "refused": {}, "rounds": []}',
             "'ended' to be 'finished' or 'failed', found 1",
         ),
-        ('{"run": "a", "ended": null, "error": null, "best": null, "rounds": 3}', "'rounds' to be a list, found 3"),
         (
-            '{"run": "a", "ended": null, "error": null, "best": null, "rounds": "two"}',
+            '{"run": "a", "ended": null, "error": null, "best": null, "refused": {}, "rounds": 3}',
+            "'rounds' to be a list, found 3",
+        ),
+        (
+            '{"run": "a", "ended": null, "error": null, "best": null, "refused": {}, "rounds": "two"}',
             "'rounds' to be a list, found 'two'",
         ),
-        ('{"run": "a", "ended": null, "error": null, "best": null, "rounds": [3]}', "'rounds/0' to be a dict, found 3"),
+        (
+            '{"run": "a", "ended": null, "error": null, "best": null, "refused": {}, "rounds": [3]}',
+            "'rounds/0' to be a dict, found 3",
+        ),
     ],
 )
 def test_results_that_are_damaged_are_refused(text, message, tmp_path, look):

@@ -294,6 +294,30 @@ def test_rounds_leave_out_a_client_with_another_pipeline(texts, tmp_path, caplog
     assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north"], ["north"]]
     assert "Client 'south' does not fit the server: params: ner/lower/W" in caplog.text
     assert "Client 'south' can't take part: params: ner/lower/W" in caplog.text  # in its own log, too
+    assert list(result["refused"]) == ["south"] and "params: ner/lower/W" in result["refused"]["south"]
+
+
+@pytest.mark.parametrize("keeps_id", [True, False])
+def test_rounds_take_a_client_that_was_mended(texts, tmp_path, keeps_id):
+    """Its supernode is started again with the right config; one with a registered key keeps its id."""
+
+    def spoil(kind, name, reply):
+        if kind == "train" and name == "north":
+            if reply.content["metrics"]["steps"] and len(done) == 0:
+                run.grid.stop("south")
+            elif len(done) == 1:
+                run.grid.clients["south"]["config"] = str(tmp_path / "north.cfg")
+                run.grid.start("south", node if keeps_id else None)
+            done.append(name)
+        return reply
+
+    done = []
+    other = small_config(components__ner__model__hidden_width=9)
+    run = Run(texts, tmp_path, small_config(federated__rounds=3), own={"south": other}, spoil=spoil)
+    node = next(node for node, name in run.grid.nodes.items() if name == "south")
+    result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north"], ["north"], ["north", "south"]]
+    assert result["refused"] == {}
 
 
 def test_rounds_leave_out_a_client_that_changes_its_pipeline(texts, tmp_path):

@@ -126,6 +126,13 @@ def test_server_rules_cut_the_rate_of_the_server(texts, tmp_path):
             },
             r"frozen.should_freeze in \[federated.controller\]: expected control.should_training_stop, or one of",
         ),
+        # Faults of rules anywhere name this section, not that of [training].
+        ({"rules": {}}, r"Can't use \[federated.controller\]: expected a 'definition'"),
+        ({"rules": {"f": {"name": "f"}}}, r"'name' in \[federated.controller.rules.f\]"),
+        (
+            {"rules": {"f": {"triggers": ["on_evaluate"], "rule": "unknown > 1", "operations": ["x.should_y"]}}},
+            r"(?s)Can't use \[federated.controller\]: .*rules.f",
+        ),
     ],
 )
 def test_server_rules_that_cannot_work_are_refused(texts, tmp_path, controller, message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,23 +10,23 @@ import torch
 
 from ...errors import FederationError, StateError
 from ...schema import read, write
-from .flower import AppExitException, Message, RecordDict, strategies
+from .flower import AppExitException, FedOpt, Message, RecordDict, strategies
 from .messages import cast_arrays, from_arrays, to_arrays
 from .strategies import AverageSettings
 from .weights import Tensors
 
 # The key of the number by which clients are weighted.
 WEIGHT = "num-examples"
-# The state of Flower's strategies with an optimizer: dicts or lists of arrays.
-_STATE = ("m_t", "v_t", "momentum_vector")
+# The state of Flower's strategies: of those with an optimizer, dicts or lists of arrays; of those that clip, a number.
+_STATE = ("m_t", "v_t", "momentum_vector", "clipping_norm")
 
 
 @dataclass
 class AverageState:
-    """The saved state of an average. strategy (str): The class of the strategy."""
+    """The saved state of an average. strategy (str): Its name. values (list): Of each strategy in it, see `Average`."""
 
     strategy: str
-    values: dict[str, Any]
+    values: list[dict[str, Any]]
 
 
 class Average:
@@ -44,7 +44,14 @@ class Average:
 
     @property
     def name(self) -> str:
-        return type(self._strategy).__name__
+        return " of ".join(type(one).__name__ for one in self._strategies())
+
+    def _strategies(self) -> Iterator[Any]:
+        """The strategy, and those that it wraps."""
+        one = self._strategy
+        while one is not None:
+            yield one
+            one = getattr(one, "strategy", None)
 
     def compute(self, server_round: int, weights: Mapping[str, torch.Tensor], replies: Sequence[Message]) -> Tensors:
         """Compute the average.
@@ -66,21 +73,21 @@ class Average:
         return from_arrays(RecordDict({"arrays": cast_arrays(averaged, weights)}), weights)
 
     def _begin(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Tell a strategy with an optimizer the global model. Flower's do that in `configure_train`, which also
-        chooses clients, and waits for them.
+        """Tell strategies that work with changes of the model the global one. Flower's get it in `configure_train`,
+        which also chooses clients, and waits for them.
         """
-        if hasattr(self._strategy, "current_arrays"):
-            arrays = to_arrays(weights)
-            takes_records = isinstance(self._strategy, strategies.FedAvgM)
-            self._strategy.current_arrays = (
-                arrays if takes_records else {name: array.numpy() for name, array in arrays.items()}
-            )
+        for one in self._strategies():
+            if isinstance(one, FedOpt):
+                one.current_arrays = {name: array.numpy() for name, array in to_arrays(weights).items()}
+            elif hasattr(one, "current_arrays"):
+                one.current_arrays = to_arrays(weights)
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        values = {name: getattr(self._strategy, name, None) for name in _STATE}
-        return write(AverageState(self.name, {name: value for name, value in values.items() if value is not None}))
+        values = [{name: getattr(one, name, None) for name in _STATE} for one in self._strategies()]
+        given = [{name: value for name, value in own.items() if value is not None} for own in values]
+        return write(AverageState(self.name, given))
 
     def load_state_dict(self, state: Any) -> None:
         """RAISES (StateError): It is of another strategy."""
@@ -90,5 +97,6 @@ class Average:
                 f"Can't go on with the run: expected the average by {saved.strategy} in [federated.average], as before,"
                 f' found {self.name}. Set it back, or begin anew by resume = "never" in [federated].'
             )
-        for name, value in saved.values.items():
-            setattr(self._strategy, name, value)
+        for one, values in zip(self._strategies(), saved.values):
+            for name, value in values.items():
+                setattr(one, name, value)

@@ -9,6 +9,7 @@ from flwr.app.exception import AppExitException  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.serverapp import strategy as strategies  # noqa: E402
+from flwr.serverapp.strategy.fedopt import FedOpt  # noqa: E402
 
 __all__ = [
     "AppExitException",
@@ -16,6 +17,7 @@ __all__ = [
     "ClientApp",
     "ConfigRecord",
     "Context",
+    "FedOpt",
     "Grid",
     "Message",
     "MessageType",

@@ -252,7 +252,9 @@ def read_config(path: str | Path, overrides: Mapping[str, Any]) -> Config:
 def _check_labels(nlp: Language, frozen: Iterable[str]) -> None:
     """RAISES (PipelineError): A component needs labels, and has none. Some components raise that error themselves."""
     for name, proc in nlp.pipeline:
-        if name not in frozen and hasattr(proc, "add_label") and not proc.labels:  # type: ignore[attr-defined]
+        # None: the component can't be initialized with labels, such as a shared tok2vec.
+        needs_labels = getattr(proc, "label_data", None) is not None
+        if name not in frozen and needs_labels and not proc.labels:  # type: ignore[attr-defined]
             raise PipelineError(
                 f"Can't train component '{name}' federated: expected labels in [initialize.components.{name}.labels], "
                 "found none. Clients don't see each other's texts, so put the labels of all clients into one file: see "
@@ -287,5 +289,12 @@ def _optimizer_of(training: Mapping[str, Any]) -> TorchOptimizer:
             "no such block in federated training",
             optimizer.checkpoint.path,
             "Flower keeps the state of clients.",
+        )
+    if optimizer.privacy is not None:
+        _OPTIMIZER.refuse(
+            "privacy",
+            "no such block in federated training",
+            "one",
+            "It would count the epsilon of one round, not of all. [federated.privacy] of the server protects clients.",
         )
     return optimizer

@@ -43,9 +43,8 @@ class Round:
 
     round (int): The round. clients (dict): The reports of clients. failed (dict): Why other clients were left out.
     clipped (dict): Why the updates of clients were clipped. repeated (list): `failed` of each attempt that was not
-    accepted. interrupted (int): How often the server was stopped
-    in the round, which was then done again. score, scores: Scores of the model after the round. privacy (dict): The
-    epsilon that it has used, with [federated.privacy].
+    accepted. interrupted (int): How often the server was stopped in the round, which was then done again. score,
+    scores: Scores of the model after the round. privacy (dict): The epsilon that it has used, with [federated.privacy].
     """
 
     round: Count
@@ -61,13 +60,17 @@ class Round:
 
 @dataclass
 class Result:
-    """The content of result.json. run (str): The run that wrote it; a run that was resumed keeps its own."""
+    """The content of result.json.
+
+    run (str): The run that wrote it; a run that was resumed keeps its own. refused (dict): Why clients take no part.
+    """
 
     run: str
     ended: Ended
     error: str | None
     best: Count | None
     rounds: list[Round]
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def has_models(self) -> bool:
@@ -104,7 +107,7 @@ class Results:
     RAISES (StateError): Another run uses the folder. (ConfigError): It is not writable.
 
     Public: `folder`, `run` (its name), `rounds` (one row each; row 0 is the model at the start), `best` (row of the
-    best model so far, or None).
+    best model so far, or None), `refused` (why clients take no part, by their names).
     """
 
     def __init__(self, folder: Path):
@@ -115,6 +118,7 @@ class Results:
         self.run = uuid4().hex
         self.rounds = [Round(0)]
         self.best: int | None = None
+        self.refused: dict[str, str] = {}
         # How often the next round was begun before.
         self._interrupted = 0
         # The results of an earlier run, which stay in place as long as this one has no model. They may be damaged.
@@ -226,9 +230,9 @@ class Results:
     def _write(self, ended: Ended = None, error: str | None = None) -> None:
         """Write result.json. A run without a model of its own only changes the status of the earlier one."""
         self._lock.check()
-        result = Result(self.run, ended, error, self.best, self.rounds)
+        result = Result(self.run, ended, error, self.best, self.rounds, self.refused)
         if not self._is_own and self._earlier is not None:
-            result = replace(self._earlier, ended=ended, error=error)
+            result = replace(self._earlier, ended=ended, error=error, refused=self.refused)
         write_text(self.folder / RESULT, _as_text(result))
 
 
@@ -236,8 +240,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     """Read the results of a server.
 
     folder (Path): Its `output`.
-    RETURNS (dict): "run", "rounds", "best" and "error" as in result.json, and "status": "running", "finished",
-        "failed", "killed", or "unknown" (running or killed, on another machine or on a disk without locks).
+    RETURNS (dict): "run", "rounds", "best", "refused" and "error" as in result.json, and "status": "running",
+        "finished", "failed", "killed", or "unknown" (running or killed, on another machine or on a disk without locks).
     RAISES (StateError): There is no result, or it is damaged.
     """
     in_use = is_in_use(folder)

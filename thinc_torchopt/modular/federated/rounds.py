@@ -383,6 +383,9 @@ class Rounds:
         refused = set(self._refused)
         while True:
             online = set(self._grid.get_node_ids())
+            for node in self._refused.keys() - online:  # it may come back with another config
+                del self._refused[node]
+                refused.discard(node)
             for node in self._members.keys() - online:
                 LOG.warning("Client '%s' is gone", self._members.pop(node))
             refused |= self._introduce(sorted(online - self._members.keys() - refused), server_round)
@@ -419,12 +422,10 @@ class Rounds:
                 if not found.differences:
                     self._check_examples(name, found.examples)
             except MessageError as error:
-                self._refused[node] = f"Client at node {node}: {error}"
-                LOG.error("%s", self._refused[node])
+                self._turn_away(node, f"node {node}", f"Client at node {node}: {error}")
                 continue
             if found.differences:
-                self._refused[node] = f"Client '{name}' does not fit the server: {'; '.join(found.differences)}."
-                LOG.error("%s", self._refused[node])
+                self._turn_away(node, name, f"Client '{name}' does not fit the server: {'; '.join(found.differences)}.")
                 continue
             old = next((other for other, known in self._members.items() if known == name), None)
             is_alive = self._taken.get(name, 0) == server_round - 1 and name not in self._silent
@@ -439,10 +440,16 @@ class Rounds:
             if old is not None:
                 del self._members[old]
             self._members[node] = name
+            self._results.refused.pop(name, None)
             counts = {"dev_examples": found.dev_examples}
             self._counts.setdefault(name, counts | ({"examples": found.examples} if found.examples else {}))
             LOG.info("Client '%s' takes part, with %s examples", name, found.examples or "a stream of")
         return waiting | self._refused.keys()
+
+    def _turn_away(self, node: int, name: str, reason: str) -> None:
+        """Record why a client takes no part."""
+        self._refused[node] = self._results.refused[name] = reason
+        LOG.error("%s", reason)
 
     def _messages(self, server_round: int, kind: str) -> list[Message]:
         """Messages with the global model, in the order of the clients' names: sums depend on the order."""

@@ -10,7 +10,7 @@ from spacy.util import registry
 
 from ...algorithms import Algorithm, may_move
 from ...checks import Section
-from ...controller import ControllerSettings
+from ...controller import ControllerSettings, rules_in
 from ...errors import ConfigError
 from ...types import FloatOrSchedule
 from .client_privacy import ClientPrivacySettings
@@ -186,5 +186,6 @@ def federated_settings(config: Mapping[str, Any]) -> FederatedSettings:
             f'Can\'t train federated: expected a block with @misc = "{BLOCK}" in {SECTION.path}, found '
             f"{'no such section' if section is None else dict(section)}. See docs/federated.md."
         )
-    found: FederatedSettings = registry.resolve({"federated": dict(section)})["federated"]
+    with rules_in("[federated.controller]"):
+        found: FederatedSettings = registry.resolve({"federated": dict(section)})["federated"]
     return found
