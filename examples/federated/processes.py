@@ -123,6 +123,10 @@ class Federation:
         _signal([process.pid, *descendants(process.pid)], signal.SIGKILL)
         process.wait()
 
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to the processes that a client has started for a message, not to its supernode."""
+        _signal(descendants(self._processes[name].pid), number)
+
     def kill_server(self) -> None:
         """Kill the superlink with its server, as a machine that fails does. Start both again: a new run goes on."""
         self.kill("superlink")

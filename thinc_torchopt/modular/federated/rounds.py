@@ -380,12 +380,11 @@ class Rounds:
         s = self._settings
         wanted = s.min_clients if self._has_begun else s.clients
         end = time.monotonic() + s.wait_seconds
-        refused = set(self._refused)
+        # Those of earlier rounds are asked again: a supernode with a registered key keeps its id when it is mended.
+        self._refused = {}
+        refused: set[int] = set()
         while True:
             online = set(self._grid.get_node_ids())
-            for node in self._refused.keys() - online:  # it may come back with another config
-                del self._refused[node]
-                refused.discard(node)
             for node in self._members.keys() - online:
                 LOG.warning("Client '%s' is gone", self._members.pop(node))
             refused |= self._introduce(sorted(online - self._members.keys() - refused), server_round)
