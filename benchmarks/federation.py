@@ -1,6 +1,6 @@
 """A federation of five clients over Flower's processes, with TLS and registered keys, in which nearly all goes wrong.
 
-    python benchmarks/federation.py run --output training/federation --seeds 3 > results.jsonl
+    python benchmarks/federation.py run --output training/federation > benchmarks/federation.jsonl
     python benchmarks/federation.py picture docs/federation.svg
 
 Each client has chapters of its own of Python's documentation, and the pipeline finds code in prose. "west" lies: the
@@ -179,7 +179,7 @@ def events(running: Federation, clients: dict[str, dict[str, Any]], texts: Path)
     """What happens when a client begins a round: the round, in words, and how."""
 
     def mend() -> None:
-        running.kill("centre")
+        running.end_client("centre")
         clients["centre"]["paths.labels"] = str(texts / "labels.json")
         running.start_client("centre")
 

@@ -17,6 +17,7 @@ TorchOptError
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 ├── StateError (ValueError)        a training state that is damaged, or from another pipeline or config
 │   └── StateKeyError (KeyError)   a missing or unexpected part
+├── StreamError (ValueError)      a text of a stream that can't be learned
 ├── MessageError (ValueError)     a message of a federated training that can't be used
 ├── FederationError (RuntimeError) a federated training that can't go on
 ├── MissingPackageError (ImportError)   an optional package that is not installed
@@ -110,6 +111,10 @@ class StateError(TorchOptError, ValueError):
 
 class StateKeyError(StateError, KeyError):
     """A part of a state is missing or unexpected."""
+
+
+class StreamError(TorchOptError, ValueError):
+    """A text of a stream can't be learned."""
 
 
 class MessageError(TorchOptError, ValueError):

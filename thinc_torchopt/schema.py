@@ -40,6 +40,7 @@ class Limit(NamedTuple):
 
 
 Count = Annotated[int, Limit(f"a whole number from 0 to {MAX_STEPS:,}", lambda count: 0 <= count <= MAX_STEPS)]
+Whole = Annotated[int, Limit("a whole number of at least 0", lambda number: number >= 0)]
 Positive = Annotated[int, Limit("a whole number above 0", lambda count: 0 < count <= MAX_STEPS)]
 NotNegative = Annotated[float, Limit("a number of at least 0", lambda number: 0.0 <= number < math.inf)]
 # Infinity stands for "never".

@@ -123,6 +123,14 @@ class Federation:
         _signal([process.pid, *descendants(process.pid)], signal.SIGKILL)
         process.wait()
 
+    def end_client(self, name: str) -> None:
+        """Stop a client as its user does. It can be started again at once: the superlink takes one that was killed for
+        alive, until it has sent nothing for a minute.
+        """
+        process = self._processes.pop(name)
+        process.terminate()
+        process.wait(60)
+
     def signal(self, name: str, number: int) -> None:
         """Send a signal to the processes that a client has started for a message, not to its supernode."""
         _signal(descendants(self._processes[name].pid), number)

@@ -52,6 +52,12 @@ _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay
 _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
 _BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with the better settings found")
 _SIDE_PICTURE = Opt(None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs matplotlib")
+_MODEL = Arg(..., help="Folder of a trained pipeline", exists=True, file_okay=False)
+_STREAM = Arg(..., help="JSONL file with texts and labels, which may grow, or - for stdin", allow_dash=True)
+_LEARNED = Opt(..., "--output", "-o", help="Folder for the pipeline, the state and learn.jsonl")
+_OLD = Opt(None, "--old", help="Texts the pipeline was trained on (.spacy or .jsonl), for --replay", exists=True)
+_WATCH = Opt(None, "--watch", help="Development data (.spacy or .jsonl), to see what is forgotten", exists=True)
+_PLOT = Opt(None, "--plot", "-p", help="File for a picture of the scores: .png, .svg or .pdf. Needs matplotlib")
 _SET = Opt(
     None,
     "--set",
@@ -200,6 +206,59 @@ def find_lr_cli(
         steps=steps,
         output_path=output_path,
         as_json=as_json,
+        code_path=code_path,
+        use_gpu=use_gpu,
+    )
+
+
+@torchopt_cli.command("learn", context_settings=_OVERRIDES)
+def learn_cli(
+    ctx: typer.Context,  # This is only used to read additional arguments
+    model: Path = _MODEL,
+    stream: Path = _STREAM,
+    output_path: Path = _LEARNED,
+    learn_rate: Optional[float] = Opt(None, "--learn-rate", help="Constant rate, in place of that of the config"),
+    batch_size: int = Opt(1, "--batch-size", "-b", help="Texts of an update"),
+    follow: bool = Opt(False, "--follow", "-f", help="Wait for more texts at the end of the file"),
+    prequential: bool = Opt(True, help="Score each text before it is learned"),
+    every: int = Opt(100, "--every", "-n", help="Texts of a row, with their score"),
+    save_every: int = Opt(1000, "--save-every", help="Texts between two saves"),
+    new_labels: str = Opt("refuse", "--new-labels", help="Labels that the pipeline does not have: refuse, add or skip"),
+    replay: int = Opt(0, "--replay", help="Old texts that are learned again in each update"),
+    memory: int = Opt(1000, "--memory", help="How many old texts to keep for --replay"),
+    old: Optional[Path] = _OLD,
+    watch: Optional[Path] = _WATCH,
+    watch_every: int = Opt(1000, "--watch-every", help="Texts between two evaluations of --watch"),
+    plot: Optional[Path] = _PLOT,
+    code_path: Optional[Path] = _CODE,
+    use_gpu: int = _GPU,
+) -> None:
+    """
+    Learn from a stream of texts with labels: a file that grows, or stdin. Each text is scored before it is learned.
+    All of the state is saved: after a stop or a crash, the same command goes on, and reads no text of the file twice.
+    """
+    from .learn import learn
+
+    learn(
+        model,
+        stream,
+        ctx.args,
+        output_path,
+        {
+            "batch_size": batch_size,
+            "every": every,
+            "save_every": save_every,
+            "watch_every": watch_every,
+            "replay": replay,
+            "memory": memory,
+            "new_labels": new_labels,
+            "prequential": prequential,
+        },
+        learn_rate=learn_rate,
+        follows=follow,
+        old=old,
+        watched=watch,
+        picture=plot,
         code_path=code_path,
         use_gpu=use_gpu,
     )

@@ -6,7 +6,17 @@ pictures of other commands, style.py their common style.
 
 from .log_file import COUNTS, read_history
 from .page import check_output, show, write_report
-from .plots import Panel, Point, check_picture, plot_firings, plot_range_test, plot_schedule, plot_study, plot_trials
+from .plots import (
+    Panel,
+    Point,
+    check_picture,
+    plot_firings,
+    plot_range_test,
+    plot_schedule,
+    plot_stream,
+    plot_study,
+    plot_trials,
+)
 from .runs import Run, read_runs
 from .summary import facts_of, summarize
 
@@ -21,6 +31,7 @@ __all__ = [
     "plot_firings",
     "plot_range_test",
     "plot_schedule",
+    "plot_stream",
     "plot_study",
     "plot_trials",
     "read_history",

@@ -220,6 +220,27 @@ def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path)
         save(figure, path)
 
 
+def plot_stream(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the scores of a stream: of new texts before they were learned, and of a watched corpus.
+
+    rows (Sequence[Mapping]): Rows of learn.jsonl.
+    path (Path): The file; its ending gives the format. An existing file is replaced.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    with style():
+        figure, axes = _start("texts", "score", "Scores of a stream")
+        names = {"score": "new texts, before they are learned", "watched": "watched corpus"}
+        for i, (name, label) in enumerate(names.items()):
+            known = [(row["texts"], row[name]) for row in rows if row[name] is not None]
+            dots = "." if len(known) <= _MAX_DOTS else ""
+            if known:
+                axes.plot(*zip(*known), color=COLOURS[i], linewidth=1.5, marker=dots, label=label)
+        axes.set_xlim(left=0)
+        if axes.lines:
+            _add_legend(axes)
+        save(figure, path)
+
+
 class Point(NamedTuple):
     """A trial of a search. score (float | None): None: it was stopped early. values: The searched settings, by path."""
 

@@ -16,33 +16,46 @@ a step; short_training.py trains for a few steps; lr_finder.py is the learning r
 from .budget_settings import Budget, read_limit
 from .checkpoint_folder import read_checkpoint, steps_of
 from .checkpoint_settings import Checkpoint
-from .components import sums_of_gradients
-from .config_check import collect_identity, collect_values
+from .components import is_trained, sums_of_gradients
+from .config_check import Identity, collect_identity, collect_values, compare_identities
 from .data_stream import count_steps
 from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, rates_of_settings, run_range_test
+from .model_state import ModelState, check_model, collect_model, restore_model
 from .own_loop import Checkpoints
 from .private import plan_private_training, what_is_not_covered
+from .random_state import RandomState, check_generators, collect_random, restore_random
 from .run_lock import RunLock, hold, is_held, is_in_use
 from .saved_models import SavedModels
 from .short_training import WRITES, begin_training
+from .signals import Signals
 
 __all__ = [
     "WRITES",
     "Budget",
     "Checkpoint",
     "Checkpoints",
+    "Identity",
+    "ModelState",
+    "RandomState",
     "RangeTest",
     "RunLock",
     "SavedModels",
+    "Signals",
     "begin_training",
+    "check_generators",
+    "check_model",
     "collect_identity",
+    "collect_model",
+    "collect_random",
     "collect_values",
+    "compare_identities",
     "count_steps",
     "hold",
     "is_held",
     "is_in_use",
+    "is_trained",
     "latest_info",
     "learn_rate_settings",
     "make_ramp",
@@ -50,6 +63,8 @@ __all__ = [
     "rates_of_settings",
     "read_checkpoint",
     "read_limit",
+    "restore_model",
+    "restore_random",
     "run_range_test",
     "steps_of",
     "sums_of_gradients",

@@ -1,0 +1,168 @@
+"""`spacy torchopt learn`: learn from a stream of texts with labels."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import ConfigError
+from ..optimizers import TorchOptimizer
+from ..report import check_picture, plot_stream
+from ..streams import LearnSettings, Row, Source, StreamLearner, read_log
+from ..training import WRITES, Signals
+from ._util import build, errors_shown, make_console, print_notes, resolve_optimizer, short
+
+_COLUMNS = {"texts": 10, "tokens": 12, "score": 8, "watched": 8, "learn rate": 11}
+# Settings of [training] for epochs and batches, which a stream does not have.
+_OF_BATCHES = {"accumulate_gradient": (0, 1)}
+
+
+def learn(
+    model: Path,
+    stream: Path,
+    args: list[str],
+    output: Path,
+    settings: dict[str, Any],
+    *,
+    learn_rate: float | None,
+    follows: bool,
+    old: Path | None,
+    watched: Path | None,
+    picture: Path | None,
+    code_path: Path | None,
+    use_gpu: int,
+) -> None:
+    """Learn, and print a row for each block of texts. Exits with 128 + the signal that stopped it.
+
+    model (Path): The folder of a trained pipeline. stream (Path): A JSONL file, or - for standard input.
+    settings (dict): Of `LearnSettings`. learn_rate (float | None): None: that of the config.
+    """
+    console, from_stdin = make_console(), str(stream) == "-"
+    with errors_shown(as_json=False):
+        learn_settings = LearnSettings(**settings)
+        _check(model, stream, output, follows and from_stdin, old, learn_settings)
+        if picture is not None:
+            check_picture(picture)
+        notes: list[str] = []
+        setup = build(
+            model,
+            args,
+            code_path=code_path,
+            use_gpu=use_gpu,
+            resolve=lambda block: _optimizer_for_streams(block, learn_rate, notes),
+        )
+        notes += _unused(setup.config["training"])
+        print_notes(console, notes)
+        signals = Signals()
+        with (
+            signals,
+            StreamLearner(
+                setup.nlp,
+                setup.optimizer,
+                output,
+                learn_settings,
+                old=old,
+                watched=watched,
+                tell=lambda text: print_notes(console, [text]),
+                is_stopped=lambda: signals.noted is not None,
+            ) as learner,
+        ):
+            _tell_start(console, learner, output, from_stdin=from_stdin)
+            source = Source(
+                None if from_stdin else stream, follows=follows, is_stopped=lambda: signals.noted is not None
+            )
+            before = learner.texts
+            for row in learner.learn(source):
+                _print_row(console, row)
+                if picture is not None:
+                    plot_stream(read_log(output), picture)
+            _tell_end(console, learner, before, output, signals.noted)
+    if signals.noted is not None:
+        sys.exit(128 + signals.noted)
+
+
+def _check(
+    model: Path, stream: Path, output: Path, follows_stdin: bool, old: Path | None, settings: LearnSettings
+) -> None:
+    """RAISES (ConfigError): The arguments don't go together."""
+    if not model.is_dir():
+        raise ConfigError(f"Can't learn: expected the folder of a trained pipeline as MODEL, found '{model}'.")
+    if str(stream) != "-" and not stream.is_file():
+        raise ConfigError(f"Can't learn: expected a JSONL file, or -, as STREAM, found '{stream}'.")
+    if follows_stdin:
+        raise ConfigError("Can't use --follow with -: standard input is read until it is closed. Remove it.")
+    if old is not None and not settings.replay:
+        raise ConfigError("Can't use --old: its texts are learned again only with --replay above 0. Set --replay 1.")
+    if output.resolve() == model.resolve():
+        raise ConfigError(f"Can't write to '{output}': it is MODEL itself. Give another --output.")
+
+
+def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, notes: list[str]) -> TorchOptimizer:
+    """Build the optimizer, without settings for a training with checkpoints.
+
+    RAISES (ConfigError): It is not ours, or a schedule ends with the training.
+    """
+    without = [name for name in WRITES if block.get(name)]
+    if without:
+        notes.append(
+            f"Not used, as they are for spacy train: {', '.join(without)} in [training.optimizer]. The state is "
+            "saved in --output."
+        )
+    kept = {name: value for name, value in block.items() if name not in WRITES}
+    optimizer = resolve_optimizer(kept if learn_rate is None else {**kept, "learn_rate": learn_rate})
+    if optimizer.spans_training:
+        raise ConfigError(
+            "Can't learn from a stream with this 'learn_rate' in [training.optimizer]: expected a number, or a "
+            "schedule with total_steps, found one that ends with the training, and a stream has no end. Set "
+            "--learn-rate, for example to a third of the highest rate in training."
+        )
+    if optimizer.privacy is not None:
+        raise ConfigError(
+            "Can't learn from a stream with [training.optimizer.privacy]: its noise is for batches that are drawn from "
+            "a known number of examples. Remove it: --training.optimizer.privacy null."
+        )
+    return optimizer
+
+
+def _unused(training: Any) -> list[str]:
+    found = [name for name, defaults in _OF_BATCHES.items() if training.get(name, 1) not in defaults]
+    return [f"Not used: {name} in [training]. Set --batch-size." for name in found]
+
+
+# ---------------------------------------------------------------------- what is printed
+
+
+def _tell_start(console: Console, learner: StreamLearner, output: Path, *, from_stdin: bool) -> None:
+    if learner.goes_on:
+        where = (
+            f"standard input should begin with line {learner.place.lines + 1:,}"
+            if from_stdin
+            else f"from line {learner.place.lines + 1:,} of the stream"
+        )
+        console.print(f"Going on after {learner.texts:,} texts, with the state in {output}: {where}.", soft_wrap=True)
+    console.print(_in_columns(list(_COLUMNS)))
+    console.print(_in_columns(["-" * (width - 2) for width in _COLUMNS.values()]))
+
+
+def _print_row(console: Console, row: Row) -> None:
+    cells = [f"{row.texts:,}", f"{row.tokens:,}", _percent(row.score), _percent(row.watched), short(row.learn_rate)]
+    console.print(_in_columns(cells))
+
+
+def _in_columns(cells: Collection[str]) -> str:
+    return "".join(cell.rjust(width) for cell, width in zip(cells, _COLUMNS.values()))
+
+
+def _percent(score: float | None) -> str:
+    return "" if score is None else f"{100 * score:.1f}"
+
+
+def _tell_end(console: Console, learner: StreamLearner, before: int, output: Path, stopped_by: int | None) -> None:
+    why = "The stream has ended" if stopped_by is None else f"Stopped by {signal.Signals(stopped_by).name}"
+    done = f"{learner.texts - before:,} texts were learned" if learner.texts > before else "no text was new"
+    console.print(f"{why}: {done}. Pipeline: {output / 'model-last'}. To go on, run the same command.", soft_wrap=True)

@@ -1,0 +1,534 @@
+"""A pipeline that learns from a stream, text by text.
+
+Each text is scored before it is learned: the score of a block of texts tells how good the pipeline was on texts that it
+had not seen (prequential evaluation, Dawid 1984). All that a run needs to go on is saved every so many texts, and when
+it ends; a run that was killed goes on from there, and ends with bit-identical weights.
+
+    output/
+      state/         model, optimizer, random generators, place in the stream, memory
+      model-last/    the pipeline, for spacy.load
+      learn.jsonl    one row for each block of texts
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+from spacy.language import Language
+from spacy.scorer import Scorer
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
+from spacy.util import registry
+from thinc.api import fix_random_seed
+
+from ..checks import Section
+from ..errors import ConfigError, PipelineError, StateError, StreamError
+from ..optimizers import TorchOptimizer
+from ..schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
+from ..state import clear_leftovers, read_folder, replacing, write_folder, write_text
+from ..training import (
+    Identity,
+    ModelState,
+    RandomState,
+    RunLock,
+    check_generators,
+    check_model,
+    collect_identity,
+    collect_model,
+    collect_random,
+    compare_identities,
+    is_trained,
+    restore_model,
+    restore_random,
+)
+from .memory import Memory
+from .records import Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
+from .source import Line, Place, Source
+
+STATE, LAST, LOG = "state", "model-last", "learn.jsonl"
+_VERSION = 1
+_COMMAND = Section("spacy torchopt learn")
+_OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
+
+
+@dataclass(frozen=True)
+class LearnSettings:
+    """How to learn.
+
+    batch_size (int): Texts of an update. Texts of the memory come on top.
+    every (int): Texts of a block, which has a score and a row in the log.
+    save_every (int): Texts between two saves, at ends of blocks.
+    watch_every (int): Texts between two evaluations of the watched corpus, at ends of blocks.
+    replay (int): Texts of the memory in each update. 0: there is no memory.
+    memory (int): The most texts in it.
+    new_labels ("refuse" | "add" | "skip"): Whether a label that the pipeline does not have ends the run, is added, or
+        its text is skipped.
+    prequential (bool): Score each text before it is learned.
+    RAISES (ConfigError): One is out of its range.
+    """
+
+    batch_size: int = 1
+    every: int = 100
+    save_every: int = 1000
+    watch_every: int = 1000
+    replay: int = 0
+    memory: int = 1000
+    new_labels: Literal["refuse", "add", "skip"] = "refuse"
+    prequential: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "every", "save_every", "watch_every", "memory"):
+            _COMMAND.whole(f"--{name.replace('_', '-')}", getattr(self, name), at_least=1)
+        _COMMAND.whole("--replay", self.replay)
+        _COMMAND.choice("--new-labels", self.new_labels, ("refuse", "add", "skip"))
+
+
+@dataclass
+class Row:
+    """A row of the log.
+
+    texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far.
+    score, scores: Of the texts since the row before, each before it was learned. None: unknown.
+    losses (dict): By component, the mean over these texts.
+    learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
+    seconds (float): Since the start of this process. is_last (bool): The stream has ended, or the run was stopped; the
+        block goes on in the next run.
+    """
+
+    texts: int
+    tokens: int
+    skipped: int
+    score: float | None
+    scores: dict[str, float]
+    losses: dict[str, float]
+    learn_rate: float
+    watched: float | None
+    watched_scores: dict[str, float]
+    seconds: float
+    is_last: bool = False
+
+
+@dataclass
+class Block:
+    """The texts since the last row. losses (dict): Sums. n (int): Texts of the updates, those of the memory too."""
+
+    texts: Count = 0
+    n: Count = 0
+    losses: dict[str, AnyNumber] = field(default_factory=dict)
+
+
+@dataclass
+class LearnerState:
+    """The saved state of a run.
+
+    identity (Identity): Of the pipeline at the start. added (list): Component and label, for those that were added.
+    scored (list): The docs of the block in spaCy's binary format, as predicted and as they should be. logged, watched
+        (int): The texts at the last row, and at the last evaluation of the watched corpus.
+    """
+
+    version: Count
+    identity: Identity
+    added: list[tuple[str, str]]
+    model: ModelState
+    optimizer: dict[str, Any]
+    random: RandomState
+    place: Place
+    memory: Memory
+    block: Block
+    scored: list[torch.Tensor]
+    texts: Count
+    tokens: Whole
+    skipped: Count
+    logged: Count
+    watched: Count
+    seconds: NotNegative
+
+
+class StreamLearner:
+    """Learns from a stream, and saves. Use it in a `with` block: meanwhile the folder is locked.
+
+    nlp (Language): The pipeline, trained or initialized.
+    optimizer (TorchOptimizer): A new one.
+    folder (Path): The output. If it has the state of a run, this one goes on with it.
+    settings (LearnSettings): How to learn.
+    old (Path | None): Texts that were learned before, to begin the memory with. watched (Path | None): A corpus to
+        evaluate. Both are .jsonl as the stream, or .spacy.
+    tell (Callable): Called with what the user should know.
+    is_stopped (Callable): Asked after each update: whether to end.
+    RAISES (StateError): Another run uses the folder, or its state is damaged or of another pipeline. (PipelineError):
+        There is nothing to train.
+
+    Public: `texts` (learned so far), `goes_on` (whether the run goes on with an earlier one), `place` (in the stream).
+    """
+
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        folder: Path,
+        settings: LearnSettings,
+        *,
+        old: Path | None = None,
+        watched: Path | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ):
+        self._nlp, self._optimizer = nlp, optimizer
+        self.folder, self._settings = folder, settings
+        self._watched, self._tell, self._is_stopped = watched, tell, is_stopped
+        training = nlp.config.interpolate()["training"]
+        self._dropout: float = training["dropout"]
+        self._frozen: list[str] = training["frozen_components"]
+        self._annotating: list[str] = training["annotating_components"]
+        self._weights = {name: weight for name, weight in training["score_weights"].items() if weight}
+        self._seed: int | None = training["seed"]
+        self._before_update = registry.resolve({"training": {"before_update": training.get("before_update")}})[
+            "training"
+        ]["before_update"]
+        self._identity = collect_identity(nlp)
+        self._added: list[tuple[str, str]] = []
+        self.place = Place()
+        self._memory = Memory(settings.memory if settings.replay else 0)
+        self._block, self._scored, self._packed = Block(), [], []
+        self.texts = self._tokens = self._skipped = self._logged = self._last_watched = self._saved = 0
+        self._told: set[str] = set()
+        self._start = time.monotonic()
+        self._lock = RunLock(folder, what="what is learned", setting="--output")
+        self._lock.acquire()
+        try:
+            clear_leftovers(folder)
+            self.goes_on = (folder / STATE).exists()
+            if self.goes_on:
+                self._restore()
+            else:
+                self._begin(old)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    _scored: list[Example]
+    _packed: list[torch.Tensor]
+
+    def __enter__(self) -> StreamLearner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _begin(self, old: Path | None) -> None:
+        if self._seed is not None:
+            fix_random_seed(self._seed)
+        self._initialize()
+        for line, _ in read_examples(self._nlp, old) if old is not None else ():
+            self._memory.add(line)
+
+    def _initialize(self) -> None:
+        if not self._optimizer.knows(self._nlp):
+            self._optimizer.initialize(self._nlp, self._frozen)
+
+    # ------------------------------------------------------------------ learning
+
+    def learn(self, source: Source) -> Iterator[Row]:
+        """Learn all texts that are left in the stream.
+
+        RETURNS (Iterator): A row for each block, when it was learned and saved.
+        RAISES (StreamError): A text can't be learned. What was learned before it is saved.
+        """
+        batches = self._batches(source)
+        if self._watched is not None and not self.goes_on:
+            yield self._log(self._make_row(), is_last=False)
+        is_over = False
+        while not is_over:
+            failed: StreamError | None = None
+            # What spaCy keeps of the words of these texts is freed at the end.
+            with self._nlp.memory_zone():
+                self._unpack()
+                try:
+                    is_over = self._learn_block(batches)
+                except StreamError as error:
+                    is_over, failed = True, error
+                row = self._make_row() if self.texts > self._logged else None
+                self._packed = self._pack() if is_over else []
+                self._scored = []
+            if row is not None:
+                row = self._log(row, is_last=is_over)
+            if is_over or self.texts - self._saved >= self._settings.save_every:
+                self.save()
+            if row is not None:
+                yield row
+            if failed is not None:
+                raise failed
+
+    def _learn_block(self, batches: Iterator[list[Line]]) -> bool:
+        """Learn until the block is full. RETURNS (bool): The stream is over, or the run was stopped."""
+        while self._block.texts < self._settings.every:
+            if self._is_stopped() or (batch := next(batches, None)) is None:
+                return True
+            self._learn(batch)
+        return False
+
+    def _batches(self, source: Source) -> Iterator[list[Line]]:
+        batch: list[Line] = []
+        for line in source.read(self.place):
+            batch.append(line)
+            if len(batch) == self._settings.batch_size:
+                yield batch
+                batch = []
+        if batch and not self._is_stopped():
+            yield batch
+
+    def _learn(self, batch: list[Line]) -> None:
+        """Score and learn texts."""
+        found: list[tuple[str, Example]] = []
+        for i, line in enumerate(batch):
+            try:
+                example = self._read(line)
+            except StreamError:
+                if i > 0:  # those before it are learned first
+                    self._learn(batch[:i])
+                raise
+            if example is not None:
+                found.append((line.content.decode("utf8"), example))
+        if found:
+            self._update(found)
+        self.place = batch[-1].place
+
+    def _read(self, line: Line) -> Example | None:
+        """RETURNS (Example | None): None: the text is skipped."""
+        where = f"line {line.place.lines:,} of the stream"
+        record: Record = read_record(line.content, where)
+        for key in unknown_keys(record):
+            self._tell_once(f"'{key}' of texts is not used.")
+        if is_rejected(record):
+            self._skipped += 1
+            return None
+        example = make_example(self._nlp, record, where)
+        for component, label in unknown_labels(self._nlp, example):
+            if self._settings.new_labels == "skip":
+                self._skipped += 1
+                self._tell_once(f"Texts with the label '{label}', which '{component}' does not have, are skipped.")
+                return None
+            if self._settings.new_labels == "refuse":
+                raise StreamError(
+                    f"Can't learn from {where}: expected labels that '{component}' has, found '{label}'. Set "
+                    '--new-labels to "add" or "skip".'
+                )
+            self._add_label(component, label, where)
+        return example
+
+    def _add_label(self, component: str, label: str, where: str) -> None:
+        try:
+            self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
+        except (ValueError, NotImplementedError) as error:
+            raise StreamError(
+                f"Can't add the label '{label}' of {where} to '{component}', which can't get labels once it is "
+                f'initialized (docs/growing-models.md). Set --new-labels to "skip", or train a pipeline that has it. '
+                f"{error}"
+            ) from error
+        self._added.append((component, label))
+        self._tell(f"'{component}' has got the label '{label}', of {where}.")
+
+    def _update(self, found: list[tuple[str, Example]]) -> None:
+        """Score new texts, then make an update with them and some of the memory."""
+        nlp, optimizer = self._nlp, self._optimizer
+        examples = [example for _, example in found]
+        if self._settings.prequential:
+            docs = nlp.pipe([example.predicted.copy() for example in examples])
+            self._scored += [Example(doc, example.reference) for doc, example in zip(docs, examples)]
+        for line in self._memory.draw(self._settings.replay):
+            old = make_example(nlp, json.loads(line), "a text of the memory")
+            if not unknown_labels(nlp, old):
+                examples.append(old)
+        if self._before_update is not None:
+            self._before_update(nlp, {"step": self.texts, "epoch": 0})
+        losses: dict[str, float] = {}
+        nlp.update(
+            examples,
+            drop=self._dropout,
+            losses=losses,
+            sgd=False,  # type: ignore[arg-type]
+            exclude=self._frozen,
+            annotates=self._annotating,
+        )
+        with optimizer.joint_step():
+            for name, proc in nlp.pipeline:
+                if name not in self._frozen and is_trained(proc):
+                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
+        optimizer.step_schedules()
+        for line, example in found:
+            self.texts += 1
+            self._tokens += len(example.predicted)
+            if self._memory.size:
+                self._memory.add(line)
+        self._block.texts += len(found)
+        self._block.n += len(examples)
+        for name, loss in losses.items():
+            self._block.losses[name] = self._block.losses.get(name, 0.0) + float(loss)
+
+    # ------------------------------------------------------------------ scores
+
+    def _make_row(self) -> Row:
+        scores = self._scores_of(self._scored) if self._scored else {}
+        watched: dict[str, float] = {}
+        is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
+        if self._watched is not None and (is_due or self._block.texts < self._settings.every):
+            with self._averaged():
+                watched = self._numbers(self._nlp.evaluate([one for _, one in read_examples(self._nlp, self._watched)]))
+            self._last_watched = self.texts if is_due else self._last_watched
+        rates = self._optimizer.learn_rates
+        if self.texts and not any(rates.values()):
+            self._tell_once("All learning rates are 0: nothing more is learned. Set --learn-rate.")
+        return Row(
+            self.texts,
+            self._tokens,
+            self._skipped,
+            self._score(scores),
+            scores,
+            {name: loss / max(1, self._block.n) for name, loss in self._block.losses.items()},
+            max(rates.values(), default=0.0),
+            self._score(watched),
+            watched,
+            round(time.monotonic() - self._start, 2),
+        )
+
+    def _scores_of(self, examples: list[Example]) -> dict[str, float]:
+        return self._numbers(Scorer(nlp=self._nlp).score(examples))
+
+    def _numbers(self, scores: Mapping[str, Any]) -> dict[str, float]:
+        """Those scores that are numbers. `speed` differs from run to run."""
+        return {
+            name: float(value)
+            for name, value in scores.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "speed"
+        }
+
+    def _score(self, scores: Mapping[str, float]) -> float | None:
+        """The weighted sum of scores, as in `spacy train`. None: there is none of those with a weight."""
+        known = [scores[name] * weight for name, weight in self._weights.items() if name in scores]
+        return sum(known) if known else None
+
+    def _averaged(self) -> AbstractContextManager[Any]:
+        averages = self._optimizer.averages
+        return self._nlp.use_params(averages) if averages else nullcontext()
+
+    def _log(self, row: Row, *, is_last: bool) -> Row:
+        """Write a row, and begin the next block, unless the run ends."""
+        if is_last and self._block.texts < self._settings.every:
+            row.is_last = True
+        else:
+            self._logged, self._block = self.texts, Block()
+        self._lock.check()
+        with (self.folder / LOG).open("a", encoding="utf8") as file:
+            file.write(json.dumps(vars(row)) + "\n")
+        return row
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
+
+    # ------------------------------------------------------------------ state
+
+    def save(self) -> None:
+        """Save the state, then the pipeline, with the averages of its params if the optimizer has them."""
+        self._lock.check()
+        state = LearnerState(
+            _VERSION,
+            self._identity,
+            self._added,
+            collect_model(self._nlp),
+            dict(self._optimizer.state_dict()),
+            collect_random(),
+            self.place,
+            self._memory,
+            self._block,
+            self._packed,
+            self.texts,
+            self._tokens,
+            self._skipped,
+            self._logged,
+            self._last_watched,
+            time.monotonic() - self._start,
+        )
+        write_folder(self.folder / STATE, write(state))
+        with replacing(self.folder / LAST) as unfinished, self._averaged():
+            self._nlp.to_disk(unfinished)
+        self._saved = self.texts
+
+    def _restore(self) -> None:
+        """RAISES (StateError): The state is damaged, or of another pipeline."""
+        what = f"the stream in '{self.folder}'"
+        check_version(content := read_folder(self.folder / STATE), _VERSION, what)
+        saved = read(LearnerState, content, what)
+        if found := compare_identities(saved.identity, self._identity):
+            raise StateError(
+                f"Can't go on in '{self.folder}': expected the pipeline that it began with, found another one: "
+                f"{'; '.join(found)}. Give that one, or another --output."
+            )
+        check_generators(saved.random)
+        for component, label in saved.added:
+            self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
+        self._added = list(saved.added)
+        self._initialize()
+        check_model(self._nlp, saved.model)
+        restore_model(self._nlp, saved.model)
+        try:
+            self._optimizer.load_state_dict(saved.optimizer)
+        except (ConfigError, PipelineError) as error:
+            raise StateError(f"{error} The state is in '{self.folder}'.") from error
+        self._optimizer.keep_buffers()
+        self.place, self._block, self._packed = saved.place, saved.block, list(saved.scored)
+        if saved.memory.lines or not self._memory.size:
+            self._memory = Memory(self._memory.size, saved.memory.seen, saved.memory.lines)
+        while len(self._memory.lines) > self._memory.size:  # it is smaller now
+            self._memory.lines.pop(random.randrange(len(self._memory.lines)))
+        self.texts, self._tokens, self._skipped = saved.texts, saved.tokens, saved.skipped
+        self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
+        self._start -= saved.seconds
+        self._trim_log()
+        restore_random(saved.random)
+
+    def _trim_log(self) -> None:
+        """Remove rows of texts that are learned again, and that of a block that goes on."""
+        path = self.folder / LOG
+        if path.exists():
+            rows = path.read_text(encoding="utf8").splitlines(keepends=True)
+            kept = [row for row in rows if row.endswith("\n") and json.loads(row)["texts"] <= self._logged]
+            write_text(path, "".join(kept))
+
+    def _pack(self) -> list[torch.Tensor]:
+        """The scored docs of the block."""
+        packed = []
+        for docs in ([one.predicted for one in self._scored], [one.reference for one in self._scored]):
+            has_deps = any(doc.has_annotation("DEP") for doc in docs)
+            binary = DocBin(attrs=[*_OF_TOKENS, *(("HEAD", "DEP") if has_deps else ("SENT_START",))], docs=docs)
+            packed.append(torch.from_numpy(numpy.frombuffer(binary.to_bytes(), dtype="uint8").copy()))
+        return packed if self._scored else []
+
+    def _unpack(self) -> None:
+        if self._packed:
+            predicted, reference = (self._docs(one) for one in self._packed)
+            self._scored = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
+            self._packed = []
+
+    def _docs(self, packed: torch.Tensor) -> Iterator[Doc]:
+        docs: Iterator[Doc] = DocBin().from_bytes(packed.numpy().tobytes()).get_docs(self._nlp.vocab)
+        return docs
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Read the rows of a run. RAISES (StateError): There is none, or it is damaged."""
+    path = folder / LOG
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise StateError(f"Can't read '{path}': {type(error).__name__}: {error}.") from error

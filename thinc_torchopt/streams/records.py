@@ -1,0 +1,145 @@
+"""Texts with labels, as in spaCy's training data: one JSON object a line.
+
+    {"text": "Anna flew to Oslo.", "entities": [[0, 4, "PERSON"], [13, 17, "CITY"]]}
+    {"words": ["It", "rains"], "tags": ["PRP", "VBZ"]}
+    {"text": "Buy now", "cats": {"SPAM": 1.0}}
+
+The keys are those of `Example.from_dict`. Also read: Prodigy's `spans` (for entities) and `accept` (for cats), and the
+dicts of `Example.to_dict`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from spacy.language import Language
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
+
+from ..errors import StreamError
+from .source import Place, Source
+
+_OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
+_OF_DOCS = ("entities", "cats", "links", "spans")
+_NESTED = ("doc_annotation", "token_annotation")
+_OF_PRODIGY = ("accept", "options", "answer")
+_KNOWN = {"text", *_OF_TOKENS, *_OF_DOCS, *_NESTED, *_OF_PRODIGY}
+
+Record = dict[str, Any]
+
+
+def read_record(content: bytes, place: str) -> Record:
+    """Read a line. place (str): Of it, for errors. RAISES (StreamError): It is no text with labels."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise StreamError(
+            f"Can't learn from {place}: expected JSON, found {_short(content)} ({error}). If it is still being "
+            "written, use --follow."
+        ) from error
+    if not isinstance(found, dict) or not any(
+        isinstance(found.get(key), kind) for key, kind in (("text", str), ("words", list), (_NESTED[1], dict))
+    ):
+        raise StreamError(
+            f"Can't learn from {place}: expected an object with a 'text' or 'words', found {_short(content)}."
+        )
+    return found
+
+
+def unknown_keys(record: Mapping[str, Any]) -> list[str]:
+    """The keys of a record that are not used."""
+    return [key for key in record if key not in _KNOWN and not key.startswith("_") and key != "tokens"]
+
+
+def is_rejected(record: Mapping[str, Any]) -> bool:
+    """Whether an annotator of Prodigy has rejected or skipped it."""
+    return record.get("answer", "accept") != "accept"
+
+
+def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Example:
+    """Make an example. place (str): Of the record, for errors.
+
+    RAISES (StreamError): The annotations don't fit the text.
+    """
+    try:
+        annotations = _annotations(record)
+        words, spaces = annotations.get("words"), annotations.get("spaces")
+        if _NESTED[1] in annotations:
+            words, spaces = (annotations[_NESTED[1]].get(key) for key in ("ORTH", "SPACY"))
+        if "text" in record:
+            predicted = nlp.make_doc(record["text"])
+        else:
+            predicted = Doc(nlp.vocab, words=words, spaces=None if spaces is None else [bool(x) for x in spaces])
+        example = Example.from_dict(predicted, annotations)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise StreamError(f"Can't learn from {place}: its annotations don't fit. {error}") from error
+    return example
+
+
+def _annotations(record: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: record[key] for key in (*_OF_TOKENS, *_OF_DOCS, *_NESTED) if key in record}
+    spans = found.get("spans")
+    if isinstance(spans, list):  # Prodigy's
+        del found["spans"]
+        found["entities"] = [(one["start"], one["end"], one["label"]) for one in spans]
+    if "accept" in record:
+        chosen = set(record["accept"])
+        labels = [option["id"] for option in record.get("options", ())] or sorted(chosen)
+        found["cats"] = {label: float(label in chosen) for label in labels}
+    return found
+
+
+def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
+    """Read a file of texts with labels: .jsonl as the stream's, or .spacy.
+
+    RETURNS (Iterator): Each as a line of JSON, and as an example.
+    RAISES (StreamError): It can't be read.
+    """
+    if path.suffix == ".spacy":
+        try:
+            docs = DocBin().from_disk(path)
+        except Exception as error:  # spaCy's errors for it are of many kinds
+            raise StreamError(f"Can't read '{path}': expected spaCy's binary format. {error}") from error
+        for doc in docs.get_docs(nlp.vocab):
+            record = Example(doc, doc).to_dict()
+            yield json.dumps(record), make_example(nlp, record, f"'{path}'")
+        return
+    for line in Source(path).read(Place()):
+        where = f"line {line.place.lines} of '{path}'"
+        record = read_record(line.content, where)
+        if not is_rejected(record):
+            yield line.content.decode("utf8"), make_example(nlp, record, where)
+
+
+# ---------------------------------------------------------------------- labels
+
+
+def unknown_labels(nlp: Language, example: Example) -> list[tuple[str, str]]:
+    """The labels of an example that components don't have: component and label. Components that spaCy trains without
+    labels of the example, or whose labels are made of others, are not looked at.
+    """
+    found = []
+    for name, proc in nlp.pipeline:
+        labels = _labels(nlp.get_pipe_meta(name).factory, proc, example.reference)
+        found += [(name, label) for label in sorted(labels - set(getattr(proc, "labels", ())))]
+    return found
+
+
+def _labels(factory: str, proc: Any, doc: Doc) -> set[str]:
+    if factory in ("ner", "beam_ner"):
+        return {span.label_ for span in doc.ents}
+    if factory in ("textcat", "textcat_multilabel"):
+        return set(doc.cats)
+    if factory in ("spancat", "spancat_singlelabel"):
+        return {span.label_ for span in doc.spans.get(proc.key, [])}
+    if factory == "tagger":
+        return {token.tag_ for token in doc if token.tag_}
+    return set()
+
+
+def _short(content: bytes) -> str:
+    text = content.decode("utf8", errors="replace")
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
