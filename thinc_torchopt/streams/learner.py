@@ -201,6 +201,9 @@ class StreamLearner:
         self._block, self._scored, self._packed = Block(), [], []
         self.texts = self._tokens = self._skipped = self._logged = self._last_watched = self._saved = 0
         self._told: set[str] = set()
+        # By component and label, the line with it; and the texts that wait for them.
+        self._new_labels: dict[tuple[str, str], str] = {}
+        self._waiting: list[Line] = []
         self._start = time.monotonic()
         self._lock = RunLock(folder, what="what is learned", setting="--output")
         self._lock.acquire()
@@ -227,6 +230,7 @@ class StreamLearner:
     def _begin(self, old: Path | None) -> None:
         if self._seed is not None:
             fix_random_seed(self._seed)
+        (self.folder / LOG).unlink(missing_ok=True)  # of a run that was killed before it saved
         self._initialize()
         for line, _ in read_examples(self._nlp, old) if old is not None else ():
             self._memory.add(line)
@@ -249,16 +253,21 @@ class StreamLearner:
         is_over = False
         while not is_over:
             failed: StreamError | None = None
+            row: Row | None = None
             # What spaCy keeps of the words of these texts is freed at the end.
             with self._nlp.memory_zone():
                 self._unpack()
                 try:
                     is_over = self._learn_block(batches)
                 except StreamError as error:
-                    is_over, failed = True, error
-                row = self._make_row() if self.texts > self._logged else None
-                self._packed = self._pack() if is_over else []
+                    is_over, failed, self._new_labels = True, error, {}
+                if self.texts > self._logged and not self._new_labels:
+                    row = self._make_row()
+                self._packed = self._pack() if is_over or self._new_labels else []
                 self._scored = []
+            if self._new_labels:
+                self._add_labels()
+                continue
             if row is not None:
                 row = self._log(row, is_last=is_over)
             if is_over or self.texts - self._saved >= self._settings.save_every:
@@ -269,10 +278,16 @@ class StreamLearner:
                 raise failed
 
     def _learn_block(self, batches: Iterator[list[Line]]) -> bool:
-        """Learn until the block is full. RETURNS (bool): The stream is over, or the run was stopped."""
-        while self._block.texts < self._settings.every:
-            if self._is_stopped() or (batch := next(batches, None)) is None:
+        """Learn until the block is full, or there are new labels to add. RETURNS (bool): The stream is over, or the run
+        was stopped.
+        """
+        while self._block.texts < self._settings.every and not self._new_labels:
+            if self._is_stopped():
                 return True
+            batch: list[Line] | None = self._waiting or next(batches, None)
+            if batch is None:
+                return True
+            self._waiting = []
             self._learn(batch)
         return False
 
@@ -298,8 +313,12 @@ class StreamLearner:
                 raise
             if example is not None:
                 found.append((line.content.decode("utf8"), example))
+        if self._new_labels:
+            self._waiting = batch
+            return
         if found:
             self._update(found)
+        self._skipped += len(batch) - len(found)
         self.place = batch[-1].place
 
     def _read(self, line: Line) -> Example | None:
@@ -309,12 +328,10 @@ class StreamLearner:
         for key in unknown_keys(record):
             self._tell_once(f"'{key}' of texts is not used.")
         if is_rejected(record):
-            self._skipped += 1
             return None
         example = make_example(self._nlp, record, where)
         for component, label in unknown_labels(self._nlp, example):
             if self._settings.new_labels == "skip":
-                self._skipped += 1
                 self._tell_once(f"Texts with the label '{label}', which '{component}' does not have, are skipped.")
                 return None
             if self._settings.new_labels == "refuse":
@@ -322,20 +339,27 @@ class StreamLearner:
                     f"Can't learn from {where}: expected labels that '{component}' has, found '{label}'. Set "
                     '--new-labels to "add" or "skip".'
                 )
-            self._add_label(component, label, where)
+            self._new_labels[component, label] = where
         return example
 
-    def _add_label(self, component: str, label: str, where: str) -> None:
-        try:
-            self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
-        except (ValueError, NotImplementedError) as error:
-            raise StreamError(
-                f"Can't add the label '{label}' of {where} to '{component}', which can't get labels once it is "
-                f'initialized (docs/growing-models.md). Set --new-labels to "skip", or train a pipeline that has it. '
-                f"{error}"
-            ) from error
-        self._added.append((component, label))
-        self._tell(f"'{component}' has got the label '{label}', of {where}.")
+    def _add_labels(self) -> None:
+        """Add labels. Not in a memory zone, which would free their names.
+
+        RAISES (StreamError): A component takes none. What was learned before is saved.
+        """
+        for (component, label), where in self._new_labels.items():
+            try:
+                self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
+            except (ValueError, NotImplementedError) as error:
+                self.save()
+                raise StreamError(
+                    f"Can't add the label '{label}' of {where} to '{component}', which can't get labels once it is "
+                    'initialized (docs/growing-models.md). Set --new-labels to "skip", or train a pipeline that has '
+                    f"it. {error}"
+                ) from error
+            self._added.append((component, label))
+            self._tell(f"'{component}' has got the label '{label}', of {where}.")
+        self._new_labels = {}
 
     def _update(self, found: list[tuple[str, Example]]) -> None:
         """Score new texts, then make an update with them and some of the memory."""
