@@ -1,0 +1,132 @@
+"""`spacy torchopt learn`, in processes that are stopped and killed."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from confection import Config
+
+from ..spacy_cli import spacy_cli
+from ..streams.streams import files, make_model, rows, write_stream
+
+ENV = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model") / "model")
+
+
+def started(*args, **options):
+    command = [sys.executable, "-m", "spacy", "torchopt", "learn", *map(str, args)]
+    return subprocess.Popen(
+        command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **{"text": True, **options}
+    )
+
+
+def wait_for_rows(output, n, process):
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        if (output / "learn.jsonl").exists() and len(rows(output)) >= n:
+            return
+        time.sleep(0.02)
+    raise AssertionError(process.communicate()[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_learn_goes_on_after_a_kill(model, tmp_path, number):
+    """With the same weights, scores and files as a run that was never stopped."""
+    stream = write_stream(tmp_path / "stream.jsonl", 120)
+    flags = ["--every", "5", "--save-every", "20", "--replay", "1", "--plot", tmp_path / "scores.png"]
+    spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "one", *flags)
+    for n in (3, 11):
+        process = started(model, stream, "--output", tmp_path / "two", *flags)
+        wait_for_rows(tmp_path / "two", n, process)
+        process.send_signal(number)
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + number), printed
+        if number == signal.SIGTERM:
+            assert "Stopped by SIGTERM" in printed and "Error" not in printed
+    run = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "two", *flags)
+    assert "Going on after" in run.stdout
+    assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
+    assert (tmp_path / "scores.png").stat().st_size > 1000
+
+
+def test_learn_follows_a_file_and_is_alone_in_its_folder(model, tmp_path):
+    stream = write_stream(tmp_path / "stream.jsonl", 5)
+    process = started(model, stream, "--output", tmp_path / "out", "--every", "5", "--follow")
+    wait_for_rows(tmp_path / "out", 1, process)
+    second = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "out", check=False)
+    assert second.returncode == 1 and "another run uses it" in second.stderr and "--output" in second.stderr
+    with stream.open("a") as file:
+        file.write(stream.read_text())
+    wait_for_rows(tmp_path / "out", 2, process)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "10 texts were learned" in printed, printed
+
+
+def test_learn_from_standard_input(model, tmp_path):
+    """It tells with which text to go on."""
+    stream = write_stream(tmp_path / "stream.jsonl", 12)
+    lines = stream.read_bytes().splitlines(keepends=True)
+    for start, end in ((0, 7), (7, 12)):
+        process = started(model, "-", "--output", tmp_path / "out", stdin=subprocess.PIPE, text=False)
+        printed, _ = process.communicate(b"".join(lines[start:end]), timeout=120)
+        assert process.returncode == 0, printed
+    assert b"standard input should begin with line 8" in printed
+    spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "one")
+    assert files(tmp_path / "out") == files(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--every", "0"], "--every"),
+        (["--old", "stream.jsonl"], "Set --replay 1"),
+        (["--output", "model"], "it is MODEL itself"),
+        (["--new-labels", "keep"], "--new-labels"),
+        (["--plot", "scores.txt"], r"scores\.txt"),
+        (["--training.optimizer.learn_rate", "x"], "learn_rate"),
+        (["--watch", "model/config.cfg"], "expected JSON"),
+    ],
+)
+def test_learn_refuses_what_cannot_work(model, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(model)
+    write_stream(tmp_path / "stream.jsonl", 3)
+    output = [] if "--output" in flags else ["--output", "out"]
+    run = spacy_cli("torchopt", "learn", "model", "stream.jsonl", *output, *flags, check=False)
+    assert run.returncode == 1 and re.search(message, run.stderr), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"@optimizers": "Adam.v1", "algorithm": None}, "Can't use .training.optimizer.: expected an optimizer of"),
+        (
+            {"learn_rate": {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 2}},
+            "a stream has no end",
+        ),
+    ],
+)  # fmt: skip
+def test_learn_refuses_optimizers_without_an_endless_rate(model, tmp_path, settings, message):
+    config = Config().from_disk(model / "config.cfg", interpolate=False)
+    block = {**config["training"]["optimizer"], **settings}
+    config["training"]["optimizer"] = {key: value for key, value in block.items() if value is not None}
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    config.to_disk(other / "config.cfg")
+    stream = write_stream(tmp_path / "stream.jsonl", 3)
+    run = spacy_cli("torchopt", "learn", other, stream, "--output", tmp_path / "out", check=False)
+    assert run.returncode == 1 and re.search(message, run.stderr), run.stderr
+    if "learn_rate" in settings:
+        spacy_cli("torchopt", "learn", other, stream, "--output", tmp_path / "out", "--learn-rate", "0.001")
+        assert json.loads((tmp_path / "out" / "learn.jsonl").read_text())["learn_rate"] == 0.001
