@@ -40,13 +40,18 @@ def read_record(content: bytes, place: str) -> Record:
             f"Can't learn from {place}: expected JSON, found {_short(content)} ({error}). If it is still being "
             "written, use --follow."
         ) from error
-    if not isinstance(found, dict) or not any(
-        isinstance(found.get(key), kind) for key, kind in (("text", str), ("words", list), (_NESTED[1], dict))
-    ):
+    if not isinstance(found, dict) or not _has_text(found):
         raise StreamError(
             f"Can't learn from {place}: expected an object with a 'text' or 'words', found {_short(content)}."
         )
     return found
+
+
+def _has_text(record: Mapping[str, Any]) -> bool:
+    words = record.get("words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        return False  # spaCy takes numbers for hashes of words
+    return isinstance(record.get("text"), str) or words is not None or isinstance(record.get(_NESTED[1]), dict)
 
 
 def unknown_keys(record: Mapping[str, Any]) -> list[str]:
