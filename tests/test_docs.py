@@ -26,6 +26,7 @@ from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
+from .streams.streams import make_model, write_stream
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -166,6 +167,9 @@ def run_spacy(args, folder, monkeypatch):
     monkeypatch.chdir(folder)
     if not (folder / "configs").exists():
         (folder / "configs").symlink_to(ROOT / "configs")
+    if args[:2] == ["torchopt", "learn"]:
+        make_model(folder / args[2])
+        write_stream(folder / args[3], 4)
     is_for_logs = args[:2] in (["torchopt", "report"], ["torchopt", "controller"])
     for log in (arg for arg in args if is_for_logs and arg.endswith(".jsonl")):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)

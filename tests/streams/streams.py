@@ -27,6 +27,7 @@ def make_model(folder: Path, components=("tagger", "ner"), **settings: Any) -> P
     nlp = toy_pipeline(components)
     nlp.config["training"]["optimizer"] = {**OPTIMIZER, **settings}
     nlp.initialize(lambda: toy_examples(nlp, 30))
+    folder.parent.mkdir(parents=True, exist_ok=True)
     nlp.to_disk(folder)
     return folder
 

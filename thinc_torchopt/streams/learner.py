@@ -254,7 +254,7 @@ class StreamLearner:
         while not is_over:
             failed: StreamError | None = None
             row: Row | None = None
-            # What spaCy keeps of the words of these texts is freed at the end.
+            # spaCy keeps words of the texts, and frees them at the end of the zone.
             with self._nlp.memory_zone():
                 self._unpack()
                 try:

@@ -32,7 +32,7 @@ Record = dict[str, Any]
 
 
 def read_record(content: bytes, place: str) -> Record:
-    """Read a line. place (str): Of it, for errors. RAISES (StreamError): It is no text with labels."""
+    """Read a line. place (str): Of it, for errors. RAISES (StreamError): It is not a text with labels."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
