@@ -135,6 +135,37 @@ def test_learner_refuses_another_pipeline_and_a_damaged_state(model, unbroken, t
         learn(model, stream, output)
 
 
+def test_learner_saves_before_it_ends_with_an_error_of_the_stream(model, unbroken, tmp_path):
+    class Shortened(Source):
+        def read(self, start):
+            for line in super().read(start):
+                if line.place.lines == 8:
+                    raise StateError("it has become shorter")
+                yield line
+
+    nlp, optimizer = load(model)
+    learner = StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings(every=5, replay=1, memory=4))
+    with learner, pytest.raises(StateError, match="shorter"):
+        list(learner.learn(Shortened(unbroken[0])))
+    learn(model, unbroken[0], tmp_path / "out", replay=1, memory=4)
+    assert files(tmp_path / "out") == files(unbroken[1]) and rows(tmp_path / "out") == rows(unbroken[1])
+
+
+def test_learner_keeps_the_last_save_when_the_disk_is_full(model, unbroken, tmp_path, monkeypatch):
+    def full(path, tree):
+        raise OSError(28, "No space left on device")
+
+    output = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        asked = itertools.count()
+        learn(model, unbroken[0], output, replay=1, memory=4, is_stopped=lambda: next(asked) > 9)
+        patch.setattr("thinc_torchopt.streams.learner.write_folder", full)
+        with pytest.raises(StateError, match=r"Can't save in .*No space left.*The last save was after 9 texts"):
+            learn(model, unbroken[0], output, replay=1, memory=4)
+    learn(model, unbroken[0], output, replay=1, memory=4)
+    assert files(output) == files(unbroken[1]) and rows(output) == rows(unbroken[1])
+
+
 # ---------------------------------------------------------------------- labels
 
 

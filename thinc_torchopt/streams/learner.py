@@ -16,7 +16,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from spacy.util import registry
 from thinc.api import fix_random_seed
 
 from ..checks import Section
-from ..errors import ConfigError, PipelineError, StateError, StreamError
+from ..errors import ConfigError, PipelineError, StateError, StreamError, TorchOptError
 from ..optimizers import TorchOptimizer
 from ..schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
 from ..state import clear_leftovers, read_folder, replacing, write_folder, write_text
@@ -245,21 +245,22 @@ class StreamLearner:
         """Learn all texts that are left in the stream.
 
         RETURNS (Iterator): A row for each block, when it was learned and saved.
-        RAISES (StreamError): A text can't be learned. What was learned before it is saved.
+        RAISES (StreamError): A text can't be learned. (StateError): The file is not that of before. What was learned
+            until then is saved.
         """
         batches = self._batches(source)
         if self._watched is not None and not self.goes_on:
             yield self._log(self._make_row(), is_last=False)
         is_over = False
         while not is_over:
-            failed: StreamError | None = None
+            failed: TorchOptError | None = None
             row: Row | None = None
             # spaCy keeps words of the texts, and frees them at the end of the zone.
             with self._nlp.memory_zone():
                 self._unpack()
                 try:
                     is_over = self._learn_block(batches)
-                except StreamError as error:
+                except (StateError, StreamError) as error:
                     is_over, failed, self._new_labels = True, error, {}
                 if self.texts > self._logged and not self._new_labels:
                     row = self._make_row()
@@ -450,8 +451,7 @@ class StreamLearner:
             row.is_last = True
         else:
             self._logged, self._block = self.texts, Block()
-        self._lock.check()
-        with (self.folder / LOG).open("a", encoding="utf8") as file:
+        with self._on_disk(), (self.folder / LOG).open("a", encoding="utf8") as file:
             file.write(json.dumps(vars(row)) + "\n")
         return row
 
@@ -462,9 +462,23 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ state
 
+    @contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """RAISES (StateError): Inside, something could not be written; or another run has the folder."""
+        try:
+            self._lock.check()
+            yield
+        except OSError as error:
+            raise StateError(
+                f"Can't save in '{self.folder}': {type(error).__name__}: {error}. The last save was after "
+                f"{self._saved:,} texts. When the disk has space, run the same command to go on from there."
+            ) from error
+
     def save(self) -> None:
-        """Save the state, then the pipeline, with the averages of its params if the optimizer has them."""
-        self._lock.check()
+        """Save the state, then the pipeline, with the averages of its params if the optimizer has them.
+
+        RAISES (StateError): It can't be written. What was saved before is kept.
+        """
         state = LearnerState(
             _VERSION,
             self._identity,
@@ -483,9 +497,10 @@ class StreamLearner:
             self._last_watched,
             time.monotonic() - self._start,
         )
-        write_folder(self.folder / STATE, write(state))
-        with replacing(self.folder / LAST) as unfinished, self._averaged():
-            self._nlp.to_disk(unfinished)
+        with self._on_disk():
+            write_folder(self.folder / STATE, write(state))
+            with replacing(self.folder / LAST) as unfinished, self._averaged():
+                self._nlp.to_disk(unfinished)
         self._saved = self.texts
 
     def _restore(self) -> None:

@@ -71,7 +71,7 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
     """
     try:
         annotations = _annotations(record)
-        words, spaces = annotations.get("words"), annotations.get("spaces")
+        words, spaces = record.get("words"), record.get("spaces")
         if _NESTED[1] in annotations:
             words, spaces = (annotations[_NESTED[1]].get(key) for key in ("ORTH", "SPACY"))
         if "text" in record:
@@ -86,6 +86,8 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
 
 def _annotations(record: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: record[key] for key in (*_OF_TOKENS, *_OF_DOCS, *_NESTED) if key in record}
+    if found.get("words") == []:  # spaCy wants at least one
+        found = {key: value for key, value in found.items() if key not in _OF_TOKENS}
     spans = found.get("spans")
     if isinstance(spans, list):  # Prodigy's
         del found["spans"]
