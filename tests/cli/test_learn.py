@@ -130,3 +130,7 @@ def test_learn_refuses_optimizers_without_an_endless_rate(model, tmp_path, setti
     if "learn_rate" in settings:
         spacy_cli("torchopt", "learn", other, stream, "--output", tmp_path / "out", "--learn-rate", "0.001")
         assert json.loads((tmp_path / "out" / "learn.jsonl").read_text())["learn_rate"] == 0.001
+        run = spacy_cli(
+            "torchopt", "learn", other, stream, "--output", tmp_path / "out", "--learn-rate", "0.002", check=False
+        )
+        assert run.returncode == 1 and re.search(r"learn_rate.*0\.001.*0\.002", run.stderr), run.stderr

@@ -127,7 +127,7 @@ def test_learner_refuses_another_file(model, unbroken, tmp_path, damage):
 def test_learner_refuses_another_pipeline_and_a_damaged_state(model, unbroken, tmp_path):
     stream, output = unbroken[0], shutil.copytree(unbroken[1], tmp_path / "out")
     other = make_model(tmp_path / "other", ["ner"])
-    with pytest.raises(StateError, match="expected the pipeline that it began with"):
+    with pytest.raises(StateError, match="expected the pipeline and settings that it began with"):
         learn(other, stream, output)
     values = output / "state" / "values.json"
     values.write_bytes(values.read_bytes()[:-20])

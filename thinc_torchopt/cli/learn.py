@@ -18,6 +18,8 @@ from ..training import WRITES, Signals
 from ._util import build, errors_shown, make_console, print_notes, resolve_optimizer, short
 
 _COLUMNS = {"texts": 10, "tokens": 12, "score": 8, "watched": 8, "learn rate": 11}
+# Settings that have a value, also if nothing uses them.
+_WITH_OTHERS = ("rollback_factor", "max_rollbacks")
 # Settings of [training] for epochs and batches, which a stream does not have.
 _OF_BATCHES = {"accumulate_gradient": (0, 1)}
 
@@ -57,6 +59,8 @@ def learn(
             resolve=lambda block: _optimizer_for_streams(block, learn_rate, notes),
         )
         notes += _unused(setup.config["training"])
+        if learn_rate is not None:  # in the config that is saved, too
+            setup.nlp.config["training"]["optimizer"]["learn_rate"] = learn_rate
         print_notes(console, notes)
         signals = Signals()
         with (
@@ -107,7 +111,7 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
 
     RAISES (ConfigError): It is not ours, or a schedule ends with the training.
     """
-    without = [name for name in WRITES if block.get(name)]
+    without = [name for name in WRITES if block.get(name) and name not in _WITH_OTHERS]
     if without:
         notes.append(
             f"Not used, as they are for spacy train: {', '.join(without)} in [training.optimizer]. The state is "

@@ -42,9 +42,12 @@ from ..training import (
     RunLock,
     check_generators,
     check_model,
+    collect_defaults,
     collect_identity,
     collect_model,
     collect_random,
+    collect_values,
+    compare_configs,
     compare_identities,
     is_trained,
     restore_model,
@@ -130,12 +133,14 @@ class Block:
 class LearnerState:
     """The saved state of a run.
 
-    identity (Identity): Of the pipeline at the start. added (list): Component and label, for those that were added.
-    scored (list): The docs of the block in spaCy's binary format, as predicted and as they should be. logged, watched
-        (int): The texts at the last row, and at the last evaluation of the watched corpus.
+    values (dict), identity (Identity): Settings, vectors and labels at the start. added (list): Component and label,
+        for those that were added. scored (list): The docs of the block in spaCy's binary format, as predicted and as
+        they should be. logged, watched (int): The texts at the last row, and at the last evaluation of the watched
+        corpus.
     """
 
     version: Count
+    values: dict[str, str]
     identity: Identity
     added: list[tuple[str, str]]
     model: ModelState
@@ -194,7 +199,7 @@ class StreamLearner:
         self._before_update = registry.resolve({"training": {"before_update": training.get("before_update")}})[
             "training"
         ]["before_update"]
-        self._identity = collect_identity(nlp)
+        self._values, self._identity = collect_values(nlp), collect_identity(nlp)
         self._added: list[tuple[str, str]] = []
         self.place = Place()
         self._memory = Memory(settings.memory if settings.replay else 0)
@@ -481,6 +486,7 @@ class StreamLearner:
         """
         state = LearnerState(
             _VERSION,
+            self._values,
             self._identity,
             self._added,
             collect_model(self._nlp),
@@ -508,10 +514,12 @@ class StreamLearner:
         what = f"the stream in '{self.folder}'"
         check_version(content := read_folder(self.folder / STATE), _VERSION, what)
         saved = read(LearnerState, content, what)
-        if found := compare_identities(saved.identity, self._identity):
+        found = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        if found := found + compare_identities(saved.identity, self._identity):
             raise StateError(
-                f"Can't go on in '{self.folder}': expected the pipeline that it began with, found another one: "
-                f"{'; '.join(found)}. Give that one, or another --output."
+                f"Can't go on in '{self.folder}': expected the pipeline and settings that it began with, found others: "
+                f"{'; '.join(found)}. Set them back. Or learn on with '{self.folder / LAST}' as MODEL and another "
+                "--output; the state of the optimizer begins anew then."
             )
         check_generators(saved.random)
         for component, label in saved.added:

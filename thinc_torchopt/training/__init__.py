@@ -17,7 +17,14 @@ from .budget_settings import Budget, read_limit
 from .checkpoint_folder import read_checkpoint, steps_of
 from .checkpoint_settings import Checkpoint
 from .components import is_trained, sums_of_gradients
-from .config_check import Identity, collect_identity, collect_values, compare_identities
+from .config_check import (
+    Identity,
+    collect_defaults,
+    collect_identity,
+    collect_values,
+    compare_configs,
+    compare_identities,
+)
 from .data_stream import count_steps
 from .log_numbers import latest_info
 from .loop import train_while_improving
@@ -46,10 +53,12 @@ __all__ = [
     "begin_training",
     "check_generators",
     "check_model",
+    "collect_defaults",
     "collect_identity",
     "collect_model",
     "collect_random",
     "collect_values",
+    "compare_configs",
     "compare_identities",
     "count_steps",
     "hold",
