@@ -23,11 +23,21 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "model")
 
 
-def started(*args, **options):
-    command = [sys.executable, "-m", "spacy", "torchopt", "learn", *map(str, args)]
-    return subprocess.Popen(
-        command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **{"text": True, **options}
-    )
+@pytest.fixture
+def started():
+    """Starts the command as a process. None is left."""
+    processes = []
+
+    def start(*args, **options):
+        command = [sys.executable, "-m", "spacy", "torchopt", "learn", *map(str, args)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
+        processes.append(subprocess.Popen(command, env=ENV, **pipes))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 def wait_for_rows(output, n, process):
@@ -40,7 +50,7 @@ def wait_for_rows(output, n, process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_learn_goes_on_after_a_kill(model, tmp_path, number):
+def test_learn_goes_on_after_a_kill(model, started, tmp_path, number):
     """With the same weights, scores and files as a run that was never stopped."""
     stream = write_stream(tmp_path / "stream.jsonl", 120)
     flags = ["--every", "5", "--save-every", "20", "--replay", "1", "--plot", tmp_path / "scores.png"]
@@ -59,7 +69,7 @@ def test_learn_goes_on_after_a_kill(model, tmp_path, number):
     assert (tmp_path / "scores.png").stat().st_size > 1000
 
 
-def test_learn_follows_a_file_and_is_alone_in_its_folder(model, tmp_path):
+def test_learn_follows_a_file_and_is_alone_in_its_folder(model, started, tmp_path):
     stream = write_stream(tmp_path / "stream.jsonl", 5)
     process = started(model, stream, "--output", tmp_path / "out", "--every", "5", "--follow")
     wait_for_rows(tmp_path / "out", 1, process)
@@ -68,12 +78,12 @@ def test_learn_follows_a_file_and_is_alone_in_its_folder(model, tmp_path):
     with stream.open("a") as file:
         file.write(stream.read_text())
     wait_for_rows(tmp_path / "out", 2, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "10 texts were learned" in printed, printed
+    assert process.returncode == 128 + signal.SIGTERM and "10 texts were learned" in printed, printed
 
 
-def test_learn_from_standard_input(model, tmp_path):
+def test_learn_from_standard_input(model, started, tmp_path):
     """It tells with which text to go on."""
     stream = write_stream(tmp_path / "stream.jsonl", 12)
     lines = stream.read_bytes().splitlines(keepends=True)

@@ -234,8 +234,9 @@ def learn_cli(
     use_gpu: int = _GPU,
 ) -> None:
     """
-    Learn from a stream of texts with labels: a file that grows, or stdin. Each text is scored before it is learned.
-    All of the state is saved: after a stop or a crash, the same command goes on, and reads no text of the file twice.
+    Go on learning from texts with labels, as they come in. The stream is a file that grows, or stdin. Each text is
+    scored before it is learned. All of the state is saved: after a stop or a crash, the same command goes on, and reads
+    no text of the file twice.
     """
     from .learn import learn
 

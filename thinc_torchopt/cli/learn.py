@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from ..training import WRITES, Signals
 from ._util import build, errors_shown, make_console, print_notes, resolve_optimizer, short
 
 _COLUMNS = {"texts": 10, "tokens": 12, "score": 8, "watched": 8, "learn rate": 11}
+# Seconds.
+_BETWEEN_PICTURES = 30.0
 # Settings that have a value, also if nothing uses them.
 _WITH_OTHERS = ("rollback_factor", "max_rollbacks")
 # Settings of [training] for epochs and batches, which a stream does not have.
@@ -80,11 +84,14 @@ def learn(
             source = Source(
                 None if from_stdin else stream, follows=follows, is_stopped=lambda: signals.noted is not None
             )
-            before = learner.texts
+            before, drawn = learner.texts, -math.inf
             for row in learner.learn(source):
                 _print_row(console, row)
-                if picture is not None:
+                if picture is not None and time.monotonic() - drawn >= _BETWEEN_PICTURES:
                     plot_stream(read_log(output), picture)
+                    drawn = time.monotonic()
+            if picture is not None and drawn > -math.inf:
+                plot_stream(read_log(output), picture)
             _tell_end(console, learner, before, output, signals.noted)
     if signals.noted is not None:
         sys.exit(128 + signals.noted)
