@@ -55,9 +55,8 @@ def replies(found):
     return sent
 
 
-def by_flower(name, arguments, start, rounds):
+def by_flower(strategy, start, rounds):
     """What Flower's own class makes of these models, when Flower begins its rounds, with nodes that it waits for."""
-    strategy = getattr(flower, name)(**arguments)
     weights = start
     for i, found in enumerate(rounds, start=1):
         strategy.configure_train(i, to_arrays(weights), ConfigRecord(), Nodes({}))
@@ -75,7 +74,7 @@ class Nodes(LocalGrid):
 def test_averages_are_flowers_own(name):
     """Three rounds, of which the state goes from one to the next; once it is saved and loaded in between."""
     [start], rounds = models(0, 1), [models(seed) for seed in (1, 2, 3)]
-    expected = by_flower(name, SETTINGS[name], start, rounds)
+    expected = by_flower(getattr(flower, name)(**SETTINGS[name]), start, rounds)
     weights, average = start, Average(AverageSettings(name, SETTINGS[name]))
     for i, found in enumerate(rounds, start=1):
         if i == 3:
@@ -100,18 +99,9 @@ def test_averages_of_strategies_that_wrap_others(wrapper, norm, inner):
         outer = getattr(flower, f"DifferentialPrivacyServerSide{wrapper}")
         return outer(own, noise_multiplier=0.1, num_sampled_clients=5, **{norm: 0.5})
 
-    def begun(strategy):
-        """Flower begins its rounds."""
-        numpy.random.seed(3)
-        weights = start
-        for i, found in enumerate(rounds, start=1):
-            strategy.configure_train(i, to_arrays(weights), ConfigRecord(), Nodes({}))
-            arrays, _ = strategy.aggregate_train(i, replies(found))
-            weights = {key: torch.from_numpy(arrays[key].numpy().astype(numpy.float32)) for key in start}
-        return weights
-
     [start], rounds = models(0, 1), [models(seed) for seed in (1, 2, 3)]
-    expected = begun(made())
+    numpy.random.seed(3)
+    expected = by_flower(made(), start, rounds)
     numpy.random.seed(3)
     weights, average = start, Average(made())
     for i, found in enumerate(rounds, start=1):
