@@ -37,7 +37,7 @@ from spacy.training.loop import train
 from spacy.util import registry
 
 from thinc_torchopt.corpora import PythonDocs
-from thinc_torchopt.streams import LearnSettings, Source, StreamLearner
+from thinc_torchopt.streams import LearnSettings, Source, StreamLearner, read_examples
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "streams.jsonl"
@@ -216,10 +216,10 @@ def retrained(config: Config, folder: Path, every: int) -> dict[str, Any]:
     records = [json.loads(line) for line in (folder / "stream.jsonl").read_text().splitlines()]
     for start in range(0, len(records), 100):
         before = evaluate(nlp, folder / "dev.spacy") if before is None else before
-        docs = [Example.from_dict(words(nlp, one), one).reference for one in records[start : start + 100]]
-        scores.append(score(nlp, [Example(Doc(nlp.vocab, words=[t.text for t in doc]), doc) for doc in docs]))
-        seen += docs
-        tokens += sum(map(len, docs))
+        examples = [Example.from_dict(words(nlp, one), one) for one in records[start : start + 100]]
+        scores.append(score(nlp, examples))
+        seen += [example.reference for example in examples]
+        tokens += sum(len(example.reference) for example in examples)
         if (start + 100) % every == 0:
             save(folder / "seen.spacy", seen)
             again = Config(config)
@@ -235,8 +235,7 @@ def words(nlp: Language, one: dict[str, Any]) -> Doc:
 
 
 def evaluate(nlp: Language, corpus: Path) -> float:
-    docs = DocBin().from_disk(corpus).get_docs(nlp.vocab)
-    return score(nlp, [Example(Doc(nlp.vocab, words=[t.text for t in doc]), doc) for doc in docs])
+    return score(nlp, [example for _, example in read_examples(nlp, corpus)])
 
 
 def score(nlp: Language, examples: list[Example]) -> float:
@@ -334,7 +333,7 @@ def draw(path: Path) -> None:
         axes.text(TEXTS * i + 20, axes.get_ylim()[0] + 0.3, genre, fontsize="small", color="grey")
     axes.set_xlabel("texts")
     axes.set_ylabel("accuracy of tags on texts before they are learned")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     figure.savefig(path, metadata={"Date": None})
 
 
