@@ -1,19 +1,21 @@
 """A federation of five clients over Flower's processes, with TLS and registered keys, in which nearly all goes wrong.
 
-    python benchmarks/federation.py run --output training/federation > benchmarks/federation.jsonl
+    python benchmarks/federation.py run --output training/federation
     python benchmarks/federation.py picture docs/federation.svg
 
 Each client has chapters of its own of Python's documentation, and the pipeline finds code in prose. "west" lies: the
 spans of its texts are one word too far to the right, and its rate is ten times as high. "centre" comes with labels of
 its own, is refused, and is mended. "east" is killed, and comes back. "south" is late. The server is killed twice. One
-line of JSON for each training: scores of the rounds, and what result.json says of clients. Needs the extra `federated`,
-openssl and ssh-keygen; a federation takes about five minutes of two cores.
+line of benchmarks/federation.jsonl for each training: scores of the rounds, and what result.json says of clients; the
+same command goes on where it was stopped. Needs the extra `federated`, openssl and ssh-keygen; a federation takes five to
+ten minutes of two cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import statistics
 import subprocess
@@ -77,9 +79,17 @@ def main() -> None:
     write_corpora(output / "texts", args.texts)
     for seed in args.seeds:
         for method in args.methods:
+            if any((one["method"], one["seed"]) == (method, seed) for one in results()):
+                continue
             train = train_centrally if method == CENTRAL else train_federated
-            found = train(output / f"{method}-{seed}", output / "texts", method, seed, args)
-            print(json.dumps({"method": method, "seed": seed, **found}), flush=True)
+            shutil.rmtree(folder := output / f"{method}-{seed}", ignore_errors=True)
+            found = train(folder, output / "texts", method, seed, args)
+            with RESULTS.open("a") as file:
+                file.write(json.dumps({"method": method, "seed": seed, **found}) + "\n")
+
+
+def results() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
 # ---------------------------------------------------------------------- texts
@@ -145,7 +155,7 @@ def train_federated(folder: Path, texts: Path, method: str, seed: int, args: arg
         "resume": "auto",
     }
     config["paths"]["labels"] = str(texts / "labels.json")
-    folder.mkdir(parents=True)  # a second run in the same folder would go on
+    folder.mkdir(parents=True)
     config.to_disk(folder / "federated.cfg")
     clients: dict[str, dict[str, Any]] = {
         name: {"config": folder / "federated.cfg", "state": folder / "states" / name, **paths(texts, name)}
@@ -241,7 +251,7 @@ def train_centrally(folder: Path, texts: Path, method: str, seed: int, args: arg
 def draw(path: Path) -> None:
     from thinc_torchopt.compat import import_figure
 
-    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    rows = results()
     figure = import_figure()(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for method in [*METHODS, CENTRAL]:
