@@ -7,8 +7,8 @@ Each client has chapters of its own of Python's documentation, and the pipeline 
 spans of its texts are one word too far to the right, and its rate is ten times as high. "centre" comes with labels of
 its own, is refused, and is mended. "east" is killed, and comes back. "south" is late. The server is killed twice. One
 line of benchmarks/federation.jsonl for each training: scores of the rounds, and what result.json says of clients; the
-same command goes on where it was stopped. Needs the extra `federated`, openssl and ssh-keygen; a federation takes five to
-ten minutes of two cores.
+same command goes on where it was stopped. Needs the extra `federated`, openssl and ssh-keygen; a federation takes five
+to ten minutes of two cores.
 """
 
 from __future__ import annotations
