@@ -276,6 +276,29 @@ def test_learner_begins_its_memory_with_old_texts(model, tmp_path):
         assert learner._memory.seen == 16 and len(learner._memory.lines) == 8
 
 
+def test_learner_begins_its_memory_when_the_run_goes_on(model, tmp_path):
+    """A run that had no memory: old texts are not left out in silence."""
+    stream, old = write_stream(tmp_path / "stream.jsonl", 6), write_stream(tmp_path / "old.jsonl", 10, start=10)
+    learn(model, stream, tmp_path / "out")
+    with StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old) as learner:
+        assert learner.goes_on and learner._memory.seen == 10
+        list(learner.learn(Source(stream)))
+    with StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old) as learner:
+        assert learner._memory.seen == 10  # they are not read twice
+
+
+def test_learner_does_not_look_at_labels_of_frozen_components(model, tmp_path):
+    stream = write_stream(
+        tmp_path / "stream.jsonl", 3, changed=lambda i, found: {**found, "tags": ["ODD"] * len(found["words"])}
+    )
+    nlp, optimizer = load(model)
+    nlp.config["training"]["frozen_components"] = ["tagger"]
+    before = [value.clone() for value in pipeline_params(nlp)["tagger"]]
+    with StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings()) as learner:
+        assert [row.texts for row in learner.learn(Source(stream))] == [3]
+    assert same(pipeline_params(nlp)["tagger"], before)
+
+
 def test_learner_keeps_the_words_of_no_text(model, tmp_path):
     """Memory zones: spaCy's string store would grow with each new word."""
 

@@ -24,8 +24,6 @@ _COLUMNS = {"texts": 10, "tokens": 12, "score": 8, "watched": 8, "learn rate": 1
 _BETWEEN_PICTURES = 30.0
 # Settings that have a value, also if nothing uses them.
 _WITH_OTHERS = ("rollback_factor", "max_rollbacks")
-# Settings of [training] for epochs and batches, which a stream does not have.
-_OF_BATCHES = {"accumulate_gradient": (0, 1)}
 
 
 def learn(
@@ -62,7 +60,8 @@ def learn(
             use_gpu=use_gpu,
             resolve=lambda block: _optimizer_for_streams(block, learn_rate, notes),
         )
-        notes += _unused(setup.config["training"])
+        if setup.config["training"]["accumulate_gradient"] > 1:
+            notes.append("Not used: accumulate_gradient in [training]. Set --batch-size.")
         if learn_rate is not None:  # in the config that is saved, too
             setup.nlp.config["training"]["optimizer"]["learn_rate"] = learn_rate
         print_notes(console, notes)
@@ -85,13 +84,15 @@ def learn(
                 None if from_stdin else stream, follows=follows, is_stopped=lambda: signals.noted is not None
             )
             before, drawn = learner.texts, -math.inf
-            for row in learner.learn(source):
-                _print_row(console, row)
-                if picture is not None and time.monotonic() - drawn >= _BETWEEN_PICTURES:
+            try:
+                for row in learner.learn(source):
+                    _print_row(console, row)
+                    if picture is not None and time.monotonic() - drawn >= _BETWEEN_PICTURES:
+                        plot_stream(read_log(output), picture)
+                        drawn = time.monotonic()
+            finally:
+                if picture is not None and drawn > -math.inf:
                     plot_stream(read_log(output), picture)
-                    drawn = time.monotonic()
-            if picture is not None and drawn > -math.inf:
-                plot_stream(read_log(output), picture)
             _tell_end(console, learner, before, output, signals.noted)
     if signals.noted is not None:
         sys.exit(128 + signals.noted)
@@ -138,11 +139,6 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
             "a known number of examples. Remove it: --training.optimizer.privacy null."
         )
     return optimizer
-
-
-def _unused(training: Any) -> list[str]:
-    found = [name for name, defaults in _OF_BATCHES.items() if training.get(name, 1) not in defaults]
-    return [f"Not used: {name} in [training]. Set --batch-size." for name in found]
 
 
 # ---------------------------------------------------------------------- what is printed

@@ -203,7 +203,10 @@ class StreamLearner:
         self._added: list[tuple[str, str]] = []
         self.place = Place()
         self._memory = Memory(settings.memory if settings.replay else 0)
-        self._block, self._scored, self._packed = Block(), [], []
+        self._block = Block()
+        # The scored texts of the block; outside the memory zone as bytes.
+        self._scored: list[Example] = []
+        self._packed: list[torch.Tensor] = []
         self.texts = self._tokens = self._skipped = self._logged = self._last_watched = self._saved = 0
         self._told: set[str] = set()
         # By component and label, the line with it; and the texts that wait for them.
@@ -216,15 +219,12 @@ class StreamLearner:
             clear_leftovers(folder)
             self.goes_on = (folder / STATE).exists()
             if self.goes_on:
-                self._restore()
+                self._restore(old)
             else:
                 self._begin(old)
         except BaseException:
             self._lock.release()
             raise
-
-    _scored: list[Example]
-    _packed: list[torch.Tensor]
 
     def __enter__(self) -> StreamLearner:
         return self
@@ -237,6 +237,9 @@ class StreamLearner:
             fix_random_seed(self._seed)
         (self.folder / LOG).unlink(missing_ok=True)  # of a run that was killed before it saved
         self._initialize()
+        self._remember(old)
+
+    def _remember(self, old: Path | None) -> None:
         for line, _ in read_examples(self._nlp, old) if old is not None else ():
             self._memory.add(line)
 
@@ -336,7 +339,7 @@ class StreamLearner:
         if is_rejected(record):
             return None
         example = make_example(self._nlp, record, where)
-        for component, label in unknown_labels(self._nlp, example):
+        for component, label in unknown_labels(self._nlp, example, self._frozen):
             if self._settings.new_labels == "skip":
                 self._tell_once(f"Texts with the label '{label}', which '{component}' does not have, are skipped.")
                 return None
@@ -376,7 +379,7 @@ class StreamLearner:
             self._scored += [Example(doc, example.reference) for doc, example in zip(docs, examples)]
         for line in self._memory.draw(self._settings.replay):
             old = make_example(nlp, json.loads(line), "a text of the memory")
-            if not unknown_labels(nlp, old):
+            if not unknown_labels(nlp, old, self._frozen):
                 examples.append(old)
         if self._before_update is not None:
             self._before_update(nlp, {"step": self.texts, "epoch": 0})
@@ -509,7 +512,7 @@ class StreamLearner:
                 self._nlp.to_disk(unfinished)
         self._saved = self.texts
 
-    def _restore(self) -> None:
+    def _restore(self, old: Path | None) -> None:
         """RAISES (StateError): The state is damaged, or of another pipeline."""
         what = f"the stream in '{self.folder}'"
         check_version(content := read_folder(self.folder / STATE), _VERSION, what)
@@ -534,8 +537,9 @@ class StreamLearner:
             raise StateError(f"{error} The state is in '{self.folder}'.") from error
         self._optimizer.keep_buffers()
         self.place, self._block, self._packed = saved.place, saved.block, list(saved.scored)
-        if saved.memory.lines or not self._memory.size:
-            self._memory = Memory(self._memory.size, saved.memory.seen, saved.memory.lines)
+        self._memory = Memory(self._memory.size, saved.memory.seen, saved.memory.lines)
+        if not self._memory.seen:  # there was none
+            self._remember(old)
         while len(self._memory.lines) > self._memory.size:  # it is smaller now
             self._memory.lines.pop(random.randrange(len(self._memory.lines)))
         self.texts, self._tokens, self._skipped = saved.texts, saved.tokens, saved.skipped

@@ -11,7 +11,7 @@ dicts of `Example.to_dict`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +124,16 @@ def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
 # ---------------------------------------------------------------------- labels
 
 
-def unknown_labels(nlp: Language, example: Example) -> list[tuple[str, str]]:
+def unknown_labels(nlp: Language, example: Example, exclude: Collection[str]) -> list[tuple[str, str]]:
     """The labels of an example that components don't have: component and label. Components that spaCy trains without
     labels of the example, or whose labels are made of others, are not looked at.
+
+    exclude (Collection[str]): Components that are not trained.
     """
     found = []
     for name, proc in nlp.pipeline:
+        if name in exclude:
+            continue
         labels = _labels(nlp.get_pipe_meta(name).factory, proc, example.reference)
         found += [(name, label) for label in sorted(labels - set(getattr(proc, "labels", ())))]
     return found
