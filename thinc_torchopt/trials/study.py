@@ -230,7 +230,7 @@ class Study:
     def _wait_for_room(self, study: Any, trials: int) -> bool:
         """Wait for the last trials of other processes. RETURNS (bool): Whether there is a trial to do."""
         while True:
-            _fail_stale(study)
+            self._fail_stale(study)
             states = [
                 trial.state.name for trial in study.trials if trial.state.name != "FAIL" or _PROBLEM in trial.user_attrs
             ]
@@ -243,13 +243,25 @@ class Study:
     def _wait_for_queue(self) -> bool:
         """The same for the repeats."""
         while True:
-            _fail_stale(self._repeats)
+            self._fail_stale(self._repeats)
             states = [trial.state.name for trial in self._repeats.trials]
             if "WAITING" in states:
                 return True
             if "RUNNING" not in states:
                 return False
             time.sleep(1.0)
+
+    def _fail_stale(self, study: Any) -> None:
+        """Mark running trials without a heartbeat as failed, and queue them again."""
+        with closing(sqlite3.connect(self.path, timeout=_GRACE)) as database:
+            beating = {trial for (trial,) in database.execute("SELECT trial_id FROM trial_heartbeats")}
+        for trial in study.trials:
+            # Optuna waits forever for a trial that was killed before its first heartbeat. It gets one here.
+            if trial.state.name == "RUNNING" and trial._trial_id not in beating:
+                study._storage.record_heartbeat(trial._trial_id)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            self._optuna.storages.fail_stale_trials(study)
 
     # ------------------------------------------------------------------ the file
 
@@ -327,11 +339,3 @@ def _again(study: Any, trial: Any) -> None:
     """Queue a trial again that was killed or interrupted."""
     if trial.params:
         study.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
-
-
-def _fail_stale(study: Any) -> None:
-    """Mark running trials without a heartbeat as failed, and queue them again."""
-    optuna = import_optuna()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        optuna.storages.fail_stale_trials(study)
