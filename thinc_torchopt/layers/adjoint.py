@@ -15,14 +15,11 @@ from torch import Tensor
 
 from .cells import Cell, Linearized, State
 from .functional import Recorded, linearize_by_func
-from .relations import Weights
+from .relations import Held, Weights
 from .scan import linear_scan
 
 # Rows, steps times samples, to process at once.
 _ROWS = 1024
-
-Signal = list[Tensor]  # one tensor per state. Shape of each: (B, H)
-
 
 def linearize(cell: Cell, x: Tensor, state: State, weights: Weights) -> Linearized:
     """A step and its derivatives: in closed form, if the cell has one. Leading dimensions: any."""
@@ -30,42 +27,50 @@ def linearize(cell: Cell, x: Tensor, state: State, weights: Weights) -> Lineariz
     return linearize_by_func(cell, x, state, weights) if found is None else found
 
 
-def back_in_time(step: Linearized, dh: Tensor, after: Signal) -> tuple[list[Tensor], Signal]:
-    """The derivatives of a loss of several steps by the states, each unit by itself.
+def back_in_time(
+    decay: Sequence[Sequence[Tensor | None]], after: Tensor, dh: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Derivatives by the states of K steps, each unit by itself, of values that depend on the state after them.
 
-    step (Linearized): K steps. dh (Tensor): dL/dh of each. Shape: (K, B, H).
-    after (list[Tensor]): The derivatives of later losses by the state after these steps.
-    RETURNS (tuple): lambda by state, Shape of each: (K, B, H); and for the state before these steps.
+    decay (list): D of the steps. Shape of each: (K, B, H).
+    after (Tensor): The derivatives by the state after these steps, of S values. Shape: (S, states, B, H).
+    dh (Tensor): The first value is a loss that also depends on the output of each step: dL/dh. Shape: (K, B, H).
+    RETURNS (tuple): By the state after each step, Shape: (K, S, states, B, H); and before all of them.
     """
-    n = len(after)
-    if n == 1 and (own := step.decay[0][0]) is not None:
-        later = torch.cat((own[1:], torch.ones_like(own[:1])))
-        values = linear_scan(later.flip(0), dh.flip(0), after[0]).flip(0)
-        return [values], [own[0] * values[0]]
-    decay = [[None if d is None else d.unbind(0) for d in row] for row in step.decay]
-    found: list[list[Tensor]] = [[] for _ in range(n)]
-    for t in range(len(dh) - 1, -1, -1):
-        here = [after[0] + dh[t], *after[1:]]
-        for a in range(n):
-            found[a].append(here[a])
-        after = [_sum([(row[c], here[a]) for a, row in enumerate(decay)], t, here[0]) for c in range(n)]
-    return [torch.stack(steps[::-1]) for steps in found], after
-
-
-def _sum(pairs: Sequence[tuple[Sequence[Tensor] | None, Tensor]], t: int, like: Tensor) -> Tensor:
-    total = None
-    for factors, values in pairs:
-        if factors is not None:
-            total = factors[t] * values if total is None else total.addcmul_(factors[t], values)
-    return torch.zeros_like(like) if total is None else total
+    if len(decay) == 1 and (own := decay[0][0]) is not None:
+        later = torch.cat((own[1:], torch.ones_like(own[:1]))).flip(0)
+        found = []
+        if dh is not None:
+            found.append(linear_scan(later, dh.flip(0), after[0, 0])[:, None])
+            after = after[1:]
+        if len(after):
+            found.append(later.cumprod(0)[:, None] * after[:, 0])
+        values = torch.cat(found, 1).flip(0)[:, :, None]
+        return values, values[0] * own[0]
+    like = next(d for row in decay for d in row if d is not None)
+    rows = torch.stack([torch.stack([torch.zeros_like(like) if d is None else d for d in row], 1) for row in decay])
+    by_state = [row.unbind(0) for row in rows]
+    after, steps = after.clone(), []
+    for t in range(len(like) - 1, -1, -1):
+        if dh is not None:
+            after[0, 0] += dh[t]
+        steps.append(after)
+        before = after[:, :1] * by_state[0][t]
+        for a, row in enumerate(by_state[1:], 1):
+            before.addcmul_(after[:, a : a + 1], row[t])
+        after = before
+    return torch.stack(steps[::-1]), after
 
 
 def deltas(step: Linearized, signal: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The signal of each relation for its weights: Df times lambda, summed over states."""
+    """The signal of each relation for its weights: Df times lambda, summed over states. signal: Of the first states.
+    Relations that do not reach these have none.
+    """
     found = {}
     for name, reach in step.reach.items():
         parts = [of_state * values for of_state, values in zip(reach, signal) if of_state is not None]
-        found[name] = sum(parts[1:], parts[0])
+        if parts:
+            found[name] = sum(parts[1:], parts[0])
     return found
 
 
@@ -73,8 +78,9 @@ def add_grads_(grads: dict[str, Tensor], cell: Cell, step: Linearized, signal: S
     """Add the gradients of all weights for these steps."""
     delta = deltas(step, signal)
     for relation in cell.relations:
-        for name, grad in relation.grads(step.inputs[relation.name], delta[relation.name]).items():
-            grads[name].add_(grad)
+        if relation.name in delta:
+            for name, grad in relation.grads(step.inputs[relation.name], delta[relation.name]).items():
+                grads[name].add_(grad)
 
 
 def windows(n_steps: int, n_batch: int) -> list[slice]:
@@ -105,14 +111,13 @@ def adjoint_gradients(
     """
     grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     dx = torch.zeros_like(x) if inputs or later else x.new_zeros(0)
-    after = [torch.zeros_like(state[0]) for state in before]
+    after = torch.stack([torch.zeros_like(state[0]) for state in before])[None]
     for window in reversed(windows(*x.shape[:2])):
         n = active[window.start]
         of_window = x[window, :n], tuple(state[window, :n] for state in before)
         step = linearize(cell, *of_window, weights)
-        signal, earlier = back_in_time(step, dh[window, :n], [rows[:n] for rows in after])
-        for rows, new in zip(after, earlier):
-            rows[:n] = new
+        found, after[:, :, :n] = back_in_time(step.decay, after[:, :, :n], dh[window, :n])
+        signal = found[:, 0].unbind(1)
         add_grads_(grads, cell, step, signal)
         if later:
             dx[window, :n] = _through_relations(cell, weights, x.shape[2], step, signal)
@@ -128,8 +133,7 @@ def input_gradient(cell: Cell, weights: Weights, x: Tensor, state: State, dh: Te
     step (Linearized): The step. It is enough if each relation reaches only its own units.
     """
     if cell.truncated == ():
-        signal = [dh, *(torch.zeros_like(dh) for _ in cell.states[1:])]
-        return _through_relations(cell, weights, x.shape[-1], step, signal)
+        return _through_relations(cell, weights, x.shape[-1], step, [dh])
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         h = cell.step(x, state, Recorded(cell, weights))[0]
@@ -139,6 +143,9 @@ def input_gradient(cell: Cell, weights: Weights, x: Tensor, state: State, dh: Te
 def _through_relations(cell: Cell, weights: Weights, width: int, step: Linearized, signal: Sequence[Tensor]) -> Tensor:
     """From the derivatives by the states to those by x. width (int): Of x."""
     delta = deltas(step, signal)
-    reading = [relation for relation in cell.relations if relation.inputs[0] == "x"]
-    parts = [delta[r.name] @ weights[r.weight_names[0]][:width].T for r in reading]
+    reading = [relation for relation in cell.relations if relation.inputs[0] == "x" and relation.name in delta]
+    names = tuple(relation.weight_names[0] for relation in reading)
+    if isinstance(weights, Held):
+        return torch.cat([delta[relation.name] for relation in reading], -1) @ weights.joined(names, width).T
+    parts = [delta[relation.name] @ weights[name][:width].T for relation, name in zip(reading, names)]
     return sum(parts[1:], parts[0])

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from ..checks import Section
-from .relations import Dense, Elementwise, Relation, Weights
+from .relations import Dense, Elementwise, Relation, Weights, apply_all, own_weight
 
 State = tuple[Tensor, ...]
 
@@ -153,7 +153,7 @@ class RNN(_Builtin):
         xh = torch.cat((x, *state), -1)
         h = self.act(self.W.apply(weights, xh))
         reach = self.slope(h)
-        return Linearized((h,), [[reach * self.W.recurrent(weights).diagonal()]], {"W": [reach]}, {"W": xh})
+        return Linearized((h,), [[reach * own_weight(self.W, weights)]], {"W": [reach]}, {"W": xh})
 
 
 class IndRNN(_Builtin):
@@ -186,13 +186,13 @@ class GRU(_Builtin):
     def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
         (h,) = state
         xh = torch.cat((x, h), -1)
-        z, r = torch.sigmoid(self.Wz.apply(weights, xh)), torch.sigmoid(self.Wr.apply(weights, xh))
+        z, r = map(torch.sigmoid, apply_all((self.Wz, self.Wr), weights, xh))
         xrh = torch.cat((x, r * h), -1)
         n = self.act(self.Wh.apply(weights, xrh))
         dz, dn, hdr = (n - h) * z * (1 - z), z * self.slope(n), h * r * (1 - r)
-        Uz, Ur, Uh = (relation.recurrent(weights) for relation in self.relations)
-        own = Uh.diagonal()
-        decay = (1 - z) + dz * Uz.diagonal() + dn * (r * own + hdr @ (Ur.T * Uh))
+        Ur, Uh = self.Wr.recurrent(weights), self.Wh.recurrent(weights)
+        own = own_weight(self.Wh, weights)
+        decay = (1 - z) + dz * own_weight(self.Wz, weights) + dn * (r * own + hdr @ (Ur.T * Uh))
         return Linearized(
             (torch.lerp(h, n, z),),
             [[decay]],
@@ -220,9 +220,9 @@ class MGU(_Builtin):
         xfh = torch.cat((x, f * h), -1)
         n = self.act(self.Wh.apply(weights, xfh))
         df, dn, hdf = (n - h) * f * (1 - f), f * self.slope(n), h * f * (1 - f)
-        Uf, Uh = (relation.recurrent(weights) for relation in self.relations)
-        own = Uh.diagonal()
-        decay = (1 - f) + df * Uf.diagonal() + dn * (f * own + hdf @ (Uf.T * Uh))
+        Uf, Uh = self.Wf.recurrent(weights), self.Wh.recurrent(weights)
+        own = own_weight(self.Wh, weights)
+        decay = (1 - f) + df * own_weight(self.Wf, weights) + dn * (f * own + hdf @ (Uf.T * Uh))
         return Linearized(
             (torch.lerp(h, n, f),), [[decay]], {"Wf": [df + dn * own * hdf], "Wh": [dn]}, {"Wf": xh, "Wh": xfh}
         )
@@ -247,14 +247,14 @@ class LSTM(_Builtin):
     def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
         h, c = state
         xh = torch.cat((x, h), -1)
-        i, g, f, o = (relation.apply(weights, xh) for relation in self.relations)
+        i, g, f, o = apply_all(self.relations, weights, xh)
         i, g, f, o = torch.sigmoid(i), self.act(g), torch.sigmoid(f + self.forget_bias), torch.sigmoid(o)
         new_c = f * c + i * g
         a = self.act(new_c)
         s = o * self.slope(a)
         in_c = g * i * (1 - i), i * self.slope(g), c * f * (1 - f)
         do = a * o * (1 - o)
-        *own, own_o = (relation.recurrent(weights).diagonal() for relation in self.relations)
+        *own, own_o = (own_weight(relation, weights) for relation in self.relations)
         ch = in_c[0] * own[0] + in_c[1] * own[1] + in_c[2] * own[2]
         reach: dict[str, list[Tensor | None]] = {
             relation.name: [s * of_c, of_c] for relation, of_c in zip(self.relations, in_c)
@@ -289,12 +289,12 @@ class TorchGRU(_Builtin):
     def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
         (h,) = state
         xh = torch.cat((x, h), -1)
-        r, z = torch.sigmoid(self.Wr.apply(weights, xh)), torch.sigmoid(self.Wz.apply(weights, xh))
+        r, z = map(torch.sigmoid, apply_all((self.Wr, self.Wz), weights, xh))
         m = self.Whn.apply(weights, h)
         n = self.act(torch.addcmul(self.Wn.apply(weights, x), r, m))
         dz, dn = (h - n) * z * (1 - z), (1 - z) * self.slope(n)
         dm, dr = dn * r, dn * m * r * (1 - r)
-        Ur, Uz, Um = (relation.recurrent(weights).diagonal() for relation in (self.Wr, self.Wz, self.Whn))
+        Ur, Uz, Um = (own_weight(relation, weights) for relation in (self.Wr, self.Wz, self.Whn))
         return Linearized(
             (torch.lerp(n, h, z),),
             [[z + dr * Ur + dz * Uz + dm * Um]],
@@ -328,7 +328,8 @@ class MinGRU(_Builtin):
         return 1 - z, z * n
 
     def _gates(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
-        return torch.sigmoid(self.Wz.apply(weights, x)), self.act(self.Wn.apply(weights, x))
+        z, n = apply_all(self.relations, weights, x)
+        return torch.sigmoid(z), self.act(n)
 
 
 CELLS: dict[str, type[_Builtin]] = {

@@ -143,37 +143,6 @@ class ParamDimTraces:
 
     # ---------------------------------------------------------------------- several steps
 
-    def update_block(self, step: Linearized, goes_on: Tensor | None = None) -> None:
-        """Apply several steps at once: the same traces up to rounding. They can't be normalized.
-
-        goes_on (Tensor): The samples that have not ended, at each step. Shape: (K, n, 1). None: all.
-        """
-        n = len(self._traces)
-        decay = _filled(step.decay, step.state[0])
-        one, zero = torch.ones_like(decay[0][0][0]), torch.zeros_like(decay[0][0][0])
-        if goes_on is not None:
-            decay = [[torch.where(goes_on, d, float(a == c)) for c, d in enumerate(row)] for a, row in enumerate(decay)]
-        ahead = [[one if a == c else zero for c in range(n)] for a in range(n)]
-        later: list[list[list[Tensor]]] = [[[] for _ in range(n)] for _ in range(n)]
-        for t in range(len(decay[0][0]) - 1, -1, -1):
-            for a in range(n):
-                for c in range(n):
-                    later[a][c].append(ahead[a][c])
-            ahead = [[sum((ahead[a][b] * decay[b][c][t] for b in range(n)), zero) for c in range(n)] for a in range(n)]
-        products = [[torch.stack(steps[::-1]) for steps in row] for row in later]
-        for relation in self.cell.relations:
-            inputs, reach = step.inputs[relation.name], step.reach[relation.name]
-            traces = [
-                {name: of_state[name][: inputs.shape[1]] for name in relation.weight_names} for of_state in self._traces
-            ]
-            if not self._is_zero:
-                _decay_(traces, ahead)
-            for a, trace in enumerate(traces):
-                parts = [products[a][c] * r for c, r in enumerate(reach) if r is not None]
-                moved = sum(parts[1:], parts[0])
-                relation.add_block_(trace, inputs, moved if goes_on is None else moved * goes_on)
-        self._is_zero = False
-
     def learn(self, steps: Sequence[tuple[Linearized, Tensor | None]]) -> None:
         """Apply steps from `linearize`, in their order, and add the gradients of their losses, as `apply` and `solve`
         do one at a time.
@@ -186,17 +155,54 @@ class ParamDimTraces:
                 if dh is not None:
                     self.solve(dh)
             return
-        block = _joined([step for step, _ in steps])
+        losses = None
         if any(dh is not None for _, dh in steps):
             zero = torch.zeros_like(steps[0][0].state[0])
-            self.read_block(block, torch.stack([zero if dh is None else dh for _, dh in steps]))
-        self.update_block(block)
+            losses = torch.stack([zero if dh is None else dh for _, dh in steps])
+        self.read_block(_joined([step for step, _ in steps]), losses)
 
-    def read_block(self, step: Linearized, dh: Tensor) -> None:
-        """Add the gradients of several steps, before they are applied. dh (Tensor): Shape: (K, n, H)."""
-        signal, earlier = back_in_time(step, dh, [torch.zeros_like(dh[0]) for _ in self._traces])
-        add_grads_(self.grads, self.cell, step, signal)
-        self.solve(*earlier)
+    def read_block(
+        self, step: Linearized, dh: Tensor | None = None, goes_on: Tensor | None = None, *, last: bool = False
+    ) -> None:
+        """Apply several steps at once: the same numbers up to rounding. They can't be normalized.
+
+        step (Linearized): K steps of the first n samples. dh (Tensor): dL/dh of each. Shape: (K, n, H). None: no loss.
+        goes_on (Tensor): The samples that have not ended, at each step. Shape: (K, n, 1). None: all.
+        last (bool): Nothing follows: add the gradients, but leave the traces.
+        """
+        states, like = range(len(self._traces)), step.state[0]
+        decay = step.decay
+        if goes_on is not None:
+            full = _filled(decay, like)
+            decay = [[torch.where(goes_on, d, float(a == c)) for c, d in enumerate(row)] for a, row in enumerate(full)]
+        # What depends on the state after the block: the loss, not yet, and each of the states.
+        after = like.new_zeros(len(states) + 1, len(states), *like.shape[1:])
+        for a in states:
+            after[a + 1, a] = 1.0
+        first, end = int(dh is None), 1 if last else None
+        found, before = back_in_time(decay, after[first:end], dh)
+        if dh is not None:
+            add_grads_(self.grads, self.cell, step, found[:, 0].unbind(1))
+            self.solve(*before[0])
+            found, before = found[:, 1:], before[1:]
+        if not last:
+            self._move(step, found if goes_on is None else found * goes_on[:, None, None], before)
+
+    def _move(self, step: Linearized, later: Tensor, decay: Tensor) -> None:
+        """Apply several steps to the traces. later (Tensor): d s_a after them / d s_c after each. Shape: (K, a, c, n,
+        H). decay (Tensor): d s_a / d s_c before them.
+        """
+        for relation in self.cell.relations:
+            inputs, reach = step.inputs[relation.name], step.reach[relation.name]
+            traces = [
+                {name: of_state[name][: inputs.shape[1]] for name in relation.weight_names} for of_state in self._traces
+            ]
+            if not self._is_zero:
+                _decay_(traces, decay)
+            for a, trace in enumerate(traces):
+                parts = [later[:, a, c] * r for c, r in enumerate(reach) if r is not None]
+                relation.add_block_(trace, inputs, sum(parts[1:], parts[0]))
+        self._is_zero = False
 
     # ---------------------------------------------------------------------- state
 
@@ -250,7 +256,7 @@ def _joined(steps: Sequence[Linearized]) -> Linearized:
     )
 
 
-def _decay_(traces: Traces, decay: Sequence[Sequence[Tensor | None]]) -> None:
+def _decay_(traces: Traces, decay: Sequence[Sequence[Tensor | None]] | Tensor) -> None:
     """traces = D traces."""
     for name in traces[0]:
         now = [of_state[name] for of_state in traces]

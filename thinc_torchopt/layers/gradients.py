@@ -202,16 +202,14 @@ class TracedGradients:
         """Several steps; `active` may fall. out (Tensor): For dL/dx. RETURNS (tuple): The state after them."""
         _, after, before = scan(self.cell, self.weights, x, state, active, keep=True)
         step = self.traces.linearize(x, before)
-        if self._method.vjp_method == "single-step":
-            self.traces.read_block(step, dh)
-            if out is not None:
-                out.copy_(input_gradient(self.cell, self.weights, x, before, dh, step))
-        if not last:
-            goes_on = None
-            if active[-1] < len(state[0]):
-                goes_on = torch.tensor(active)[:, None, None] > torch.arange(len(state[0]))[:, None]
-                goes_on = goes_on.to(x.device)
-            self.traces.update_block(step, goes_on)
+        by_traces = self._method.vjp_method == "single-step"
+        goes_on = None
+        if active[-1] < len(state[0]):
+            goes_on = torch.tensor(active)[:, None, None] > torch.arange(len(state[0]))[:, None]
+            goes_on = goes_on.to(x.device)
+        self.traces.read_block(step, dh if by_traces else None, goes_on, last=last)
+        if by_traces and out is not None:
+            out.copy_(input_gradient(self.cell, self.weights, x, before, dh, step))
         return after
 
     def _read_steps(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None) -> State:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..checks import Section
 from .cells import Cell
-from .relations import Relation, Weights
+from .relations import Held, Relation, Weights
 
 _Parts = list[tuple[str, tuple[int, ...]]]
 
@@ -74,14 +74,14 @@ def init_params(model: Model, cell: Cell, chrono: int | None = None) -> None:
                         model.set_param(name, sign * memory - added)
 
 
-def weights_of(model: Model, cell: Cell) -> dict[str, Tensor]:
+def weights_of(model: Model, cell: Cell) -> Held:
     """The weights of a cell, by their names in its relations. Of matrices, copies."""
     found = {}
     for relation in cell.relations:
         for weight, parts in _parts(relation, model.get_dim("nI"), model.get_dim("nO")).items():
             tensors = [as_tensor(model.get_param(name)) for name, _ in parts]
             found[weight] = tensors[0] if tensors[0].ndim == 1 else torch.cat([t.T for t in tensors])
-    return found
+    return Held(found)
 
 
 def add_grads(model: Model, cell: Cell, grads: Weights) -> None:

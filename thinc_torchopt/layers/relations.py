@@ -11,8 +11,9 @@ is a list of traces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,6 +138,42 @@ def read_trace_(grad: Tensor, trace: Tensor, signal: Tensor) -> None:
         return
     for of_sample, weight in zip(trace, signal):
         grad.addcmul_(of_sample, weight)
+
+
+class Held(dict[str, Tensor]):
+    """Weights that do not change while they are held. What is derived from them is computed once."""
+
+    def __init__(self, weights: Weights):
+        super().__init__(weights)
+        self._derived: dict[tuple[Any, ...], Tensor] = {}
+
+    def joined(self, names: tuple[str, ...], rows: int | None = None) -> Tensor:
+        """Weights side by side. rows (int): Only the first ones. Shape: (rows, units of all)."""
+        if (key := (rows, *names)) not in self._derived:
+            self._derived[key] = torch.cat([self[name][:rows] for name in names], -1)
+        return self._derived[key]
+
+    def diagonal(self, relation: Dense) -> Tensor:
+        """Of its recurrent weight: what a unit reads of itself. Shape: (H,)."""
+        key = ("diagonal", relation.name)
+        if key not in self._derived:
+            self._derived[key] = relation.recurrent(self).diagonal().clone()
+        return self._derived[key]
+
+
+def apply_all(relations: Sequence[Dense], weights: Weights, inputs: Tensor) -> Sequence[Tensor]:
+    """y of relations with the same input: by one matmul, if the weights are held. inputs (Tensor): Shape: (..., in)."""
+    if not isinstance(weights, Held):
+        return [relation.apply(weights, inputs) for relation in relations]
+    weight, bias = (
+        weights.joined(names) for names in zip(*(relation.weight_names for relation in relations))
+    )
+    return torch.nn.functional.linear(inputs, weight.T, bias).chunk(len(relations), -1)
+
+
+def own_weight(relation: Dense, weights: Weights) -> Tensor:
+    """The diagonal of its recurrent weight. Shape: (H,)."""
+    return weights.diagonal(relation) if isinstance(weights, Held) else relation.recurrent(weights).diagonal()
 
 
 def concatenated(parts: tuple[Tensor, ...]) -> Tensor:
