@@ -192,6 +192,27 @@ def test_explain_several_processes(settings, words, corpus, capsys):
 
 @pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
 @pytest.mark.filterwarnings("ignore:Optimal order")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ((), "tagger: torch-gru by D-RTRL, approximate: traces don't follow the effect of a unit on others."),
+        (("cell=mingru",), "tagger: mingru by D-RTRL, exact."),
+        (
+            ("cell=mingru", "depth=2"),
+            "tagger: mingru by D-RTRL, approximate: below the top layer, which gives it the gradient of the same step "
+            "alone. tagger: mingru by D-RTRL, exact.",
+        ),
+        (("learning=bptt",), "tagger: torch-gru by BPTT, exact."),
+    ],
+    ids=["gru", "exact", "stack", "bptt"],
+)
+def test_explain_recurrent_layers(settings, words, corpus, capsys):
+    at = "--components.tagger.model.tok2vec.encode"
+    args = [part for setting in settings for part in (f"{at}.{setting.split('=')[0]}", setting.split("=")[1])]
+    assert told(CONFIGS / "online_rnn.cfg", corpus, capsys, *args)["Recurrent"] == words
+    assert "Recurrent" not in told(CONFIGS / "param_groups.cfg", corpus, capsys)
+
+
 def test_explain_privacy(corpus, capsys):
     """The noise is Opacus' own for the target."""
     from opacus.accountants.utils import get_noise_multiplier

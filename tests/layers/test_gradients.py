@@ -13,11 +13,12 @@ from thinc_torchopt.layers import ParamDimTraces, eligibility_gradients, gradien
 from thinc_torchopt.layers.cells import make_cell
 
 from ..conftest import SHARED, needs_gpu
-from .reference import ACTS, CELLS, bptt, distance, naive, problem, step
+from .reference import ACTS, CELLS, bptt, distance, naive, problem, step, without_closed_form
 
 ORACLES = SHARED / "oracles" / "drtrl_cases.json"
 # float64: what is left is rounding, over some dozen steps.
 EXACT = 1e-10
+HERE = Section("[here]")
 
 shapes = st.fixed_dictionaries(
     {
@@ -46,8 +47,8 @@ def recorded():
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"fast_solve": False}, {"traces": "adjoint"}, {"traces": "auto"}],
-    ids=["traces", "vmap", "adjoint", "auto"],
+    [{}, {"cell": "without closed form"}, {"traces": "adjoint"}, {"traces": "auto"}],
+    ids=["traces", "func", "adjoint", "auto"],
 )
 @pytest.mark.parametrize(("name", "case"), recorded())
 def test_gradients_recorded_cases(name, case, how):
@@ -55,7 +56,9 @@ def test_gradients_recorded_cases(name, case, how):
     values = {key: torch.tensor(value, dtype=torch.float32) for key, value in case["inputs"].items()}
     x, dh = values.pop("x"), values.pop("dLdh")
     cell, act = case["spec"]["cell"], case["spec"]["act"]
-    grads, outputs = eligibility_gradients(cell, values, x, dh, activation=act, **how)
+    built = without_closed_form(cell, act) if "cell" in how else cell
+    how = {name: value for name, value in how.items() if name != "cell"}
+    grads, outputs = eligibility_gradients(built, values, x, dh, activation=act, **how)
     assert list(grads) == list(values)
     for result in case["results"].values():
         assert distance(grads, {key: torch.tensor(result[key]) for key in grads}) < 1e-5
@@ -73,8 +76,8 @@ def test_gradients_naive_loop(cell, act):
     w, x, dh = problem(cell, T=6, B=2, X=2, H=3, seed=3)
     state = [torch.randn(2, 3, dtype=x.dtype) for _ in range(2 if "lstm" in cell else 1)]
     expected, _ = naive(cell, w, x, dh, act=act, state=state)
-    for how in ({}, {"fast_solve": False}, {"traces": "adjoint"}):
-        found, outputs = eligibility_gradients(cell, w, x, dh, activation=act, state=state, **how)
+    for one, how in ((cell, {}), (without_closed_form(cell, act), {}), (cell, {"traces": "adjoint"})):
+        found, outputs = eligibility_gradients(one, w, x, dh, activation=act, state=state, **how)
         assert distance(found, expected) < EXACT
     assert torch.allclose(outputs, bptt(cell, w, x, dh, act=act, state=state)[3], atol=EXACT)
 
@@ -87,10 +90,10 @@ def test_gradients_all_ways_agree(cell, act, shape):
     lengths = torch.randint(0, shape["T"] + 1, (shape["B"],), generator=torch.Generator().manual_seed(shape["seed"]))
     for some in (None, lengths):
         fast, outputs = eligibility_gradients(cell, w, x, dh, activation=act, lengths=some)
-        for how in ({"fast_solve": False}, {"traces": "adjoint"}):
-            other, same = eligibility_gradients(cell, w, x, dh, activation=act, lengths=some, **how)
+        for one, how in ((without_closed_form(cell, act), {}), (cell, {"traces": "adjoint"})):
+            other, same = eligibility_gradients(one, w, x, dh, activation=act, lengths=some, **how)
             assert distance(other, fast) < EXACT or all((value.abs() < EXACT).all() for value in fast.values())
-            assert torch.equal(outputs, same)
+            assert torch.allclose(outputs, same, atol=EXACT)
 
 
 @some_examples
@@ -148,8 +151,8 @@ def test_gradients_windows(cell, window):
         for t in range(steps.start, steps.stop):
             now = [step(cell, w, x[t, b], tuple(s[b] for s in state)) for b in range(2)]
             state = [torch.stack([row[a] for row in now]) for a in range(len(state))]
-    for fast in (True, False):
-        found, _ = eligibility_gradients(cell, w, x, dh, vjp_method="multi-step", window=window, fast_solve=fast)
+    for one in (cell, without_closed_form(cell)):
+        found, _ = eligibility_gradients(one, w, x, dh, vjp_method="multi-step", window=window)
         assert distance(found, expected) < EXACT
 
 
@@ -211,11 +214,38 @@ def test_gradients_normalized(cell):
                     new = (D * eps[key][..., None, :]).sum(-1) + instant / instant.abs().max().clamp(min=1)
                     eps[key] = new / new.abs().max().clamp(min=1)
                     expected[key] += dh[t, b] * eps[key][..., 0]
-    for fast in (True, False):
-        found, _ = eligibility_gradients(cell, w, x, dh, normalize_matrix_spectrum=True, fast_solve=fast)
+    for one in (cell, without_closed_form(cell)):
+        found, _ = eligibility_gradients(one, w, x, dh, normalize_matrix_spectrum=True)
         assert distance(found, expected) < EXACT
     plain, _ = eligibility_gradients(cell, w, x, dh)
     assert distance(plain, expected) > 0.01
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_of_one_sequence(cell):
+    """Without a dimension for samples, as torch.nn.GRU takes it."""
+    w, x, dh = problem(cell, T=6, B=1, X=2, H=3)
+    state = [torch.randn(1, 3, dtype=x.dtype) for _ in make_cell(cell, "tanh", HERE).states]
+    for how in ({}, {"traces": "adjoint"}, {"lengths": [4]}):
+        expected, outputs = eligibility_gradients(cell, w, x, dh, state=state, **how)
+        found, same = eligibility_gradients(cell, w, x[:, 0], dh[:, 0], state=[s[0] for s in state], **how)
+        assert torch.equal(same, outputs[:, 0]) and all(torch.equal(found[name], expected[name]) for name in w)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    # Rounding of each trace at each step, and in float32 of the rest too.
+    [(torch.float64, 1e-10), (torch.float32, 1e-6), (torch.float16, 0.005), (torch.bfloat16, 0.04)],
+)
+def test_gradients_of_traces_in_another_dtype(cell, dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(gradients, "BLOCK", 2)
+    w, x, dh = problem(cell, T=12, B=3, X=4, H=5)
+    expected, outputs = eligibility_gradients(cell, w, x, dh)
+    found, same = eligibility_gradients(cell, w, x, dh, trace_dtype=dtype)
+    assert torch.equal(same, outputs) and all(grad.dtype == torch.float64 for grad in found.values())
+    assert distance(found, expected) < tolerance
+    assert dtype is torch.float64 or distance(found, expected) > tolerance / 1e3
 
 
 def test_gradients_of_a_long_sequence():
@@ -275,7 +305,9 @@ def good():
         ({"vjp_method": "multi-step"}, ConfigError, "window"),
         ({"window": 3}, ConfigError, "window"),
         ({"vjp_method": "multi-step", "window": 0}, ConfigError, "at least 1"),
-        ({"fast_solve": "yes"}, ConfigError, "true or false"),
+        ({"trace_dtype": "bfloat16"}, ConfigError, "'trace_dtype'.*a dtype of floats"),
+        ({"trace_dtype": torch.int8}, ConfigError, "'trace_dtype'.*torch.int8"),
+        ({"traces": "adjoint", "trace_dtype": torch.float16}, ConfigError, "'traces'.*trace_dtype"),
         ({"traces": "backward"}, ConfigError, "'adjoint'"),
         ({"traces": "adjoint", "normalize_matrix_spectrum": True}, ConfigError, "normalize_matrix_spectrum"),
         ({"x": torch.zeros(0, 2, 2), "output_grads": torch.zeros(0, 2, 3)}, ShapeError, "none of them 0"),
@@ -348,7 +380,7 @@ def test_gradients_takes_arrays_and_lists_and_leaves_them_as_they_are():
 def test_gradients_on_a_gpu(cell):
     w, x, dh = problem(cell, T=9, B=3, X=4, H=5)
     lengths = [9, 2, 5]
-    for how in ({}, {"traces": "adjoint"}, {"fast_solve": False}, {"vjp_method": "multi-step", "window": 4}):
+    for how in ({}, {"traces": "adjoint"}, {"vjp_method": "multi-step", "window": 4}):
         expected, outputs = eligibility_gradients(cell, w, x, dh, lengths=lengths, **how)
         moved = {name: value.cuda() for name, value in w.items()}
         found, there = eligibility_gradients(cell, moved, x.cuda(), dh.cuda(), lengths=lengths, **how)

@@ -86,6 +86,51 @@ def test_online_trainer_blocks_are_steps(cell, size, monkeypatch):
         assert numpy.allclose(found, expected, **NEAR)
 
 
+def test_online_trainer_reads_one_stream_without_a_dimension_for_it():
+    X, dY = some(T, 1, 3, seed=1), some(T, 1, 4, seed=2)
+    model = layer()
+    one, other = (OnlineTrainer(m, SGD(0.1), update_every=4) for m in (model, model.copy()))
+    for x, dy in zip(X, dY):
+        assert one.predict(x[0]).shape == (4,)
+        assert numpy.array_equal(one.predict(x[0]), other.predict(x)[0])
+        assert numpy.array_equal(one.update(x[0], dy[0]), other.update(x, dy)[0])
+    assert same(params_of(one.model), params_of(other.model))
+    with pytest.raises(ShapeError, match=r"expected shape \(2, 3\).*found \(3,\)"):
+        OnlineTrainer(model, SGD(0.1), batch_size=2).predict(X[0, 0])
+
+
+@pytest.mark.parametrize("cell", ["torch-lstm", "mingru"])
+def test_online_trainer_traces_in_another_dtype(cell, tmp_path):
+    """Half the memory; updates are near those with traces in float32, and a resume is exact."""
+    X, dY = some(2 * T, B, 3, seed=1), some(2 * T, B, 4, seed=2)
+
+    def read(trainer, tokens):
+        for t in tokens:
+            trainer.update(X[t], dY[t])
+        return trainer
+
+    model, optimizer = layer(cell=cell), lambda: TorchOptimizer(AdamW(), 0.01)
+    full, half = (
+        read(OnlineTrainer(model.copy(), optimizer(), batch_size=B, update_every=5, trace_dtype=dtype), range(2 * T))
+        for dtype in (None, torch.bfloat16)
+    )
+    sizes = [
+        sum(trace.nbytes for layer in trainer.state_dict()["layers"] for of in layer["traces"].values() for trace in of)
+        for trainer in (full, half)
+    ]
+    assert sizes[0] == 2 * sizes[1] > 0
+    differences = [abs(a - b).max() for a, b in zip(params_of(full.model), params_of(half.model))]
+    # Adam moves a param by up to the rate at each of four updates; a trace in bfloat16 is rounded to 1/256.
+    assert 0 < max(differences) < 0.01
+    begun = OnlineTrainer(model.copy(), optimizer(), batch_size=B, update_every=5, trace_dtype=torch.bfloat16)
+    read(begun, range(7)).to_disk(tmp_path / "stream")
+    resumed = OnlineTrainer(model.copy(), optimizer(), batch_size=B, update_every=5, trace_dtype=torch.bfloat16)
+    resumed.from_disk(tmp_path / "stream")
+    assert same(params_of(read(resumed, range(7, 2 * T)).model), params_of(half.model))
+    with pytest.raises(StateError, match=r"trace_dtype of this trainer.*float32 here.*bfloat16 there"):
+        OnlineTrainer(model.copy(), optimizer(), batch_size=B, update_every=5).from_disk(tmp_path / "stream")
+
+
 def test_online_trainer_predictions_change_nothing_and_see_new_params():
     model = layer()
     trainer, other = (OnlineTrainer(m, SGD(1.0), batch_size=B) for m in (model, model.copy()))

@@ -8,7 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from spacy.util import registry
+from thinc.api import Model
 
+from ..layers import describe as describe_layers
 from ..learn_rate import RateWriter
 from ..optimizers import TorchOptimizer
 from ..types import BudgetSettings, DistributedSettings, ParamInfo
@@ -46,6 +48,8 @@ def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], ra
     yield "Trains", _trained(rows)
     if left := _not_trained(rows):
         yield "Doesn't train", left
+    if recurrent := _recurrent(setup):
+        yield "Recurrent", recurrent
     if (precision := setup.optimizer.precision) != "float32":
         yield "Precision", _PRECISION[precision]
     yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
@@ -72,6 +76,18 @@ def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], ra
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
     if (several := setup.optimizer.distributed) is not None:
         yield "Processes", _processes(several)
+
+
+def _recurrent(setup: Setup) -> str:
+    """The recurrent layers, and whether their gradients are exact."""
+    ways = {"d-rtrl": "D-RTRL", "bptt": "BPTT"}
+    found = [
+        f"{name}: {layer.cell} by {ways[layer.learning]}, {layer.gradient}."
+        for name, pipe in setup.nlp.pipeline
+        if isinstance(model := getattr(pipe, "model", None), Model)
+        for layer in describe_layers(model)
+    ]
+    return " ".join(dict.fromkeys(found))
 
 
 def _trained(rows: Sequence[Row]) -> str:

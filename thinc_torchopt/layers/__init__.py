@@ -9,6 +9,7 @@ from .carried import is_stateful, reset_state
 from .cells import CELLS, Cell
 from .eligibility import ParamDimTraces
 from .gradients import eligibility_gradients
+from .node import LayerInfo, describe
 from .online_rnn import OnlineRNN, OnlineRNNEncoder, copy_torch_weights
 from .online_trainer import OnlineTrainer
 from .relations import Dense, Elementwise
@@ -18,11 +19,13 @@ __all__ = [
     "Cell",
     "Dense",
     "Elementwise",
+    "LayerInfo",
     "OnlineRNN",
     "OnlineRNNEncoder",
     "OnlineTrainer",
     "ParamDimTraces",
     "copy_torch_weights",
+    "describe",
     "eligibility_gradients",
     "is_stateful",
     "reset_state",

@@ -21,6 +21,7 @@ from .scan import linear_scan
 # Rows, steps times samples, to process at once.
 _ROWS = 1024
 
+
 def linearize(cell: Cell, x: Tensor, state: State, weights: Weights) -> Linearized:
     """A step and its derivatives: in closed form, if the cell has one. Leading dimensions: any."""
     found = cell.linearize(x, state, weights)
@@ -63,14 +64,14 @@ def back_in_time(
 
 
 def deltas(step: Linearized, signal: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The signal of each relation for its weights: Df times lambda, summed over states. signal: Of the first states.
-    Relations that do not reach these have none.
+    """The signal of each use of a relation for its weights: Df times lambda, summed over states. signal: Of the first
+    states. A use that does not reach these has none.
     """
     found = {}
-    for name, reach in step.reach.items():
+    for key, reach in step.reach.items():
         parts = [of_state * values for of_state, values in zip(reach, signal) if of_state is not None]
         if parts:
-            found[name] = sum(parts[1:], parts[0])
+            found[key] = sum(parts[1:], parts[0])
     return found
 
 
@@ -78,9 +79,10 @@ def add_grads_(grads: dict[str, Tensor], cell: Cell, step: Linearized, signal: S
     """Add the gradients of all weights for these steps."""
     delta = deltas(step, signal)
     for relation in cell.relations:
-        if relation.name in delta:
-            for name, grad in relation.grads(step.inputs[relation.name], delta[relation.name]).items():
-                grads[name].add_(grad)
+        for key, inputs, _ in step.uses_of(relation):
+            if key in delta:
+                for name, grad in relation.grads(inputs, delta[key]).items():
+                    grads[name].add_(grad)
 
 
 def windows(n_steps: int, n_batch: int) -> list[slice]:
@@ -143,9 +145,15 @@ def input_gradient(cell: Cell, weights: Weights, x: Tensor, state: State, dh: Te
 def _through_relations(cell: Cell, weights: Weights, width: int, step: Linearized, signal: Sequence[Tensor]) -> Tensor:
     """From the derivatives by the states to those by x. width (int): Of x."""
     delta = deltas(step, signal)
-    reading = [relation for relation in cell.relations if relation.inputs[0] == "x" and relation.name in delta]
-    names = tuple(relation.weight_names[0] for relation in reading)
-    if isinstance(weights, Held):
-        return torch.cat([delta[relation.name] for relation in reading], -1) @ weights.joined(names, width).T
-    parts = [delta[relation.name] @ weights[name][:width].T for relation, name in zip(reading, names)]
-    return sum(parts[1:], parts[0])
+    reading = [
+        (r.weight_names[0], delta[key])
+        for r in cell.relations
+        if r.inputs[0] == "x"
+        for key, *_ in step.uses_of(r)
+        if key in delta
+    ]
+    if isinstance(weights, Held) and len(reading) > 1:
+        names, parts = zip(*reading)
+        return torch.cat(parts, -1) @ weights.joined(names, width).T
+    through = [of_use @ weights[name][:width].T for name, of_use in reading]
+    return sum(through[1:], through[0])

@@ -33,8 +33,8 @@ that gate's gradient. torch's forms have no such gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -46,29 +46,34 @@ from .relations import Dense, Elementwise, Relation, Weights, apply_all, own_wei
 State = tuple[Tensor, ...]
 
 
-# Functions with names, so that models can be pickled.
-def _slope_of_tanh(y: Tensor) -> Tensor:
-    return 1.0 - y * y
+# The derivative of an activation, times `grad`, as a function of its output. Functions with names, so that models can
+# be pickled.
+def _through_tanh(grad: Tensor, y: Tensor) -> Tensor:
+    return torch.ops.aten.tanh_backward.default(grad, y)
 
 
-def _slope_of_relu(y: Tensor) -> Tensor:
-    return (y > 0).to(y.dtype)
+def _through_relu(grad: Tensor, y: Tensor) -> Tensor:
+    return torch.ops.aten.threshold_backward.default(grad, y, 0.0)
 
 
-def _slope_of_sigmoid(y: Tensor) -> Tensor:
-    return y * (1.0 - y)
+def _through_sigmoid(grad: Tensor, y: Tensor) -> Tensor:
+    return torch.ops.aten.sigmoid_backward.default(grad, y)
+
+
+def _through_identity(grad: Tensor, y: Tensor) -> Tensor:
+    return grad
 
 
 def _identity(y: Tensor) -> Tensor:
     return y
 
 
-# By name: the function, and its derivative as a function of the output.
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "tanh": (torch.tanh, _slope_of_tanh),
-    "relu": (torch.relu, _slope_of_relu),
-    "sigmoid": (torch.sigmoid, _slope_of_sigmoid),
-    "linear": (_identity, torch.ones_like),
+Through = Callable[[Tensor, Tensor], Tensor]
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Through]] = {
+    "tanh": (torch.tanh, _through_tanh),
+    "relu": (torch.relu, _through_relu),
+    "sigmoid": (torch.sigmoid, _through_sigmoid),
+    "linear": (_identity, _through_identity),
 }
 
 
@@ -86,19 +91,27 @@ class Linearized:
     decay (list): D, as [a][c]. None: zero.
     reach (dict): Df of each relation, by state. None: zero.
     inputs (dict): The input of each relation.
+    again (dict): Of relations that are used more than once: the keys of their further uses in `reach` and `inputs`.
     """
 
     state: State
     decay: list[list[Tensor | None]]
     reach: dict[str, list[Tensor | None]]
     inputs: dict[str, Tensor]
+    again: dict[str, list[str]] = field(default_factory=dict)
+
+    def uses_of(self, relation: Relation) -> list[tuple[str, Tensor, list[Tensor | None]]]:
+        """The key, input and Df of each use of a relation."""
+        keys = [relation.name, *self.again.get(relation.name, ())]
+        return [(key, self.inputs[key], self.reach[key]) for key in keys]
 
 
 class Cell:
     """A recurrent cell. See the module's docstring.
 
-    states (tuple[str, ...]): The numbers that each unit carries from step to step. The first is the output.
-    relations (tuple[Relation, ...]): Hold the weights. Each is used once a step.
+    states (tuple[str, ...]): The numbers that each unit carries from step to step, in any order. The first is the
+        output.
+    relations (tuple[Relation, ...]): Hold the weights. Each is used in a step, once or more often.
     truncated (tuple[str, ...] | None): Relations that reach other units in the same step, which traces don't follow.
         None: found by `check_cell`.
     memory_gates (Mapping[str, tuple[int, float]]): For chrono initialization, by relation: 1 if the state is kept where
@@ -139,7 +152,7 @@ class _Builtin(Cell):
 
     def __init__(self, activation: str = "tanh"):
         self.activation = activation
-        self.act, self.slope = ACTIVATIONS[activation]
+        self.act, self.through = ACTIVATIONS[activation]
 
 
 class RNN(_Builtin):
@@ -152,7 +165,7 @@ class RNN(_Builtin):
     def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
         xh = torch.cat((x, *state), -1)
         h = self.act(self.W.apply(weights, xh))
-        reach = self.slope(h)
+        reach = self.through(torch.ones_like(h), h)
         return Linearized((h,), [[reach * own_weight(self.W, weights)]], {"W": [reach]}, {"W": xh})
 
 
@@ -166,7 +179,7 @@ class IndRNN(_Builtin):
 
     def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
         h = self.act(self.W.apply(weights, x) + self.u.apply(weights, state[0]))
-        reach = self.slope(h)
+        reach = self.through(torch.ones_like(h), h)
         return Linearized((h,), [[reach * weights["u"]]], {"W": [reach], "u": [reach]}, {"W": x, "u": state[0]})
 
 
@@ -189,7 +202,7 @@ class GRU(_Builtin):
         z, r = map(torch.sigmoid, apply_all((self.Wz, self.Wr), weights, xh))
         xrh = torch.cat((x, r * h), -1)
         n = self.act(self.Wh.apply(weights, xrh))
-        dz, dn, hdr = (n - h) * z * (1 - z), z * self.slope(n), h * r * (1 - r)
+        dz, dn, hdr = _through_sigmoid(n - h, z), self.through(z, n), _through_sigmoid(h, r)
         Ur, Uh = self.Wr.recurrent(weights), self.Wh.recurrent(weights)
         own = own_weight(self.Wh, weights)
         decay = (1 - z) + dz * own_weight(self.Wz, weights) + dn * (r * own + hdr @ (Ur.T * Uh))
@@ -219,7 +232,7 @@ class MGU(_Builtin):
         f = torch.sigmoid(self.Wf.apply(weights, xh))
         xfh = torch.cat((x, f * h), -1)
         n = self.act(self.Wh.apply(weights, xfh))
-        df, dn, hdf = (n - h) * f * (1 - f), f * self.slope(n), h * f * (1 - f)
+        df, dn, hdf = _through_sigmoid(n - h, f), self.through(f, n), _through_sigmoid(h, f)
         Uf, Uh = self.Wf.recurrent(weights), self.Wh.recurrent(weights)
         own = own_weight(self.Wh, weights)
         decay = (1 - f) + df * own_weight(self.Wf, weights) + dn * (f * own + hdf @ (Uf.T * Uh))
@@ -249,19 +262,19 @@ class LSTM(_Builtin):
         xh = torch.cat((x, h), -1)
         i, g, f, o = apply_all(self.relations, weights, xh)
         i, g, f, o = torch.sigmoid(i), self.act(g), torch.sigmoid(f + self.forget_bias), torch.sigmoid(o)
-        new_c = f * c + i * g
+        new_c = torch.addcmul(i * g, f, c)
         a = self.act(new_c)
-        s = o * self.slope(a)
-        in_c = g * i * (1 - i), i * self.slope(g), c * f * (1 - f)
-        do = a * o * (1 - o)
+        s = self.through(o, a)
+        in_c = _through_sigmoid(g, i), self.through(i, g), _through_sigmoid(c, f)
+        do = _through_sigmoid(a, o)
         *own, own_o = (own_weight(relation, weights) for relation in self.relations)
-        ch = in_c[0] * own[0] + in_c[1] * own[1] + in_c[2] * own[2]
+        ch = _dot(in_c, own)
         reach: dict[str, list[Tensor | None]] = {
             relation.name: [s * of_c, of_c] for relation, of_c in zip(self.relations, in_c)
         }
         return Linearized(
             (o * a, new_c),
-            [[s * ch + do * own_o, s * f], [ch, f]],
+            [[_dot((s, do), (ch, own_o)), s * f], [ch, f]],
             reach | {"Wo": [do, None]},
             dict.fromkeys(reach | {"Wo": 0}, xh),
         )
@@ -292,12 +305,12 @@ class TorchGRU(_Builtin):
         r, z = map(torch.sigmoid, apply_all((self.Wr, self.Wz), weights, xh))
         m = self.Whn.apply(weights, h)
         n = self.act(torch.addcmul(self.Wn.apply(weights, x), r, m))
-        dz, dn = (h - n) * z * (1 - z), (1 - z) * self.slope(n)
-        dm, dr = dn * r, dn * m * r * (1 - r)
+        dz, dn = _through_sigmoid(h - n, z), self.through(1 - z, n)
+        dm, dr = dn * r, _through_sigmoid(dn * m, r)
         Ur, Uz, Um = (own_weight(relation, weights) for relation in (self.Wr, self.Wz, self.Whn))
         return Linearized(
             (torch.lerp(n, h, z),),
-            [[z + dr * Ur + dz * Uz + dm * Um]],
+            [[z + _dot((dr, dz, dm), (Ur, Uz, Um))]],
             {"Wr": [dr], "Wz": [dz], "Wn": [dn], "Whn": [dm]},
             {"Wr": xh, "Wz": xh, "Wn": x, "Whn": h},
         )
@@ -315,11 +328,10 @@ class MinGRU(_Builtin):
     def linearize(self, x: Tensor, state: State, weights: Weights) -> Linearized:
         (h,) = state
         z, n = self._gates(x, weights)
-        keep = 1 - z
         return Linearized(
             (torch.lerp(h, n, z),),
-            [[keep]],
-            {"Wz": [(n - h) * z * keep], "Wn": [z * self.slope(n)]},
+            [[1 - z]],
+            {"Wz": [_through_sigmoid(n - h, z)], "Wn": [self.through(z, n)]},
             {"Wz": x, "Wn": x},
         )
 
@@ -330,6 +342,14 @@ class MinGRU(_Builtin):
     def _gates(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
         z, n = apply_all(self.relations, weights, x)
         return torch.sigmoid(z), self.act(n)
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    """The sum of products."""
+    total = one[0] * other[0]
+    for a, b in zip(one[1:], other[1:]):
+        total.addcmul_(a, b)
+    return total
 
 
 CELLS: dict[str, type[_Builtin]] = {

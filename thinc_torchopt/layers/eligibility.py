@@ -24,8 +24,8 @@ from torch import Tensor
 from ..checks import Section
 from .adjoint import add_grads_, back_in_time, linearize
 from .cells import Cell, Linearized, State
-from .functional import check_cell, decay_by_func, instant_by_func, linearize_by_func
-from .relations import Weights, per_unit, read_trace_
+from .functional import check_cell
+from .relations import Relation, Weights, per_unit, read_trace_
 
 # Steps made at once, if all are known. The traces are then read and written once for all of them.
 BLOCK = 32
@@ -40,7 +40,8 @@ class ParamDimTraces:
 
     cell (Cell): Defines a step. weights (Mapping): Its weights, by name; they may change between steps.
     batch_size (int): Number of sequences. Memory: batch_size x weights x states.
-    fast_solve (bool): Closed forms. False: all by torch.func; the same numbers, for tests.
+    trace_dtype (torch.dtype | None): Of the traces. None: as the weights. In bfloat16 and float16 they take half of the
+        memory, but a trace that decays by less than about 1/500 (1/4,000) a step does not decay at all.
     normalize_matrix_spectrum (bool): Divide D by its largest eigenvalue, and instant terms and traces by their largest
         value, per sample, where these are above 1. Nothing can explode; the gradient is biased.
 
@@ -55,12 +56,12 @@ class ParamDimTraces:
         weights: Weights,
         batch_size: int,
         *,
-        fast_solve: bool = True,
+        trace_dtype: torch.dtype | None = None,
         normalize_matrix_spectrum: bool = False,
     ):
         self.cell = cell
         self.weights = weights
-        self.fast_solve = fast_solve
+        self.trace_dtype = check_trace_dtype(trace_dtype, _WHERE)
         self.normalize = normalize_matrix_spectrum
         self.truncated = check_cell(cell, weights, _WHERE)
         self.grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -69,7 +70,10 @@ class ParamDimTraces:
     def init(self, batch_size: int) -> None:
         """Start sequences without a past."""
         self._traces: Traces = [
-            {name: weight.new_zeros(batch_size, *weight.shape) for name, weight in self.weights.items()}
+            {
+                name: weight.new_zeros(batch_size, *weight.shape, dtype=self.trace_dtype)
+                for name, weight in self.weights.items()
+            }
             for _ in self.cell.states
         ]
         self._is_zero = True
@@ -101,34 +105,23 @@ class ParamDimTraces:
 
     def linearize(self, x: Tensor, state: State) -> Linearized:
         """A step and its derivatives, without applying it."""
-        return (linearize if self.fast_solve else linearize_by_func)(self.cell, x, state, self.weights)
+        return linearize(self.cell, x, state, self.weights)
 
     def apply(self, step: Linearized) -> State:
         """Apply a step from `linearize`."""
         decay = _bounded(step.decay) if self.normalize else step.decay
         for relation in self.cell.relations:
-            names, inputs, reach = relation.weight_names, step.inputs[relation.name], step.reach[relation.name]
-            n = len(inputs)
-            traces = [{name: of_state[name][:n] for name in names} for of_state in self._traces]
-            if self.fast_solve and not self.normalize:
-                _decay_(traces, decay)
+            uses = step.uses_of(relation)
+            n = len(uses[0][1])
+            traces = [{name: of_state[name][:n] for name in relation.weight_names} for of_state in self._traces]
+            _decay_(traces, decay)
+            if self.normalize:
+                _add_bounded_(relation, traces, uses)
+                continue
+            for _, inputs, reach in uses:
                 for trace, of_state in zip(traces, reach):
                     if of_state is not None:
                         relation.add_instant_(trace, inputs, of_state)
-                continue
-            full = [torch.zeros_like(step.state[0]) if r is None else r for r in reach]
-            if self.fast_solve:
-                _decay_(traces, decay)
-                instant = [relation.instant(inputs, r) for r in full]
-            else:
-                for trace, new in zip(traces, decay_by_func(_filled(decay, step.state[0]), traces)):
-                    for name in names:
-                        trace[name].copy_(new[name])
-                instant = [instant_by_func(relation, self.weights, inputs, r) for r in full]
-            for name in names:
-                _add_(
-                    [trace[name] for trace in traces], [of_state[name] for of_state in instant], bounded=self.normalize
-                )
         self._is_zero = False
         return step.state
 
@@ -149,7 +142,7 @@ class ParamDimTraces:
 
         steps (Sequence): Each with dL/dh. Shape: (B, H). None: no loss.
         """
-        if len(steps) < 2 or self.normalize or not self.fast_solve:
+        if len(steps) < 2 or self.normalize:
             for step, dh in steps:
                 self.apply(step)
                 if dh is not None:
@@ -175,7 +168,7 @@ class ParamDimTraces:
         if goes_on is not None:
             full = _filled(decay, like)
             decay = [[torch.where(goes_on, d, float(a == c)) for c, d in enumerate(row)] for a, row in enumerate(full)]
-        # What depends on the state after the block: the loss, not yet, and each of the states.
+        # Values that depend on the state after the block: the loss (not yet), and each of the states.
         after = like.new_zeros(len(states) + 1, len(states), *like.shape[1:])
         for a in states:
             after[a + 1, a] = 1.0
@@ -193,15 +186,14 @@ class ParamDimTraces:
         H). decay (Tensor): d s_a / d s_c before them.
         """
         for relation in self.cell.relations:
-            inputs, reach = step.inputs[relation.name], step.reach[relation.name]
-            traces = [
-                {name: of_state[name][: inputs.shape[1]] for name in relation.weight_names} for of_state in self._traces
-            ]
+            n = step.state[0].shape[1]
+            traces = [{name: of_state[name][:n] for name in relation.weight_names} for of_state in self._traces]
             if not self._is_zero:
                 _decay_(traces, decay)
-            for a, trace in enumerate(traces):
-                parts = [later[:, a, c] * r for c, r in enumerate(reach) if r is not None]
-                relation.add_block_(trace, inputs, sum(parts[1:], parts[0]))
+            for _, inputs, reach in step.uses_of(relation):
+                for a, trace in enumerate(traces):
+                    parts = [later[:, a, c] * r for c, r in enumerate(reach) if r is not None]
+                    relation.add_block_(trace, inputs, sum(parts[1:], parts[0]))
         self._is_zero = False
 
     # ---------------------------------------------------------------------- state
@@ -232,6 +224,13 @@ class TracesState:
     is_zero: bool
 
 
+def check_trace_dtype(dtype: torch.dtype | None, where: Section) -> torch.dtype | None:
+    """RAISES (ConfigError): Not floats."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        where.refuse("trace_dtype", "a dtype of floats, e.g. torch.bfloat16, or None", dtype)
+    return dtype
+
+
 def _joined(steps: Sequence[Linearized]) -> Linearized:
     """Steps as one, with a leading dimension."""
     # An input may be that of several relations.
@@ -251,8 +250,9 @@ def _joined(steps: Sequence[Linearized]) -> Linearized:
     return Linearized(
         tuple(torch.stack(tensors) for tensors in zip(*(step.state for step in steps))),
         [[stack_if_any([step.decay[a][c] for step in steps]) for c in n] for a in n],
-        {name: [stack_if_any([step.reach[name][a] for step in steps]) for a in n] for name in first.reach},
-        {name: stack([step.inputs[name] for step in steps]) for name in first.inputs},
+        {key: [stack_if_any([step.reach[key][a] for step in steps]) for a in n] for key in first.reach},
+        {key: stack([step.inputs[key] for step in steps]) for key in first.inputs},
+        first.again,
     )
 
 
@@ -288,16 +288,21 @@ def _bounded(decay: list[list[Tensor | None]]) -> list[list[Tensor | None]]:
     return [[d / largest.clamp(min=1.0) for d in row] for row in full]
 
 
-def _add_(traces: list[Tensor], instant: list[Tensor], *, bounded: bool) -> None:
-    """traces += instant, of one weight, by state. bounded (bool): Divide both by their largest value, per sample."""
-    if bounded:
+def _add_bounded_(relation: Relation, traces: Traces, uses: Sequence[tuple[Any, Tensor, list[Tensor | None]]]) -> None:
+    """traces += instant terms, both divided by their largest value, per sample."""
+    like = next(r for *_, reach in uses for r in reach if r is not None)
+    instants = [
+        [relation.instant(inputs, torch.zeros_like(like) if r is None else r) for r in reach]
+        for _, inputs, reach in uses
+    ]
+    for name in relation.weight_names:
+        of_states = [trace[name] for trace in traces]
+        instant = [sum((one[a][name] for one in instants[1:]), instants[0][a][name]) for a in range(len(traces))]
         scale = _scale(instant)
-        instant = [of_state / scale for of_state in instant]
-    for trace, of_state in zip(traces, instant):
-        trace.add_(of_state)
-    if bounded:
-        scale = _scale(traces)
-        for trace in traces:
+        for trace, of_state in zip(of_states, instant):
+            trace.add_(of_state / scale)
+        scale = _scale(of_states)
+        for trace in of_states:
             trace.div_(scale)
 
 

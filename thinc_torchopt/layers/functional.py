@@ -7,23 +7,22 @@ These are the definitions; the closed forms in cells.py are tested against them.
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, vjp, vmap
+from torch.func import jacrev, vmap
 
 from ..checks import Section
 from ..errors import ConfigWarning, ShapeError
 from .cells import Cell, Linearized, State
-from .relations import Relation, Weights, concatenated
+from .relations import Weights, concatenated
 
 
 class Recorded:
-    """A `relate` that records the input of each relation.
+    """A `relate` that records the input of each use of a relation. The key of the first use is the relation's name.
 
-    offsets (dict[str, Tensor]): Added to y of each relation, to differentiate with respect to it.
+    offsets (dict[str, Tensor]): Added to y of each use, to differentiate with respect to it.
     """
 
     def __init__(self, cell: Cell, weights: Weights, offsets: dict[str, Tensor] | None = None):
@@ -31,13 +30,15 @@ class Recorded:
         self._weights = weights
         self._offsets = offsets or {}
         self.inputs: dict[str, Tensor] = {}
-        self.used: list[str] = []
+        self.uses: dict[str, list[str]] = {name: [] for name in self._relations}
 
     def __call__(self, name: str, *parts: Tensor) -> Tensor:
-        self.used.append(name)
-        self.inputs[name] = concatenated(parts)
-        y = self._relations[name].apply(self._weights, self.inputs[name])
-        return y + self._offsets[name] if name in self._offsets else y
+        uses = self.uses[name]
+        key = f"{name}, use {len(uses) + 1}" if uses else name
+        uses.append(key)
+        self.inputs[key] = concatenated(parts)
+        y = self._relations[name].apply(self._weights, self.inputs[key])
+        return y + self._offsets[key] if key in self._offsets else y
 
 
 def linearize_by_func(cell: Cell, x: Tensor, state: State, weights: Weights) -> Linearized:
@@ -48,7 +49,8 @@ def linearize_by_func(cell: Cell, x: Tensor, state: State, weights: Weights) -> 
     leading, units, n = x.shape[:-1], state[0].shape[-1], len(cell.states)
     relate = Recorded(cell, weights)
     new_state = cell.step(x, state, relate)
-    by_state, by_y = _jacobians(cell, weights, x.reshape(-1, x.shape[-1]), [s.reshape(-1, units) for s in state])
+    rows = x.reshape(-1, x.shape[-1]), [s.reshape(-1, units) for s in state]
+    by_state, by_y = _jacobians(cell, weights, *rows, list(relate.inputs))
 
     def own(jacobian: Tensor) -> Tensor:
         return jacobian.diagonal(dim1=-2, dim2=-1).reshape(*leading, units)
@@ -56,48 +58,21 @@ def linearize_by_func(cell: Cell, x: Tensor, state: State, weights: Weights) -> 
     return Linearized(
         tuple(new_state),
         [[own(by_state[a][c]) for c in range(n)] for a in range(n)],
-        {name: [own(by_y[a][name]) for a in range(n)] for name in relate.inputs},
-        {name: inputs.expand(*leading, -1) for name, inputs in relate.inputs.items()},
+        {key: [own(by_y[a][key]) for a in range(n)] for key in relate.inputs},
+        {key: inputs.expand(*leading, -1) for key, inputs in relate.inputs.items()},
+        {name: uses[1:] for name, uses in relate.uses.items() if len(uses) > 1},
     )
 
 
-def _jacobians(cell: Cell, weights: Weights, x: Tensor, state: list[Tensor]) -> tuple[Any, Any]:
-    """d s_a / d s_c and d s_a / d y of each relation, all units by all units. Shape of each: (B, H, H)."""
+def _jacobians(cell: Cell, weights: Weights, x: Tensor, state: list[Tensor], uses: list[str]) -> tuple[Any, Any]:
+    """d s_a / d s_c and d s_a / d y of each use of a relation, all units by all units. Shape of each: (B, H, H)."""
 
     def step(state: State, offsets: dict[str, Tensor], x: Tensor) -> State:
         return tuple(cell.step(x, state, Recorded(cell, weights, offsets)))
 
-    zero = {relation.name: torch.zeros_like(state[0]) for relation in cell.relations}
+    zero = {key: torch.zeros_like(state[0]) for key in uses}
     found = vmap(jacrev(step, argnums=(0, 1)))(tuple(state), zero, x)
     return [by_state for by_state, _ in found], [by_y for _, by_y in found]
-
-
-def instant_by_func(relation: Relation, weights: Weights, inputs: Tensor, reach: Tensor) -> dict[str, Tensor]:
-    """The effect of a relation's weights on the state at this step, as `Relation.instant`: a vjp for each sample."""
-    own = {name: weights[name] for name in relation.weight_names}
-
-    def of_sample(inputs: Tensor, reach: Tensor) -> Any:
-        return vjp(partial(_apply, relation, inputs), own)[1](reach)[0]
-
-    return vmap(of_sample)(inputs, reach)
-
-
-def _apply(relation: Relation, inputs: Tensor, own: Weights) -> Tensor:
-    return relation.apply(own, inputs)
-
-
-def decay_by_func(decay: list[list[Tensor]], traces: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """D times the traces of a relation: vmap over samples, then over units."""
-
-    def of_unit(decay: Tensor, trace: Tensor) -> Tensor:  # (a, c), (..., c)
-        return trace @ decay.T
-
-    of_sample = vmap(of_unit, in_dims=(0, -2), out_dims=-2)
-    matrix = torch.stack([torch.stack(row, -1) for row in decay], -2)  # (B, H, a, c)
-    found = {}
-    for name in traces[0]:
-        found[name] = vmap(of_sample)(matrix, torch.stack([trace[name] for trace in traces], -1))
-    return [{name: values[..., a] for name, values in found.items()} for a in range(len(traces))]
 
 
 # ---------------------------------------------------------------------- checks
@@ -140,8 +115,8 @@ def check_cell(cell: Cell, weights: Weights, where: Section) -> tuple[str, ...]:
 
     RETURNS (tuple[str, ...]): Relations that reach other units in the same step: that part is left out. Empty for most
         cells.
-    RAISES (ConfigError): D or Df is undefined: a relation is used twice, or not at all; the state has other shapes
-        after a step; or torch.func can't differentiate the step. (ShapeError): Weights with wrong names or shapes.
+    RAISES (ConfigError): A relation is not used; the state has other shapes after a step; or torch.func can't
+        differentiate the step. (ShapeError): Weights with wrong names or shapes.
     """
     like = next(iter(weights.values()))
     width, units = input_width(cell, weights), like.shape[-1]
@@ -161,27 +136,23 @@ def check_cell(cell: Cell, weights: Weights, where: Section) -> tuple[str, ...]:
         where.refuse("cell", f"relations of {[relation.name for relation in cell.relations]}", error.args[0])
     except RuntimeError as error:
         where.refuse("cell", "a step with matching shapes", f"{type(error).__name__}: {error}")
-    for relation in cell.relations:
-        if (times := relate.used.count(relation.name)) != 1:
-            where.refuse(
-                "cell",
-                f"each relation to be used once a step, so that it has one y per unit, for '{relation.name}'",
-                f"{times} times",
-                "Make a relation of its own for each use.",
-            )
+    for name, uses in relate.uses.items():
+        if not uses:
+            where.refuse("cell", f"each of its relations to be used in a step, for '{name}'", "none")
     if not isinstance(new, tuple) or [tuple(s.shape) for s in new] != [(2, units)] * len(cell.states):
         shapes = [tuple(s.shape) for s in new] if isinstance(new, tuple) else type(new).__name__
         where.refuse("cell", f"a tuple of {len(cell.states)} states with one number per sample and unit", shapes)
     try:
         some_weights = {name: weight if weight.any() else some(*weight.shape) for name, weight in weights.items()}
-        _, by_y = _jacobians(cell, some_weights, x, state)
+        _, by_y = _jacobians(cell, some_weights, x, state, list(relate.inputs))
     except (RuntimeError, TypeError, ValueError) as error:
         where.refuse(
             "cell",
             f"a step that torch.func can differentiate, for one sample ('{type(cell).__name__}')",
             f"{type(error).__name__}: {error}",
         )
-    return tuple(name for name in by_y[0] if any((by[name] - _diagonal(by[name])).abs().max() > 1e-6 for by in by_y))
+    others = {key: max(float((by[key] - _diagonal(by[key])).abs().max()) for by in by_y) for key in by_y[0]}
+    return tuple(name for name, uses in relate.uses.items() if any(others[key] > 1e-6 for key in uses))
 
 
 def _diagonal(matrices: Tensor) -> Tensor:

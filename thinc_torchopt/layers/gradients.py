@@ -14,7 +14,7 @@ from ..checks import Section
 from ..errors import ShapeError
 from .adjoint import adjoint_gradients, input_gradient
 from .cells import Cell, State, make_cell
-from .eligibility import BLOCK, ParamDimTraces
+from .eligibility import BLOCK, ParamDimTraces, check_trace_dtype
 from .functional import check_cell, check_weights
 from .params import check_real
 from .relations import Weights
@@ -32,15 +32,14 @@ class Method:
 
     vjp_method: str = "single-step"
     window: int | None = None
-    fast_solve: bool = True
     normalize_matrix_spectrum: bool = False
     traces: str = "forward"
+    trace_dtype: torch.dtype | None = None
 
     def check(self, where: Section) -> None:
         """RAISES (ConfigError): An invalid value, or two that exclude each other."""
         where.choice("vjp_method", self.vjp_method, ("single-step", "multi-step"))
         where.choice("traces", self.traces, ("forward", "adjoint", "auto"))
-        where.flag("fast_solve", self.fast_solve)
         where.flag("normalize_matrix_spectrum", self.normalize_matrix_spectrum)
         if self.window is not None:
             where.whole("window", self.window, at_least=1)
@@ -50,21 +49,21 @@ class Method:
                 'a number of steps with vjp_method = "multi-step", and null with "single-step"',
                 self.window,
             )
-        if self.traces == "adjoint" and (self.needs_steps or self.vjp_method == "multi-step"):
+        check_trace_dtype(self.trace_dtype, where)
+        if self.traces == "adjoint" and self._needs_traces:
             where.refuse(
                 "traces",
-                '"forward" or "auto" with vjp_method = "multi-step", normalize_matrix_spectrum, or fast_solve = false',
+                '"forward" or "auto" with vjp_method = "multi-step", normalize_matrix_spectrum or trace_dtype',
                 self.traces,
             )
 
     @property
-    def needs_steps(self) -> bool:
-        """Whether steps must be made one at a time."""
-        return self.normalize_matrix_spectrum or not self.fast_solve
+    def _needs_traces(self) -> bool:
+        return self.vjp_method == "multi-step" or self.normalize_matrix_spectrum or self.trace_dtype is not None
 
     def uses_traces(self, cell: Cell, weights: Weights, n_steps: int) -> bool:
         """Whether to use traces; by "auto", if they are smaller than the states of all steps."""
-        if self.traces == "auto" and not self.needs_steps and self.vjp_method == "single-step":
+        if self.traces == "auto" and not self._needs_traces:
             units = next(iter(weights.values())).shape[-1]
             return n_steps * units > sum(weight.numel() for weight in weights.values())
         return self.traces != "adjoint"
@@ -79,9 +78,9 @@ def eligibility_gradients(
     activation: str = "tanh",
     vjp_method: VjpMethod = "single-step",
     window: int | None = None,
-    fast_solve: bool = True,
     normalize_matrix_spectrum: bool = False,
     traces: How = "forward",
+    trace_dtype: torch.dtype | None = None,
     lengths: Sequence[int] | None = None,
     state: Sequence[Any] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -89,21 +88,21 @@ def eligibility_gradients(
 
     cell (str | Cell): A name in `CELLS`, or a cell of your own.
     weights (Mapping): By name, e.g. {"Wz.weight": [I + H, H], "Wz.bias": [H], ...}: see cells.py. Tensors or arrays.
-    x (Tensor): Inputs. Shape: (T, B, I).
+    x (Tensor): Inputs. Shape: (T, B, I), or of one sequence (T, I): then all is without B.
     output_grads (Tensor): dL/dh at each step. Shape: (T, B, H).
     activation (str): "tanh", "relu", "sigmoid" or "linear".
     vjp_method (str): "single-step": traces alone. "multi-step": exact inside windows of `window` steps, traces for
         earlier steps. One window is back-propagation through time.
-    fast_solve (bool): Closed forms. False: all by torch.func, for tests: the same numbers.
     normalize_matrix_spectrum (bool): Keep traces from exploding: see `ParamDimTraces`. Biases the gradient.
     traces (str): "forward": memory that does not grow with T, beside inputs and outputs. "adjoint": the same numbers
         backwards in time, from the states of all steps. "auto": the one that needs less memory.
+    trace_dtype (torch.dtype | None): Of the traces: see `ParamDimTraces`.
     lengths (Sequence[int]): Of each sequence, at least 0. Default: all T. Later steps are ignored.
     state (Sequence[Tensor]): Before the first step. Shape of each: (B, H). Default: zero.
     RETURNS (tuple): Gradients by name, and the outputs, zero after the end of a sequence. Shape: (T, B, H).
     RAISES (ConfigError): An unknown cell or argument, complex numbers, or NaN. (ShapeError): Shapes that don't fit.
     """
-    method = Method(vjp_method, window, fast_solve, normalize_matrix_spectrum, traces)
+    method = Method(vjp_method, window, normalize_matrix_spectrum, traces, trace_dtype)
     method.check(_WHERE)
     cell = make_cell(cell, activation, _WHERE)
     x, dh = _floats("x", x), _floats("output_grads", output_grads)
@@ -113,6 +112,8 @@ def eligibility_gradients(
     named = {name: _floats(f"weights['{name}']", weight) for name, weight in _WHERE.section("weights", weights).items()}
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in (x, dh, *given, *named.values())))
     x, dh, named = x.to(dtype), dh.to(dtype), {name: weight.to(dtype) for name, weight in named.items()}
+    if one := x.ndim == dh.ndim == 2:
+        x, dh, given = x[:, None], dh[:, None], [s[None] for s in given]
     if x.ndim != 3 or dh.ndim != 3 or x.shape[:2] != dh.shape[:2] or 0 in (*x.shape, *dh.shape):
         raise ShapeError(
             f"Can't use x and output_grads in {_WHERE.path}: expected shapes (T, B, I) and (T, B, H), none of them 0, "
@@ -139,7 +140,7 @@ def eligibility_gradients(
             grads, _ = adjoint_gradients(cell, named, x, before, dh, active)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
-    return grads, outputs[:, back]
+    return grads, outputs[:, 0] if one else outputs[:, back]
 
 
 class TracedGradients:
@@ -156,7 +157,7 @@ class TracedGradients:
             cell,
             weights,
             batch_size,
-            fast_solve=method.fast_solve,
+            trace_dtype=method.trace_dtype,
             normalize_matrix_spectrum=method.normalize_matrix_spectrum,
         )
 
@@ -187,7 +188,7 @@ class TracedGradients:
             out = dx[steps, :n] if inputs else None
             if self._method.vjp_method == "multi-step":
                 self._read_window(*block, out)
-            if self._method.needs_steps:
+            if self._method.normalize_matrix_spectrum:
                 after = self._read_steps(*block, out)
             elif self._method.vjp_method == "multi-step" and is_last:
                 break

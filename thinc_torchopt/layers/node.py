@@ -36,6 +36,42 @@ class Settings:
     method: Method
     reverse: bool = False
     chrono: int | None = None
+    is_top: bool = True
+
+    @property
+    def gradient(self) -> str:
+        """Whether the gradient of the weights is exact, as that of BPTT; if not, what is left out."""
+        if self.learning == "bptt":
+            return "exact"
+        if self.method.normalize_matrix_spectrum:
+            return "approximate: normalize_matrix_spectrum bounds it"
+        if not self.is_top:
+            return "approximate: below the top layer, which gives it the gradient of the same step alone"
+        if self.cell.is_exact:
+            return "exact"
+        if self.cell.truncated:
+            return f"approximate: traces can't follow {', '.join(self.cell.truncated)} within a step"
+        return "approximate: traces don't follow the effect of a unit on others"
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """A recurrent layer in one direction.
+
+    cell (str): Its name. learning (str): "d-rtrl" or "bptt". gradient (str): Of its weights: "exact", as by BPTT, or
+    "approximate: " and what is left out. Layers below an exact one that learns by "d-rtrl" still get an approximate
+    gradient: that of the same step.
+    """
+
+    cell: str
+    learning: str
+    gradient: str
+
+
+def describe(model: Model) -> list[LayerInfo]:
+    """The recurrent layers of a model, the first one first; of two directions, the forward one first."""
+    found = [(node.name, node.attrs[SETTINGS]) for node in recurrent_nodes(model)]
+    return [LayerInfo(name, settings.learning, settings.gradient) for name, settings in found]
 
 
 def one_way(

@@ -100,14 +100,15 @@ def OnlineRNN(
     layers = []
     for i in range(depth):
         width = nI if i == 0 else nO
+        of_layer = replace(settings, is_top=i == depth - 1)
         if bidirectional:
             half = None if nO is None else nO // 2
             ways = [
-                one_way(replace(settings, reverse=reverse), half, width, dropout=dropout) for reverse in (False, True)
+                one_way(replace(of_layer, reverse=reverse), half, width, dropout=dropout) for reverse in (False, True)
             ]
             layers.append(both_ways(*ways))
         else:
-            layers.append(one_way(settings, nO, width, dropout=dropout, stateful=stateful))
+            layers.append(one_way(of_layer, nO, width, dropout=dropout, stateful=stateful))
     return with_padded(layers[0] if depth == 1 else chain(*layers))
 
 

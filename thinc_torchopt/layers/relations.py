@@ -86,7 +86,8 @@ class Dense:
     def add_block_(self, trace: dict[str, Tensor], inputs: Tensor, reach: Tensor) -> None:
         """The same for several steps at once, summed. Shape of both: (K, B, ...)."""
         n = inputs.shape[1]
-        trace[f"{self.name}.weight"][:n].baddbmm_(inputs.permute(1, 2, 0), reach.transpose(0, 1))
+        weight = trace[f"{self.name}.weight"]
+        weight[:n].baddbmm_(inputs.permute(1, 2, 0).to(weight.dtype), reach.transpose(0, 1).to(weight.dtype))
         trace[f"{self.name}.bias"][:n].add_(reach.sum(0))
 
 
@@ -165,9 +166,7 @@ def apply_all(relations: Sequence[Dense], weights: Weights, inputs: Tensor) -> S
     """y of relations with the same input: by one matmul, if the weights are held. inputs (Tensor): Shape: (..., in)."""
     if not isinstance(weights, Held):
         return [relation.apply(weights, inputs) for relation in relations]
-    weight, bias = (
-        weights.joined(names) for names in zip(*(relation.weight_names for relation in relations))
-    )
+    weight, bias = (weights.joined(names) for names in zip(*(relation.weight_names for relation in relations)))
     return torch.nn.functional.linear(inputs, weight.T, bias).chunk(len(relations), -1)
 
 

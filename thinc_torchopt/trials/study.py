@@ -79,7 +79,7 @@ class Study:
         with self._opened(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _refuse_others(path)
-            storage = optuna.storages.RDBStorage(
+            self._storage = optuna.storages.RDBStorage(
                 f"sqlite:///{path}",
                 # How long to wait for other processes that write.
                 engine_kwargs={"connect_args": {"timeout": _GRACE}},
@@ -89,7 +89,7 @@ class Study:
             )
             self._search, self._repeats = (
                 optuna.create_study(
-                    storage=storage,
+                    storage=self._storage,
                     study_name=name,
                     direction="maximize",
                     load_if_exists=True,
@@ -254,11 +254,13 @@ class Study:
     def _fail_stale(self, study: Any) -> None:
         """Mark running trials without a heartbeat as failed, and queue them again."""
         with closing(sqlite3.connect(self.path, timeout=_GRACE)) as database:
-            beating = {trial for (trial,) in database.execute("SELECT trial_id FROM trial_heartbeats")}
-        for trial in study.trials:
+            beating = "SELECT trial_id FROM trial_heartbeats"
+            silent = database.execute(
+                f"SELECT trial_id FROM trials WHERE state = 'RUNNING' AND trial_id NOT IN ({beating})"
+            )
             # Optuna waits forever for a trial that was killed before its first heartbeat. It gets one here.
-            if trial.state.name == "RUNNING" and trial._trial_id not in beating:
-                study._storage.record_heartbeat(trial._trial_id)
+            for (trial,) in silent.fetchall():
+                self._storage.record_heartbeat(trial)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             self._optuna.storages.fail_stale_trials(study)
