@@ -2,6 +2,7 @@
 
     python benchmarks/online_rnn.py speed                  milliseconds for 64 steps, side by side
     python benchmarks/online_rnn.py stream                 the same, token by token
+    python benchmarks/online_rnn.py grid                   for several sizes, also beside braintrace, if it is installed
     python benchmarks/online_rnn.py memory --plot out.svg  peak memory against the length of the sequence
     python benchmarks/online_rnn.py cosines                how near the gradient is to the exact one, by relation
     python benchmarks/online_rnn.py task adding            tasks that need memory: adding, copy
@@ -14,6 +15,7 @@ process of its own; what it needs before the sequence begins is taken off.
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -22,6 +24,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +131,7 @@ def _contestants(name: str, n_steps: int, n_batch: int, units: int, *, vmap: boo
 
     def adjoint() -> None:
         with torch.no_grad():
-            _, _, before = scan(cell, weights, x, zero, active, keep=True)
+            _, _, before = scan(cell, weights, x, zero, active, keep=1)
             adjoint_gradients(cell, weights, x, before, dh, active)
 
     found: dict[str, Callable[[], Any]] = {
@@ -137,13 +141,86 @@ def _contestants(name: str, n_steps: int, n_batch: int, units: int, *, vmap: boo
         "online, step by step": lambda: online(reads=True),
         "online, without reading gradients": lambda: online(reads=False),
     }
-    if name.startswith("torch"):
-        module = (torch.nn.GRU if name == "torch-gru" else torch.nn.LSTM)(units, units)
+    if name in (modules := {"torch-gru": torch.nn.GRU, "torch-lstm": torch.nn.LSTM, "rnn": torch.nn.RNN}):
+        module = modules[name](units, units)
         found["torch.nn with BPTT"] = lambda: module(x)[0].backward(dh)
     if vmap:
         slow = type("WithoutClosedForm", (type(cell),), {"linearize": Cell.linearize})()
         found["online, by torch.func"] = lambda: online(reads=True, cell=slow)
     return found
+
+
+# ---------------------------------------------------------------------- a grid of sizes
+
+# braintrace's name of a cell with as many gates and states.
+BRAINTRACE = {"torch-gru": "GRUCell", "gru": "GRUCell", "mgu": "MGUCell", "rnn": "ValinaRNNCell", "mingru": "MiniGRU"}
+BRAINTRACE |= dict.fromkeys(("torch-lstm", "lstm"), "LSTMCell")
+
+
+def grid(args: argparse.Namespace) -> None:
+    """Times of all contestants for each cell and size, as lines of JSON. Sizes that are there already are skipped."""
+    path = Path(args.output)
+    done = {line.split(', "ms"')[0] for line in path.read_text().splitlines()} if path.exists() else set()
+    for units, n_batch, n_steps, name in product((64, 256), (1, 16), (16, 64, 256, 1024), args.cells):
+        size = {"cell": name, "steps": n_steps, "batch": n_batch, "units": units}
+        if json.dumps(size)[:-1] in done:
+            continue
+        fix_random_seed(0)
+        found = _medians(_on_grid(name, n_steps, n_batch, units), args.seconds)
+        with path.open("a") as file:
+            file.write(json.dumps({**size, "ms": found}) + "\n")
+        print(size, found, flush=True)
+
+
+def _on_grid(name: str, n_steps: int, n_batch: int, units: int) -> dict[str, Callable[[], Any]]:
+    every = _contestants(name, n_steps, n_batch, units, vmap=False)
+    titles = ("a loop with BPTT", 'layer, traces = "adjoint"', 'layer, traces = "forward"', "torch.nn with BPTT")
+    found = {title: every[title] for title in titles if title in every}
+    layer = OnlineRNN(units, units, cell=name)
+    layer.initialize()
+    X, dY = (numpy.random.normal(size=(n_steps, n_batch, units)).astype("f") for _ in range(2))
+    trainer = OnlineTrainer(layer, _Nothing(), batch_size=n_batch, update_every=16)
+    found["OnlineTrainer, update_every = 16"] = partial(_read, trainer, X, dY)
+    if name in BRAINTRACE and find_spec("braintrace"):
+        found["braintrace, D_RTRL"] = _by_braintrace(BRAINTRACE[name], n_steps, n_batch, units)
+    return found
+
+
+def _by_braintrace(cell: str, n_steps: int, n_batch: int, units: int) -> Callable[[], Any]:
+    """Compiled by XLA, on one thread."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    import brainstate
+    import braintrace
+    import jax
+
+    x, dh = (brainstate.random.randn(n_steps, n_batch, units) for _ in range(2))
+    model = getattr(braintrace.nn, cell)(units, units)
+    learner = braintrace.compile(model, braintrace.D_RTRL, x[0], batch_size=n_batch)
+
+    def loss(x: Any, dh: Any) -> Any:
+        return (learner.update(x) * dh).sum()
+
+    gradients = brainstate.transform.jit(lambda x, dh: learner.etrace_grad(x, dh, step_fn=loss))
+    return lambda: jax.block_until_ready(gradients(x, dh))
+
+
+def _medians(contestants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Milliseconds: medians of rounds in which the contestants take turns, the first one not counted. Those that take
+    longer than 5 seconds have one more turn only.
+
+    seconds (float): For all, at least, and three rounds.
+    """
+    times: dict[str, list[float]] = {title: [] for title in contestants}
+    end, turn = time.perf_counter() + seconds, 0
+    while turn < 4 or time.perf_counter() < end:
+        for title, work in contestants.items():
+            if turn >= 2 and times[title][-1] > 5e3:
+                continue
+            start = time.perf_counter()
+            work()
+            times[title].append(1e3 * (time.perf_counter() - start))
+        turn += 1
+    return {title: round(statistics.median(found[1:]), 3) for title, found in times.items()}
 
 
 # ---------------------------------------------------------------------- memory
@@ -350,8 +427,16 @@ def _copy_batch(args: argparse.Namespace, rng: torch.Generator) -> tuple[torch.T
 # ---------------------------------------------------------------------- a tagger
 
 
-ARMS: dict[str, dict[str, Any] | None] = {
-    "CNN (MaxoutWindowEncoder)": None,
+# Changes of the block of OnlineRNNEncoder, or another block.
+ARMS: dict[str, dict[str, Any]] = {
+    "CNN (MaxoutWindowEncoder)": {
+        "@architectures": "spacy.MaxoutWindowEncoder.v2",
+        "window_size": 1,
+        "maxout_pieces": 3,
+        "width": 96,
+        "depth": 4,
+    },
+    "torch's BiLSTM": {"@architectures": "spacy.TorchBiLSTMEncoder.v1", "width": 96, "depth": 1, "dropout": 0.0},
     "both directions, d-rtrl": {"learning": "d-rtrl"},
     "both directions, bptt": {"learning": "bptt"},
     "forwards, d-rtrl": {"learning": "d-rtrl", "bidirectional": False},
@@ -365,7 +450,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
 
 def tagger(args: argparse.Namespace) -> None:
     for title, changes in ARMS.items():
-        if args.only and args.only not in title:
+        if not title.startswith(args.only):
             continue
         runs = [_train_tagger(changes, args, seed) for seed in range(args.seeds)]
         accuracies = [run["accuracy"] for run in runs]
@@ -399,22 +484,19 @@ def words(args: argparse.Namespace) -> None:
         print(f"{title:28} {statistics.median(found):8,.0f} words/s in training")
 
 
-def _config(changes: dict[str, Any] | None, args: argparse.Namespace) -> Any:
+def _config(changes: dict[str, Any], args: argparse.Namespace) -> Any:
     from spacy.util import load_config
 
     config = load_config(CONFIG)
     encode = config["components"]["tagger"]["model"]["tok2vec"]["encode"]
-    if changes is None:
+    if "@architectures" in changes:
         encode.clear()
-        window = {"@architectures": "spacy.MaxoutWindowEncoder.v2", "window_size": 1, "maxout_pieces": 3}
-        encode |= {**window, "width": 96, "depth": 4}
-    else:
-        encode |= changes
+    encode |= changes
     config["paths"] = {name: str(Path(args.data) / f"ud-english-ewt-{name}.spacy") for name in ("train", "dev")}
     return config
 
 
-def _train_tagger(changes: dict[str, Any] | None, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+def _train_tagger(changes: dict[str, Any], args: argparse.Namespace, seed: int) -> dict[str, Any]:
     import tempfile
 
     import spacy
@@ -430,7 +512,7 @@ def _train_tagger(changes: dict[str, Any] | None, args: argparse.Namespace, seed
     def watch() -> Callable[[Any, dict[str, Any]], None]:
         def before_update(nlp: Any, info: dict[str, Any]) -> None:
             step = info["step"]
-            if changes is not None and changes["learning"] == "d-rtrl" and step in args.marks:
+            if changes.get("learning") == "d-rtrl" and step in args.marks:
                 docs = list(Corpus(config["paths"]["dev"])(nlp))[:20]
                 cosines[step] = _cosines(nlp.get_pipe("tagger"), docs)
 
@@ -488,6 +570,11 @@ def main() -> None:
     one.add_argument("--units", type=int, default=64)
     one.add_argument("--rounds", type=int, default=20)
     one.set_defaults(run=stream)
+    one = commands.add_parser("grid")
+    one.add_argument("--cells", nargs="+", default=sorted(CELLS))
+    one.add_argument("--seconds", type=float, default=2.0, help="For each size and cell.")
+    one.add_argument("--output", default=str(Path(__file__).with_name("online_rnn.jsonl")))
+    one.set_defaults(run=grid)
     one = commands.add_parser("memory")
     one.add_argument("--plot", help="Draw a picture: an .svg or .png file.")
     one.set_defaults(run=memory)
@@ -513,8 +600,8 @@ def main() -> None:
     one.add_argument("--data", required=True, help="A folder with ud-english-ewt-train.spacy and -dev.spacy.")
     one.add_argument("--updates", type=int, default=600)
     one.add_argument("--seeds", type=int, default=1)
-    one.add_argument("--only", help="Part of a title.")
-    one.add_argument("--marks", type=int, nargs="+", default=[1, 50, 100, 300, 599], help="Steps with a cosine.")
+    one.add_argument("--only", default="", help="The beginning of a title.")
+    one.add_argument("--marks", type=int, nargs="*", default=[1, 50, 100, 300, 599], help="Steps with a cosine.")
     one.set_defaults(run=tagger)
     one = commands.add_parser("words")
     one.add_argument("--data", required=True, help="As for tagger.")

@@ -17,6 +17,7 @@ from thinc_torchopt.layers import (
     Dense,
     OnlineRNN,
     OnlineRNNEncoder,
+    adjoint,
     copy_torch_weights,
     describe,
     eligibility_gradients,
@@ -129,8 +130,14 @@ def test_online_rnn_says_whether_its_gradients_are_exact(cell, depth, bidirectio
 
 @pytest.mark.parametrize("settings", [{"bidirectional": True}, {"depth": 2}, {"stateful": True}], ids=str)
 @pytest.mark.parametrize("cell", ["indrnn", "mingru"])
-def test_online_rnn_with_bptt_has_the_whole_gradient_of_an_exact_cell(cell, settings):
-    """It is computed without a graph: of params and of the input, it is that of autograd over the steps."""
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_online_rnn_with_bptt_has_the_whole_gradient_of_an_exact_cell(cell, settings, are_kept, monkeypatch):
+    """It is computed without a graph: of params and of the input, it is that of autograd over the steps. The states of
+    very long texts are not kept.
+    """
+    if not are_kept:
+        monkeypatch.setattr(adjoint, "_KEPT_ROWS", 0)
+        monkeypatch.setattr(adjoint, "_ROWS", 2 * len(LENGTHS))
     model, X, dY = built(cell=cell, learning="bptt", **settings)
     built_cell = CELLS[cell]()
     assert built_cell.is_exact and not CELLS["torch-gru"]().is_exact and not Cell().is_exact

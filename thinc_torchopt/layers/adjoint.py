@@ -16,10 +16,12 @@ from torch import Tensor
 from .cells import Cell, Linearized, State
 from .functional import Recorded, linearize_by_func
 from .relations import Held, Weights
-from .scan import linear_scan
+from .scan import linear_scan, scan
 
-# Rows, steps times samples, to process at once.
+# Rows, steps times samples, to process at once; and rows whose states are kept. Of more, only those at the beginning of
+# each window are, and the others are computed again: memory beside input and output hardly grows with the sequence.
 _ROWS = 1024
+_KEPT_ROWS = 16 * _ROWS
 
 
 def linearize(cell: Cell, x: Tensor, state: State, weights: Weights) -> Linearized:
@@ -85,10 +87,14 @@ def add_grads_(grads: dict[str, Tensor], cell: Cell, step: Linearized, signal: S
                     grads[name].add_(grad)
 
 
-def windows(n_steps: int, n_batch: int) -> list[slice]:
-    """The steps, in slices that are large enough for an efficient matmul."""
-    size = max(1, _ROWS // max(n_batch, 1))
-    return [slice(start, min(start + size, n_steps)) for start in range(0, n_steps, size)]
+def _window(n_batch: int) -> int:
+    """Steps that are enough for an efficient matmul."""
+    return max(1, _ROWS // max(n_batch, 1))
+
+
+def states_to_keep(n_steps: int, n_batch: int) -> int:
+    """The distance in steps between the states that `adjoint_gradients` needs."""
+    return 1 if n_steps * n_batch <= _KEPT_ROWS else _window(n_batch)
 
 
 def adjoint_gradients(
@@ -104,7 +110,8 @@ def adjoint_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of all weights, and dL/dx of each step if asked for, otherwise empty.
 
-    x (Tensor): Shape: (T, B, I). before (tuple[Tensor, ...]): States before each step. Shape of each: (T, B, H).
+    x (Tensor): Shape: (T, B, I).
+    before (tuple[Tensor, ...]): From `scan` with keep = `states_to_keep`. Shape of each: (T / keep, B, H).
     dh (Tensor): dL/dh, zero after the end of a sequence. Shape: (T, B, H).
     active (Sequence[int]): The number of sequences that have not ended, at each step.
     inputs (bool): Compute dL/dx.
@@ -114,9 +121,15 @@ def adjoint_gradients(
     grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     dx = torch.zeros_like(x) if inputs or later else x.new_zeros(0)
     after = torch.stack([torch.zeros_like(state[0]) for state in before])[None]
-    for window in reversed(windows(*x.shape[:2])):
-        n = active[window.start]
-        of_window = x[window, :n], tuple(state[window, :n] for state in before)
+    size = _window(x.shape[1])
+    for i, start in reversed(list(enumerate(range(0, len(x), size)))):
+        window, n = slice(start, start + size), active[start]
+        if states_to_keep(*x.shape[:2]) == 1:
+            states = tuple(state[window, :n] for state in before)
+        else:
+            begin = tuple(state[i, :n] for state in before)
+            _, _, states = scan(cell, weights, x[window, :n], begin, active[window], keep=1)
+        of_window = x[window, :n], states
         step = linearize(cell, *of_window, weights)
         found, after[:, :, :n] = back_in_time(step.decay, after[:, :, :n], dh[window, :n])
         signal = found[:, 0].unbind(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checks import Section
 from ..errors import ShapeError
-from .adjoint import adjoint_gradients, input_gradient
+from .adjoint import adjoint_gradients, input_gradient, states_to_keep
 from .cells import Cell, State, make_cell
 from .eligibility import BLOCK, ParamDimTraces, check_trace_dtype
 from .functional import check_cell, check_weights
@@ -131,7 +131,8 @@ def eligibility_gradients(
     check_cell(cell, named, _WHERE)
     traced = method.uses_traces(cell, named, n_steps)
     with torch.no_grad():
-        outputs, _, before = scan(cell, named, x, begin, active, keep=not traced)
+        keep = 0 if traced else states_to_keep(n_steps, n_batch)
+        outputs, _, before = scan(cell, named, x, begin, active, keep=keep)
         if traced:
             found = TracedGradients(cell, named, n_batch, method)
             found.read(x, begin, dh, active)
@@ -201,7 +202,7 @@ class TracedGradients:
         self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], out: Tensor | None, *, last: bool
     ) -> State:
         """Several steps; `active` may fall. out (Tensor): For dL/dx. RETURNS (tuple): The state after them."""
-        _, after, before = scan(self.cell, self.weights, x, state, active, keep=True)
+        _, after, before = scan(self.cell, self.weights, x, state, active, keep=1)
         step = self.traces.linearize(x, before)
         by_traces = self._method.vjp_method == "single-step"
         goes_on = None

@@ -15,7 +15,7 @@ from ..checks import Section
 from ..errors import ShapeError
 from ..threads import threads_for
 from . import carried
-from .adjoint import adjoint_gradients
+from .adjoint import adjoint_gradients, states_to_keep
 from .cells import CELLS, Cell, State
 from .functional import check_cell, warn_of_truncation
 from .gradients import Method, TracedGradients
@@ -178,7 +178,7 @@ class _Run:
             outputs, after = self._forward_exact(state)
         else:
             with torch.no_grad():
-                keep = is_train and not self._traced
+                keep = states_to_keep(*self._shape[:2]) if is_train and not self._traced else 0
                 outputs, after, self._states = scan(self.cell, self.weights, self.x, state, self.active, keep=keep)
         if carries:
             self._carried = carried.keep(self.model, self.order, tuple(s.detach() for s in after))

@@ -28,29 +28,30 @@ _MANY_UNITS = 4096
 
 
 def scan(
-    cell: Cell, weights: Weights, x: Tensor, state: State, active: Sequence[int], *, keep: bool = False
+    cell: Cell, weights: Weights, x: Tensor, state: State, active: Sequence[int], *, keep: int = 0
 ) -> tuple[Tensor, State, tuple[Tensor, ...]]:
     """Run a cell over sequences.
 
     x (Tensor): Shape: (T, B, I). state (tuple[Tensor, ...]): Before the first step. Shape of each: (B, H).
     active (Sequence[int]): The number of samples that have not ended, at each step. Never grows.
-    keep (bool): Also return the states before each step.
+    keep (int): Also return the states before every `keep`-th step. 1: before each step. 0: none.
     RETURNS (tuple): Outputs, zero after the end of a sequence, Shape: (T, B, H); the state of each sample after its
-        last step; with `keep`, the states before each step, Shape of each: (T, B, H).
+        last step; with `keep`, states, Shape of each: (T / keep, B, H).
     """
     n_batch, units = state[0].shape
     if not torch.is_grad_enabled() and len(x) and cell.coefficients(x[:1], weights) is not None:
         return _scan_linear(cell, weights, x, state[0], active, keep=keep)
     outputs = _Stack(len(x), n_batch, units, like=state[0])
-    before = [_Stack(len(x), n_batch, units, like=s) for s in state] if keep else []
+    before = [_Stack(-(-len(x) // keep), n_batch, units, like=s) for s in state] if keep else []
     ended: list[State] = []
     relate = _InputsAhead(cell, weights)
     for t, x_t in enumerate(_unbound(x, relate)):
         if (n := active[t]) < len(state[0]):
             ended.append(tuple(s[n:] for s in state))
             state = tuple(s[:n] for s in state)
-        for stack, s in zip(before, state):
-            stack.append(t, s)
+        if before and t % keep == 0:
+            for stack, s in zip(before, state):
+                stack.append(t // keep, s)
         relate.n = n
         state = cell.step(relate.at(t, x_t[:n]), state, relate)
         outputs.append(t, state[0])
@@ -60,7 +61,7 @@ def scan(
 
 
 def _scan_linear(
-    cell: Cell, weights: Weights, x: Tensor, state: Tensor, active: Sequence[int], *, keep: bool
+    cell: Cell, weights: Weights, x: Tensor, state: Tensor, active: Sequence[int], *, keep: int
 ) -> tuple[Tensor, State, tuple[Tensor, ...]]:
     outputs, begin = x.new_empty(*x.shape[:2], state.shape[1]), state
     goes_on = None
@@ -78,7 +79,7 @@ def _scan_linear(
         h = linear_scan(a, b, state)
         outputs[steps] = h if goes_on is None else h * goes_on[steps]
         state = h[-1].clone()
-    return outputs, (state,), (torch.cat((begin[None], outputs[:-1])),) if keep else ()
+    return outputs, (state,), (torch.cat((begin[None], outputs[keep - 1 : -1 : keep])),) if keep else ()
 
 
 def linear_scan(a: Tensor, b: Tensor, begin: Tensor) -> Tensor:
