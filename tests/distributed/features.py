@@ -140,6 +140,15 @@ def stateful(folder):
 
 
 @scenario
+def recurrent(folder):
+    """Trained by eligibility traces. The embedding is frozen: its gradient is approximate."""
+    nlp, optimizer = pipelines.recurrent("d-rtrl"), pipelines.optimizer(param_groups={})
+    optimizer.initialize(nlp)
+    optimizer.freeze(["*/embed/*"])
+    return train(nlp, optimizer)
+
+
+@scenario
 def error_on_one_rank(folder):
     """A component on rank 1 raises something. Other than in a run of its own, the process lives on."""
     nlp = pipelines.pipeline(["tagger"])

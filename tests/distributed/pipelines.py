@@ -78,6 +78,23 @@ def pipeline(components=ADDITIVE):
     return nlp
 
 
+def recurrent(learning):
+    """An exact recurrent layer, in both directions, above embeddings."""
+    embed = {"@architectures": "spacy.MultiHashEmbed.v2", "width": 32, "attrs": ["NORM"], "rows": [100]}
+    encode = {"@architectures": "thinc-torchopt.OnlineRNNEncoder.v1", "width": 32, "cell": "mingru"}
+    tok2vec = {
+        "@architectures": "spacy.Tok2Vec.v2",
+        "embed": {**embed, "include_static_vectors": False},
+        "encode": {**encode, "learning": learning, "traces": "forward", "bidirectional": True},
+    }
+    fix_random_seed(0)
+    nlp = spacy.blank("en")
+    nlp.add_pipe("tagger", config={"model": {"@architectures": "spacy.Tagger.v2", "tok2vec": tok2vec}})
+    gold = examples(nlp, 60, 1)
+    nlp.initialize(lambda: gold)
+    return nlp
+
+
 @spacy.registry.architectures("test-distributed.TorchTagger.v1")
 def torch_tagger(batch_norm: bool = False) -> Model:
     """A torch encoder above the tok2vec of the pipeline."""

@@ -81,6 +81,28 @@ def test_features_stateful_layers_are_refused(ranks):
         assert "Can't train component 'tagger' in several processes: stateful = true" in found["error"]
 
 
+def test_features_exact_recurrent_layer_is_as_with_bptt_in_one_process(ranks):
+    first, second = ranks("recurrent")
+    assert_same_on_both(first, second)
+    nlp, optimizer = pipelines.recurrent("bptt"), pipelines.optimizer(param_groups={}, distributed=None)
+    optimizer.initialize(nlp)
+    optimizer.freeze(["*/embed/*"])
+    begin = pipelines.weights(nlp)
+    for found, batch in zip(first["steps"], grouped(pipelines.batches(nlp))):
+        for part in deal(batch, 2):
+            if part:
+                nlp.update(part, drop=0.0, sgd=False)
+        with optimizer.joint_step():
+            for _, pipe in nlp.pipeline:
+                pipe.finish_update(optimizer)
+        optimizer.step_schedules()
+        expected = pipelines.weights(nlp)
+        assert_close(found, expected)
+    moved = {name for name in begin if not torch.equal(begin[name], expected[name])}
+    assert {name for name in begin if "/mingru" in name} <= moved
+    assert not any("/embed/" in name for name in moved)
+
+
 def test_features_error_of_one_rank_is_told_by_others(ranks):
     """In a line, without what torch says of it."""
     first, second = ranks("error_on_one_rank")
