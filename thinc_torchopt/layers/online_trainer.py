@@ -146,6 +146,7 @@ class OnlineTrainer:
             _WHERE.refuse("models", "all models that are updated, the OnlineRNN among them", sorted(self.models))
         self._ahead: tuple[Tensor, list[Linearized]] | None = None
         self._block: list[Token] = []
+        self._weights: list[Tensor] = []
         self._together = _Together(self.models)  # the optimizer holds it weakly
         if hasattr(optimizer, "initialize"):
             optimizer.initialize(self._together)
@@ -195,7 +196,7 @@ class OnlineTrainer:
         signal = None if dh is None else _finite("dh", self._given("dh", dh, steps[-1].state[0].shape[1])).clone()
         inputs = [given, *(step.state[0] for step in steps)]
         self._block.append(Token(given, signal))
-        with threads_for(self._weights()), torch.no_grad():
+        with threads_for(self._weights):
             for layer, step, read in reversed(list(zip(self._layers, steps, inputs))):
                 before, layer.state = layer.state, step.state
                 layer.steps.append((step, signal))
@@ -208,7 +209,7 @@ class OnlineTrainer:
 
     def _close_block(self) -> None:
         """Apply the steps that were kept to the traces, and add their gradients."""
-        with threads_for(self._weights()), torch.no_grad():
+        with threads_for(self._weights):
             for layer in self._layers:
                 layer.traces.learn(layer.steps)
                 layer.begin, layer.steps = layer.state, []
@@ -221,23 +222,22 @@ class OnlineTrainer:
             return self._ahead
         given = tensor = _finite("x", tensor).clone()
         found = []
-        with threads_for(self._weights()), torch.no_grad():
+        if not self._block:
             for layer in self._layers:
-                if not self._block:
-                    layer.traces.weights = weights_of(layer.node, layer.cell)
+                layer.traces.weights = weights_of(layer.node, layer.cell)
+            self._weights = [weight for layer in self._layers for weight in layer.traces.weights.values()]
+        with threads_for(self._weights):
+            for layer in self._layers:
                 step = layer.traces.linearize(tensor, layer.state)
                 tensor = step.state[0]
                 found.append(step)
         self._ahead = given, found
         return self._ahead
 
-    def _weights(self) -> list[Tensor]:
-        return [weight for layer in self._layers for weight in layer.traces.weights.values()]
-
     def _given(self, name: str, values: Any, width: int) -> Tensor:
-        """A token in the dtype of the weights."""
+        """A token in the dtype of the weights, without a graph."""
         try:
-            tensor = values if isinstance(values, Tensor) else as_tensor(values)
+            tensor = values.detach() if isinstance(values, Tensor) else as_tensor(values)
         except TypeError:
             _WHERE.refuse(name, "an array or a tensor", values)
         if self.batch_size == 1 and tensor.ndim == 1:
