@@ -166,8 +166,8 @@ def warn_of_truncation(truncated: tuple[str, ...], where: Section) -> None:
             ConfigWarning(
                 f"Relation {', '.join(map(repr, truncated))} of the cell in {where.path} reaches other units in the "
                 'same step. learning = "d-rtrl" does not follow it there: part of its gradient is left out, and nearly '
-                'all of that of the reset gate of "gru". Use cell = "torch-gru", an LSTM, or "mingru", which is exact; or '
-                'learning = "bptt".'
+                'all of that of the reset gate of "gru". Use cell = "torch-gru", an LSTM, or "mingru", which is exact; '
+                'or learning = "bptt".'
             ),
             stacklevel=3,
         )
