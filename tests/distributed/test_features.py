@@ -81,6 +81,18 @@ def test_features_stateful_layers_are_refused(ranks):
         assert "Can't train component 'tagger' in several processes: stateful = true" in found["error"]
 
 
+def step_alone(nlp, optimizer, batch):
+    """A step of one process on the batches of two: it accumulates their gradients."""
+    for part in deal(batch, 2):
+        if part:
+            with optimizer.training():
+                nlp.update(part, drop=0.0, sgd=False)
+    with optimizer.joint_step():
+        for _, pipe in nlp.pipeline:
+            pipe.finish_update(optimizer)
+    optimizer.step_schedules()
+
+
 def test_features_exact_recurrent_layer_is_as_with_bptt_in_one_process(ranks):
     first, second = ranks("recurrent")
     assert_same_on_both(first, second)
@@ -89,13 +101,7 @@ def test_features_exact_recurrent_layer_is_as_with_bptt_in_one_process(ranks):
     optimizer.freeze(["*/embed/*"])
     begin = pipelines.weights(nlp)
     for found, batch in zip(first["steps"], grouped(pipelines.batches(nlp))):
-        for part in deal(batch, 2):
-            if part:
-                nlp.update(part, drop=0.0, sgd=False)
-        with optimizer.joint_step():
-            for _, pipe in nlp.pipeline:
-                pipe.finish_update(optimizer)
-        optimizer.step_schedules()
+        step_alone(nlp, optimizer, batch)
         expected = pipelines.weights(nlp)
         assert_close(found, expected)
     moved = {name for name in begin if not torch.equal(begin[name], expected[name])}
@@ -132,14 +138,7 @@ def test_features_bf16_is_as_in_one_process(ranks):
     nlp, optimizer = pipelines.pipeline(["torch"]), pipelines.optimizer(precision="bf16", distributed=None)
     optimizer.initialize(nlp)
     for step, (found, batch) in enumerate(zip(first["steps"], grouped(pipelines.batches(nlp)))):
-        for part in deal(batch, 2):
-            if part:
-                with optimizer.training():
-                    nlp.update(part, drop=0.0, sgd=False)
-        with optimizer.joint_step():
-            for _, pipe in nlp.pipeline:
-                pipe.finish_update(optimizer)
-        optimizer.step_schedules()
+        step_alone(nlp, optimizer, batch)
         expected = pipelines.weights(nlp)
         if step < 2:
             assert_close(found, expected)
