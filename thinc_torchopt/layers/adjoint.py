@@ -9,6 +9,7 @@ steps, and all gradients at once: for complete sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -47,7 +48,8 @@ def back_in_time(
             found.append(linear_scan(later, dh.flip(0), after[0, 0])[:, None])
             after = after[1:]
         if len(after):
-            found.append(later.cumprod(0)[:, None] * after[:, 0])
+            products = torch.stack(list(accumulate(later.unbind(0), torch.mul)))  # quicker than cumprod
+            found.append(products[:, None] * after[:, 0])
         values = torch.cat(found, 1).flip(0)[:, :, None]
         return values, values[0] * own[0]
     like = next(d for row in decay for d in row if d is not None)
