@@ -226,10 +226,19 @@ def _medians(contestants: dict[str, Callable[[], Any]], seconds: float) -> dict[
 # ---------------------------------------------------------------------- memory
 
 
+# Title and settings of a layer.
+MEMORY: dict[str, tuple[str, dict[str, Any]]] = {
+    "bptt": ("GRU, BPTT", {"learning": "bptt"}),
+    "forward": ('GRU, D-RTRL, traces = "forward"', {"traces": "forward"}),
+    "adjoint": ('GRU, D-RTRL, traces = "adjoint"', {"traces": "adjoint"}),
+    "exact": ("MinGRU, BPTT", {"cell": "mingru", "learning": "bptt"}),
+}
+
+
 def memory(args: argparse.Namespace) -> None:
     found: dict[str, list[float]] = {}
-    lengths = [16 * 4**i for i in range(5)]
-    for how in ("bptt", "forward", "adjoint"):
+    lengths = [16 * 4**i for i in range(6)]
+    for how in MEMORY:
         for n_steps in lengths:
             command = [sys.executable, __file__, "peak", how, str(n_steps)]
             out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -246,8 +255,7 @@ def peak(args: argparse.Namespace) -> None:
     its output and the gradient of its input, which every layer makes.
     """
     n_batch, units = 16, 64
-    settings = {"learning": "bptt"} if args.how == "bptt" else {"traces": args.how}
-    layer = OnlineRNN(units, units, **settings)
+    layer = OnlineRNN(units, units, **MEMORY[args.how][1])
     layer.initialize()
 
     def work(n_steps: int) -> float:
@@ -277,14 +285,13 @@ def _plot(lengths: list[int], found: dict[str, list[float]], path: str) -> None:
 
     from thinc_torchopt.report.style import save, style
 
-    titles = {"bptt": "BPTT", "forward": 'D-RTRL, traces = "forward"', "adjoint": 'D-RTRL, traces = "adjoint"'}
     with style(**{"svg.hashsalt": "online_rnn"}):
         figure = Figure(figsize=(6, 3.6), layout="constrained")
         axes = figure.subplots()
-        for (how, values), marker in zip(found.items(), "o^s"):
-            axes.plot(lengths, values, marker=marker, label=titles[how])
+        for (how, values), marker in zip(found.items(), "o^sD"):
+            axes.plot(lengths, values, marker=marker, label=MEMORY[how][0])
         axes.set(xscale="log", xlabel="steps", ylabel="MiB")
-        axes.set_title("Peak memory of a layer beside its input and output: GRU, 64 units, batch 16", fontsize=10)
+        axes.set_title("Peak memory beside input and output: 64 units, batch 16", fontsize=10)
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axes.legend()
         save(figure, Path(path))
@@ -579,7 +586,7 @@ def main() -> None:
     one.add_argument("--plot", help="Draw a picture: an .svg or .png file.")
     one.set_defaults(run=memory)
     one = commands.add_parser("peak")
-    one.add_argument("how", choices=("bptt", "forward", "adjoint"))
+    one.add_argument("how", choices=sorted(MEMORY))
     one.add_argument("steps", type=int)
     one.set_defaults(run=peak)
     one = commands.add_parser("cosines")
