@@ -198,6 +198,14 @@ def test_cells_may_use_a_relation_twice(how, monkeypatch):
         state = traces.update(x_t, state)
         traces.solve(dh_t)
     assert distance(traces.grads, expected) < EXACT
+    joined, state, steps = ParamDimTraces(Shared(), w, 2), (torch.zeros(2, 4, dtype=torch.float64),), []
+    for x_t, dh_t in zip(x, dh):
+        step = joined.linearize(x_t, state)
+        state = step.state
+        steps.append((step, dh_t))
+    joined.learn(steps[:4])
+    joined.learn(steps[4:])
+    assert distance(joined.grads, expected) < EXACT
     normalized, _ = eligibility_gradients(Shared(), w, x, dh, normalize_matrix_spectrum=True)
     assert distance(normalized, expected) > EXACT  # its traces are larger than 1
 
