@@ -16,6 +16,7 @@ process of its own; what it needs before the sequence begins is taken off.
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -468,8 +469,9 @@ def tagger(args: argparse.Namespace) -> None:
 
 
 def words(args: argparse.Namespace) -> None:
-    """The contestants take turns, each with the same batch."""
-    from spacy.training import Corpus
+    """The contestants take turns, each with the same batch; of the whole training, and of the encoder alone."""
+    from spacy.tokens import Doc
+    from spacy.training import Corpus, Example
     from spacy.training.batchers import minibatch_by_words
     from spacy.training.initialize import init_nlp
 
@@ -478,17 +480,36 @@ def words(args: argparse.Namespace) -> None:
         config = _config(changes, args)
         pipelines[title] = init_nlp(config.interpolate())
     times: dict[str, list[float]] = {title: [] for title in ARMS}
-    docs = list(Corpus(config["paths"]["train"], limit=300)(pipelines["forwards, bptt"]))
-    batches = minibatch_by_words(docs, size=1000, tolerance=0.2, discard_oversize=False)
+    alone: dict[str, list[float]] = {title: [] for title in ARMS}
+    examples: list[Any] = list(Corpus(config["paths"]["train"], limit=300)(pipelines["forwards, bptt"]))
+    if args.sentences:
+        docs = [sentence.as_doc() for example in examples for sentence in example.reference.sents]
+        random.Random(0).shuffle(docs)
+        examples = [
+            Example(Doc(doc.vocab, [t.text for t in doc], [bool(t.whitespace_) for t in doc]), doc) for doc in docs
+        ]
+    batches = minibatch_by_words(examples, size=1000, tolerance=0.2, discard_oversize=False)
     for i, batch in zip(range(args.rounds + 2), batches):
         n_words = sum(len(example) for example in batch)
+        vectors = [numpy.random.normal(size=(len(example), 96)).astype("f") for example in batch]
         for title, nlp in pipelines.items():
+            encoder = nlp.get_pipe("tagger").model.get_ref("tok2vec").layers[-1]
             start = time.perf_counter()
             nlp.update(batch, drop=0.1, sgd=nlp._optimizer)
+            between = time.perf_counter()
+            outputs, backprop = encoder.begin_update(vectors)
+            backprop(outputs)
+            end = time.perf_counter()
+            for node in encoder.walk():  # these gradients are not for the optimizer
+                for name in node.param_names:
+                    if node.has_grad(name):
+                        node.get_grad(name)[...] = 0.0
             if i >= 2:
-                times[title].append(n_words / (time.perf_counter() - start))
+                times[title].append(n_words / (between - start))
+                alone[title].append(1e3 * (end - between))
     for title, found in times.items():
-        print(f"{title:28} {statistics.median(found):8,.0f} words/s in training")
+        ms = statistics.median(alone[title])
+        print(f"{title:28} {statistics.median(found):8,.0f} words/s in training, encoder alone {ms:6.1f} ms")
 
 
 def _config(changes: dict[str, Any], args: argparse.Namespace) -> Any:
@@ -613,6 +634,7 @@ def main() -> None:
     one = commands.add_parser("words")
     one.add_argument("--data", required=True, help="As for tagger.")
     one.add_argument("--rounds", type=int, default=20)
+    one.add_argument("--sentences", action="store_true", help="Of whole documents otherwise.")
     one.set_defaults(run=words)
     args = parser.parse_args()
     torch.set_num_threads(1)

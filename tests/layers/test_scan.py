@@ -1,11 +1,11 @@
-"""Linear recurrences in blocks, against a plain loop."""
+"""Linear recurrences in blocks, against a plain loop; steps without padding, against torch's PackedSequence."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinc_torchopt.layers.scan import linear_scan
+from thinc_torchopt.layers.scan import Packing, linear_scan
 
 
 def loop(a, b, begin):
@@ -47,3 +47,16 @@ def test_linear_scan_of_decays_that_vanish():
     a, b, begin = some(100, 2, 3, seed=1)
     assert torch.equal(linear_scan(a * 0, b, begin), b)
     assert linear_scan(a * 1e-300, b, begin).isfinite().all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), width=st.integers(1, 3))
+def test_packing_is_torchs(lengths, width):
+    lengths = sorted(lengths, reverse=True)
+    steps = torch.rand(lengths[0], len(lengths), width)
+    theirs = torch.nn.utils.rnn.pack_padded_sequence(steps, torch.tensor(lengths))
+    padded, _ = torch.nn.utils.rnn.pad_packed_sequence(theirs, padding_value=-1.0)
+    packing = Packing(theirs.batch_sizes.tolist(), len(lengths), steps.device)
+    assert torch.equal(packing.pack(steps), theirs.data)
+    assert torch.equal(packing.pad(theirs.data, -1.0), padded)
+    assert packing.is_full is (len(set(lengths)) == 1)

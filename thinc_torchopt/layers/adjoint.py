@@ -17,7 +17,7 @@ from torch import Tensor
 from .cells import Cell, Linearized, State
 from .functional import Recorded, linearize_by_func
 from .relations import Held, Weights
-from .scan import linear_scan, scan
+from .scan import Packing, linear_scan, scan
 
 # Rows, steps times samples, to process at once; and rows whose states are kept. Of more, only those at the beginning of
 # each window are, and the others are computed again: memory beside input and output hardly grows with the sequence.
@@ -89,9 +89,9 @@ def add_grads_(grads: dict[str, Tensor], cell: Cell, step: Linearized, signal: S
                     grads[name].add_(grad)
 
 
-def _window(n_batch: int) -> int:
-    """Steps that are enough for an efficient matmul."""
-    return max(1, _ROWS // max(n_batch, 1))
+def _window(n_batch: float) -> int:
+    """Steps that are enough for an efficient matmul. n_batch (float): Samples of a step."""
+    return max(1, int(_ROWS / max(n_batch, 1)))
 
 
 def states_to_keep(n_steps: int, n_batch: int) -> int:
@@ -123,23 +123,26 @@ def adjoint_gradients(
     grads = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     dx = torch.zeros_like(x) if inputs or later else x.new_zeros(0)
     after = torch.stack([torch.zeros_like(state[0]) for state in before])[None]
-    size = _window(x.shape[1])
+    keep = states_to_keep(*x.shape[:2])
+    size = _window(sum(active) / len(x)) if keep == 1 else keep
     for i, start in reversed(list(enumerate(range(0, len(x), size)))):
         window, n = slice(start, start + size), active[start]
-        if states_to_keep(*x.shape[:2]) == 1:
+        if keep == 1:
             states = tuple(state[window, :n] for state in before)
         else:
             begin = tuple(state[i, :n] for state in before)
             _, _, states = scan(cell, weights, x[window, :n], begin, active[window], keep=1)
-        of_window = x[window, :n], states
-        step = linearize(cell, *of_window, weights)
-        found, after[:, :, :n] = back_in_time(step.decay, after[:, :, :n], dh[window, :n])
-        signal = found[:, 0].unbind(1)
+        packing = Packing(active[window], n, x.device)
+        rows = packing.pack(x[window, :n]), tuple(map(packing.pack, states))
+        step = linearize(cell, *rows, weights)
+        decay = [[d if d is None else packing.pad(d) for d in row] for row in step.decay]
+        found, after[:, :, :n] = back_in_time(decay, after[:, :, :n], dh[window, :n])
+        signal = [packing.pack(of_state) for of_state in found[:, 0].unbind(1)]
         add_grads_(grads, cell, step, signal)
         if later:
-            dx[window, :n] = _through_relations(cell, weights, x.shape[2], step, signal)
+            dx[window, :n] = packing.pad(_through_relations(cell, weights, x.shape[2], step, signal))
         elif inputs:
-            dx[window, :n] = input_gradient(cell, weights, *of_window, dh[window, :n], step)
+            dx[window, :n] = packing.pad(input_gradient(cell, weights, *rows, packing.pack(dh[window, :n]), step))
     return grads, dx
 
 

@@ -157,7 +157,7 @@ class _Run:
         """Reverse the steps of each sequence, if this layer reads backwards; the same call undoes it."""
         if self._turned is None:
             return steps
-        return torch.gather(steps, 0, self._turned[:, :, None].expand(-1, -1, steps.shape[2]))
+        return steps.flatten(0, 1).index_select(0, self._turned).reshape(steps.shape)
 
     def forward(self, is_train: bool) -> Tensor:
         state = tuple(self.x.new_zeros(self._shape[1], self._shape[2]) for _ in self.cell.states)
@@ -227,10 +227,12 @@ class _Run:
 
 
 def _turned_steps(Xp: Padded, device: torch.device) -> Tensor:
-    """For each step and sequence, its step backwards; steps after the end stay. Shape: (T, B)."""
-    steps = torch.arange(Xp.data.shape[0], device=device)[:, None]
-    lengths = torch.as_tensor([int(n) for n in Xp.lengths], device=device)
-    return torch.where(steps < lengths, lengths - 1 - steps, steps)
+    """For each step and sequence, the row of its step backwards; steps after the end stay. Shape: (T * B,)."""
+    n_steps, n_batch = Xp.data.shape[:2]
+    steps = torch.arange(n_steps, device=device)[:, None]
+    lengths = torch.tensor([int(n) for n in Xp.lengths], dtype=torch.long, device=device)
+    turned = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    return (turned * n_batch + torch.arange(n_batch, device=device)).flatten()
 
 
 def recurrent_nodes(model: Model) -> list[Model]:

@@ -1,7 +1,7 @@
 """The forward pass: a cell over a batch of sequences.
 
 Sequences are sorted by length, the longest first, so at each step the first `active[t]` samples have not ended. The
-input half of every matmul is computed for many steps at once.
+input half of every matmul is computed for many steps at once, without padding (`Packing`).
 
 A step that is linear in the state, h = a h + b, needs no loop over all steps (`linear_scan`).
 """
@@ -45,15 +45,14 @@ def scan(
     before = [_Stack(-(-len(x) // keep), n_batch, units, like=s) for s in state] if keep else []
     ended: list[State] = []
     relate = _InputsAhead(cell, weights)
-    for t, x_t in enumerate(_unbound(x, relate)):
+    for t, x_t in enumerate(_steps(x, active, relate)):
         if (n := active[t]) < len(state[0]):
             ended.append(tuple(s[n:] for s in state))
             state = tuple(s[:n] for s in state)
         if before and t % keep == 0:
             for stack, s in zip(before, state):
                 stack.append(t // keep, s)
-        relate.n = n
-        state = cell.step(relate.at(t, x_t[:n]), state, relate)
+        state = cell.step(relate.at(t, x_t), state, relate)
         outputs.append(t, state[0])
     for rows in reversed(ended):
         state = tuple(torch.cat(pair) for pair in zip(state, rows))
@@ -64,22 +63,50 @@ def _scan_linear(
     cell: Cell, weights: Weights, x: Tensor, state: Tensor, active: Sequence[int], *, keep: int
 ) -> tuple[Tensor, State, tuple[Tensor, ...]]:
     outputs, begin = x.new_empty(*x.shape[:2], state.shape[1]), state
-    goes_on = None
-    if active[-1] < len(state):
-        ends = torch.tensor(active, device=x.device)[:, None, None]
-        goes_on = torch.arange(len(state), device=x.device)[:, None] < ends
     size = max(1, _ROWS // max(1, len(state)))
     for start in range(0, len(x), size):
         steps = slice(start, start + size)
-        found = cell.coefficients(x[steps], weights)
+        packing = Packing(active[steps], len(state), x.device)
+        found = cell.coefficients(packing.pack(x[steps]), weights)
         assert found is not None
         a, b = found
-        if goes_on is not None:
-            a, b = torch.where(goes_on[steps], a, 1.0), torch.where(goes_on[steps], b, 0.0)
-        h = linear_scan(a, b, state)
-        outputs[steps] = h if goes_on is None else h * goes_on[steps]
+        h = linear_scan(packing.pad(a, 1.0), packing.pad(b), state)  # after its end, a state stays
+        outputs[steps] = h if packing.is_full else packing.pad(packing.pack(h))
         state = h[-1].clone()
     return outputs, (state,), (torch.cat((begin[None], outputs[keep - 1 : -1 : keep])),) if keep else ()
+
+
+class Packing:
+    """Steps of several sequences, with padding and without: then the rows of the first step, of the second, and so on,
+    as in torch's PackedSequence.
+
+    active (Sequence[int]): The number of sequences that have not ended, at each step. n_batch (int): Of all.
+    """
+
+    def __init__(self, active: Sequence[int], n_batch: int, device: torch.device):
+        self._shape = len(active), n_batch
+        self._rows: Tensor | None = None
+        if active[-1] < n_batch:
+            goes_on = torch.arange(n_batch) < torch.tensor(active)[:, None]
+            self._rows = goes_on.flatten().nonzero()[:, 0].to(device)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no padding."""
+        return self._rows is None
+
+    def pack(self, steps: Tensor) -> Tensor:
+        """steps (Tensor): Shape: (T, B, W). RETURNS (Tensor): Shape: (rows, W)."""
+        rows = steps.flatten(0, 1)
+        return rows if self._rows is None else rows.index_select(0, self._rows)
+
+    def pad(self, rows: Tensor, value: float = 0.0) -> Tensor:
+        """rows (Tensor): Shape: (rows, W). RETURNS (Tensor): With `value` elsewhere. Shape: (T, B, W)."""
+        n_steps, n_batch = self._shape
+        if self._rows is not None:
+            padded = rows.new_full((n_steps * n_batch, rows.shape[1]), value)
+            rows = padded.index_copy_(0, self._rows, rows)
+        return rows.reshape(n_steps, n_batch, rows.shape[1])
 
 
 def linear_scan(a: Tensor, b: Tensor, begin: Tensor) -> Tensor:
@@ -115,24 +142,25 @@ def linear_scan(a: Tensor, b: Tensor, begin: Tensor) -> Tensor:
     return every.reshape(blocks * size, *begin.shape)[:n_steps]
 
 
-def _unbound(x: Tensor, relate: _InputsAhead) -> Iterator[Tensor]:
+def _steps(x: Tensor, active: Sequence[int], relate: _InputsAhead) -> Iterator[Tensor]:
+    """The input of each step, of the sequences that have not ended. Shape of each: (n, I)."""
     for start in range(0, len(x), CHUNK):
-        chunk = x[start : start + CHUNK]
-        relate.begin(chunk)
-        yield from chunk.unbind(0)
+        steps = slice(start, start + CHUNK)
+        rows = Packing(active[steps], x.shape[1], x.device).pack(x[steps])
+        relate.begin(rows, active[steps])
+        yield from rows.split(list(active[steps]))
 
 
 class _InputsAhead:
     """A `relate` with the cell's input for many steps: that half of a relation is computed ahead."""
 
-    n: int
-
     def __init__(self, cell: Cell, weights: Weights):
         self._relations = {relation.name: relation for relation in cell.relations}
         self._weights = weights
 
-    def begin(self, chunk: Tensor) -> None:
-        self._chunk = chunk
+    def begin(self, rows: Tensor, sizes: Sequence[int]) -> None:
+        """rows (Tensor): The input of the next steps, one after the other. sizes (Sequence[int]): Rows of each."""
+        self._rows, self._sizes = rows, list(sizes)
         self._ahead: dict[str, tuple[Tensor, ...]] = {}
 
     def at(self, t: int, x: Tensor) -> Tensor:
@@ -147,8 +175,9 @@ class _InputsAhead:
         rest = parts
         if parts[0] is self._x:
             if name not in self._ahead:
-                self._ahead[name] = (self._chunk @ weight[: self._x.shape[-1]] + bias).unbind(0)
-            bias, weight, rest = self._ahead[name][self._t][: self.n], weight[self._x.shape[-1] :], parts[1:]
+                of_input = self._rows @ weight[: self._x.shape[-1]] + bias
+                self._ahead[name] = of_input.split(self._sizes)
+            bias, weight, rest = self._ahead[name][self._t], weight[self._x.shape[-1] :], parts[1:]
             if not rest:
                 return bias
         return torch.addmm(bias, rest[0] if len(rest) == 1 else torch.cat(rest, -1), weight)
