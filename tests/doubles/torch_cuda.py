@@ -182,6 +182,8 @@ def _run(func, args, kwargs):
     elif op is aten._local_scalar_dense:
         count("item")
         return args[0].host.item()
+    elif op is aten.index_add:
+        _check(op, found[1:], numbers=True)  # autograd of index_select makes zeros where C++ takes the gradient to be
     elif op not in _TAKES_BOTH:
         _check(op, found, numbers=op not in _TAKES_NO_NUMBERS)
         if func._schema.is_mutable and not isinstance(found[0], CudaTensor):
