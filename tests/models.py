@@ -106,7 +106,7 @@ def toy_examples(nlp: Language, n: int = 12) -> list[Example]:
 
 def toy_pipeline(components: Iterable[str] = ("tagger", "ner"), *, shared: bool = True) -> Language:
     """A pipeline, not initialized. `shared`: with one tok2vec for all."""
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     if shared:
         nlp.add_pipe("tok2vec")
     for name in components:

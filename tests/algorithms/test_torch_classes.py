@@ -176,7 +176,7 @@ def test_torch_optimizers_patterns_may_name_sourced_and_frozen_components(frozen
     config = Config().from_disk(
         CONFIGS / "muon.cfg", overrides={f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
     )
-    config["nlp"]["pipeline"] = ["tagger", "ner"]
+    config["nlp"] |= {"lang": source.lang, "pipeline": ["tagger", "ner"]}
     config["components"] = {"tagger": {"source": str(tmp_path / "source")}, "ner": {"factory": "ner"}}
     config["training"]["frozen_components"] = frozen
     blocks = config["training"]["optimizer"]["param_groups"]

@@ -103,7 +103,7 @@ def test_own_store_that_calls_with_tensors_gets_tensors(names):
 
 def test_own_store_frozen_gets_tensors_too():
     store = OwnStore(("W",), torch.ones)
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("tagger").model = model = chain(Linear(3, 3).initialize(), around(store))
     optimizer = TorchOptimizer(SGD(), 0.1, param_groups={"still": {"params": ["tagger/*"], "freeze": True}})
     optimizer.initialize(nlp)
@@ -124,7 +124,7 @@ def test_own_store_outside_a_pipeline_has_one_prefix():
 
 
 def test_own_store_a_fresh_one_begins_anew_under_the_old_name():
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("tagger").model = around(OwnStore())
     optimizer = TorchOptimizer(SGD(momentum=0.9), 0.1, use_averages=True)
     optimizer.introduce(nlp)

@@ -143,7 +143,7 @@ def write_config(folder):
     # Of the same file: the development data has no labels that training data has not.
     paths = dict.fromkeys(("train", "dev"), DATA / "ud-english-ewt-train.spacy")
     config = config_for(folder, paths, definition(*rules, metrics=METRICS), steps=STEPS, checkpoint=True)
-    config["nlp"]["pipeline"] = ["tagger", "morphologizer"]
+    config["nlp"] |= {"lang": "en", "pipeline": ["tagger", "morphologizer"]}
     model = {**config["components"]["tagger"]["model"], "@architectures": "spacy.Tagger.v2"}
     config["components"]["morphologizer"] = {"factory": "morphologizer", "model": model}
     config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 120, 30

@@ -53,7 +53,7 @@ def examples(nlp, n, seed):
 def pipeline(components=ADDITIVE):
     """With one tok2vec for all."""
     fix_random_seed(0)
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
     for name in components:
         if name.startswith("torch"):
@@ -88,7 +88,7 @@ def recurrent(learning):
         "encode": {**encode, "learning": learning, "traces": "forward", "bidirectional": True},
     }
     fix_random_seed(0)
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("tagger", config={"model": {"@architectures": "spacy.Tagger.v2", "tok2vec": tok2vec}})
     gold = examples(nlp, 60, 1)
     nlp.initialize(lambda: gold)

@@ -46,7 +46,7 @@ def test_alone_nothing_is_imported():
         import spacy
         from spacy.training import Example
         from thinc_torchopt import Adam, train_while_improving
-        nlp = spacy.blank("en")
+        nlp = spacy.blank("xx")
         nlp.add_pipe("textcat").add_label("A")
         nlp.get_pipe("textcat").add_label("B")
         batch = [Example.from_dict(nlp.make_doc("a b"), {"cats": {"A": 1.0, "B": 0.0}})]

@@ -546,7 +546,7 @@ def encoder(**settings):
 
 @pytest.mark.device
 def test_online_rnn_encoder_in_a_pipeline():
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("tok2vec", config={"model": encoder(depth=2)})
     nlp.add_pipe("tagger", config=copy.deepcopy(LISTENER))
     examples = toy_examples(nlp)
@@ -556,7 +556,7 @@ def test_online_rnn_encoder_in_a_pipeline():
     biases = {found.name for found in walk(nlp.get_pipe("tok2vec").model, "tok2vec") if found.is_bias_or_norm}
     assert {name for name in names if name.split("/")[-1].startswith("b_")} == biases & set(names)
     assert nlp("")[:] is not None and len(list(nlp.pipe(["", "a b", ""]))) == 3
-    again = spacy.blank("en").from_config(nlp.config).from_bytes(nlp.to_bytes())
+    again = spacy.blank("xx").from_config(nlp.config).from_bytes(nlp.to_bytes())
     assert again("Anna likes London.")[0].tag_ == nlp("Anna likes London.")[0].tag_
     assert OnlineRNNEncoder(8, 0).name == "noop"
 
@@ -565,7 +565,7 @@ def test_online_rnn_encoder_is_a_requirement_of_a_package():
     """`spacy package` writes it into meta.json."""
     from spacy.cli.package import get_third_party_dependencies
 
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("tok2vec", config={"model": encoder()})
     assert any(found.startswith("thinc-torchopt") for found in get_third_party_dependencies(nlp.config))
 
@@ -593,7 +593,7 @@ def test_online_rnn_training_goes_on_bit_for_bit(settings, tmp_path, corpus):
 
 def test_online_rnn_state_follows_new_labels():
     """A label is added in mid-training: the moments of the encoder's params stay."""
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("ner", config={"model": {"tok2vec": encoder()}})
     optimizer, examples = TorchOptimizer(AdamW(), 0.01), toy_examples(nlp)
     nlp.initialize(lambda: examples, sgd=optimizer)

@@ -31,7 +31,7 @@ ENCODER = "cats/tok2vec/encode/*"
 
 
 def build(learning):
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     embed = {"@architectures": "spacy.MultiHashEmbed.v2", "width": 6, "attrs": ["NORM"], "rows": [50]}
     encode = {"@architectures": "thinc-torchopt.OnlineRNNEncoder.v1", "width": 6, "depth": 1, "cell": "mingru"}
     model = {

@@ -54,7 +54,7 @@ WAYS = [replace_pipe, remove_and_add, set_model]
 
 
 def pipeline_of(**models):
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     for name, model in models.items():
         nlp.add_pipe("tagger", name=name).model = model
     return nlp

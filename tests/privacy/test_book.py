@@ -125,7 +125,7 @@ def tagger_of(tok2vec):
     def make() -> Model:
         return tok2vec
 
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     model = {"@architectures": "spacy.Tagger.v2", "tok2vec": {"@architectures": "test-privacy.Tok2Vec.v1"}}
     nlp.add_pipe("tagger", config={"model": model})
     return nlp
@@ -246,7 +246,7 @@ def test_book_text_categorizers_as_one_at_a_time(architecture, factory):
     model["exclusive_classes"] = factory == "textcat"
     if architecture.endswith("Reduce.v1"):
         model |= {"use_reduce_first": True, "use_reduce_last": True, "use_reduce_max": True, "use_reduce_mean": True}
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe(factory, config={"model": model})
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
@@ -385,7 +385,7 @@ def test_book_refuses_layers_that_mix_examples_or_hide_params(layer, expected):
 
 
 def test_book_refuses_layers_without_a_form_by_name():
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     nlp.add_pipe("textcat")
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
@@ -395,4 +395,4 @@ def test_book_refuses_layers_without_a_form_by_name():
 
 def test_clip_each_example_refuses_a_clip_of_zero():
     with pytest.raises(ConfigError, match=r"'clip'.*above 0"):
-        clip_each_example(spacy.blank("en"), [], 0.0)
+        clip_each_example(spacy.blank("xx"), [], 0.0)

@@ -95,7 +95,8 @@ def test_agreement_on_frozen_components(texts, tmp_path):
     nlp.to_disk(tmp_path / "other")
 
     def describe(name):
-        config = small_config(training__frozen_components=["tagger"], nlp__pipeline=["ner", "tagger"])
+        nlp_settings = {"nlp__lang": nlp.lang, "nlp__pipeline": ["ner", "tagger"]}
+        config = small_config(training__frozen_components=["tagger"], **nlp_settings)
         config["components"]["tagger"] = {"source": str(tmp_path / name)}
         return house(texts, config=config).describe()
 
