@@ -38,6 +38,7 @@ def config_for(folder, corpus, *, steps=20, **changes):
     config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"]), "state": str(folder / "state")}
     config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
     config["components"]["tok2vec"]["model"] = TOK2VEC.copy()
+    config["components"]["parser"]["model"]["hidden_width"] = 16
     config["training"] |= {"max_steps": steps, "eval_frequency": 5}
     config["training"]["batcher"]["size"] = 60
     config["training"]["optimizer"]["checkpoint"]["every"] = 3

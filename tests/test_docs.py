@@ -180,6 +180,8 @@ def run_spacy(args, folder, monkeypatch):
         (folder / definition).write_text(RULES)
     # Trials are short ones here: of an option that is given twice, the last one counts.
     quick = ["--steps", "2", "--seeds", "1"] if args[1] in ("try", "tune") else []
+    if args[1] == "find-lr":
+        quick = ["--steps", "40"]
     if args[1] == "tune":
         pytest.importorskip("optuna", reason="optuna is not installed")
         quick += ["--trials", "2"]

@@ -159,7 +159,7 @@ def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
     """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started
     again.
     """
-    config = config_for(tmp_path, corpus, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
+    config = config_for(tmp_path, corpus, training__optimizer__learn_rate=[0.01] * 6 + [30.0] * 30)
     run(config, tmp_path / "out", crash_at=18)
     best = json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"]
     run(config, tmp_path / "out")
