@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinc_torchopt.checks import Section
 from thinc_torchopt.errors import ConfigError, ShapeError
-from thinc_torchopt.layers import ParamDimTraces, adjoint, eligibility_gradients, gradients
+from thinc_torchopt.layers import ParamDimTraces, adjoint, eligibility_gradients, gradients, scan
 from thinc_torchopt.layers.cells import make_cell
 
 from ..conftest import SHARED, needs_gpu
@@ -222,20 +222,22 @@ def test_gradients_normalized(cell):
 
 
 @some_examples
-@given(cell=cells, shape=shapes, size=st.integers(1, 4))
-def test_gradients_of_states_that_were_not_kept(cell, shape, size):
-    """Of many steps only the states at the beginning of each window are kept, the others are computed again."""
+@given(cell=cells, shape=shapes, size=st.integers(1, 4), kept=st.booleans())
+def test_gradients_in_windows(cell, shape, size, kept):
+    """And of many steps only the states at the beginning of each window are kept, the others are computed again."""
     w, x, dh = problem(cell, **shape)
     lengths = torch.randint(0, shape["T"] + 1, (shape["B"],), generator=torch.Generator().manual_seed(shape["seed"]))
     for some in (None, lengths):
         how = {"lengths": some, "traces": "adjoint"}
         expected, outputs = eligibility_gradients(cell, w, x, dh, **how)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(adjoint, "_KEPT_ROWS", 0)
+            if not kept:
+                patch.setattr(adjoint, "_KEPT_ROWS", 0)
             patch.setattr(adjoint, "_ROWS", size * shape["B"])
-            assert adjoint.states_to_keep(shape["T"], shape["B"]) == size
+            patch.setattr(scan, "_ROWS", size * shape["B"])
+            assert adjoint.states_to_keep(shape["T"], shape["B"]) == (1 if kept else size)
             found, same = eligibility_gradients(cell, w, x, dh, **how)
-        assert torch.equal(same, outputs)
+        assert torch.allclose(same, outputs, atol=EXACT)
         assert all(torch.allclose(found[name], expected[name], atol=EXACT) for name in w)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .cells import Cell, Linearized, State
 from .functional import Recorded, linearize_by_func
 from .relations import Held, Weights
-from .scan import Packing, linear_scan, scan
+from .scan import Packing, linear_scan, scan, windows
 
 # Rows, steps times samples, to process at once; and rows whose states are kept. Of more, only those at the beginning of
 # each window are, and the others are computed again: memory beside input and output hardly grows with the sequence.
@@ -89,14 +89,9 @@ def add_grads_(grads: dict[str, Tensor], cell: Cell, step: Linearized, signal: S
                     grads[name].add_(grad)
 
 
-def _window(n_batch: float) -> int:
-    """Steps that are enough for an efficient matmul. n_batch (float): Samples of a step."""
-    return max(1, int(_ROWS / max(n_batch, 1)))
-
-
 def states_to_keep(n_steps: int, n_batch: int) -> int:
     """The distance in steps between the states that `adjoint_gradients` needs."""
-    return 1 if n_steps * n_batch <= _KEPT_ROWS else _window(n_batch)
+    return 1 if n_steps * n_batch <= _KEPT_ROWS else max(1, _ROWS // n_batch)
 
 
 def adjoint_gradients(
@@ -124,13 +119,13 @@ def adjoint_gradients(
     dx = torch.zeros_like(x) if inputs or later else x.new_zeros(0)
     after = torch.stack([torch.zeros_like(state[0]) for state in before])[None]
     keep = states_to_keep(*x.shape[:2])
-    size = _window(sum(active) / len(x)) if keep == 1 else keep
-    for i, start in reversed(list(enumerate(range(0, len(x), size)))):
-        window, n = slice(start, start + size), active[start]
+    evenly = (slice(start, start + keep) for start in range(0, len(x), keep))
+    for window in reversed([*(windows(active, _ROWS) if keep == 1 else evenly)]):
+        n = active[window.start]
         if keep == 1:
             states = tuple(state[window, :n] for state in before)
         else:
-            begin = tuple(state[i, :n] for state in before)
+            begin = tuple(state[window.start // keep, :n] for state in before)
             _, _, states = scan(cell, weights, x[window, :n], begin, active[window], keep=1)
         packing = Packing(active[window], n, x.device)
         rows = packing.pack(x[window, :n]), tuple(map(packing.pack, states))

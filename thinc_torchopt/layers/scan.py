@@ -62,18 +62,26 @@ def scan(
 def _scan_linear(
     cell: Cell, weights: Weights, x: Tensor, state: Tensor, active: Sequence[int], *, keep: int
 ) -> tuple[Tensor, State, tuple[Tensor, ...]]:
-    outputs, begin = x.new_empty(*x.shape[:2], state.shape[1]), state
-    size = max(1, _ROWS // max(1, len(state)))
-    for start in range(0, len(x), size):
-        steps = slice(start, start + size)
-        packing = Packing(active[steps], len(state), x.device)
-        found = cell.coefficients(packing.pack(x[steps]), weights)
+    outputs, begin = x.new_zeros(*x.shape[:2], state.shape[1]), state
+    for steps in windows(active, _ROWS):
+        n = active[steps.start]
+        packing = Packing(active[steps], n, x.device)
+        found = cell.coefficients(packing.pack(x[steps, :n]), weights)
         assert found is not None
         a, b = found
-        h = linear_scan(packing.pad(a, 1.0), packing.pad(b), state)  # after its end, a state stays
-        outputs[steps] = h if packing.is_full else packing.pad(packing.pack(h))
-        state = h[-1].clone()
+        h = linear_scan(packing.pad(a, 1.0), packing.pad(b), state[:n])  # after its end, a state stays
+        outputs[steps, :n] = h if packing.is_full else packing.pad(packing.pack(h))
+        state = torch.cat((h[-1], state[n:]))
     return outputs, (state,), (torch.cat((begin[None], outputs[keep - 1 : -1 : keep])),) if keep else ()
+
+
+def windows(active: Sequence[int], rows: int) -> Iterator[slice]:
+    """All steps, in order, in stretches that have up to so many rows. active: see `scan`."""
+    start = 0
+    while start < len(active):
+        stop = min(start + max(1, rows // max(1, active[start])), len(active))
+        yield slice(start, stop)
+        start = stop
 
 
 class Packing:
