@@ -475,12 +475,15 @@ def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):
         while not steps_of(tmp_path / "state"):
             time.sleep(0.05)
         process.send_signal(signal.SIGSTOP)  # or else it may be saving while its files are listed
-        config["training"]["seed"] = 1
-        before = contents(tmp_path)
-        with pytest.raises(StateError, match=f"another run uses it: process {process.pid}"):
-            run(config, tmp_path / "out")
-        assert contents(tmp_path) == before
-        process.kill()
+        os.waitpid(process.pid, os.WUNTRACED)
+        try:
+            config["training"]["seed"] = 1
+            before = contents(tmp_path)
+            with pytest.raises(StateError, match=f"another run uses it: process {process.pid}"):
+                run(config, tmp_path / "out")
+            assert contents(tmp_path) == before
+        finally:
+            process.kill()
     assert (tmp_path / "state" / "lock.json").exists()
     with pytest.raises(StateError, match=r"training\.seed: .* before, 1 now"):
         run(config, tmp_path / "out")
