@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from contextlib import suppress
 from datetime import timedelta
@@ -245,3 +246,19 @@ def test_alone_a_module_may_make_its_params_in_the_first_batch():
     nlp.get_pipe("tagger").model = PyTorchWrapper(torch.nn.LazyLinear(3))
     with pytest.raises(ConfigError, match=r"component 'tagger' in several processes: a lazy torch module"):
         Ranks(nlp, TorchOptimizer(AdamW()), lambda: None, lambda: None)
+
+
+def test_alone_no_thread_is_left_in_the_store():
+    """Python aborts if it ends while a thread is in torch's C++. This store takes a while."""
+
+    is_asked = threading.Event()
+
+    class Store:
+        def set(self, key, value):
+            is_asked.set()
+            time.sleep(0.3)
+
+    alone = group.Group(0, 1, Store(), 5.0, is_own=False)
+    is_asked.wait()
+    alone.close()
+    assert "pulse" not in [thread.name for thread in threading.enumerate()]

@@ -81,7 +81,7 @@ def test_mishaps_of_another_command(tmp_path):
     command = config_with(tmp_path, "run")
     more = (), ("--training.max_steps", 5, "--paths.state", tmp_path / "elsewhere")
     for code, output in by_hand(command, timeout=120, more=more, all_end=True):
-        assert code == 1 and "Traceback" not in output
+        assert code == 1 and "Traceback" not in output, output
         [*_, fact, advice] = (
             line.partition("]: ")[2].strip() for line in output.splitlines()
         )  # after torch's "[rank0]: "

@@ -123,6 +123,7 @@ class Group:
             with suppress(RuntimeError):
                 self._ask(lambda: self._store.set(f"failed/{self.rank}", reason_of(error)), _PULSE_SECONDS)
         self._is_closed.set()
+        self._pulse.join(_PULSE_SECONDS)  # an interpreter that ends aborts if one of its threads is in torch's C++
         if self._is_own and error is None:
             import torch.distributed as dist
 
