@@ -20,6 +20,8 @@ from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.training import Budget
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
+from .conftest import needs_muon
+
 NUMBER = ["fast", None, True, -1, math.nan, math.inf, {}, torch.nn.Linear]
 WHOLE = [2.5, 5.0, "many", None, True, -1, [3]]
 FLAG = ["no", 1, 0.0, None, []]
@@ -169,7 +171,7 @@ def test_checks_of_patterns_values(make, value):
         lambda: TorchSGD(nesterov=1, momentum=0.9),
         lambda: TorchSGD(momentum=True),
         lambda: AdamW(betas=0.9),
-        lambda: Muon(fallback=3),
+        pytest.param(lambda: Muon(fallback=3), marks=needs_muon),
     ],
 )
 def test_checks_of_algorithms(build):

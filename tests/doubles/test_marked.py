@@ -5,11 +5,17 @@ when it is imported.
 import subprocess
 import sys
 
+import pytest
+import torch
+
 from ..conftest import ROOT
 
 MARK = "pytest.mark.device"
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is not None and not torch.cuda.is_available(), reason="a torch with CUDA asks for the driver"
+)
 def test_marked_tests_pass_on_a_gpu():
     files = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if MARK in path.read_text("utf8"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.doubles.plugin"]
