@@ -24,9 +24,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 # For each message that it reads or writes, and for each function of a config, catalogue looks through the entry points
 # of all installed packages. In trainings as small as ours that would be half of the time.
-found = catalogue.AVAILABLE_ENTRY_POINTS
-if hasattr(found, "select"):
-    catalogue.AVAILABLE_ENTRY_POINTS = {group: list(found.select(group=group)) for group in found.groups}
+entry_points = catalogue.AVAILABLE_ENTRY_POINTS
+if hasattr(entry_points, "select"):
+    catalogue.AVAILABLE_ENTRY_POINTS = {group: list(entry_points.select(group=group)) for group in entry_points.groups}
 for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
     coders.get_all = cache(coders.get_all)
 
