@@ -16,6 +16,7 @@ import pytest
 import spacy
 import srsly
 from confection import Config
+from spacy.tokens import Doc, DocBin
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
@@ -231,6 +232,29 @@ def test_docs_python_page_runs(tmp_path, monkeypatch):
     assert (tmp_path / "model-best" / "meta.json").is_file() and names["scores"]["ents_f"] > 0.5
     found = [path.name for path in steps_of(tmp_path / "training" / "state")]
     assert found == ["step-00000015", "step-00000019"]
+
+
+def test_docs_quick_start_needs_entities_alone(tmp_path, monkeypatch):
+    """README's first commands, on texts without tags and trees, in a folder with nothing else."""
+    monkeypatch.chdir(tmp_path)
+    for path in (toy_corpus(tmp_path)[part] for part in ("train", "dev")):
+        docs = list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))
+        bare = [
+            Doc(
+                doc.vocab,
+                words=[token.text for token in doc],
+                ents=[f"{t.ent_iob_}-{t.ent_type_}".rstrip("-") for t in doc],
+            )
+            for doc in docs
+        ]
+        DocBin(docs=bare).to_disk(path)
+    _, setup, *_ = re.findall(r"^```(?:ini|bash)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    pip, *steps = map(shlex.split, setup.splitlines())
+    check_pip(pip[1:])
+    for _, *args in steps:
+        quick = {"training.max_steps": 2, "training.eval_frequency": 1} if args[0] == "train" else {}
+        spacy_cli(*args, *flags_of(quick))
+    assert spacy.load(tmp_path / "training" / "best" / "model-last").pipe_names == ["tok2vec", "ner"]
 
 
 def test_docs_start_here_runs(tmp_path, monkeypatch, capsys):
