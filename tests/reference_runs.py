@@ -5,8 +5,8 @@
     python -m tests.reference_runs --killed [cnn loop modular ranks minilm]
 
 Each training runs in a process of its own, on one thread, once with each tree first on the path; with the data of
-`../shared/data`. The digests are those of all files of the model, and of what the optimizer keeps. What a tree can't
-train, for lack of spacy-transformers for example, is told and left out.
+`../shared/data`. The digests are those of all files of the model, and of what the optimizer keeps. What neither tree
+can train, for lack of spacy-transformers for example, is told and left out; what only one of them can is a failure.
 
 With `--killed` this tree runs twice: once in one piece, and once killed after its first checkpoint, and run again.
 """
@@ -175,16 +175,20 @@ def kill(command: list[str], environment: dict[str, str], folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, default=ROOT, help="A worktree of another commit.")
-    parser.add_argument("--killed", action="store_true", help="Kill each, and let it go on.")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--before", type=Path, help="A worktree of another commit.")
+    kind.add_argument("--killed", action="store_true", help="Kill each, and let it go on.")
     parser.add_argument("runs", nargs="*", default=list(RUNS), help=f"Of {', '.join(RUNS)}. Default: all.")
     args = parser.parse_args()
     differs = False
     for name in args.runs:
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-            before = run_with(args.before.resolve(), name, Path(one))
+            before = run_with((args.before or ROOT).resolve(), name, Path(one))
             now = run_with(ROOT, name, Path(two), killed=args.killed)
-        if not before or not now:
+        if before is None or now is None:
+            is_new = (before is None) != (now is None)
+            differs |= is_new
+            print(f"{name}: {'only one of the trees can train it' if is_new else 'left out, as neither can train it'}")
             continue
         different = sorted(path for path in before.keys() & now.keys() if before[path] != now[path])
         only = [] if args.killed else sorted(before.keys() ^ now.keys())  # it keeps another number of checkpoints
