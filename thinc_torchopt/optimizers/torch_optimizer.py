@@ -238,7 +238,7 @@ class TorchOptimizer(Optimizer):
             )
 
     def _reset(self) -> None:
-        self._is_over = self._precision_is_checked = False
+        self._is_over = self._is_checked = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -274,13 +274,10 @@ class TorchOptimizer(Optimizer):
             self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
-            if not self._precision_is_checked:
-                check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
-                self._check_masters()
-                self._precision_is_checked = True
+            self._check_precision(exclude)
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
-        """Call `initialize` for spaCy, before everything is ready: errors are raised when training begins.
+        """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update.
 
         anew (bool): The pipeline has new weights: forget everything that was learned before.
         """
@@ -309,6 +306,19 @@ class TorchOptimizer(Optimizer):
 
     def _set_precision(self) -> None:
         compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), self.precision)
+
+    def _check_settings(self) -> None:
+        """Check everything that `initialize` checks, before the first update, if spaCy introduced the pipeline."""
+        if not self._is_checked and self._trained.table.pipeline.is_there:
+            nlp, exclude = self._trained.table.pipeline.get()
+            self._trained.plan.check(all_names(nlp))
+            self._check_precision(exclude)
+
+    def _check_precision(self, exclude: Collection[str]) -> None:
+        if not self._is_checked:
+            check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
+            self._check_masters()
+            self._is_checked = True
 
     def _check_masters(self) -> None:
         """Warn if there is nothing to have a master."""
@@ -435,6 +445,7 @@ class TorchOptimizer(Optimizer):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings.schedules.check_end_is_known()
+        self._check_settings()
         params, shims = self._noted.pop_all()
         if params:
             self._check_noise()
