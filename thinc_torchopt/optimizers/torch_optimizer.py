@@ -28,10 +28,11 @@ from thinc.api import Model, Optimizer
 from .. import hooks
 from ..algorithms import AN_ALGORITHM, Algorithm
 from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
-from ..checks import OPTIMIZER, own_errors
+from ..checks import OPTIMIZER, known_settings, own_errors
 from ..controller import ControllerSettings
-from ..errors import ConfigError, ConfigWarning, DistributedError, PipelineError
+from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from ..learn_rate import RateWriter
+from ..near_misses import did_you_mean
 from ..params import (
     Pattern,
     all_names,
@@ -59,7 +60,7 @@ from ..types import (
     OnGrowth,
     OnOutsideWrite,
     OnSpike,
-    ParamInfo,
+    ParamInfos,
     Precision,
     PrivacySettings,
     SkipDecay,
@@ -78,6 +79,24 @@ _A_CONTROLLER = (
 )
 _SEVERAL = 'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of distributed.Distributed()'
 _PRIVATE = 'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of privacy.Privacy()'
+
+
+# thinc's attributes that have the same meaning here. The others are left out of completion.
+_THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"}
+_HIDDEN = {*Optimizer.__slots__} - _THINCS
+_MOMENTS = "optimizer.torch_optimizers['algorithm'].state has the moments, as torch keeps them"
+_ALGORITHM = "optimizer.algorithms has the algorithm, with its options"
+
+
+def _not_kept(name: str, instead: str) -> Any:
+    """An attribute of thinc's optimizers that ours do not have. instead (str): Where to find its content."""
+
+    text = f"only thinc's own optimizers have it. {instead}."
+
+    def refuse(optimizer: Any, value: Any = None) -> None:
+        raise ConfigAttributeError(f"Can't use '{name}' of TorchOptimizer: {text}")
+
+    return property(refuse, refuse, doc=f"{text[:1].upper()}{text[1:]}")
 
 
 class TorchOptimizer(Optimizer):
@@ -139,6 +158,7 @@ class TorchOptimizer(Optimizer):
         private), set by spaCy's loop.
     """
 
+    @known_settings
     def __init__(
         self,
         algorithm: Algorithm,
@@ -221,6 +241,26 @@ class TorchOptimizer(Optimizer):
         self._joint = False
         self.batch_size: BatchSize | None = None
         self._reset()
+        self._is_built = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """RAISES (ConfigAttributeError): No such attribute; thinc's class refuses unknown ones too. Classes derived
+        from this one may have more.
+        """
+        if name not in self.__dict__ and "_is_built" in self.__dict__ and type(self) is TorchOptimizer:
+            if name in (settings := [setting.name for setting in arguments_of(TorchOptimizer)]):
+                raise ConfigAttributeError(
+                    f"Can't set '{name}' of TorchOptimizer: it is read when the optimizer is built. Build a new one: "
+                    f"TorchOptimizer(..., {name}=...)."
+                )
+            if not hasattr(TorchOptimizer, name):
+                near = did_you_mean(name, [*settings, *dir(self)], is_setting=True)
+                raise ConfigAttributeError(f"Can't set '{name}' of TorchOptimizer: it has no such attribute.{near}")
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        """Without thinc's attributes that are not of this class."""
+        return [name for name in super().__dir__() if name not in _HIDDEN]
 
     def _check_budget(self) -> None:
         """RAISES (ConfigError): A setting that the budget needs is missing."""
@@ -676,14 +716,15 @@ class TorchOptimizer(Optimizer):
         """All names that `learn_rates` can have."""
         return {"default", *self._trained.plan.rate_names()}
 
-    def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
+    def describe(self, names: Collection[str] | None = None) -> ParamInfos:
         """Describe each param, frozen ones too: its group, learning rate and options at this step.
 
         names (Collection[str]): Only these. None: all.
+        RETURNS (ParamInfos): A list, which is printed as a table.
         """
-        return [
+        return ParamInfos(
             self._trained.plan.describe(param) for param in self._trained.params if names is None or param.name in names
-        ]
+        )
 
     @property
     def patterns(self) -> list[Pattern]:
@@ -802,6 +843,12 @@ class TorchOptimizer(Optimizer):
         options = self._trained.plan.options
         return float(options.get("L2", options.get("weight_decay", 0.0)))
 
+    mom1 = _not_kept("mom1", _MOMENTS)
+    mom2 = _not_kept("mom2", _MOMENTS)
+    last_seen = _not_kept("last_seen", "optimizer.nr_update counts the updates of each param")
+    use_radam = _not_kept("use_radam", _ALGORITHM)
+    L2_is_weight_decay = _not_kept("L2_is_weight_decay", _ALGORITHM)
+
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
@@ -900,6 +947,7 @@ class TorchOptimizer(Optimizer):
         self._reset()
 
 
+TorchOptimizer.__init__.__doc__ = TorchOptimizer.__doc__
 create_optimizer = signed(
     lambda *args, **settings: TorchOptimizer(*args, **settings),
     "create_TorchOptimizer",
