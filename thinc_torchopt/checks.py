@@ -6,16 +6,20 @@ damaged, from an older version, or from another program.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy
 
-from .errors import ConfigError, StateError, TorchOptError
-from .near_misses import did_you_mean
+from .errors import ConfigArgumentError, ConfigError, StateError, TorchOptError
+from .near_misses import did_you_mean, there_are
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # No run is longer: a larger position is damage, and schedules would take hours to get there.
 MAX_STEPS = 100_000_000
@@ -139,6 +143,22 @@ def check_number(name: str, value: Any) -> float:
     RAISES (ConfigError): Not a number, negative, or not finite.
     """
     return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such")
+
+
+def known_settings(function: _Function) -> _Function:
+    """For a function whose arguments are settings: refuse unknown ones as a config does, with a suggestion."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **settings: Any) -> Any:
+        for name in settings:
+            if name not in known:
+                near = did_you_mean(name, known, is_setting=True) or there_are(known)
+                what = function.__qualname__.removesuffix(".__init__")
+                raise ConfigArgumentError(f"Can't build {what}: it has no setting '{name}'.{near}")
+        return function(*args, **settings)
+
+    return checked  # type: ignore[return-value]
 
 
 @contextmanager

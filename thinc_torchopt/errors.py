@@ -2,6 +2,7 @@
 
 TorchOptError
 ├── ConfigError (ValueError)       a setting that can't work
+│   ├── ConfigAttributeError (AttributeError)   an attribute that can't be read or set
 │   ├── ConfigKeyError (KeyError)  missing or unknown settings
 │   ├── ConfigTypeError (TypeError)   a setting of the wrong type
 │   │   └── ConfigArgumentError    missing or unknown arguments; a ConfigKeyError too
@@ -55,6 +56,10 @@ class TorchOptError(Exception):
 
 class ConfigError(TorchOptError, ValueError):
     """A setting in the config, or an argument, that can't work."""
+
+
+class ConfigAttributeError(ConfigError, AttributeError):
+    """An attribute that can't be read or set."""
 
 
 class ConfigKeyError(ConfigError, KeyError):

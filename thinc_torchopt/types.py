@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import isinf
 from typing import Any, Literal, NamedTuple, Union
 
 from thinc.types import Generator
@@ -47,6 +48,42 @@ class ParamInfo(NamedTuple):
     updates: int  # so far
     blocks: tuple[str, ...]  # the parts of the group's name
     algorithm: str  # its name in the config, e.g. "torch.AdamW.v1"
+
+
+class ParamInfos(list[ParamInfo]):
+    """A list of params, printed as a table. Columns with one value for all params are one line below it."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "[]"
+        columns: dict[str, list[str]] = {
+            "name": [info.name for info in self],
+            "shape": [" x ".join(map(str, info.shape)) for info in self],
+            "group": [info.group for info in self],
+            "learn_rate": [f"{info.learn_rate:.3g}" for info in self],
+            "frozen": [
+                ""
+                if not info.frozen_until
+                else "always"
+                if isinf(info.frozen_until)
+                else f"until {info.frozen_until:g}"
+                for info in self
+            ],
+            "updates": [str(info.updates) for info in self],
+            "algorithm": [info.algorithm for info in self],
+            "kind": [info.kind for info in self],
+            "dtype": [f"{info.dtype}, master" if info.has_master else info.dtype for info in self],
+            "device": [info.device for info in self],
+        }
+        alike = {name: cells[0] for name, cells in columns.items() if len(self) > 1 and len({*cells}) == 1}
+        shown = []
+        for name, cells in columns.items():
+            if name not in alike:
+                width = max(map(len, [name, *cells]))
+                shown.append([cell.ljust(width) for cell in (name, "-" * width, *cells)])
+        lines = ["  ".join(row).rstrip() for row in zip(*shown)]
+        same = ", ".join(f"{name} {cell}" for name, cell in alike.items() if cell)
+        return "\n".join([*lines, f"All: {same}"] if same else lines)
 
 
 @dataclass(frozen=True)

@@ -340,6 +340,7 @@ def test_init_says_where_L2_means_something_else(tmp_path):
     draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "adamw", tmp_path)
     assert "L2 = 0.1 was a part of the gradients" in " ".join(draft.warned) and resolved(new).L2 == 0.1
     draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "robust", tmp_path)
+    assert "the data comes in another order" in " ".join(draft.told)
     assert block_of(new)["algorithm"]["@torch_optimizers"] == "torch.Adam.v1" and not draft.warned
     draft, new = run(with_optimizer(block.format("SGD.v1", "true")), "adamw", tmp_path)
     assert "learn_rate was chosen for SGD" in " ".join(draft.warned)
@@ -716,7 +717,8 @@ def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
     ("change", "said"),
     [
         (("", ""), r"\[corpora.train\]: its path is not set. .* --paths.train train.spacy"),
-        (("max_steps = 30", "max_epochs = -1"), "max_epochs = -1 in .training. streams the corpus"),
+        (("max_steps = 30", "max_epochs = -1"), r"max_epochs = -1 in .* max_epochs = 0\. .* max_steps, 20,000 here"),
+        (("max_steps = 30", "max_steps = 0\nmax_epochs = -1"), "max_steps, which must be set then"),
     ],
 )
 def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
@@ -727,6 +729,22 @@ def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
         rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "empty.spacy")})
     with pytest.raises(ConfigError, match=r"\[corpora.train\]: there is no file or folder '.*none.spacy'"):
         rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", {"paths.train": str(tmp_path / "none.spacy")})
+
+
+def test_init_best_says_what_to_do_with_a_stream(tmp_path):
+    """Both ways that the error offers are open: a corpus with an end, and a schedule that ends at max_steps."""
+    streamed = OWN.replace("max_steps = 30", "max_steps = 30\nmax_epochs = -1")
+    with pytest.raises(ConfigError, match=r"max_epochs = 0\. .*recipe adamw.* max_steps, 30 here"):
+        run(streamed, "best", tmp_path)
+    assert run(streamed.replace("max_epochs = -1", "max_epochs = 0"), "best", tmp_path)
+    _, new = run(streamed, "adamw", tmp_path)
+    config = Config().from_str(new)
+    config["training"]["optimizer"]["learn_rate"] = {
+        "@schedules": "thinc-torchopt.warmup_linear.v1",
+        "initial_rate": 0.01,
+        "warmup_ratio": 0.1,
+    }
+    assert resolved(config.to_str()).spans_training
 
 
 def test_init_best_by_kind_of_pipeline(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from thinc.api import compounding
 
-from thinc_torchopt.errors import AuxVarError, ConfigError, ConfigTypeError, ConfigWarning, ParamError, TorchOptError
+from thinc_torchopt.errors import AuxVarError, ConfigError, ConfigWarning, ParamError, TorchOptError
 from thinc_torchopt.modular import Modular, ScaffoldAuxVar
 from thinc_torchopt.modular.modules import gaussian_noise
 
@@ -166,10 +166,16 @@ def _():
         optimizer.modules = []
 
 
-@row("`apply_gradients(model, grads)`")
+@row("`apply_gradients(model, gradients)`, `compute_updates_from_gradients`")
 def _():
-    model = linear()
-    refuses(ConfigTypeError, r"as in apply_gradients\(\{\"weight\": tensor\}\)", make(model).apply_gradients, model, {})
+    model, grads = linear(), {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    optimizer = make(model)
+    before = weights(optimizer)
+    updates = optimizer.compute_updates_from_gradients(model, grads)
+    assert isinstance(updates, dict) and all(map(torch.equal, weights(optimizer), before))
+    optimizer.apply_gradients(grads)
+    torch.testing.assert_close(weights(optimizer), [a + b for a, b in zip(before, updates.values())], rtol=0, atol=1e-6)
+    refuses(ParamError, "without weight, bias", optimizer.apply_gradients, linear(), grads)
 
 
 @row("params without a gradient")

@@ -129,7 +129,6 @@ def test_forms_gradients_may_be_arrays():
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda model: (model, {}), "found Linear, dict. Without a model"),
         (lambda model: (3,), "expected a dict by the names"),
         (lambda model: ({"weight": "x", "bias": torch.ones(2)},), "'weight': expected a tensor or a NumPy array"),
         (lambda model: ([numpy.ones((2, 3), "int64"), torch.ones(2)],), "found an array of int64"),

@@ -5,12 +5,24 @@ import json
 import math
 from typing import ClassVar
 
+import numpy
 import pytest
 import torch
+from thinc.api import Linear
 
 from thinc_torchopt.compat import has_pytorch_optimizer
-from thinc_torchopt.errors import ConfigError, ConfigWarning, ParamError
-from thinc_torchopt.modular import MODULES, REGULARIZERS, Block, Modular, Module, blocks, chain
+from thinc_torchopt.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError
+from thinc_torchopt.modular import (
+    MODULES,
+    REGULARIZERS,
+    Block,
+    Modular,
+    Module,
+    blocks,
+    chain,
+    list_optim_modules,
+    list_optim_regularizers,
+)
 from thinc_torchopt.modular.modules import Adam, GaussianNoise, L2GlobalClipping, Momentum
 from thinc_torchopt.modular.modules.gaussian_noise import secure_normal
 
@@ -512,6 +524,72 @@ def test_optimizer_updates_are_what_a_step_adds():
                 torch.testing.assert_close(param, same[name], **CLOSE)
     with pytest.raises(KeyError, match="one for each"):
         optimizer.apply_gradients([torch.zeros(2)])
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_optimizer_takes_the_model_before_the_gradients_as_declearn_does(by_keyword):
+    """Of a larger model too, of which the optimizer trains a part."""
+    ends = []
+    for form in ("gradients", "model", "larger"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+        part = model[0]
+        optimizer = Modular(part.named_parameters(), 0.1, 0.1, modules=["momentum"], regularizers=["ridge"])
+        grads = {"weight": torch.full((2, 3), 2.0), "bias": numpy.ones(2, "f")}
+        given = {"gradients": [], "model": [part], "larger": [model]}[form]
+        args = ([*given, grads], {}) if not by_keyword else ([], {**dict(zip(["model"], given)), "gradients": grads})
+        if by_keyword and not given:
+            args = [], {"gradients": grads}
+        before = part.weight.detach().clone()
+        updates = optimizer.compute_updates_from_gradients(*args[0], **args[1])
+        assert torch.equal(part.weight, before)
+        optimizer.apply_gradients(*args[0], **args[1])
+        ends.append([*updates.values(), part.weight.detach(), part.bias.detach()])
+    for found in ends[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(ends[0], found))
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "told"),
+    [
+        (lambda model: copy.deepcopy(model), ParamError, "found Linear without weight, bias. Pass the model whose"),
+        (lambda model: torch.nn.ReLU(), ParamError, "found ReLU without weight, bias"),
+        (lambda model: {"weight": None}, ConfigTypeError, "expected a torch.nn.Module, found dict"),
+        (lambda model: Linear(2, 3), ConfigTypeError, "found Model. For thinc models, see docs/privacy.md"),
+    ],
+)
+def test_optimizer_refuses_gradients_for_another_model(other, kind, told):
+    model = torch.nn.Linear(3, 2)
+    optimizer, before = Modular(model.named_parameters(), 0.1), model.weight.detach().clone()
+    grads = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    for apply in (optimizer.apply_gradients, optimizer.compute_updates_from_gradients):
+        with pytest.raises(kind, match=told):
+            apply(other(model), grads)
+        for args in ((), (model,), ("ab",)):
+            with pytest.raises(ConfigTypeError, match="expected a dict by the names"):
+                apply(*args)
+    assert torch.equal(model.weight, before)
+
+
+def test_optimizer_lists_modules_and_regularizers_as_declearn_does():
+    class Halve(Module):
+        name = "halve"
+
+        def run(self, block):
+            block.own().mul_(0.5)
+
+    class Nameless(Halve):
+        pass
+
+    modules, regularizers = list_optim_modules(), list_optim_regularizers()
+    assert {name for name in modules if modules[name].__module__.startswith("thinc_torchopt")} == set(MODULES)
+    assert modules["adam"] is MODULES["adam"] and modules["halve"] is Halve and Nameless not in modules.values()
+    assert regularizers == REGULARIZERS
+    modules.clear()
+    assert list_optim_modules()["adam"] is MODULES["adam"] and MODULES
+    for name, cls in list_optim_modules().items():
+        if name in MODULES and name != "torch-optim":
+            assert type(Modular([torch.nn.Parameter(torch.ones(2))], 0.1, modules=[name]).modules[0]) is cls
 
 
 # ---------------------------------------------------------------------- whole steps

@@ -2,7 +2,10 @@
 
 import copy
 import gc
+import inspect
 import pickle
+import pydoc
+import re
 import warnings
 import weakref
 
@@ -10,9 +13,21 @@ import numpy
 import pytest
 import torch
 from spacy.language import Language
-from thinc.api import Linear, Model, PyTorchGradScaler, PyTorchShim, PyTorchWrapper, Shim, chain, warmup_linear
+from thinc.api import (
+    Linear,
+    Model,
+    Optimizer,
+    PyTorchGradScaler,
+    PyTorchShim,
+    PyTorchWrapper,
+    Shim,
+    chain,
+    constant,
+    warmup_linear,
+)
 
-from thinc_torchopt import TorchOptimizer
+import thinc_torchopt
+from thinc_torchopt import Adam, RAdam, TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, Adagrad, AdamW
 from thinc_torchopt.errors import (
     ConfigError,
@@ -24,7 +39,8 @@ from thinc_torchopt.errors import (
     ScheduleWarning,
     ShapeError,
 )
-from thinc_torchopt.schedules import plateau
+from thinc_torchopt.schedules import plateau, warmup_cosine, warmup_stable_decay
+from thinc_torchopt.schedules import warmup_linear as our_warmup_linear
 
 from ..models import (
     backprop,
@@ -936,6 +952,47 @@ def test_optimizers_say_when_a_schedule_does_not_move():
     assert len(warned) == 1
 
 
+def updates_without_schedules(optimizer, n, *, moves_after=()):
+    model = thinc_model()
+    for i in range(n):
+        backprop(model, numpy.random.default_rng(0))
+        model.finish_update(optimizer)
+        if i in moves_after:
+            optimizer.step_schedules()
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "value"),
+    [
+        ({"learn_rate": warmup_cosine(0.001, 80, 600)}, "learn_rate", "0"),
+        ({"learn_rate": warmup_stable_decay(0.001, 80, 20, 600)}, "learn_rate", "0"),
+        ({"learn_rate": our_warmup_linear(0.001, 80, 600)}, "learn_rate", "1.25e-05"),
+        ({"learn_rate": [0.1, 0.2]}, "learn_rate", "0.1"),
+        ({"grad_clip": warmup_linear(1.0, 2, 9)}, "grad_clip", "0"),
+        ({"algorithm": AdamW(weight_decay=iter([0.1, 0.2]))}, "algorithm.weight_decay", "0.1"),
+    ],
+)
+def test_optimizers_say_once_when_nobody_moves_the_schedules(settings, place, value):
+    optimizer = plain(**settings)
+    with pytest.warns(ScheduleWarning) as warned:
+        updates_without_schedules(optimizer, 60)
+        optimizer.step_schedules()
+        updates_without_schedules(optimizer, 60)
+    [said] = [str(warning.message) for warning in warned]
+    assert said.startswith(f"The schedule of '{place}' in [training.optimizer] stayed at {value} for 50 updates")
+    assert "optimizer.step_schedules()" in said and ("nothing is learned" in said) == (
+        (place, value) == ("learn_rate", "0")
+    )
+
+
+@pytest.mark.parametrize("rate", [0.1, constant(0.1), plateau(0.1), [0.1, 0.2]])
+def test_optimizers_are_silent_where_no_schedule_stands_still(rate):
+    """Numbers, constants, rates that only scores move; and a schedule that moves in every 49th update."""
+    is_moving = isinstance(rate, list)
+    optimizer = plain(learn_rate=[0.1] * 5 if is_moving else rate)
+    updates_without_schedules(optimizer, 120, moves_after=range(48, 120, 49) if is_moving else ())
+
+
 def test_optimizers_look_away_when_told_to():
     model, optimizer = thinc_model(), plain(max_nonfinite=0)
     model.layers[0].set_grad("W", numpy.full_like(model.layers[0].get_param("W"), numpy.nan))
@@ -1076,6 +1133,106 @@ def test_optimizers_are_thincs_for_spacys_schema():
     assert isinstance(optimizer, Optimizer)
     assert (optimizer.learn_rate, optimizer.b1, optimizer.b2, optimizer.eps, optimizer.L2) == (0.2, 0.8, 0.9, 1e-6, 0.3)
     assert optimizer.averages == {} and optimizer.nr_update == {} and optimizer.schedules == {}
+
+
+def test_optimizers_help_is_ours():
+    """Nothing public has a docstring or an argument of thinc's, which has others of the same names."""
+    thincs = {inspect.getdoc(found) for found in vars(Optimizer).values() if inspect.isfunction(found)}
+    public = ["__init__", "__call__", *(name for name in dir(TorchOptimizer) if not name.startswith("_"))]
+    texts = {name: inspect.getdoc(getattr(TorchOptimizer, name)) for name in public}
+    assert [name for name, text in texts.items() if not text or text in thincs - {None}] == []
+    shown = pydoc.render_doc(TorchOptimizer.__init__, renderer=pydoc.plaintext)
+    assert all(f"{name} (" in shown and f"{name}: " in shown for name in ("algorithm", "spike_factor", "privacy"))
+    assert "use_radam" not in shown
+    assert list(inspect.signature(TorchOptimizer).parameters)[:3] == ["algorithm", "learn_rate", "grad_clip"]
+
+
+def test_optimizers_complete_no_names_of_thincs_that_mean_nothing():
+    optimizer = plain()
+    names = dir(optimizer)
+    gone = [name for name in Optimizer.__slots__ if name not in names]
+    assert {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"} <= set(names)
+    assert set(gone) >= {"L2", "L2_is_weight_decay", "b1", "b2", "eps", "last_seen", "mom1", "mom2", "use_radam"}
+    for name in names:
+        assert hasattr(optimizer, name), name
+    for name in ("mom1", "mom2", "last_seen", "use_radam", "L2_is_weight_decay"):
+        for use in (lambda name: getattr(optimizer, name), lambda name: setattr(optimizer, name, {})):
+            with pytest.raises(AttributeError, match=f"'{name}' of TorchOptimizer.*optimizer\\.") as raised:
+                use(name)
+        for said in re.findall(r"optimizer\.(\w+)", str(raised.value)):
+            assert hasattr(optimizer, said)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lr", "no such attribute. Did you mean 'learn_rate'?"),
+        ("learn_rat", "no such attribute. Did you mean 'learn_rate'"),
+        ("param_groups", "is read when the optimizer is built. Build a new one: TorchOptimizer(..., param_groups=...)"),
+    ],
+)
+def test_optimizers_refuse_attributes_that_would_be_ignored(name, said):
+    optimizer = plain()
+    with pytest.raises(AttributeError, match=re.escape(said)):
+        setattr(optimizer, name, 0.1)
+    with pytest.raises(ConfigError):
+        setattr(copy.deepcopy(optimizer), name, 0.1)
+
+    class Own(TorchOptimizer):
+        def __init__(self):
+            super().__init__(AdamW())
+            self.mine = 3
+
+    own = Own()
+    own.learn_rat = 4
+    assert (own.mine, own.learn_rat) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: TorchOptimizer(AdamW(), lr=0.1), "TorchOptimizer: it has no setting 'lr'. Did you mean 'learn_rate'?"),
+        (lambda: TorchOptimizer(AdamW(), grad_clp=1.0), "no setting 'grad_clp'. Did you mean 'grad_clip'?"),
+        (lambda: TorchOptimizer(AdamW(), beta1=0.9), "Did you mean 'betas' in [training.optimizer.algorithm]"),
+        (lambda: Adam(0.1, lr=0.1), "Can't build Adam: it has no setting 'lr'. Did you mean 'learn_rate'?"),
+        (
+            lambda: RAdam(use_avrages=True),
+            "Can't build RAdam: it has no setting 'use_avrages'. Did you mean 'use_averages'",
+        ),
+        (lambda: thinc_torchopt.SGD(0.1, nothing_like_it=1), "There are: L2, L2_is_weight_decay, grad_clip"),
+    ],
+)
+def test_optimizers_suggest_names_for_unknown_arguments_as_for_a_config(build, said):
+    for kind in (ConfigError, TypeError):
+        with pytest.raises(kind, match=re.escape(said)):
+            build()
+
+
+def test_optimizers_describe_params_as_data_and_as_a_table():
+    optimizer = TorchOptimizer(
+        AdamW(),
+        0.01,
+        param_groups={"slow": {"params": ["tagger/*"], "lr_scale": 0.5}, "still": {"params": ["*/E"], "freeze": True}},
+    )
+    assert str(optimizer.describe()) == "[]"
+    trained_pipeline(optimizer, components=["tagger"], shared=False)
+    found = optimizer.describe()
+    assert found == list(found) and found[0].name == "tagger/output_layer/W"
+    lines = str(found).splitlines()
+    assert lines == repr(found).splitlines() == f"{found}".splitlines()
+    head, _, *rows = [line for line in lines if not line.startswith("All: ")]
+    assert head.split() == ["name", "shape", "group", "learn_rate", "frozen"]
+    assert [row.split()[0] for row in rows] == [info.name for info in found]
+    starts = [head.index(name) for name in head.split()]
+    for row, info in zip(rows, found):
+        cells = [row[i:j].strip() for i, j in zip(starts, [*starts[1:], None])]
+        frozen = info.group == "slow+still"
+        shape = " x ".join(map(str, info.shape))
+        assert cells == [info.name, shape, info.group, "0" if frozen else "0.005", "always" if frozen else ""]
+    assert lines[-1] == "All: updates 0, algorithm torch.AdamW.v1, kind thinc, dtype float32, device cpu"
+    assert max(map(len, lines)) < 120
+    one = optimizer.describe([found[-1].name])
+    assert len(one) == 1 and "0.005" in str(one) and "All:" not in str(one)
 
 
 def test_optimizers_are_told_their_pipeline_by_spacy():

@@ -477,7 +477,10 @@ def test_cascade_of_a_copied_optimizer_knows_its_own_schedules():
     """Settings that are alike are one object, which tells schedules apart by what they are in this process."""
     nlp, module = two_parts()
     rates = Counted()
-    blocks = {"one": {"params": ["*/0/*"], "learn_rate": rates}, "two": {"params": ["*/late"], "learn_rate": rates}}
+    blocks = {
+        "one": {"params": ["*/0/*"], "learn_rate": rates},
+        "two": {"params": ["re:/(0/bias|late)$"], "learn_rate": rates},
+    }
     optimizer = TorchOptimizer(SGD(), 0.1, param_groups=blocks, new_params_warmup=0)
     optimizer.introduce(nlp)
     steps(nlp, optimizer, 1)

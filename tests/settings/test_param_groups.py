@@ -803,6 +803,67 @@ def test_param_groups_name_patterns_that_match_nothing(options, message):
         TorchOptimizer(AdamW(), 0.01, **options).initialize(nlp)
 
 
+MATCHING_NOTHING = [
+    {"param_groups": {"x": {"params": ["tagger/tok2vec/embbed/*"], "freeze": True}}},
+    {"param_groups": {"x": {"params": ["tagger/tok2vec/embbed/*"], "unfreeze_at": 5}}},
+    {"per_param_lr": {"tagger/tok2vec/embbed/*": 0.1}},
+    {"layer_decay": {"tagger/tok2vec/embbed/*": 0.9}},
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "connect"),
+    [
+        *((options, "initialize") for options in MATCHING_NOTHING),
+        *((MATCHING_NOTHING[0], connect) for connect in ("resume_training", "both", "copied")),
+    ],
+)
+def test_param_groups_name_patterns_that_match_nothing_whoever_connects_the_optimizer(options, connect):
+    """At the first update, which changes nothing, and again at the next one."""
+    nlp, optimizer = toy_pipeline(["tagger"], shared=False), TorchOptimizer(AdamW(), 0.01, **options)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples, sgd=optimizer if connect in ("initialize", "both") else None)
+    if connect == "copied":
+        optimizer = copy.deepcopy(optimizer)
+    if connect != "initialize":
+        nlp.resume_training(sgd=optimizer)
+    before = pipeline_params(nlp)["tagger"]
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"'tagger/tok2vec/embbed/\*' in .*: it matches none of"):
+            nlp.update(examples, sgd=optimizer)
+    assert same(before, pipeline_params(nlp)["tagger"])
+
+
+def test_param_groups_are_checked_once_and_with_all_params_of_the_pipeline(monkeypatch):
+    """Patterns may name excluded and disabled components, and torch params that are made by the first forward pass."""
+    nlp = toy_pipeline(["tagger", "morphologizer", "textcat"], shared=False)
+    module = torch.nn.Sequential(torch.nn.LazyLinear(6), torch.nn.ReLU())
+    nlp.get_pipe("textcat").model = chain(nlp.get_pipe("textcat").model, PyTorchWrapper(module), Linear(2, 6))
+    blocks = {"x": {"params": ["tagger/*", "morphologizer/*", "textcat/pytorch/0/weight"], "learn_rate": 0.1}}
+    optimizer, examples = TorchOptimizer(AdamW(), 0.01, param_groups=blocks), toy_examples(nlp)
+    walks = []
+    monkeypatch.setattr(Cascade, "check", lambda self, names: walks.append(names))
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    with nlp.select_pipes(disable=["morphologizer"]):
+        for _ in range(3):
+            nlp.update(examples, sgd=optimizer, exclude=["tagger"])
+    [names] = walks
+    monkeypatch.undo()
+    optimizer.patterns[2].check(names)
+    assert {name.partition("/")[0] for name in names} == {"tagger", "morphologizer", "textcat"}
+
+
+@pytest.mark.parametrize("setting", [{"precision": "tf32"}, {"master_weights": True}])
+def test_param_groups_are_checked_with_all_that_initialize_checks(setting):
+    nlp, optimizer = toy_pipeline(["tagger"], shared=False), TorchOptimizer(AdamW(), 0.01, **setting)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    with pytest.warns(ConfigWarning, match="has no effect"):
+        nlp.update(examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    optimizer.initialize(nlp)
+
+
 def test_param_groups_need_a_pipeline():
     _, model = encoder_pipeline()
     optimizer = TorchOptimizer(AdamW(), 0.01, per_param_lr={"*": 0.1})

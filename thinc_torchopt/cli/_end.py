@@ -49,9 +49,12 @@ def find_end(nlp: Language, size: int | None = None) -> End:
     config = nlp.config.interpolate()
     training = config["training"]
     if training["max_epochs"] == -1:
+        end = f"{steps:,} here" if (steps := training["max_steps"]) else "which must be set then"
         raise ConfigError(
             "Can't find the end of the training: max_epochs = -1 in [training] streams the corpus, so its length is "
-            "unknown. Use the recipe adamw, and set max_steps and a schedule by hand."
+            "unknown. If the texts fit in memory, set max_epochs = 0. Otherwise use the recipe adamw, and for "
+            "learn_rate a block with thinc-torchopt.warmup_linear.v1 and warmup_ratio = 0.1: without total_steps, the "
+            f"rate falls to the end of the training, max_steps, {end}."
         )
     block = training["batcher"] if size is None else {**training["batcher"], "size": size}
     batcher = registry.resolve({"batcher": block})["batcher"]

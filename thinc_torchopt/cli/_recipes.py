@@ -338,6 +338,10 @@ class Draft(Translation):
                 f"checkpoint: the state is saved in '{self.state_path}' every 500 steps and after each evaluation. "
                 "The same command resumes from it after a crash. Give each run its own folder."
             )
+            told.append(
+                "With a checkpoint, the data comes in another order from the second epoch on, as with another seed, so "
+                "scores differ a little from those before."
+            )
 
     # ------------------------------------------------------------------ fine-tune
 

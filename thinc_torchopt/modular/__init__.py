@@ -11,6 +11,7 @@ from .module import Module, Regularizer
 from .modules import MODULES
 from .optimizer import Modular
 from .regularizers import REGULARIZERS
+from .specs import list_optim_modules, list_optim_regularizers
 
 __all__ = [
     "AUX_VARS",
@@ -24,5 +25,7 @@ __all__ = [
     "ScaffoldAuxVar",
     "aggregate",
     "from_bytes",
+    "list_optim_modules",
+    "list_optim_regularizers",
     "to_bytes",
 ]

@@ -42,7 +42,7 @@ from .moving import MovingOptions
 from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name, to_json
 from .schedulers import is_spec
 from .specs import build_parts, check_can_be_built_again, options_in_group, with_labels
-from .train_step import train_step
+from .train_step import names_in_model, train_step
 
 # The gradients of all params, by name or in order.
 Grads = Union[Mapping[str, Any], Sequence[Any]]
@@ -246,25 +246,26 @@ class Modular(torch.optim.Optimizer):
         return loss
 
     @torch.no_grad()
-    def compute_updates_from_gradients(self, grads: Grads, /, *others: Any) -> dict[str, Tensor]:
+    def compute_updates_from_gradients(self, model: Any = None, gradients: Grads | None = None) -> dict[str, Tensor]:
         """Compute the updates of a step without changing the params. State changes as in a step.
 
-        grads (Mapping | Sequence): The gradients of all params, by name, or in the order of the params: tensors, or
+        model (torch.nn.Module): The model with these params, as in declearn. It may be left out:
+            `compute_updates_from_gradients(gradients)`.
+        gradients (Mapping | Sequence): The gradients of all params, by name, or in the order of the params: tensors, or
             NumPy arrays.
-        others: None. declearn has the model before the gradients; this optimizer has its params already.
         RETURNS (dict[str, Tensor]): Updates by name.
-        RAISES (ConfigKeyError): The gradients are not those of the params. (ConfigTypeError): They are no tensors, or a
-            model is given too.
+        RAISES (ConfigKeyError): The gradients are not those of the params. (ConfigTypeError): They are no tensors, or
+            the model is not a torch model. (ParamError): Another model.
         """
-        pairs = self._with_params(grads, others)
+        pairs = self._with_params(model, gradients)
         updates = {param: torch.zeros_like(param) for param, _ in pairs}
         self._run(pairs, updates)
         return {name: updates[param] for name, param in self.named_params().items()}
 
     @torch.no_grad()
-    def apply_gradients(self, grads: Grads, /, *others: Any) -> None:
-        """Make a step with these gradients. grads, others: As for `compute_updates_from_gradients`."""
-        self._run(self._with_params(grads, others))
+    def apply_gradients(self, model: Any = None, gradients: Grads | None = None) -> None:
+        """Make a step with these gradients. model, gradients: As for `compute_updates_from_gradients`."""
+        self._run(self._with_params(model, gradients))
 
     def run_train_step(
         self,
@@ -411,12 +412,15 @@ class Modular(torch.optim.Optimizer):
                         "Modular, so that it knows names."
                     )
 
-    def _with_params(self, grads: Any, others: Sequence[Any]) -> list[tuple[Tensor, Tensor | None]]:
-        if others or not isinstance(grads, (Mapping, Sequence)):
-            found = ", ".join(type(one).__name__ for one in (grads, *others))
+    def _with_params(self, model: Any, grads: Any) -> list[tuple[Tensor, Tensor | None]]:
+        if grads is None:
+            grads = model
+        elif model is not None:
+            names_in_model(self, model, "apply gradients")
+        if isinstance(grads, (str, bytes)) or not isinstance(grads, (Mapping, Sequence)):
             raise ConfigTypeError(
                 'Can\'t apply gradients: expected a dict by the names of params, as in apply_gradients({"weight": '
-                f"tensor}}), or a list, found {found}. Without a model: the optimizer has its params already."
+                f"tensor}}), or a list, found {type(grads).__name__}. A model may stand before them."
             )
         named = self.named_params()
         if not isinstance(grads, Mapping):

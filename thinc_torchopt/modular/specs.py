@@ -69,14 +69,11 @@ def check_arguments(what: str, accepted: Mapping[str, inspect.Parameter], settin
 
 
 def find_class(name: str, base: type[P]) -> Any:
-    """The class or function of a part, by its name or its registered name. A class of the user is found by the `name`
-    in its body; of several, the one that was defined last.
+    """The class or function of a part, by its name or its registered name.
 
     RAISES (ConfigKeyError): There is none.
     """
-    known: dict[str, Any] = dict(MODULES if base is Module else REGULARIZERS)
-    theirs = [cls for cls in _subclasses(base) if vars(cls).get("name") and cls not in known.values()]
-    known = {**{cls.name: cls for cls in theirs}, **known}
+    known: dict[str, Any] = _classes(base)
     if name in known:
         return known[name]
     in_config = getattr(registry, REGISTRIES[base])
@@ -86,6 +83,25 @@ def find_class(name: str, base: type[P]) -> Any:
         f"Can't make the {base.kind} '{name}': expected one of {', '.join(sorted(known))}, or a name registered in "
         f"@{REGISTRIES[base]}, found '{name}'.{did_you_mean(name, known)}"
     )
+
+
+def list_optim_modules() -> dict[str, type[Module]]:
+    """All modules by name, your own classes too."""
+    return _classes(Module)
+
+
+def list_optim_regularizers() -> dict[str, type[Regularizer]]:
+    """All regularizers by name, your own classes too."""
+    return _classes(Regularizer)
+
+
+def _classes(base: type[P]) -> dict[str, type[P]]:
+    """The classes of parts by name. A class of the user is found by the `name` in its body; of several, the one that
+    was defined last.
+    """
+    ours: dict[str, Any] = dict(MODULES if base is Module else REGULARIZERS)
+    theirs = {cls.name: cls for cls in _subclasses(base) if vars(cls).get("name") and cls not in ours.values()}
+    return {**theirs, **ours}
 
 
 def _subclasses(base: type[P]) -> Iterator[type[P]]:

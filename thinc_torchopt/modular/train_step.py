@@ -25,16 +25,9 @@ def train_step(
     optimizer: Modular, model: torch.nn.Module, batch: Any, sclip: float | None, loss: Callable[..., Tensor] | None
 ) -> float:
     """See `Modular.run_train_step`."""
-    if not isinstance(model, torch.nn.Module):
-        raise ConfigTypeError(
-            f"Can't run a training step: expected a torch.nn.Module, found {type(model).__name__}. For thinc models, "
-            "see docs/privacy.md."
-        )
+    named = names_in_model(optimizer, model, "run a training step")
     batch = checked_batch(model, batch, loss)
-    named = {id(param): name for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    if not all(id(param) in named for param in params):
-        raise ParamError("Can't run a training step: the model does not have all params of the optimizer.")
     for param in params:
         param.grad = None
     if sclip is None:
@@ -55,6 +48,26 @@ def train_step(
     for param in params:
         param.grad = None
     return float(value.detach())
+
+
+def names_in_model(optimizer: Modular, model: Any, what: str) -> dict[int, str]:
+    """The names of all params of a model by their `id`. what (str): For errors: "Can't {what}: ...".
+
+    RAISES (ConfigTypeError): It is not a torch model. (ParamError): It is not the optimizer's.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigTypeError(
+            f"Can't {what}: expected a torch.nn.Module, found {type(model).__name__}. For thinc models, see "
+            "docs/privacy.md."
+        )
+    names = {id(param): name for name, param in model.named_parameters()}
+    others = [name for name, param in optimizer.named_params().items() if id(param) not in names]
+    if others:
+        raise ParamError(
+            f"Can't {what}: expected the model with the params of the optimizer, found {type(model).__name__} without "
+            f"{', '.join(others[:5])}. Pass the model whose params the optimizer got."
+        )
+    return names
 
 
 def checked_batch(model: torch.nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> tuple[Tensor, ...]:

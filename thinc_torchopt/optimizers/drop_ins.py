@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from ..algorithms import Algorithm, ThincAdam, ThincSGD, check_numbers
 from ..algorithms import RAdam as TorchRAdam
-from ..checks import OPTIMIZER
+from ..checks import OPTIMIZER, known_settings
 from ..types import FloatOrSchedule
 from .torch_optimizer import TorchOptimizer
 
 
+@known_settings
 def Adam(
     learn_rate: FloatOrSchedule = 0.001,
     *,
@@ -36,6 +37,7 @@ def Adam(
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
 
 
+@known_settings
 def RAdam(
     learn_rate: FloatOrSchedule = 0.001,
     *,
@@ -54,6 +56,7 @@ def RAdam(
     return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
 
 
+@known_settings
 def SGD(
     learn_rate: FloatOrSchedule,
     *,

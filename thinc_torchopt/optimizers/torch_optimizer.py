@@ -28,10 +28,11 @@ from thinc.api import Model, Optimizer
 from .. import hooks
 from ..algorithms import AN_ALGORITHM, Algorithm
 from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
-from ..checks import OPTIMIZER, own_errors
+from ..checks import OPTIMIZER, known_settings, own_errors
 from ..controller import ControllerSettings
-from ..errors import ConfigError, ConfigWarning, DistributedError, PipelineError
+from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from ..learn_rate import RateWriter
+from ..near_misses import did_you_mean
 from ..params import (
     Pattern,
     all_names,
@@ -59,7 +60,7 @@ from ..types import (
     OnGrowth,
     OnOutsideWrite,
     OnSpike,
-    ParamInfo,
+    ParamInfos,
     Precision,
     PrivacySettings,
     SkipDecay,
@@ -78,6 +79,24 @@ _A_CONTROLLER = (
 )
 _SEVERAL = 'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of distributed.Distributed()'
 _PRIVATE = 'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of privacy.Privacy()'
+
+
+# thinc's attributes that have the same meaning here. The others are left out of completion.
+_THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"}
+_HIDDEN = {*Optimizer.__slots__} - _THINCS
+_MOMENTS = "optimizer.torch_optimizers['algorithm'].state has the moments, as torch keeps them"
+_ALGORITHM = "optimizer.algorithms has the algorithm, with its options"
+
+
+def _not_kept(name: str, instead: str) -> Any:
+    """An attribute of thinc's optimizers that ours do not have. instead (str): Where to find its content."""
+
+    text = f"only thinc's own optimizers have it. {instead}."
+
+    def refuse(optimizer: Any, value: Any = None) -> None:
+        raise ConfigAttributeError(f"Can't use '{name}' of TorchOptimizer: {text}")
+
+    return property(refuse, refuse, doc=f"{text[:1].upper()}{text[1:]}")
 
 
 class TorchOptimizer(Optimizer):
@@ -139,6 +158,7 @@ class TorchOptimizer(Optimizer):
         private), set by spaCy's loop.
     """
 
+    @known_settings
     def __init__(
         self,
         algorithm: Algorithm,
@@ -221,6 +241,26 @@ class TorchOptimizer(Optimizer):
         self._joint = False
         self.batch_size: BatchSize | None = None
         self._reset()
+        self._is_built = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """RAISES (ConfigAttributeError): No such attribute; thinc's class refuses unknown ones too. Classes derived
+        from this one may have more.
+        """
+        if name not in self.__dict__ and "_is_built" in self.__dict__ and type(self) is TorchOptimizer:
+            if name in (settings := [setting.name for setting in arguments_of(TorchOptimizer)]):
+                raise ConfigAttributeError(
+                    f"Can't set '{name}' of TorchOptimizer: it is read when the optimizer is built. Build a new one: "
+                    f"TorchOptimizer(..., {name}=...)."
+                )
+            if not hasattr(TorchOptimizer, name):
+                near = did_you_mean(name, [*settings, *dir(self)], is_setting=True)
+                raise ConfigAttributeError(f"Can't set '{name}' of TorchOptimizer: it has no such attribute.{near}")
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        """Without thinc's attributes that are not of this class."""
+        return [name for name in super().__dir__() if name not in _HIDDEN]
 
     def _check_budget(self) -> None:
         """RAISES (ConfigError): A setting that the budget needs is missing."""
@@ -238,7 +278,7 @@ class TorchOptimizer(Optimizer):
             )
 
     def _reset(self) -> None:
-        self._is_over = self._precision_is_checked = False
+        self._is_over = self._is_checked = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -274,13 +314,10 @@ class TorchOptimizer(Optimizer):
             self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
-            if not self._precision_is_checked:
-                check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
-                self._check_masters()
-                self._precision_is_checked = True
+            self._check_precision(exclude)
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
-        """Call `initialize` for spaCy, before everything is ready: errors are raised when training begins.
+        """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update.
 
         anew (bool): The pipeline has new weights: forget everything that was learned before.
         """
@@ -309,6 +346,19 @@ class TorchOptimizer(Optimizer):
 
     def _set_precision(self) -> None:
         compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), self.precision)
+
+    def _check_settings(self) -> None:
+        """Check everything that `initialize` checks, before the first update, if spaCy introduced the pipeline."""
+        if not self._is_checked and self._trained.table.pipeline.is_there:
+            nlp, exclude = self._trained.table.pipeline.get()
+            self._trained.plan.check(all_names(nlp))
+            self._check_precision(exclude)
+
+    def _check_precision(self, exclude: Collection[str]) -> None:
+        if not self._is_checked:
+            check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
+            self._check_masters()
+            self._is_checked = True
 
     def _check_masters(self) -> None:
         """Warn if there is nothing to have a master."""
@@ -435,6 +485,7 @@ class TorchOptimizer(Optimizer):
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings.schedules.check_end_is_known()
+        self._check_settings()
         params, shims = self._noted.pop_all()
         if params:
             self._check_noise()
@@ -665,14 +716,15 @@ class TorchOptimizer(Optimizer):
         """All names that `learn_rates` can have."""
         return {"default", *self._trained.plan.rate_names()}
 
-    def describe(self, names: Collection[str] | None = None) -> list[ParamInfo]:
+    def describe(self, names: Collection[str] | None = None) -> ParamInfos:
         """Describe each param, frozen ones too: its group, learning rate and options at this step.
 
         names (Collection[str]): Only these. None: all.
+        RETURNS (ParamInfos): A list, which is printed as a table.
         """
-        return [
+        return ParamInfos(
             self._trained.plan.describe(param) for param in self._trained.params if names is None or param.name in names
-        ]
+        )
 
     @property
     def patterns(self) -> list[Pattern]:
@@ -791,6 +843,12 @@ class TorchOptimizer(Optimizer):
         options = self._trained.plan.options
         return float(options.get("L2", options.get("weight_decay", 0.0)))
 
+    mom1 = _not_kept("mom1", _MOMENTS)
+    mom2 = _not_kept("mom2", _MOMENTS)
+    last_seen = _not_kept("last_seen", "optimizer.nr_update counts the updates of each param")
+    use_radam = _not_kept("use_radam", _ALGORITHM)
+    L2_is_weight_decay = _not_kept("L2_is_weight_decay", _ALGORITHM)
+
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
@@ -889,6 +947,7 @@ class TorchOptimizer(Optimizer):
         self._reset()
 
 
+TorchOptimizer.__init__.__doc__ = TorchOptimizer.__doc__
 create_optimizer = signed(
     lambda *args, **settings: TorchOptimizer(*args, **settings),
     "create_TorchOptimizer",

@@ -11,6 +11,7 @@ A schedule may *watch* a score of the development data. Beside the methods of an
     metric              the name of the watched score; without it, "score", the main one
     observe(score)      called after each evaluation, when the value of the next step was drawn
     value               that value, which `observe` may change
+    moves_with_steps    optional: False if it moves with scores alone
     state_dict(), load_state_dict(state)
                         optional: what it learned from scores, for JSON. When a run resumes, the values up to the
                         position are drawn first. An error leaves all schedules as they were

@@ -102,6 +102,8 @@ class PlateauSchedule(Iterator[float]):
         `cooling` (evaluations left of the cooldown).
     """
 
+    moves_with_steps = False
+
     def __init__(
         self,
         value: float,

@@ -91,6 +91,13 @@ class Schedule:
             self._advance()
 
     @property
+    def moves_with_steps(self) -> bool:
+        """Whether its value may change from step to step: not that of thinc's `constant`, nor one that scores alone
+        move.
+        """
+        return getattr(self.source, "__name__", "") != "constant" and getattr(self.source, "moves_with_steps", True)
+
+    @property
     def spans_training(self) -> bool:
         """Whether its source ends with the training."""
         return bool(getattr(self.source, "spans_training", False))

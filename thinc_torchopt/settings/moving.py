@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from ..errors import ScheduleError, ScheduleWarning
 from ..schedules import Schedule, Schedules, current
 from ..types import FloatOrSchedule
 
-# After this many updates at a rate of 0, a warning says that the schedule does not move.
+# After this many updates in a row, a warning says that nobody moves the schedules.
 IDLE_UPDATES = 50
 
 
@@ -27,7 +28,7 @@ class MovingSettings:
     def __init__(self, learn_rate: FloatOrSchedule, grad_clip: FloatOrSchedule):
         self.schedules = Schedules()
         self.step_count = 0
-        self._idle_updates = 0
+        self._idle_updates: float = 0
         self._values: dict[str, float] = {}
         self._moving: dict[str, Schedule] = {}
         for name, given in (("learn_rate", learn_rate), ("grad_clip", grad_clip)):
@@ -51,7 +52,7 @@ class MovingSettings:
 
     def step(self) -> None:
         """Move every schedule on by one, each exactly once."""
-        self._idle_updates = 0
+        self._idle_updates = min(self._idle_updates, 0)
         self.step_count += 1
         self.schedules.step()
         self._read()
@@ -91,19 +92,24 @@ class MovingSettings:
         return bool(told) and all(source.decay_is_over for source in told)
 
     def count_update(self) -> None:
-        """Count an update at these values, and warn when learning stands still."""
-        if self["learn_rate"] == 0.0 and "learn_rate" in self._moving:
-            self._idle_updates += 1
-            if self._idle_updates == IDLE_UPDATES:
-                warnings.warn(
-                    ScheduleWarning(
-                        f"The schedule of 'learn_rate' in [training.optimizer] stayed at 0 for {IDLE_UPDATES} updates "
-                        "in a row, so nothing is learned. A schedule moves on when optimizer.step_schedules() is "
-                        "called. spaCy's training loop does that after each step. In a loop of your own, call it "
-                        "yourself. For spacy pretrain, which never calls it, set learn_rate to a number."
-                    ),
-                    stacklevel=5,
-                )
+        """Count an update at these values, and warn once if nobody moves the schedules."""
+        self._idle_updates += 1
+        if self._idle_updates != IDLE_UPDATES:
+            return
+        still = [name for name, schedule in self.schedules.by_name.items() if schedule.moves_with_steps]
+        for name in still[:1]:
+            value = self.schedules.by_name[name].value
+            learns = ", so nothing is learned" if name == "learn_rate" and not value else ""
+            warnings.warn(
+                ScheduleWarning(
+                    f"The schedule of '{name}' in [training.optimizer] stayed at {value:g} for {IDLE_UPDATES} updates "
+                    f"in a row{learns}. A schedule moves on when optimizer.step_schedules() is called. spaCy's "
+                    "training loop does that after each step. In a loop of your own, call it yourself. For spacy "
+                    "pretrain, which never calls it, set a number."
+                ),
+                stacklevel=5,
+            )
+            self._idle_updates = -math.inf  # never again
 
     def _read(self) -> None:
         for name, schedule in self._moving.items():
