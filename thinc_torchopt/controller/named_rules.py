@@ -144,7 +144,7 @@ def roll_back_on_spike(
 
     of (str): The number, such as "loss['per_word']" or "norms['total']".
     times (float): Go back when it is so many times its median over the last steps.
-    size (int): The number of steps for the median.
+    size (int): The number of steps for the median. Those with NaN or an infinite number are left out.
     at_least (float): The number must be above this too: small ones jump without harm.
     to (str): "best" or "last", as in `RollbackControl`.
     factor (float | None): Multiply all learning rates by it then. None: don't.
@@ -159,7 +159,8 @@ def roll_back_on_spike(
     floor = _SECTION.number("at_least", at_least)
     text = f"not isfinite({of}) or ({of}) > max({floor}, {float(times)} * lately['median'])"
     spike = _rule("roll_back_on_spike", "on_step_end", text, *actions, cooldown=size, max_firings=max_firings)
-    return define(spike, metrics=[_metric("lately", "Window", of=of, size=size, by="steps")], operations=operations)
+    finite = f"({of}) if isfinite({of}) else None"
+    return define(spike, metrics=[_metric("lately", "Window", of=finite, size=size, by="steps")], operations=operations)
 
 
 @rules_by_name("thinc-torchopt.unfreeze_when.v1")
