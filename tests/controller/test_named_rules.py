@@ -59,6 +59,26 @@ def test_named_stop_early(arguments, values, at):
     assert fired(named("stop_early", **arguments), scores(*values)) == [(i, STOP) for i in at]
 
 
+@pytest.mark.parametrize("arguments, warmup", [({}, 0), ({}, 90), ({"min_steps": 70}, 90), ({"min_steps": 0}, 90)])
+@pytest.mark.parametrize("evaluations", [1, 2, 3])
+def test_named_stop_early_waits_for_the_end_of_the_warm_up(arguments, warmup, evaluations):
+    """Oracle: the list of all evaluations. Those before that step count for nothing but the best score."""
+    begin = arguments.get("min_steps", warmup)
+    values = [0.1, 0.3, 0.0, 0.2, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3]
+    events = [
+        ("on_evaluate", {"metrics": {}, "score": value, "step": 20 * i, "warmup_steps": warmup})
+        for i, value in enumerate(values)
+    ]
+    expected = [
+        i
+        for i in range(evaluations, len(values))
+        if 20 * (i - evaluations + 1) >= begin
+        and max(values[i - evaluations + 1 : i + 1]) <= max(values[: i - evaluations + 1])
+    ]
+    assert fired(named("stop_early", evaluations=evaluations, **arguments), events) == [(i, STOP) for i in expected]
+    assert expected
+
+
 def test_named_cut_on_plateau():
     """Every two evaluations in a row without a better one."""
     definition = named("cut_on_plateau", evaluations=2, factor=0.1, min_rate=1e-6, groups=["enc*"])
@@ -130,7 +150,8 @@ def test_named_several_of_a_kind_in_one_config():
         "both": named("unfreeze_when", params=["a/*"], when="True"),
     }
     settings = trainer_controller(metrics=metrics, rules=rules)
-    assert list(settings.definition.metrics) == ["scores", "rule_2_stop_best_so_far", "stop_best_so_far"]
+    own = [f"{rule}_{metric}" for rule in ("rule_2_stop", "stop") for metric in ("best_so_far", "counted")]
+    assert list(settings.definition.metrics) == ["state", "scores", *own]
     assert settings.definition.metrics["scores"].arguments == {"min_delta": 0.5}
     assert [spec.name for spec in settings.definition.controllers] == [
         "2-stop",
@@ -154,6 +175,7 @@ def test_named_own_metrics_are_not_those_of_the_config():
     [
         ("stop_early", {"mode": "lower"}, "mode"),
         ("stop_early", {"evaluations": 0}, "at least 1"),
+        ("stop_early", {"min_steps": -1}, "'min_steps'.*at least 0"),
         ("cut_on_plateau", {"evaluations": 0}, "at least 1"),
         ("roll_back_on_spike", {"times": 1.0}, "above 1"),
         ("budget", {}, "a number for 'hours', 'words' or 'steps'"),
