@@ -1,5 +1,7 @@
 """Rules in blocks of the config. Oracle: the same rules in a file, in the same training."""
 
+import math
+
 import pytest
 from confection import Config
 from spacy.util import registry
@@ -150,3 +152,26 @@ def test_in_config_in_python():
     rules = {"x": {"rule": "b['evaluations_since_best'] > 3", "triggers": ["on_evaluate"], "operations": [STOP]}}
     settings = trainer_controller(metrics=metrics, rules=rules)
     assert settings.definition.metrics["b"].arguments == {"min_delta": 0.1} and not settings.names_groups
+
+
+@pytest.mark.parametrize(
+    "schedule, begin", [({"warmup_steps": 10, "total_steps": 40}, 10), ({"warmup_ratio": 0.4}, 0.4), (None, 0)]
+)
+def test_in_config_stops_early_after_the_warm_up(schedule, begin, corpus, tmp_path):
+    """At the second evaluation from there on, as the number never gets better; without a warm-up after two that are
+    worse than the first. A warm-up may be a part of the training, whose length is that of its epochs.
+    """
+    config = config_for(tmp_path, corpus, None, steps=0)
+    config["training"] |= {"max_epochs": 4, "patience": 0}
+    if schedule:
+        schedule = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, **schedule}
+        config["training"]["optimizer"]["learn_rate"] = schedule
+    steps = max(run(config)[1]) + 1
+    stop = {"@controller_rules": "thinc-torchopt.stop_early.v1", "of": "-1.0 * state['step']", "evaluations": 2}
+    config["training"]["optimizer"]["controller"] = {
+        "@misc": "thinc-torchopt.TrainerController.v1",
+        "rules": {"stop": stop},
+    }
+    begin = math.ceil(begin * steps) if 0 < begin < 1 else begin
+    evaluations = [step for step in range(0, steps, 4) if step >= begin]
+    assert max(run(config)[1]) == max(8, evaluations[1])

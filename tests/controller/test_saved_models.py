@@ -1,6 +1,7 @@
 """Rules that save models in a training without checkpoints. The oracle: what spaCy saves after the same step."""
 
 import hashlib
+import math
 import os
 import shutil
 
@@ -8,8 +9,12 @@ import pytest
 import spacy
 from spacy.util import registry
 
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import CheckpointWarning, ConfigWarning
+from thinc_torchopt.training.saved_models import SavedModels
 
+from ..models import toy_examples, toy_pipeline
 from .test_training import config_for, definition, firings, rule, run
 
 SAVE = "control.should_save"
@@ -112,3 +117,16 @@ def test_saved_model_with_checkpoints_is_a_checkpoint(corpus, tmp_path):
     run(prepared(tmp_path, corpus, rules, steps=5, checkpoint=True), tmp_path / "out")
     assert (tmp_path / "state" / "step-00000003").is_dir()
     assert sorted(os.listdir(tmp_path / "out")) == ["model-best", "model-last"]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_saved_models_have_a_finite_score(mode, tmp_path):
+    """Nothing would ever be better than an infinite one."""
+    nlp = toy_pipeline()
+    nlp.initialize(lambda: toy_examples(nlp))
+    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01))
+    models.after_cleaning(tmp_path)
+    for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5]):
+        models.keep("best", score, step=step, at_most=1, mode=mode)
+        models.keep_asked()
+    assert [path.name for path in tmp_path.iterdir()] == ["model-best-3"]

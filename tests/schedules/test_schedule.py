@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinc.api import Adam, registry
 
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.checks import check_number
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
 from thinc_torchopt.schedules import plateau, sequence
@@ -409,3 +411,43 @@ def test_scheduled_values_check_all_of_a_state_before_they_load_it(change, said)
 def test_scheduled_values_say_what_is_missing_of_a_state_that_is_none():
     with pytest.raises(StateError, match="expected a dict, found None"):
         tracked(x=itertools.count()).load_state_dict(None)
+
+
+@pytest.mark.parametrize(
+    "schedule, arguments",
+    [
+        ("warmup_linear.v1", {"initial_rate": 0.1, "warmup_steps": 20, "total_steps": 100}),
+        ("thinc-torchopt.warmup_linear.v1", {"initial_rate": 0.1, "warmup_steps": 20, "total_steps": 100}),
+        ("thinc-torchopt.warmup_linear.v1", {"initial_rate": 0.1, "warmup_ratio": 0.3}),
+        ("thinc-torchopt.warmup_cosine.v1", {"initial_rate": 0.1, "warmup_ratio": 0.3, "total_steps": 100}),
+        ("thinc-torchopt.one_cycle.v1", {"max_rate": 0.1}),
+        ("thinc-torchopt.one_cycle.v1", {"max_rate": 0.1, "total_steps": 90, "pct_start": 0.25}),
+        ("thinc-torchopt.inverse_sqrt.v1", {"initial_rate": 0.1, "warmup_steps": 20}),
+        ("thinc-torchopt.polynomial.v1", {"initial_rate": 0.1, "warmup_steps": 20}),
+        ("thinc-torchopt.warmup_stable_decay.v1", {"initial_rate": 0.1, "warmup_ratio": 0.2, "decay_ratio": 0.2}),
+        ("constant.v1", {"rate": 0.1}),
+        ("decaying.v1", {"base_rate": 0.1, "decay": 0.1}),
+        ("thinc-torchopt.plateau.v1", {"initial_rate": 0.1}),
+    ],
+)
+@pytest.mark.parametrize("place", ["learn_rate", "group", "sequence"])
+def test_schedule_tells_its_warm_up(schedule, arguments, place):
+    """Oracle: the step from which on the rate does not rise. An update earlier it may be as high as it gets."""
+    block = {"@schedules": schedule, **arguments}
+    before = 0
+    if place == "sequence":
+        parts = {"low": {"schedule": 0.001, "steps": 7}, "rest": {"schedule": block}}
+        block, before = {"@schedules": "thinc-torchopt.sequence.v1", "parts": parts}, 7
+    source = registry.resolve({"it": block})["it"]
+    groups = {"x": {"params": ["*"], "learn_rate": source}} if place == "group" else {}
+    optimizer = TorchOptimizer(AdamW(), 0.1 if groups else source, param_groups=groups)
+    if optimizer.spans_training:
+        optimizer.set_total_steps(100 + before)
+    [schedule] = optimizer._settings.schedules.by_name.values()
+    values = []
+    for _ in range(100 + before):
+        values.append(schedule.value)
+        optimizer.step_schedules()
+    highest = values.index(max(values))
+    told = optimizer.warmup_steps
+    assert told - highest in (0, 1) if highest > before else told == 0

@@ -89,6 +89,37 @@ def test_rate_changes_stay_with_a_param_that_is_frozen_and_thawed():
     assert rates_of(optimizer)["a2"] == pytest.approx(0.025)
 
 
+def test_rates_are_those_of_the_params_that_are_trained():
+    """A group with a frozen param has the rate by which SGD moved the others; 0 is for a group that is frozen."""
+    nlp, module, optimizer = setting()
+    for frozen in ("a1", "c", "a2"):
+        optimizer.freeze([f"tagger/{frozen}"])
+        before = {name: param.detach().clone() for name, param in module.named_parameters()}
+        update(nlp, module, optimizer)
+        moved = {name: float((before[name] - param.detach())[0]) for name, param in module.named_parameters()}
+        expected = {"one": max(moved["a1"], moved["a2"]), "default": moved["c"], "two": moved["b1"]}
+        rates = optimizer.learn_rates
+        assert {name: rates[name] for name in expected} == pytest.approx(expected, rel=1e-5)  # float32
+
+
+def test_rates_have_the_name_of_the_group_while_any_param_of_it_is_trained():
+    """Params that join at different steps warm up apart: one of the groups is frozen."""
+    nlp, module, optimizer = setting(("a1", "b1", "b2"), new_params_warmup=100)
+    update(nlp, module, optimizer)
+    for name in ("a2", "a3", "a4"):
+        module.register_parameter(name, torch.nn.Parameter(torch.ones(3)))
+        optimizer.introduce(nlp)
+        update(nlp, module, optimizer)
+    assert set(optimizer.learn_rates) == {"one", "one+new", "one+new-2", "one+new-3", "two", "two+odd"}
+    optimizer.freeze(["tagger/a2"])
+    before = {name: param.detach().clone() for name, param in module.named_parameters()}
+    update(nlp, module, optimizer)
+    rates = {name: rate for name, rate in optimizer.learn_rates.items() if name.startswith("one+new")}
+    moved = [float((before[name] - module.get_parameter(name).detach())[0]) for name in ("a3", "a4")]
+    assert "one+new" in rates and sorted(rates.values()) == pytest.approx(sorted(moved), rel=1e-3)  # float32
+    assert rates.keys() <= optimizer.rate_names
+
+
 def test_rate_changes_of_one_block_are_not_those_of_a_param_that_comes_to_its_group():
     """Both blocks say the same, so that a thawed param of one enters the group of the other."""
     nlp, module, optimizer = setting()

@@ -17,6 +17,7 @@ COMMON: Final = {
     "counts": "counts since the run began, by name: `skipped_updates`, `grad_spikes`, `rollbacks` and others",
     "learn_rates": "learning rates by param group",
     "max_steps": "the last step of the run, if it has a limit",
+    "warmup_steps": "the number of steps of the learning rate's warm-up",
     "rank": "the rank of this process",
     "world_size": "the number of processes",
     "is_final": "whether the run ends here",

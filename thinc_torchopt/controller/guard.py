@@ -247,12 +247,10 @@ class Guard:
         return len(items)
 
     def f_max(self, *items: Any, default: Any = _NO_DEFAULT) -> Any:
-        compared = self.compared("max()", items, default)
-        return max(compared) if compared or default is _NO_DEFAULT else default
+        return self.first(max, "max()", items, default)
 
     def f_min(self, *items: Any, default: Any = _NO_DEFAULT) -> Any:
-        compared = self.compared("min()", items, default)
-        return min(compared) if compared or default is _NO_DEFAULT else default
+        return self.first(min, "min()", items, default)
 
     def f_round(self, x: Any, /, ndigits: Any = None) -> Any:
         self.numbers("round()", x, 0 if ndigits is None else ndigits)
@@ -333,12 +331,15 @@ class Guard:
         self.spend(self.f_len(items) if type(items) in (list, tuple, set, dict, str) else self.wrong(function, items))
         return items
 
-    def compared(self, function: str, items: tuple[Any, ...], default: Any) -> list[Any]:
+    def first(self, choose: Callable[[list[Any]], Any], function: str, items: tuple[Any, ...], default: Any) -> Any:
+        """The largest or smallest. NaN if there is one: Python's result would depend on its place."""
         if not items or (default is not _NO_DEFAULT and len(items) != 1):
             refuse(f"expected values, or a list and perhaps a default, in {function}")
         compared = list(self.items(function, items[0])) if len(items) == 1 else list(items)
         self.weigh(compared)
-        return compared
+        if not compared and default is not _NO_DEFAULT:
+            return default
+        return next((item for item in compared if item != item), None) or choose(compared)
 
 
 def _names(keys: Iterable[Any]) -> str:

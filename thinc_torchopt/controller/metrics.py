@@ -334,7 +334,7 @@ class EvalMetrics(Metric):
     """The scores of the newest evaluation, by name.
 
     If the loop reports the weighted score, also the keys `score`, `best_score`, `best_step`, `evaluations_since_best`
-    and `steps_since_best`. NaN is never the best score.
+    and `steps_since_best`. The best score is never NaN or infinite.
 
     source_event (str): "on_evaluate" or "on_predict".
     min_delta (float): A score must be more than this above the best to count as better.
@@ -396,8 +396,10 @@ class BestValue:
         min_delta: float = 0.0,
         is_relative: bool = False,
     ) -> None:
-        """Take a value if it is better by more than `min_delta`, or than this part of the best. NaN is not better."""
-        if math.isnan(value):
+        """Take a value if it is better by more than `min_delta`, or than this part of the best. NaN and infinite ones
+        are not.
+        """
+        if not math.isfinite(value):
             return
         if self.value is not None:
             margin = min_delta * (abs(self.value) if is_relative else 1.0) if min_delta else 0.0

@@ -72,6 +72,7 @@ def stop_early(
     stopping_threshold: Optional[float] = None,
     divergence_threshold: Optional[float] = None,
     check_finite: bool = True,
+    min_steps: Optional[int] = None,
 ) -> Definition:
     """Stop when a number has not become better for several evaluations.
 
@@ -82,6 +83,8 @@ def stop_early(
     stopping_threshold (float | None): Stop as soon as it is better than this.
     divergence_threshold (float | None): Stop as soon as it is worse than this.
     check_finite (bool): Stop if it is NaN or infinite.
+    min_steps (int | None): Count only evaluations from this step on. None: from the end of the learning rate's warm-up
+        on, as its schedule tells it.
     """
     _SECTION.whole("evaluations", evaluations, at_least=1)
     better, worse = ("<", ">") if _SECTION.choice("mode", mode, ("min", "max")) == "min" else (">", "<")
@@ -92,9 +95,15 @@ def stop_early(
     if divergence_threshold is not None:
         threshold = _SECTION.number("divergence_threshold", divergence_threshold, at_least=-math.inf)
         parts.append(f"({of}) {worse} {threshold}")
-    parts.append(f"best_so_far['evaluations_since'] >= {evaluations}")
+    begin = "state['warmup_steps']" if min_steps is None else _SECTION.whole("min_steps", min_steps)
+    # The largest of these is that of the first evaluation from there on.
+    counted = _metric("counted", "Best", of=f"min(state['step'], {begin})", mode="max", by="evaluations")
+    parts.append(
+        f"state['step'] >= {begin} and counted['evaluations_since'] >= {evaluations - 1} "
+        f"and best_so_far['evaluations_since'] >= {evaluations}"
+    )
     stop = _rule("stop_early", "on_evaluate", " or ".join(parts), "control.should_training_stop")
-    return define(stop, metrics=[_best(of, mode, min_delta)])
+    return define(stop, metrics=[_best(of, mode, min_delta), counted])
 
 
 @rules_by_name("thinc-torchopt.cut_on_plateau.v1")
@@ -144,7 +153,7 @@ def roll_back_on_spike(
 
     of (str): The number, such as "loss['per_word']" or "norms['total']".
     times (float): Go back when it is so many times its median over the last steps.
-    size (int): The number of steps for the median.
+    size (int): The number of steps for the median. Those with NaN or an infinite number are left out.
     at_least (float): The number must be above this too: small ones jump without harm.
     to (str): "best" or "last", as in `RollbackControl`.
     factor (float | None): Multiply all learning rates by it then. None: don't.
@@ -159,7 +168,8 @@ def roll_back_on_spike(
     floor = _SECTION.number("at_least", at_least)
     text = f"not isfinite({of}) or ({of}) > max({floor}, {float(times)} * lately['median'])"
     spike = _rule("roll_back_on_spike", "on_step_end", text, *actions, cooldown=size, max_firings=max_firings)
-    return define(spike, metrics=[_metric("lately", "Window", of=of, size=size, by="steps")], operations=operations)
+    finite = f"({of}) if isfinite({of}) else None"
+    return define(spike, metrics=[_metric("lately", "Window", of=finite, size=size, by="steps")], operations=operations)
 
 
 @rules_by_name("thinc-torchopt.unfreeze_when.v1")

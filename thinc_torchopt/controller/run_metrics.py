@@ -21,7 +21,7 @@ from .plain import number
 class TrainingState(Metric):
     """The progress of the run.
 
-    Keys: `step` (also `global_step`), `epoch`, `max_steps`, `words`, `seconds`, `score` (of the newest evaluation),
+    Keys: `step` (also `global_step`), `epoch`, `max_steps`, `warmup_steps` (of the learning rate), `words`, `seconds`, `score` (of the newest evaluation),
     `best_score` (also `best_metric`), `best_step`, `skipped_updates`, `grad_spikes`, `rollbacks`, `is_final`. Keys that
     are unknown yet have no value.
     """
@@ -29,11 +29,11 @@ class TrainingState(Metric):
     events = tuple(EVENTS)
     keys = dict.fromkeys(
         (
-            *("step", "global_step", "epoch", "max_steps", "words", "seconds", "score", "best_score", "best_metric"),
-            *("best_step", "skipped_updates", "grad_spikes", "rollbacks", "is_final"),
+            *("step", "global_step", "epoch", "max_steps", "warmup_steps", "words", "seconds", "score"),
+            *("best_score", "best_metric", "best_step", "skipped_updates", "grad_spikes", "rollbacks", "is_final"),
         )
     )
-    reads = ("words", "seconds", "counts", "score", "max_steps", "is_final")
+    reads = ("words", "seconds", "counts", "score", "max_steps", "warmup_steps", "is_final")
     keeps = ("on_evaluate",)
     is_plain = True
 
@@ -51,6 +51,7 @@ class TrainingState(Metric):
             "global_step": kwargs["step"],
             "epoch": number(kwargs.get("epoch")),
             "max_steps": number(kwargs.get("max_steps")),
+            "warmup_steps": int(kwargs.get("warmup_steps") or 0),
             "words": number(kwargs.get("words")),
             "seconds": number(kwargs.get("seconds")),
             "score": self.memory.score,

@@ -163,7 +163,7 @@ class Best(Series):
     """The best value so far of an expression over other metrics.
 
     Keys: `value`, `step` (of the best value), `steps_since`, and `evaluations_since`, the number of evaluations without
-    a better value. NaN is never the best.
+    a better value. The best value is never NaN or infinite.
 
     of (str): The expression: "dev['per_word']". Its metrics must be defined before.
     mode (str): "min" or "max": which values are better.

@@ -816,6 +816,11 @@ class TorchOptimizer(Optimizer):
         return {name: schedule.source for name, schedule in self._settings.schedules.by_name.items()}
 
     @property
+    def warmup_steps(self) -> int:
+        """The number of steps before the last warm-up of a learning rate is over. 0: no schedule has one."""
+        return self._settings.schedules.warmup_steps
+
+    @property
     def nr_update(self) -> dict[Key, int]:  # type: ignore[override]
         """The number of updates of each param."""
         return {key: param.steps for key, param in self._trained.table.by_key.items()}

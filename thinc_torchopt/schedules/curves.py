@@ -132,7 +132,7 @@ def one_cycle(
         three_phase=three_phase,
         curve="cosine" if anneal_strategy == "cos" else "linear",
     )
-    return _over(total_steps, Lengths(check.path), value_at)
+    return _over(total_steps, Lengths(check.path, None, pct_start), value_at)
 
 
 def _one_cycle_at(
@@ -173,7 +173,7 @@ def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[
             return initial_rate * step / warmup_steps
         return initial_rate / math.sqrt((step - warmup_steps + scale) / scale)
 
-    return _each_step(value_at)
+    return _each_step(value_at, warmup_steps)
 
 
 def polynomial(
@@ -278,11 +278,13 @@ def _over(total_steps: Optional[int], lengths: Lengths, value_at: Callable[[int,
     if total_steps is None:
         return CurveToTheEnd(lengths, value_at)
     span = lengths.span(total_steps)
-    return _each_step(lambda step: value_at(step, span))
+    return _each_step(lambda step: value_at(step, span), span.warmup)
 
 
-def _each_step(value_at: Callable[[int], float]) -> Iterator[float]:
-    """Make a generator, thinc's form of a schedule, of a function of the step."""
+def _each_step(value_at: Callable[[int], float], warmup_steps: int) -> Iterator[float]:
+    """Make a generator, thinc's form of a schedule, of a function of the step. warmup_steps (int): As in thinc's
+    warmup_linear, for `Schedule.warmup_steps`.
+    """
     for step in count():
         yield value_at(step)
 

@@ -22,6 +22,8 @@ from ..near_misses import did_you_mean
 from ..schema import Count, Positive, check_names, read, refuse, write
 from .to_the_end import is_waiting, refuse_without_end
 
+_RATES = ("learn_rate", "lr_scale")  # the ends of the places of learning rates
+
 
 class Schedule:
     """One moving value.
@@ -142,6 +144,11 @@ class Schedule:
                 f"{self.total_steps} in the schedule keeps the old curve, and without it the rate follows the "
                 'new one; both are allowed by on_config_change = "warn" in [training.optimizer.checkpoint].'
             )
+
+    @property
+    def warmup_steps(self) -> int:
+        """The number of steps of its warm-up. 0: it has none, or does not tell."""
+        return warmup_of(self.source)
 
     @property
     def can_begin_decay(self) -> bool:
@@ -325,6 +332,12 @@ class Schedules:
         """Whether any schedule ends with the training."""
         return any(schedule.spans_training for schedule in self._by_source.values())
 
+    @property
+    def warmup_steps(self) -> int:
+        """The number of steps before the last warm-up of a learning rate is over."""
+        of_rates = (name for name in self.by_name if name.endswith(_RATES) or name.startswith("per_param_lr."))
+        return max((self.by_name[name].warmup_steps for name in of_rates), default=0)
+
     def check_end_is_known(self) -> None:
         """RAISES (ScheduleError): A schedule ends with the training, and does not know its length."""
         if self._is_end_known:
@@ -375,6 +388,15 @@ class Schedules:
         self.check_state_dict(state, at_most=at_most)
         for schedule in self._by_source.values():
             schedule.load_state_dict(state[schedule.name])
+
+
+def warmup_of(source: Any) -> int:
+    """The number of steps of the warm-up of a source. A generator, such as thinc's warmup_linear, has them as an
+    argument.
+    """
+    known = getgeneratorlocals(source) if isinstance(source, GeneratorType) else {}
+    found = known.get("warmup_steps", getattr(source, "warmup_steps", 0))
+    return int(found) if isinstance(found, (int, float)) else 0
 
 
 def try_to_load(source: Any, state: Any) -> None:

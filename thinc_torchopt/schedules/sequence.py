@@ -9,7 +9,7 @@ from ..errors import ScheduleError
 from ..schema import check_names, read
 from ..types import FloatOrSchedule
 from .arguments import Arguments
-from .schedule import try_to_load
+from .schedule import try_to_load, warmup_of
 from .to_the_end import is_waiting
 
 
@@ -109,6 +109,16 @@ class SequenceSchedule(Iterator[float]):
                 "Train for longer, or shorten these parts."
             )
         self._last.source.set_total_steps(total_steps - self._steps_before)
+
+    @property
+    def warmup_steps(self) -> int:
+        """The end of the first warm-up, in steps of the sequence."""
+        begin = 0
+        for part in self._parts.values():
+            if steps := warmup_of(part.source):
+                return begin + min(steps, part.steps or steps)
+            begin += part.steps or 0
+        return 0
 
     @property
     def can_begin_decay(self) -> bool:

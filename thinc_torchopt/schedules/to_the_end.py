@@ -97,6 +97,10 @@ class SpansTraining(Iterator[float]):
     def value(self) -> float:
         return self._at(max(0, self._step))
 
+    @property
+    def warmup_steps(self) -> int:
+        return self._span.warmup
+
     def set_total_steps(self, total_steps: int) -> None:
         """RAISES (ScheduleError): Its parts don't fit."""
         try:

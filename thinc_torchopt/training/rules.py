@@ -73,6 +73,7 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "counts": lambda event: event.run.counts,
     "learn_rates": lambda event: event.run.learn_rates,
     "max_steps": lambda event: event.run.max_steps or None,
+    "warmup_steps": lambda event: event.run.optimizer.warmup_steps,
     "is_final": lambda event: isinstance(event, TrainEnd) or 0 < event.run.max_steps <= event.step,
     "losses": lambda event: event.run.losses,
     "batch_words": lambda event: sum(map(len, event.run.batch)),
@@ -83,7 +84,9 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "dev_losses": lambda event: event.run.dev_losses,
     "score": lambda event: event.score,
 }
-_OF_EVERY_EVENT: Final = ("rank", "world_size", "words", "seconds", "counts", "learn_rates", "max_steps", "is_final")
+_OF_EVERY_EVENT: Final = (
+    *("rank", "world_size", "words", "seconds", "counts", "learn_rates", "max_steps", "warmup_steps", "is_final"),
+)
 _OF_STEP: Final = ("losses", "batch_words", "batch_size", "grad_norm")
 _OF_EVENT: Final = {
     "on_pre_optimizer_step": ("grad_norms",),

@@ -94,11 +94,11 @@ class SavedModels:
 
     def keep(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
         """Save the model at the end of the step if it is one of the best, and remove the worst one if there are too
-        many. Of equal ones, the oldest is better. NaN is never good.
+        many. Of equal ones, the oldest is better. NaN and infinite ones are never good.
 
         name (str): Models with this name are compared.
         """
-        if not math.isnan(score):
+        if math.isfinite(score):
             self._asked.append(partial(self._keep, name, score, step, at_most, mode))
 
     def keep_asked(self) -> None:

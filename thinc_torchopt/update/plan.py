@@ -448,20 +448,18 @@ class Plan:
         return {name: current(value) for name, value in self._cascade.candidates[0].options.items()}
 
     def learn_rates(self) -> dict[str, float]:
-        """The rate of the last step by label, as in `ParamSettings`; 0 for frozen params. Groups with one label and
-        different rates appear under their ids.
+        """The rate of the last step by label, as in `ParamSettings`; 0 if all params of a label are frozen. Of several
+        groups with one label and different rates, one has the label, and the others their ids.
         """
         by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
         for group in self.groups:
             for label in group.labels:
                 settings, *_, factor, held = group.key
                 by_label.setdefault(label, {}).setdefault((settings, factor, held), group)
-        found = {
-            label if len(groups) == 1 else group.id: group.watched.applied_rate
-            for label, groups in by_label.items()
-            for group in groups.values()
-        }
-        found |= {param.settings.label: 0.0 for param in self.frozen_params}
+        found = {param.settings.label: 0.0 for param in self.frozen_params}
+        for label, groups in by_label.items():
+            first, *others = sorted(groups.values(), key=lambda group: group.id != label)
+            found |= {group.id: group.watched.applied_rate for group in others} | {label: first.watched.applied_rate}
         return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
     def rate_names(self) -> set[str]:
