@@ -3,6 +3,7 @@ import pytest
 import torch
 from thinc.api import Linear, PyTorchWrapper, chain, with_array
 
+from thinc_torchopt.errors import StateError
 from thinc_torchopt.privacy import Noise
 
 from .test_book import embedding, grads_of, tagged, tagger_of
@@ -33,18 +34,52 @@ def test_noise_is_as_large_as_said_on_all_params_that_are_trained():
         numpy.testing.assert_array_equal(grad, before[key] / 2.0)
 
 
-def test_noise_goes_on_from_its_state():
-    found = []
-    one = Noise(None)
-    state = one.state
-    for noise in (one, Noise(None), Noise(None)):
-        if found:
-            noise.state = state if len(found) == 1 else noise.state
-        nlp = pipeline()
-        noise.add(nlp, [], (), std=1.0, divide_by=1.0)
-        found.append(numpy.concatenate([grad.ravel() for grad in grads_of(nlp).values()]))
-    numpy.testing.assert_array_equal(found[0], found[1])
-    assert not (found[0] == found[2]).any()  # another seed, from the system
+def noise_of(secret=None, *, sums=1.0, params=1.0, std=1.0, about=(3,)):
+    """The noise of one update, in units of `std`. sums, params: One of their numbers."""
+    noise = Noise(0)
+    if secret is not None:
+        noise.secret = secret
+    total, weights = torch.zeros(60, 50), torch.ones(60, 50)
+    total[7, 3], weights[59, 49] = float(sums), float(params)
+    found = total.clone()
+    noise.add_to([found], [weights], std, about=about)
+    return (found - total).flatten().double() / std
+
+
+def test_noise_is_the_same_if_an_update_is_repeated_exactly():
+    assert torch.equal(noise_of(), noise_of())
+    assert torch.equal(noise_of("ab" * 32), noise_of("ab" * 32))
+    one, other = Noise(None), Noise(None)
+    assert one.secret != other.secret  # from the system
+    other.secret = one.secret
+    assert other.secret == one.secret
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"secret": "ab" * 32},
+        {"about": (4,)},  # the number of the update
+        {"about": (3, "another config, or other data")},
+        {"std": 0.9},
+        {"sums": numpy.nextafter(numpy.float32(1.0), 2)},  # as on another machine
+        {"params": numpy.nextafter(numpy.float32(1.0), 2)},
+    ],
+)
+def test_noise_of_updates_that_differ_in_anything_is_independent(changed):
+    one, other = noise_of(), noise_of(**changed)
+    # Five standard errors of the correlation of independent values.
+    assert abs(float(one @ other) / len(one)) < 5 / len(one) ** 0.5
+    assert abs(float(other.std()) - 1.0) < 5 / (2 * len(one)) ** 0.5
+
+
+@pytest.mark.parametrize("secret", ["", "ab" * 31, "xy" * 32, "AB" * 32])
+def test_noise_refuses_a_damaged_secret(secret):
+    noise = Noise(0)
+    before = noise.secret
+    with pytest.raises(StateError, match="the secret of its noise is damaged"):
+        noise.secret = secret
+    assert noise.secret == before
 
 
 def test_noise_leaves_out_components():

@@ -247,7 +247,7 @@ def test_replacing_is_all_or_nothing_at_any_moment(can_exchange, monkeypatch, tm
         assert os.listdir(tmp_path) == ["folder"]
         write("old")
         at += 1
-    assert found == (["old", "new"] if can_exchange else ["old", "old", "old", "new"])
+    assert found == (["old", "new"] if can_exchange else ["old", "old", "old", "new", "new"])
 
 
 def test_replacing_keeps_links_and_permissions_of_files(tmp_path):
@@ -270,6 +270,26 @@ def test_replacing_keeps_links_and_permissions_of_files(tmp_path):
         raise ValueError
     assert (tmp_path / "file").read_text() == "new"
     assert sorted(os.listdir(tmp_path)) == ["file", "kept", "link", "to folder"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
+@pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "two renames"])
+def test_replacing_keeps_the_permissions_of_folders(can_exchange, monkeypatch, tmp_path):
+    """Nobody else can read the new content before it has them."""
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    folder = tmp_path / "folder"
+    write_folder(folder, {"a": 1})
+    usual = folder.stat().st_mode & 0o777
+    for mode in (usual, 0o700, 0o750, 0o500):
+        folder.chmod(mode)
+        with replacing(folder) as unfinished:
+            unfinished.mkdir()
+            around = [unfinished, *unfinished.parents][: len(unfinished.parts) - len(tmp_path.parts)]
+            assert any(not part.stat().st_mode & 0o077 for part in around)
+        # The owner can always write: it is replaced all the same.
+        assert folder.stat().st_mode & 0o777 == mode | 0o700
+        assert os.listdir(tmp_path) == ["folder"]
 
 
 def test_clear_leftovers_of_one_name_leaves_others(tmp_path):

@@ -13,6 +13,7 @@ from torch import nn
 from thinc_torchopt.algorithms.state_fit import fit_param_state
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, StateError
+from thinc_torchopt.learn_rate import LearnRateController
 from thinc_torchopt.state.preserve import StateMapping, preserve_optimizer_state
 
 from ..conftest import needs_gpu
@@ -505,7 +506,7 @@ def test_preserve_optimizer_state_starts_new_params_as_the_class_does(name, opti
     new_model = Params(layers__0__W=(5, 3), layers__1__W=(4, 3))
     optimizer = build(name, model.parameters(), options)
     train(optimizer, model)
-    made = preserve_optimizer_state(optimizer, new_model, model)
+    made = preserve_optimizer_state(optimizer, new_model, model, new_params_warmup=0)
     alone = nn.Parameter(new_model.layers.get_submodule("1").W.detach().clone())
     fresh = build(name, [alone], options)
     joined = new_model.layers.get_submodule("1").W
@@ -546,9 +547,11 @@ def test_preserve_optimizer_state_keeps_groups_and_options():
     train(optimizer, model)
     made = preserve_optimizer_state(optimizer, new_model, model)
     assert [group["param_names"] for group in made.param_groups] == [
-        ["head.W", "encoder.W", "encoder.2.W"],
+        ["head.W", "encoder.W"],
         ["encoder.b", "head.b"],
+        ["encoder.2.W"],
     ]
+    assert made.param_groups[2]["betas"] == (0.5, 0.6) and "id" not in made.param_groups[2]
     for ours, theirs in zip(made.param_groups, optimizer.param_groups):
         assert [id(new_model.get_parameter(name)) for name in ours["param_names"]] == [
             id(param) for param in ours["params"]
@@ -560,7 +563,8 @@ def test_preserve_optimizer_state_keeps_groups_and_options():
     assert len(optimizer.param_groups) == 2
 
 
-def test_preserve_optimizer_state_lets_new_params_join_their_nearest_relatives():
+@pytest.mark.parametrize("warmup", [0, 100])
+def test_preserve_optimizer_state_lets_new_params_join_their_nearest_relatives(warmup):
     model = Params(encoder__0__W=(3, 3), encoder__0__b=(3,), norm__g=(3,), head__W=(2, 3))
     decayed, plain = [model.encoder.get_submodule("0").W, model.norm.g], [model.encoder.get_submodule("0").b]
     optimizer = torch.optim.SGD([{"params": decayed}, {"params": plain}, {"params": [model.head.W]}], momentum=0.9)
@@ -574,13 +578,74 @@ def test_preserve_optimizer_state_lets_new_params_join_their_nearest_relatives()
         head__b=(2,),
         x=(2,),
     )
-    made = preserve_optimizer_state(optimizer, new_model, model)
+    made = preserve_optimizer_state(optimizer, new_model, model, new_params_warmup=warmup)
     names = {id(param): name for name, param in new_model.named_parameters()}
-    assert [[names[id(param)] for param in group["params"]] for group in made.param_groups] == [
-        ["encoder.0.W", "x", "encoder.1.W"],
-        ["encoder.0.b", "encoder.1.b"],
-        ["head.W", "head.b"],
-    ]
+    old = [["encoder.0.W"], ["encoder.0.b"], ["head.W"]]
+    new = [["x", "encoder.1.W"], ["encoder.1.b"], ["head.b"]]
+    expected = [*old, *new] if warmup else [one + more for one, more in zip(old, new)]
+    assert [[names[id(param)] for param in group["params"]] for group in made.param_groups] == expected
+
+
+def rates_of_new_params(rates, warmup):
+    """By hand: from a hundredth of a tenth of their group's rate to that tenth."""
+    return [0.1 * rate * min(1.0, 0.01 + 0.99 * step / warmup) for step, rate in enumerate(rates)]
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+@pytest.mark.parametrize("named", [False, True])
+def test_preserve_optimizer_state_warms_new_params_up_to_a_tenth(kind, named):
+    """Without a controller; a scheduler of torch moves the other rate. The optimizer is replaced again meanwhile."""
+    model = Params(a=(3, 3), b=(2,))
+    params = model.named_parameters() if named else model.parameters()
+    optimizer = torch.optim.AdamW(params, lr=kind(0.5), weight_decay=0.3, foreach=False)
+    train(optimizer, model)
+    larger, largest = Params(a=(3, 3), b=(2,), c=(4,)), Params(a=(3, 3), b=(2,), c=(5,), d=(2,))
+    made = preserve_optimizer_state(optimizer, larger, model, new_params_warmup=8)
+    assert made.param_groups[1]["weight_decay"] == 0.3
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 0.9**step)
+    found = []
+    for step in range(12):
+        if step == 5:
+            saved = copy.deepcopy(made.state_dict())
+            made = preserve_optimizer_state(made, largest, larger, new_params_warmup=4)
+            scheduler = None
+        for param in [param for group in made.param_groups for param in group["params"]]:
+            param.grad = torch.ones_like(param)
+        made.step()
+        found.append([float(group["lr"]) for group in made.param_groups])
+        if scheduler is not None:
+            scheduler.step()
+    rates = [0.5 * 0.9 ** min(step, 5) for step in range(12)]
+    # float32, in a tensor
+    assert [of_step[0] for of_step in found] == pytest.approx(rates, rel=1e-6)
+    assert [of_step[1] for of_step in found] == pytest.approx(rates_of_new_params(rates, 8), rel=1e-6)
+    assert [of_step[2] for of_step in found[5:]] == pytest.approx(rates_of_new_params(rates[5:], 4), rel=1e-6)
+    # The position is saved.
+    again = preserve_optimizer_state(optimizer, larger, model, new_params_warmup=8)
+    again.load_state_dict(saved)
+    again.step()
+    assert float(again.param_groups[1]["lr"]) == pytest.approx(found[5][1], rel=1e-6)
+
+
+def test_preserve_optimizer_state_gives_new_params_to_the_controller():
+    """With the rates of `add_params`. Those whose relatives are frozen stay with them."""
+    model = Params(body__W=(3, 3), head__W=(2, 3))
+    groups = [{"params": model.body.parameters()}, {"params": model.head.parameters()}]
+    optimizer, controller = torch.optim.Adam(groups, lr=0.5), LearnRateController()
+    controller.register_optimizer("m", optimizer, {0: "frozen", 1: [0.5 - step / 100 for step in range(40)]})
+    controller.step()
+    larger = Params(body__W=(3, 3), body__b=(3,), head__W=(2, 3), head__b=(2,))
+    made = preserve_optimizer_state(optimizer, larger, model, new_params_warmup=8, controller=controller)
+    assert [len(group["params"]) for group in made.param_groups] == [2, 1, 1]
+    found = []
+    for _ in range(12):
+        controller.step()
+        train(made, larger)
+        found.append([group["lr"] for group in made.param_groups])
+    rates = [0.49 - step / 100 for step in range(12)]
+    assert [of_step[0] for of_step in found] == [0.0] * 12
+    assert [of_step[2] for of_step in found] == pytest.approx(rates_of_new_params(rates, 8), rel=1e-6)
+    assert controller.verify() == [] and controller.outside_writes == 0
 
 
 def test_preserve_optimizer_state_leaves_out_what_did_not_learn():
@@ -602,7 +667,9 @@ def test_preserve_optimizer_state_leaves_out_what_did_not_learn():
     names = {id(param): name for name, param in new_model.named_parameters()}
     # encoder.W was frozen; other.0.W was another optimizer's, and other.1.W is its neighbour's; an adapter in a frozen
     # encoder learns.
-    assert {names[id(param)] for param in made.param_groups[0]["params"]} == {"head.W", "encoder.adapter"}
+    assert {names[id(param)] for group in made.param_groups for param in group["params"]} == {
+        *("head.W", "encoder.adapter")
+    }
 
 
 def test_preserve_optimizer_state_of_a_model_that_changed_in_place():
@@ -718,7 +785,7 @@ def test_preserve_optimizer_state_refuses_what_it_cannot_do():
 def test_preserve_optimizer_state_before_the_first_step():
     model, new_model = Params(W=(4, 3)), Params(W=(5, 3), b=(2,))
     made = preserve_optimizer_state(torch.optim.Adam(model.parameters()), new_model, model)
-    assert not made.state and len(made.param_groups[0]["params"]) == 2
+    assert not made.state and [len(group["params"]) for group in made.param_groups] == [1, 1]
     train(made, new_model)
 
 

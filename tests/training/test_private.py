@@ -2,13 +2,14 @@
 
 import io
 import math
+import shutil
 
 import numpy
 import pytest
 import spacy
 import srsly
 import torch
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
 from spacy.training import Corpus
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
@@ -174,9 +175,7 @@ def saved_at(folder, step):
 
 @noises
 def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, noise):
-    """A rule goes back to the best after step 9. The updates before it have used their epsilon, and the noise that
-    comes is new.
-    """
+    """A rule goes back to the best after step 9. The updates before it have used their epsilon."""
     back = {
         "controller_metrics": [{"name": "state", "class": "TrainingState"}],
         "operations": [{"name": "best", "class": "RollbackControl"}],
@@ -200,8 +199,91 @@ def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, 
     assert str(before["model"]) == str(after["model"])
     [(_, _, updates)] = after["listeners"]["privacy"]["history"]
     assert updates == 10 and entry(infos[10])["privacy"]["updates"] == 11
-    generators = [one["listeners"]["privacy"]["generator"] for one in (before, after)]
-    assert torch.equal(*generators) == (not noise)
+
+
+# ---------------------------------------------------------------------- several runs from one checkpoint
+
+
+def branches(tmp_path, corpus):
+    """A run of six steps without noise, and a function that goes on from its end for one step, with changes to the
+    config. It returns the step, and the texts in its batches, from the first one.
+    """
+    changes = {
+        "training__optimizer__algorithm": {"@torch_optimizers": "torch.SGD.v1"},
+        "training__optimizer__learn_rate": 1.0,
+        "training__optimizer__use_averages": False,
+        "training__dropout": 0.0,
+        "training__eval_frequency": 100,  # the accounting takes time
+    }
+    root = tmp_path / "root"
+    run(private(root, corpus, steps=5, **changes), root / "output")
+
+    def weights(folder):
+        nlp = spacy.load(folder / "output" / "model-last")
+        found = [params_of(nlp.get_pipe(name).model) for name in ("tok2vec", "tagger")]
+        return torch.cat([one.flatten() for params in found for one in params]).double()
+
+    def branch(name, corpus=corpus, **more):
+        folder, drawn = tmp_path / name, []
+        shutil.copytree(root / "state", folder / "state")
+        config = private(folder, corpus, **{"steps": 6, **changes, **more})
+        config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, "next_batch", lambda self, original=Run.next_batch: noted(original(self), drawn))
+            run(config, folder / "output")
+        return weights(root) - weights(folder), drawn
+
+    return branch
+
+
+def noted(batch, drawn):
+    drawn += [example.reference.text for example in batch or ()]
+    return batch
+
+
+def cosine(one, other):
+    return float(one @ other / (one.norm() * other.norm()))
+
+
+@needs_opacus
+@pytest.mark.filterwarnings("ignore:Resuming although the config has changed")
+def test_private_runs_from_one_checkpoint_have_independent_noise(tmp_path, corpus, caplog):
+    """The oracle is the clipped sum itself: a step without noise. With the same noise in two steps of 1.0 and 0.9 times
+    its size, ten times the second less nine times the first is that sum.
+    """
+    branch = branches(tmp_path, corpus)
+    clipped, _ = branch("quiet", noise=0.0)
+    loud, _ = branch("loud", noise=1.0)
+    less, _ = branch("less", noise=0.9)
+    # Five standard errors of the cosine of independent vectors.
+    chance = 5 / len(clipped) ** 0.5
+    assert abs(cosine(10 * less - 9 * loud, clipped)) < chance
+    assert abs(cosine(loud, less)) < chance
+    # An exact repetition tells nothing new. A longer training repeats its first steps.
+    again, _ = branch("again", noise=1.0, training__patience=77)
+    assert torch.equal(again, loud)
+    assert "goes on after 6 updates: epsilon is that of this run." in caplog.text
+
+
+@needs_opacus
+@pytest.mark.filterwarnings("ignore:Resuming although the config has changed")
+def test_private_noise_is_fresh_after_the_data_has_changed(tmp_path, corpus):
+    """Also before a changed example is drawn: two runs that first differ then would tell when it is."""
+    vocab, docs = spacy.blank("xx").vocab, []
+    for i, doc in enumerate(DocBin().from_disk(corpus["train"]).get_docs(vocab)):
+        words, tags = [token.text for token in doc], [token.tag_ for token in doc]
+        docs.append(Doc(vocab, words=[*words, f"n{i}"], tags=[*tags, tags[0]]))
+    changed = {**corpus, "train": tmp_path / "train.spacy"}
+    DocBin(docs=docs).to_disk(changed["train"])
+    branch = branches(tmp_path, changed)
+    before, drawn = branch("before", noise=1.0)
+    # The batches of both runs are the same, and the example is in none.
+    doc = next(doc for doc in docs if doc.text not in drawn)
+    doc[0].tag_ = next(token.tag_ for token in doc if token.tag_ != doc[0].tag_)
+    DocBin(docs=docs).to_disk(changed["train"])
+    after, same = branch("after", noise=1.0)
+    assert same == drawn
+    assert abs(cosine(before, after)) < 5 / len(before) ** 0.5
 
 
 @needs_opacus

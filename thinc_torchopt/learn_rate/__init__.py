@@ -3,13 +3,14 @@ groups.
 
 watch.py, groups.py: optimizers and groups as the writer left them, and changes by other code. watchdog.py: counts
 failures and slow work. history.py: past rates. controller.py: the writer for a loop of your own, by policies:
-policies.py, by_name.py.
+policies.py, by_name.py. new_params.py: new params of an optimizer without a writer.
 """
 
 from .by_name import NAMED, NamedPolicy, settings_of
 from .controller import LearnRateController
-from .groups import NEW_PARAMS_FACTOR, WatchedGroup
+from .groups import NEW_PARAMS_FACTOR, WatchedGroup, rate_of
 from .history import Snapshot
+from .new_params import add_new_params, warm_up_new_params
 from .policies import (
     Adaptive,
     Constant,
@@ -45,9 +46,12 @@ __all__ = [
     "WatchedGroup",
     "WatchedOptimizer",
     "WriterState",
+    "add_new_params",
     "driver_of",
     "kind_of",
+    "rate_of",
     "settings_of",
     "source_of",
+    "warm_up_new_params",
     "warn_of_steps_without",
 ]

@@ -132,8 +132,8 @@ class LearnRateController(RateWriter):
             found = type(new).__name__ if groups is None else f"one with {len(groups)}"
             raise ConfigError(
                 f"Can't replace optimizer '{moved.name}': expected a torch optimizer with {n_groups} param groups, "
-                f"found {found}. Build it by preserve_optimizer_state, or unregister the old one and register the new "
-                "one."
+                f"found {found}. Give controller=controller to preserve_optimizer_state, which calls this. Or "
+                "unregister the old one and register the new one."
             )
         if self.drives(new):
             raise ConfigError(
@@ -158,6 +158,14 @@ class LearnRateController(RateWriter):
         RAISES (ConfigError): No optimizer has that name.
         """
         self._accept_groups(self._optimizer(name))
+
+    def frozen_groups(self, optimizer: str | torch.optim.Optimizer) -> set[int]:
+        """The indices of an optimizer's groups that are frozen.
+
+        RAISES (ConfigError): It is unknown.
+        """
+        groups = self._optimizer(optimizer).groups
+        return {i for i, watched in enumerate(groups) if watched.source.is_frozen}
 
     # ------------------------------------------------------------------ groups
 

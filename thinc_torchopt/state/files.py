@@ -159,8 +159,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Afterwards it is synced to the disk, and replaces the content of `path`. At any moment either the old or the new
     content is there, even if the process is killed. (Where the system or the disk can't exchange two folders, there is
-    a gap between two renames; the next reader or clean-up puts the old content back.) A file keeps the permissions of
-    the old one.
+    a gap between two renames; the next reader or clean-up puts the old content back.) The permissions stay those of the
+    old content, and nobody else can read the new one before it has them.
 
     path (Path): A folder, a file, or a link to a file. Its parents are created.
     RAISES (OSError): It can't be written. Nothing changes then, nor after any other error inside.
@@ -169,18 +169,21 @@ def replacing(path: Path) -> Iterator[Path]:
         path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     put_back(path)
-    unfinished = path.parent / f"{_NEW}{path.name}-{os.getpid()}"
-    _remove(unfinished)
+    closed = path.parent / f"{_NEW}{path.name}-{os.getpid()}"
+    _remove(closed)
+    closed.mkdir(mode=stat.S_IRWXU)
+    unfinished = closed / path.name
     try:
         yield unfinished
-        if unfinished.is_file() and path.is_file():
-            unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
+        if path.exists() and path.is_dir() == unfinished.is_dir():
+            # The owner must be able to move a folder.
+            unfinished.chmod(stat.S_IMODE(path.stat().st_mode) | (stat.S_IRWXU if path.is_dir() else 0))
         for part in (*unfinished.rglob("*"), unfinished):
             _sync(part)
         _put_in_place(unfinished, path)
         _sync(path.parent)
     finally:
-        _remove(unfinished)  # or the old content
+        _remove(closed)  # with the old content
 
 
 def put_back(path: Path) -> None:

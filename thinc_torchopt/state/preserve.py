@@ -15,8 +15,18 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Fill, Kind, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
+from ..checks import Section
 from ..errors import StateError
-from ..learn_rate import LearnRateController, driver_of, warn_of_steps_without
+from ..learn_rate import (
+    LearnRateController,
+    add_new_params,
+    driver_of,
+    rate_of,
+    warm_up_new_params,
+    warn_of_steps_without,
+)
+
+_SECTION = Section("preserve_optimizer_state", allows_texts=False)
 
 
 @dataclass(frozen=True)
@@ -40,13 +50,16 @@ def preserve_optimizer_state(
     mappings: Sequence[StateMapping] | Mapping[str, str | None] | None = None,
     *,
     on_growth: Fill = "mean",
+    new_params_warmup: int = 100,
     controller: LearnRateController | None = None,
 ) -> torch.optim.Optimizer:
     """Make an optimizer for a new model, with the state of an optimizer for the old one.
 
-    Params are matched by name; their shapes decide how the state is fitted. A new param joins the group of its nearest
-    relative in the old model, with fresh state; params that were not trained, or by another optimizer, stay out. Groups
-    keep their order and options. State of removed params is dropped.
+    Params are matched by name; their shapes decide how the state is fitted. Groups keep their order and options. State
+    of removed params is dropped. Params that were not trained, or by another optimizer, stay out.
+
+    New params get fresh state, and a group at the end for each group that has their nearest relative in the old model.
+    It has the options of that group, and warms up to a tenth of its rate, as by `LearnRateController.add_params`.
 
     State of params of the same shape is not copied: don't use the old optimizer any more. After an error it is
     unchanged. Hooks and learning rate schedulers stay with the old optimizer.
@@ -58,34 +71,56 @@ def preserve_optimizer_state(
     mappings (Sequence[StateMapping] | Mapping[str, str | None]): For params with another name or kind; a dict has new
         names as keys and old ones as values. All other params are matched by name.
     on_growth (Fill): How to fill new cells: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
+    new_params_warmup (int): Steps in which the rate of new params rises, from a hundredth of that tenth. 0: they join
+        the group of their nearest relative, at its rate, as do those with relatives that are frozen.
     controller (LearnRateController | None): The controller of the old optimizer drives the new one from now on: see its
-        `replace_optimizer`. Without it, the first step of the new optimizer gives a warning if the old one has a
-        controller.
+        `replace_optimizer`. Without one, a hook of the new optimizer warms up its new params. The first step of the
+        new optimizer gives a warning if the old one has a controller.
     RETURNS (torch.optim.Optimizer): A new optimizer of the same class.
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or
-        a state is not finite. (ConfigError): The controller does not know the optimizer.
+        a state is not finite. (ConfigError): The controller does not know the optimizer, or `new_params_warmup` is
+        below 0.
     """
     started = 0.0 if controller is None else controller.guards.timer()
     check_on_growth(on_growth)
+    _SECTION.whole("new_params_warmup", new_params_warmup)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise StateError(
             "Can't keep the state of LBFGS: expected state for each param, found one for all together. Begin with a "
             "new one."
         )
+    # Groups whose new params join them: a tenth of their rate would be 0, or they have none.
+    joined = {i for i, group in enumerate(optimizer.param_groups) if not rate_of(group) >= 0.0}
+    if controller is not None:
+        joined |= controller.frozen_groups(optimizer)
     members = _match(optimizer, _names(new_model), _names(old_model), mappings)
     state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     with torch.no_grad():
         # One param at a time: its new state is still in the cache.
         check_states(type(optimizer), _fit_all(optimizer, members, on_growth, state))
-    groups = []
+    groups: list[dict[str, Any]] = []
+    late: dict[int, list[_Member]] = {}
     for i, group in enumerate(optimizer.param_groups):
         of_group = [member for member in members if member.group == i]
+        if new_params_warmup and i not in joined:
+            late[i] = [member for member in of_group if member.old is None]
+            of_group = [member for member in of_group if member.old is not None]
         groups.append({**group, "params": [member.param for member in of_group]})
         if "param_names" in group:
             groups[i]["param_names"] = [member.name for member in of_group]
     made = _build_like(optimizer, groups, state)
     if controller is not None:
         controller.replace_optimizer(optimizer, made, param_names={member.param: member.name for member in members})
+    for i, of_group in late.items():
+        if of_group:
+            has_names = "param_names" in groups[i]
+            params: list[Any] = [(member.name, member.param) if has_names else member.param for member in of_group]
+            if controller is None:
+                add_new_params(made, params, i, new_params_warmup)
+            else:
+                controller.add_params(made, params, i, warmup_steps=new_params_warmup)
+    warm_up_new_params(made)
+    if controller is not None:
         controller.took("state_preservation", started)
     elif (driver := driver_of(optimizer)) is not None:
         warn_of_steps_without(driver.drives, optimizer, made)

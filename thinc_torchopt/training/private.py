@@ -7,7 +7,7 @@
       at its end                one more update counted; was it the last that the target allows?
       an evaluation             epsilon, in the log, and as told to the user
 
-The counts are saved in checkpoints, with the state of the noise. A rollback takes back the params, not the counts.
+The counts are saved in checkpoints, with the secret of the noise. A rollback takes back the params, not the counts.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
-import torch
 from confection import Config
 from spacy.language import Language
 from spacy.training import Example
 
-from ..errors import ConfigError, StateError
+from ..errors import ConfigError
 from ..launched import is_launched
 from ..optimizers import TorchOptimizer
 from ..privacy import BLOCK, Account, Book, Noise, PoissonBatcher, PrivacyPlan, check_layers, plan_privacy
 from ..schema import Count, NotNegative, read, write
 from ..types import Accountant, PrivacySettings
 from .components import is_trained
-from .data_stream import Batches, batches_of
+from .config_check import collect_values
+from .data_stream import Batches, DataStream, batches_of, checksums_of
 from .events import Control, Evaluate, Log, StepEnd, TrainBegin
 
 logger = logging.getLogger("spacy.torchopt")
@@ -40,18 +41,21 @@ the corpus is read sentence by sentence. A person with several is protected less
 Covered: the trained params after any update, and what is computed from them alone.
 Not covered: the set of labels and the vocabulary, and what else is initialized from the data; the number of examples; \
 scores on the dev data, the choice of a model by them, and tuning; the losses, the number of words and times in logs; \
-checkpoints, which have the state of the noise."""
+checkpoints, which have the secret of the noise."""
+_GOES_ON = """Private training goes on after %s updates: epsilon is that of this run. If several runs go on from one \
+checkpoint, and differ in anything, then each draws noise of its own, and together they have used more: see \
+docs/privacy.md."""
 
 
 @dataclass
 class PrivacyState:
-    """The saved state: the noise multiplier, the noise's generator, and the updates so far.
+    """The saved state: the noise multiplier, the noise's secret, and the updates so far.
 
     history (list): Noise multiplier, sample rate, number of updates. Another element where a setting has changed.
     """
 
     noise_multiplier: NotNegative
-    generator: torch.Tensor
+    secret: str
     history: list[tuple[NotNegative, NotNegative, Count]] = field(default_factory=list)
 
 
@@ -88,6 +92,7 @@ class PrivateUpdates:
         self._book = Book(settings.clip)
         self._noise = Noise(settings.seed)
         self._account = Account(settings.delta, settings.accountant)
+        self._about: tuple[object, ...] = ()
         self._plan: PrivacyPlan | None = None
         self._epsilons: dict[Accountant, float] | None = None
 
@@ -97,6 +102,10 @@ class PrivateUpdates:
 
         RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
         """
+        # Only of a run with checkpoints, as no other is repeated. Before the plan, which may draw all batches.
+        examples = self._batches.all_examples() if isinstance(self._batches, DataStream) else []
+        data, config = sorted(checksums_of(examples)), sorted(collect_values(self._nlp).items())
+        self._about = self._settings.clip, sha256(repr((data, config)).encode("utf8")).hexdigest()
         self._plan = _plan(self._settings, self._batches, self._batcher, self._max_steps, self._account)
         self._announce()
 
@@ -128,6 +137,7 @@ class PrivateUpdates:
             self._optimizer.frozen_keys,
             std=plan.noise_multiplier * plan.settings.clip,
             divide_by=plan.size,
+            about=(self._account.steps, *self._about),
         )
         self._optimizer.has_noise = True
         self._account.count(plan.noise_multiplier, plan.sample_rate)
@@ -139,6 +149,8 @@ class PrivateUpdates:
         for warning in what_is_not_covered(self._settings, self._nlp.config.interpolate()["training"]["seed"]):
             logger.info("%s", warning)
         logger.info("Private training: %s", self.plan.told())
+        if self._account.steps:
+            logger.info(_GOES_ON, f"{self._account.steps:,}")
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         control.should_stop |= self._is_over
@@ -169,7 +181,7 @@ class PrivateUpdates:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        return write(PrivacyState(self.plan.noise_multiplier, self._noise.state, self._account.history))
+        return write(PrivacyState(self.plan.noise_multiplier, self._noise.secret, self._account.history))
 
     def load_state_dict(self, saved: Any) -> None:
         """Resume. The past counts as it was; a noise that was computed stays, unless the target has changed.
@@ -177,10 +189,8 @@ class PrivateUpdates:
         RAISES (StateError): The state is invalid.
         """
         state = read(PrivacyState, saved, "the state of the private training")
-        if state.generator.shape != self._noise.state.shape or state.generator.dtype != torch.uint8:
-            raise StateError("Can't load the state of the private training: its generator is damaged.")
+        self._noise.secret = state.secret
         self._account.history = list(state.history)
-        self._noise.state = state.generator
         if self._settings.noise_multiplier is None:
             self._settings = replace(self._settings, noise_multiplier=state.noise_multiplier)
 

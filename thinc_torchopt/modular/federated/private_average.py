@@ -34,15 +34,15 @@ _WHAT = """Private training: epsilon and delta hold for one client with all of i
 models. The server sees each client's model as it is.
 Covered: the model after any round, and what is computed from it alone.
 Not covered: which clients there are, and their labels; what clients report beside the model: scores, losses, numbers \
-of examples; the choice of a model by these scores; the state of the run, which has that of the noise."""
+of examples; the choice of a model by these scores; the state of the run, which has the secret of the noise."""
 
 
 @dataclass
 class ClientPrivacyState:
-    """The saved state: the noise multiplier, the noise's generator, and the rounds so far."""
+    """The saved state: the noise multiplier, the noise's secret, and the rounds so far."""
 
     noise_multiplier: NotNegative
-    generator: torch.Tensor
+    secret: str
     history: list[tuple[NotNegative, NotNegative, Count]]
 
 
@@ -102,8 +102,8 @@ class PrivateAverage:
             norm = sum(float(one.square().sum()) for one in change.values()) ** 0.5
             for name, one in change.items():
                 total[name] += one * min(1.0, clip / norm if norm else 1.0)
-        for value in total.values():
-            self._noise.add_to(value, plan.noise_multiplier * clip)
+        about = self._account.steps, clip, self._clients
+        self._noise.add_to(list(total.values()), list(weights.values()), plan.noise_multiplier * clip, about=about)
         self._account.count(plan.noise_multiplier, plan.sample_rate)
         return {name: (value + total[name] / self._clients).to(value.dtype) for name, value in weights.items()}
 
@@ -116,7 +116,7 @@ class PrivateAverage:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        return write(ClientPrivacyState(self._plan.noise_multiplier, self._noise.state, self._account.history))
+        return write(ClientPrivacyState(self._plan.noise_multiplier, self._noise.secret, self._account.history))
 
     def load_state_dict(self, state: Any) -> None:
         """Go on. The past counts as it was; a noise that was computed stays.
@@ -125,8 +125,8 @@ class PrivateAverage:
         """
         try:
             saved = read(ClientPrivacyState, state, "the state of the private training")
-            self._noise.state = saved.generator
-        except (StateError, RuntimeError, TypeError) as error:
+            self._noise.secret = saved.secret
+        except StateError as error:
             raise StateError(
                 f"Can't go on with the run: expected the state of [federated.privacy], found another one ({error}). "
                 'Set the config back, or begin anew by resume = "never" in [federated].'
