@@ -7,6 +7,8 @@ import random
 import shutil
 import subprocess
 import sys
+import zlib
+from textwrap import dedent
 
 import numpy
 import pytest
@@ -393,3 +395,26 @@ def test_files_do_not_wait_for_what_is_no_file(name, kind, tmp_path):
     for read in (check_folder, read_folder):
         with pytest.raises(StateError, match=f"Can't read '{path}': expected a file, found something else"):
             read(tmp_path / "state")
+
+
+def test_files_are_read_in_blocks(tmp_path):
+    """A mapped file stays in memory: gigabytes for a few numbers."""
+    (tmp_path / "file").write_bytes(os.urandom(1 << 16) * (1 << 10) + b"rest")
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from thinc_torchopt.state.files import crc32_of
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = crc32_of(Path(sys.argv[1]))
+        print(found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    command = [sys.executable, "-c", dedent(code), str(tmp_path / "file")]
+    found, more = map(int, subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split())
+    assert found == zlib.crc32((tmp_path / "file").read_bytes())
+    assert more < 8 << 10  # KiB; the file has 64 MiB
+
+
+@pytest.mark.parametrize("size", [0, 1, files._BLOCK - 1, files._BLOCK, 2 * files._BLOCK + 1])
+def test_files_have_the_checksum_of_their_bytes(size, tmp_path):
+    (tmp_path / "file").write_bytes(content := os.urandom(size))
+    assert files.crc32_of(tmp_path / "file") == zlib.crc32(content)

@@ -93,10 +93,11 @@ def _is_of(key: Any, shim: Shim) -> bool:
 def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: ExitStack) -> None:
     if not averages or not isinstance(module, torch.nn.Module):
         return
-    named = [(prefix + name, tensor.data) for name, tensor in [*module.named_parameters(), *module.named_buffers()]]
-    # Values without an average stay as they are: no copy is needed.
+    # Values without an average stay as they are.
     swaps = [
-        (live, averages[key]) for key, live in named if key in averages and averages[key].data_ptr() != live.data_ptr()
+        (tensor, tensor.data, averages[prefix + name])
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+        if prefix + name in averages and averages[prefix + name].data_ptr() != tensor.data_ptr()
     ]
     if not swaps:
         return
@@ -104,7 +105,25 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
         for name, buffer in buffers_of(owner).items():
             if buffer is not None:
                 restore.callback(put_buffer_back, owner, name, buffer, buffer.clone())
-    live = [old for old, _ in swaps]
+    copied = []
+    for tensor, old, new in swaps:
+        if isinstance(tensor, torch.nn.Parameter) and _can_change_places(old, new):
+            restore.callback(setattr, tensor, "data", old)
+            tensor.data = new
+        else:
+            copied.append((old, new))
+    live = [old for old, _ in copied]
     # Copies go to the device of the averages: if the params are elsewhere, there is no room for copies.
-    restore.callback(kernels.copy_, live, [old.to(new.device, copy=True) for old, new in swaps])
-    kernels.copy_(live, [new for _, new in swaps])
+    restore.callback(kernels.copy_, live, [old.to(new.device, copy=True) for old, new in copied])
+    kernels.copy_(live, [new for _, new in copied])
+
+
+def _can_change_places(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether a param can be on the memory of its average for a while, so that neither is copied. A part of a larger
+    memory can't: others may use that as a whole, as cuDNN does with the weights of an LSTM.
+    """
+    return (
+        type(old) is type(new)
+        and (old.dtype, old.device, old.shape, old.stride()) == (new.dtype, new.device, new.shape, new.stride())
+        and old.untyped_storage().nbytes() == old.nbytes
+    )

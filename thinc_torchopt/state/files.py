@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
 import shutil
 import stat
@@ -35,6 +34,8 @@ _UNFINISHED = ".unfinished-"
 _NEW, _OLD = f"{_UNFINISHED}new-", f"{_UNFINISHED}old-"
 # A manifest is a few hundred bytes.
 _LARGEST_MANIFEST = 100_000
+# Bytes that are read at once.
+_BLOCK = 1 << 20
 
 
 def write_folder(path: Path, tree: Mapping[str, Any]) -> None:
@@ -142,12 +143,12 @@ def _damaged(path: Path, expected_and_found: str) -> StateError:
 
 
 def crc32_of(path: Path) -> int:
-    """The checksum of a file."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return 0
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return zlib.crc32(content)
+    """The checksum of a file, read in blocks: a mapped file would stay in memory as a whole."""
+    found, block = 0, memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(block):
+            found = zlib.crc32(block[:size], found)
+    return found
 
 
 # ---------------------------------------------------------------------- replacing

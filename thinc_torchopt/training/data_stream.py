@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from confection import Config
 from spacy.attrs import DEP, ENT_ID, ENT_IOB, ENT_KB_ID, ENT_TYPE, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, SPACY, TAG
@@ -26,7 +27,7 @@ from thinc.api import fix_random_seed
 from ..errors import ConfigError, StateError
 from ..progress_bars import show_progress
 from ..schema import Count, Positive
-from .random_state import GeneratorStates, load_generators, read_generators, save_generators, set_generators
+from .random_state import GeneratorStates, OwnGenerators, load_generators, read_generators, save_generators
 
 Batch = tuple[int, list[Example]]
 
@@ -156,22 +157,31 @@ def _count_steps(max_steps: int, max_epochs: int | None, count_first_epoch: Call
     return min(limits)
 
 
+# Batches of a corpus in memory that are drawn at once: exchanging the generators takes 20 times as long as a batch.
+_AT_ONCE = 32
+
+
 class DataStream(Batches):
     """The batches of a run, drawn with their own random generators, so that a resumed run gets the same ones.
 
-    batches (Iterator): Epoch and batch of each step. The same generators must give the same batches again.
+    batches (Iterator): Epoch and batch of each step. The same generators must give the same batches again. spaCy's
+        batches of a corpus in memory are drawn a few at once; others when they are needed, as they may wait for data.
     size (int): Number of batches that are joined to one, for several processes. Fewer at the end of an epoch.
 
-    Public: `position` (number of batches drawn), `checksum` (32 bits, over the texts and annotations of all of them).
+    Public: `position` (number of batches drawn), `checksum` (32 bits, over the texts and annotations of all of them, as
+        each was when it was first seen).
     """
 
     def __init__(self, batches: Iterator[Batch], size: int = 1):
         super().__init__(batches)
-        self._start = self._generators = read_generators()
+        self._start = read_generators()
+        self._generators = OwnGenerators(self._start)
         self.position = 0
         self._size = size
         self._drawn: list[list[int]] = []  # runs of equal size: [size, number of batches]
         self._next: Batch | None = None  # the first batch of the next epoch
+        self._in_memory: list[Example] | None = None  # None: unknown
+        self._checksums: WeakKeyDictionary[Doc, bytes] = WeakKeyDictionary()
 
     def __next__(self) -> Batch:
         epoch, batch = super().__next__()
@@ -179,33 +189,49 @@ class DataStream(Batches):
         if not self._drawn or self._drawn[-1][0] != self._size:
             self._drawn.append([self._size, 0])
         self._drawn[-1][1] += 1
-        for example in _examples_in(batch):
-            self.checksum = _checksum(example.reference, self.checksum)
+        self.checksum = zlib.crc32(self._checksums_of(_examples_in(batch)), self.checksum)
         return epoch, batch
 
     def all_examples(self) -> list[Example]:
         """All examples that spaCy has read into memory, in an order given by the generators. Empty: unknown before they
         are drawn, as in a streamed corpus.
+        """
+        _ = self.next_epoch  # spaCy reads them before the first batch
+        return self._in_memory or []
 
+    def _look_ahead(self) -> None:
+        with self._generators:
+            super()._look_ahead()
+            if self._in_memory is None:
+                self._in_memory = self._read_by_spacy()
+                self._checksums_of(self._in_memory)
+            if self._in_memory:
+                with suppress(StopIteration):
+                    for _ in range(_AT_ONCE - 1):
+                        super()._look_ahead()
+
+    def _read_by_spacy(self) -> list[Example]:
+        """The corpus in memory. Empty: it is streamed, or these are not spaCy's batches.
 
         SOURCE: spacy.training.loop.create_train_batches
         """
-        if not inspect.isgenerator(self._batches) or self.next_epoch is None:
-            return []
-        return _examples_in(inspect.getgeneratorlocals(self._batches).get("examples"))
+        return [] if self.max_epochs == -1 else _examples_in(self._locals_of_spacys.get("examples"))
+
+    def _checksums_of(self, examples: list[Example]) -> bytes:
+        """The checksum of each example. Looks at each once."""
+        known, found = self._checksums, []
+        for example in examples:
+            doc = example.reference
+            checksum = known.get(doc)
+            if checksum is None:
+                checksum = known[doc] = _checksum(doc).to_bytes(4, "little")
+            found.append(checksum)
+        return b"".join(found)
 
     def _draw(self) -> Batch:
-        others = read_generators()
-        set_generators(self._generators)
-        try:
-            drawn = next(self._batches) if self._size == 1 and self._next is None else self._draw_several()
-            self._generators = read_generators()
-        finally:
-            set_generators(others)
-        return drawn
-
-    def _draw_several(self) -> Batch:
-        epoch, first = self._next or next(self._batches)
+        if self._size == 1 and self._next is None:
+            return super()._draw()
+        epoch, first = self._next or super()._draw()
         self._next, drawn = None, list(first)
         for _ in range(self._size - 1):
             self._next = next(self._batches, None)
@@ -221,19 +247,22 @@ class DataStream(Batches):
         return StreamState(save_generators(self._start), self.position, self.checksum, sizes)
 
     def go_on_from(self, saved: StreamState, *, progress_bar: bool = False) -> None:
-        """Skip the batches that the saved run has drawn.
+        """Skip the batches that the saved run has drawn. Before any is drawn.
 
         progress_bar (bool): Show a progress bar, as much data takes minutes.
         RAISES (StateError): The data has changed.
         """
-        self._start = self._generators = load_generators(saved.start)
+        self._start = load_generators(saved.start)
+        self._generators = OwnGenerators(self._start)
         with (
             suppress(StopIteration),
             show_progress(saved.position, "Reading past batches", wanted=progress_bar) as bar,
+            self._generators,
         ):
             wanted = self._size
             for self._size, n in saved.sizes:
                 for _ in range(n):
+                    super()._look_ahead()  # no further, as the next one may have another size
                     next(self)
                     bar.update()
             self._size = wanted
@@ -259,7 +288,7 @@ class StreamState:
 
 def checksums_of(examples: Iterable[Example]) -> list[int]:
     """A checksum of each example's text and annotations."""
-    return [_checksum(example.reference, 0) for example in examples]
+    return [_checksum(example.reference) for example in examples]
 
 
 def _examples_in(batch: Any) -> list[Example]:
@@ -270,11 +299,11 @@ def _examples_in(batch: Any) -> list[Example]:
 _OF_TOKENS = [ORTH, SPACY, TAG, POS, MORPH, LEMMA, DEP, HEAD, SENT_START, ENT_IOB, ENT_TYPE, ENT_KB_ID, ENT_ID]
 
 
-def _checksum(doc: Doc, before: int) -> int:
-    """A running checksum of a document with its annotations, equal in every process."""
+def _checksum(doc: Doc) -> int:
+    """A checksum of a document with its annotations, equal in every process."""
     spans = {
         key: [(span.start_char, span.end_char, span.label_, span.kb_id_, span.id_) for span in group]
         for key, group in doc.spans.items()
     }
-    of_tokens = zlib.crc32(doc.to_array(_OF_TOKENS).tobytes(), before)
+    of_tokens = zlib.crc32(doc.to_array(_OF_TOKENS).tobytes())
     return zlib.crc32(repr((sorted(doc.cats.items()), sorted(spans.items()))).encode("utf8"), of_tokens)

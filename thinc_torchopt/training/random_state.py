@@ -44,6 +44,27 @@ def set_generators(generators: Generators) -> None:
     numpy.random.set_state(generators[1])
 
 
+class OwnGenerators:
+    """Inside a `with` block, Python's and NumPy's global generators are those of one part of a program: others draw as
+    if it had drawn nothing.
+
+    states (Generators): To begin with.
+
+    Public: `states` (after the last block).
+    """
+
+    def __init__(self, states: Generators):
+        self.states = states
+
+    def __enter__(self) -> None:
+        self._others = read_generators()
+        set_generators(self.states)
+
+    def __exit__(self, *error: object) -> None:
+        self.states = read_generators()
+        set_generators(self._others)
+
+
 def save_generators(generators: Generators) -> GeneratorStates:
     (version, numbers, gauss), (kind, keys, position, has_gauss, cached) = generators
     return GeneratorStates(
