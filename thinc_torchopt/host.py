@@ -109,6 +109,11 @@ def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int
     return before
 
 
+def drop_grad(node: Model, name: str) -> None:
+    """Drop the gradient of a node's param, if it has one. SOURCE: as `swap_grads`."""
+    node._params._grads.pop((node.id, name), None)
+
+
 def forward_of(node: Model) -> Callable[..., Any]:
     """The forward function of a layer. SOURCE: thinc/model.py, `Model._func`."""
     return node._func

@@ -77,7 +77,6 @@ def saved_run(step):
             listeners={},
             ranks=None,
             own={},
-            grads=None,
         )
     )
 

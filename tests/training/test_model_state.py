@@ -18,12 +18,14 @@ from thinc.api import Linear, Model, PyTorchWrapper, chain
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import StateError, TorchOptError, TorchOptWarning
+from thinc_torchopt.params import components_with_model
 from thinc_torchopt.schema import write
+from thinc_torchopt.state import collect_grads, restore_grads
 from thinc_torchopt.state.files import write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
-from thinc_torchopt.training.model_state import collect_grads, collect_model, restore_grads, restore_model
+from thinc_torchopt.training.model_state import collect_model, restore_model
 
 from ..doubles.torch_cuda import to_cuda
 from ..models import backprop, grads_of, mixed_model, params_of, same, toy_examples, toy_pipeline
@@ -343,7 +345,7 @@ def test_model_state_is_restored_from_a_gpu():
     nlp, other = pipeline(mixed_model), pipeline(mixed_model)
     models = [found.get_pipe("one").model for found in (nlp, other)]
     backprop(models[0], numpy.random.default_rng(0))
-    saved, grads = collect_model(nlp), collect_grads(nlp)
+    saved, grads = collect_model(nlp), collect_grads(components_with_model(nlp))
     for part in (saved.params, *saved.modules.values(), grads):
         part.update({name: to_cuda(value.detach()) for name, value in part.items()})
     for layer in models[1].walk():
@@ -351,7 +353,8 @@ def test_model_state_is_restored_from_a_gpu():
             layer.set_param(name, layer.get_param(name) + 1)
     backprop(models[1], numpy.random.default_rng(1))
     restore_model(other, saved)
-    restore_grads(other, {name: grad.cpu() if "torch" in name else grad for name, grad in grads.items()}, ())
+    grads = {name: grad.cpu() if "torch" in name else grad for name, grad in grads.items()}
+    restore_grads(components_with_model(other), grads)
     assert same(*map(params_of, models)) and same(*map(grads_of, models))
 
 

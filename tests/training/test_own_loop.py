@@ -304,7 +304,7 @@ def test_python_loop_keeps_gradients_that_wait(tmp_path):
             checkpoints.resume(range(3))
             assert same(grads_of(pair[1]), waiting)
     tree = read_folder(path := steps_of(tmp_path / "state")[0])
-    tree["grads"] = {name: torch.zeros(7, 7) for name in tree["grads"]}
+    tree["optimizer"]["grads"] = {name: torch.zeros(7, 7) for name in tree["optimizer"]["grads"]}
     write_folder(path, tree)
-    with pytest.raises(StateError, match="Can't load the state of the gradients"):
+    with pytest.raises(StateError, match="Can't load the state of the optimizer: expected 'grads/"):
         Checkpoints(tmp_path / "state", nlp, TorchOptimizer(AdamW())).resume(range(3))

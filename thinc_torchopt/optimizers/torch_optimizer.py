@@ -48,7 +48,7 @@ from ..params import (
 from ..registry import arguments_of, signed
 from ..schema import check_version, read
 from ..settings import Cascade, MovingSettings
-from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
+from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, restore_grads, write_folder
 from ..types import (
     BatchSize,
     BudgetSettings,
@@ -898,12 +898,12 @@ class TorchOptimizer(Optimizer):
             trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
                 paths = match.as_paths(renamed or {})
-                trained.load(nlp, exclude, state, on_growth, paths)
+                state = trained.load(nlp, exclude, state, on_growth, paths)
                 guard.load_state_dict(state.guard, paths)
-                shims = trained.table.pipeline.shim_paths()
-                by_name.check_scalers(shims, state.grad_scalers)
                 self._settings.load(vars(state.settings), state.schedules, state.step)
-            by_name.restore_scalers(shims, state.grad_scalers)
+            pipeline = trained.table.pipeline
+            by_name.restore_scalers(pipeline.shim_paths(), state.grad_scalers)
+            restore_grads(pipeline.components, state.grads)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 

@@ -18,7 +18,7 @@ from ..errors import CheckpointWarning, GrowthWarning
 from ..learn_rate import RateWriter
 from ..params import Param, ParamTable, Pattern
 from ..settings import Cascade, FreezeChanges, RateChanges
-from ..state import WHAT, SavedState, by_name, match
+from ..state import WHAT, SavedState, by_name, check_grads, collect_grads, match
 from ..types import Key, OnGrowth, OnOutsideWrite
 from ..update import FrozenGrads, Plan
 
@@ -110,6 +110,7 @@ class TrainedParams:
         return {
             "learn_rates": self.writer.state_dict(),
             **by_name.collect(self.plan, self.params, self.table.pipeline.shim_paths()),
+            "grads": collect_grads(self.table.pipeline.components),
             "averages": None if self.averages is None else self.averages.state_dict(self.table.pipeline.shim_paths()),
             "freeze_changes": self.plan.freeze_changes.state_dict(),
             "rate_changes": self.plan.rate_changes.state_dict(),
@@ -122,13 +123,14 @@ class TrainedParams:
         saved: SavedState,
         on_growth: Literal["mean", "zero"] | None = None,
         paths: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Add the params of a pipeline, and load their saved states. Gradient scalers are the models' own, and not
-        loaded here.
+    ) -> SavedState:
+        """Add the params of a pipeline, and load their saved states. Gradients and their scalers are the models' own:
+        they are checked, and not loaded here.
 
         saved (SavedState): An error leaves this object half loaded: throw it away. on_growth: As in
         `TorchOptimizer.load_state_dict`.
         paths (Mapping[str, str]): New names by old ones: see state/match.py.
+        RETURNS (SavedState): The part of the state that belongs to this pipeline, with its names.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
@@ -158,6 +160,9 @@ class TrainedParams:
             warnings.warn(
                 CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3
             )
+        by_name.check_scalers(self.table.pipeline.shim_paths(), saved.grad_scalers)
+        check_grads(self.table.pipeline.components, saved.grads)
+        return saved
 
     def roll_back(self, saved: SavedState) -> None:
         """Restore the states and averages of all params, and gradient scalers. Learning rates and their history go on.

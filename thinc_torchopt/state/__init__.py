@@ -1,7 +1,8 @@
 """The state of an optimizer by lasting names, and folders of tensors that are either complete or absent.
 
-Open forms.py first: the parts of a saved state. by_name.py collects and restores it, match.py fits it to a changed
-pipeline, preserve.py does the same for a bare torch loop, files.py and trees.py write and read it.
+Open forms.py first: the parts of a saved state. by_name.py collects and restores it, with the gradients of grads.py;
+match.py fits it to a changed pipeline, preserve.py does the same for a bare torch loop, files.py and trees.py write and
+read it.
 """
 
 from . import by_name, match
@@ -19,6 +20,7 @@ from .files import (
     write_text,
 )
 from .forms import VERSION, WHAT, SavedParam, SavedState
+from .grads import check_grads, collect_grads, restore_grads
 from .preserve import StateMapping, preserve_optimizer_state
 from .trees import flatten, in_main_memory, unflatten
 
@@ -33,7 +35,9 @@ __all__ = [
     "StateMapping",
     "by_name",
     "check_folder",
+    "check_grads",
     "clear_leftovers",
+    "collect_grads",
     "crc32_of",
     "flatten",
     "in_main_memory",
@@ -41,6 +45,7 @@ __all__ = [
     "preserve_optimizer_state",
     "read_folder",
     "replacing",
+    "restore_grads",
     "unflatten",
     "write_folder",
     "write_parts",

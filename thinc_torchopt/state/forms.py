@@ -83,6 +83,7 @@ class SavedState:
 
     step (int): Of the schedules.
     params, groups: By name, and by id. Params are in the order in which they were added.
+    grads: The gradients of params that have one, by name. None: zeros, see grads.py.
     policies: By the config path of the block.
     algorithms: Their state beside params and groups, by config path. averages, grad_scalers (by the path of the shim),
     guard, schedules: In the forms of their owners.
@@ -96,6 +97,7 @@ class SavedState:
     learn_rates: WriterState
     params: dict[str, SavedParam]
     groups: dict[str, SavedGroup]
+    grads: dict[str, Optional[torch.Tensor]]
     policies: dict[str, SavedPolicy]
     algorithms: dict[str, StateBeside]
     averages: Optional[dict[str, Any]]

@@ -59,6 +59,7 @@ def rename(saved: SavedState, paths: Mapping[str, str]) -> SavedState:
             name: by_name(part) if isinstance(part, Mapping) and name != "settings" else part
             for name, part in averages.items()
         },
+        grads=by_name(saved.grads),
         grad_scalers=by_name(saved.grad_scalers),
     )
 
@@ -99,6 +100,12 @@ def fit(saved: SavedState, params: Collection[Param], paths: Collection[str]) ->
         saved,
         params={name: found for name, found in saved.params.items() if name in kept},
         groups=groups,
+        grads={
+            param.name: saved.grads[param.name]
+            for param in params
+            # One that has grown has a new array.
+            if param.name in kept & saved.grads.keys() and saved.params[param.name].shape == list(param.shape)
+        },
         averages=averages,
     )
     return fitted, "; ".join(

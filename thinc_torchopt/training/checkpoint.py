@@ -43,10 +43,8 @@ from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import (
     check_can_be_saved,
     check_model,
-    collect_grads,
     collect_model,
     layout_of,
-    restore_grads,
     restore_model,
     restore_setup,
 )
@@ -216,7 +214,6 @@ class RunCheckpoints:
             self._optimizer.load_state_dict(saved.optimizer)
         except ConfigError as error:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
-        restore_grads(self._nlp, saved.grads, {key for key, updates in self._optimizer.nr_update.items() if updates})
         with own_errors(f"the training in '{self.folder}'"):
             self._restore_run(saved)
             for _ in range(self._progress.step + 1):
@@ -376,5 +373,4 @@ class RunCheckpoints:
             listeners=self._listeners.state_dict(),
             ranks=self.ranks.snapshot(),
             own=self.own,
-            grads=None if self._is_spacys else collect_grads(self._nlp),
         )

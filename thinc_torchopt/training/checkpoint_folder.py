@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import CheckpointWarning, StateError
 from ..schema import Count, Positive, check_version, read
 from ..state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
@@ -41,8 +39,7 @@ class SavedRun:
 
     values (dict): The settings that affect training.
     performance (dict): The scores that spaCy saves with its models.
-    own (dict): The user's own values. grads (dict | None): Gradients that wait for an update. Both only in a user's own
-        loop.
+    own (dict): The user's own values, in a loop of theirs.
     """
 
     version: Count
@@ -57,7 +54,6 @@ class SavedRun:
     listeners: dict[str, Any]
     ranks: RanksState | None
     own: dict[str, Any]
-    grads: dict[str, torch.Tensor | None] | None
 
     def check_place(self, *, is_spacys: bool) -> None:
         """Check that the step, batches and optimizer of a checkpoint agree. A wrong position could take forever to

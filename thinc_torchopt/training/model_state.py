@@ -238,54 +238,6 @@ def _restore_param(node: Any, param: str, value: Any) -> None:
     array[...] = node.ops.asarray(value)
 
 
-# ---------------------------------------------------------------------- gradients
-
-
-def collect_grads(nlp: Language) -> dict[str, torch.Tensor | None]:
-    """Gradients that wait for an update, by lasting names. None: zeros, in main memory.
-
-    After a step of spaCy's training loop there are none. After `nlp.update(..., sgd=optimizer)` there may be: it
-    updates a shared tok2vec before the backward passes of its listeners, so their gradients wait for the next batch.
-    """
-    grads: dict[str, torch.Tensor | None] = {}
-    for name, model in components_with_model(nlp):
-        for found in walk(model, name):
-            if (param := _thinc_param(found)) is None:
-                if found.param is not None and found.param.grad is not None:
-                    grads[found.name] = found.param.grad
-            elif found.owner.has_grad(param):
-                grad = found.owner.get_grad(param)
-                # For one on a GPU the host would have to wait: it is saved whatever it is.
-                is_there = hasattr(grad, "__cuda_array_interface__") or grad.any()
-                grads[found.name] = saved_tensor(grad, found.name) if is_there else None
-    return grads
-
-
-def restore_grads(nlp: Language, saved: Mapping[str, torch.Tensor | None] | None, updated: Collection[Any]) -> None:
-    """Restore the gradients of params, and drop all others.
-
-    A thinc param keeps its gradient array once it had one, if only zeros. So each update of its model applies momentum
-    and weight decay to it, even if the batch gives it no gradient.
-
-    saved (Mapping): From `collect_grads`. None: as after a step of spaCy's training loop.
-    updated (Collection[Key]): Keys of the params that had updates: after such a step, they have a gradient.
-    RAISES (StateError): A gradient has not its param's shape.
-    """
-    with own_errors("the gradients"):
-        for name, model in components_with_model(nlp):
-            for found in walk(model, name):
-                grad = None if saved is None else saved.get(found.name)
-                if (param := _thinc_param(found)) is None:
-                    if found.param is not None:
-                        found.param.grad = None if grad is None else grad.to(found.param.device, copy=True)
-                    continue
-                node, had_one = found.owner, found.key in updated if saved is None else found.name in saved
-                if had_one and not node.has_grad(param):
-                    node.set_grad(param, node.ops.xp.zeros_like(node.get_param(param)))
-                if node.has_grad(param):
-                    node.get_grad(param)[...] = 0 if grad is None else node.ops.asarray(_array(grad))
-
-
 # ---------------------------------------------------------------------- parts of a model
 
 
