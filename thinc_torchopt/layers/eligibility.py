@@ -10,6 +10,8 @@ PAPERS: Williams and Zipser 1989 (RTRL); Menick et al. 2021, https://arxiv.org/a
     Wang et al. 2024 (D-RTRL), whose code is https://github.com/chaobrain/braintrace.
 DIFFERENCES: D is the true diagonal, with the unit's own recurrent weight, and each weight counts once: not so in
     braintrace's D and LSTM. Several steps can be made at once: the same numbers, in fewer passes over the traces.
+    `normalize_matrix_spectrum` divides instant terms and traces by the largest value of each sample; braintrace by that
+    of the whole batch, so that a sample's gradient depends on the others. With one sample, both are the same.
 """
 
 from __future__ import annotations
