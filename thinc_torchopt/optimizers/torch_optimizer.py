@@ -257,15 +257,16 @@ class TorchOptimizer(Optimizer):
         """RAISES (ConfigAttributeError): No such attribute; thinc's class refuses unknown ones too. Classes derived
         from this one may have more.
         """
-        if name not in self.__dict__ and "_is_built" in self.__dict__ and type(self) is TorchOptimizer:
-            if name in (settings := [setting.name for setting in arguments_of(TorchOptimizer)]):
-                raise ConfigAttributeError(
-                    f"Can't set '{name}' of TorchOptimizer: it is read when the optimizer is built. Build a new one: "
-                    f"TorchOptimizer(..., {name}=...)."
-                )
-            if not hasattr(TorchOptimizer, name):
-                near = did_you_mean(name, [*settings, *dir(self)], is_setting=True)
-                raise ConfigAttributeError(f"Can't set '{name}' of TorchOptimizer: it has no such attribute.{near}")
+        is_known = name.startswith("_") or name in self.__dict__ or hasattr(TorchOptimizer, name)
+        if not is_known and "_is_built" in self.__dict__ and type(self) is TorchOptimizer:
+            settings = [setting.name for setting in arguments_of(TorchOptimizer)]
+            near = did_you_mean(name, [*settings, *dir(self)], is_setting=True)
+            why = (
+                f"it is read when the optimizer is built. Build a new one: TorchOptimizer(..., {name}=...)."
+                if name in settings
+                else f"it has no such attribute.{near}"
+            )
+            raise ConfigAttributeError(f"Can't set '{name}' of TorchOptimizer: {why}")
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
