@@ -102,7 +102,7 @@ class RollbackSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """The settings of [training.optimizer.checkpoint]: see `checkpoint.Checkpoint`, which makes them."""
+    """The settings of [training.optimizer.checkpoint]: see `training.Checkpoint`, which makes them."""
 
     path: str
     every: int
@@ -116,7 +116,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """The settings of [training.optimizer.budget]: see `budget.Budget`, which makes them.
+    """The settings of [training.optimizer.budget]: see `training.Budget`, which makes them.
 
     limit (float): The size of the budget. unit (str): Its unit.
     decay_ratio (float): The fraction of it for the decay.

@@ -1,11 +1,9 @@
 """Gradients by traces the plainest way: a loop over samples, inputs and units, in float64, from the formulas of the
-oracles' README. It shares no code with the package. And the package's cells without their closed forms.
+oracles' README. It shares no code with the package.
 """
 
 import torch
 from torch.autograd.functional import jacobian
-
-from thinc_torchopt.layers import cells
 
 # Of each relation: which of x and the state it reads ("x", "h", "xh"; "*": the state times a gate).
 LAYOUT = {
@@ -87,13 +85,6 @@ def jacobians(cell, w, x, state, act):
     inputs = {}
     new = step(cell, w, x, state, act=act, inputs=inputs)
     return new, D, Df, inputs
-
-
-def without_closed_form(cell, act="tanh"):
-    """A cell as a user writes it: its derivatives are found by torch.func."""
-    closed = cells.CELLS[cell]
-    hidden = {"linearize": cells.Cell.linearize, "coefficients": cells.Cell.coefficients}
-    return type(f"{closed.__name__}WithoutClosedForm", (closed,), hidden)(act)
 
 
 def naive(cell, w, x, dh, *, act="tanh", state=None):

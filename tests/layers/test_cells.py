@@ -10,7 +10,7 @@ from thinc_torchopt.layers.adjoint import input_gradient
 from thinc_torchopt.layers.functional import check_cell, linearize_by_func, warn_of_truncation
 
 from . import reference
-from .reference import ACTS, bptt, distance, naive, problem, without_closed_form
+from .reference import ACTS, bptt, distance, naive, problem
 
 HERE = Section("[here]")
 # float64, a few steps: rounding.
@@ -39,13 +39,13 @@ def test_cells_closed_forms_are_those_of_jacrev(cell, act):
     assert all(torch.equal(closed.inputs[name], found.inputs[name]) for name in closed.inputs)
 
 
-@pytest.mark.parametrize("make", [lambda cell: CELLS[cell](), without_closed_form], ids=["closed", "func"])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("cell", reference.CELLS)
-def test_cells_traces_after_each_step(cell, make):
+def test_cells_traces_after_each_step(cell, fast):
     w, x, dh = problem(cell, T=5, B=2, X=2, H=3)
     state = begin(cell, 2, 3)
     expected, history = naive(cell, w, x, dh, state=state)
-    traces = ParamDimTraces(make(cell), w, 2)
+    traces = ParamDimTraces(CELLS[cell](), w, 2, fast_solve=fast)
     for t in range(5):
         state = traces.update(x[t], state)
         traces.solve(dh[t])

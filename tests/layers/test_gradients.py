@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from thinc_torchopt.checks import Section
 from thinc_torchopt.errors import ConfigError, ShapeError
-from thinc_torchopt.layers import ParamDimTraces, adjoint, eligibility_gradients, gradients, scan
+from thinc_torchopt.layers import Dense, Elementwise, ParamDimTraces, adjoint, eligibility_gradients, gradients, scan
+from thinc_torchopt.layers import cells as layer_cells
 from thinc_torchopt.layers.cells import make_cell
 
 from ..conftest import SHARED, needs_gpu
-from .reference import ACTS, CELLS, bptt, distance, naive, problem, step, without_closed_form
+from .reference import ACTS, CELLS, bptt, distance, naive, problem, step
 
 ORACLES = SHARED / "oracles" / "drtrl_cases.json"
 # float64: what is left is rounding, over some dozen steps.
@@ -47,7 +48,7 @@ def recorded():
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"cell": "without closed form"}, {"traces": "adjoint"}, {"traces": "auto"}],
+    [{}, {"fast_solve": False}, {"traces": "adjoint"}, {"traces": "auto"}],
     ids=["traces", "func", "adjoint", "auto"],
 )
 @pytest.mark.parametrize(("name", "case"), recorded())
@@ -56,9 +57,7 @@ def test_gradients_recorded_cases(name, case, how):
     values = {key: torch.tensor(value, dtype=torch.float32) for key, value in case["inputs"].items()}
     x, dh = values.pop("x"), values.pop("dLdh")
     cell, act = case["spec"]["cell"], case["spec"]["act"]
-    built = without_closed_form(cell, act) if "cell" in how else cell
-    how = {name: value for name, value in how.items() if name != "cell"}
-    grads, outputs = eligibility_gradients(built, values, x, dh, activation=act, **how)
+    grads, outputs = eligibility_gradients(cell, values, x, dh, activation=act, **how)
     assert list(grads) == list(values)
     for result in case["results"].values():
         assert distance(grads, {key: torch.tensor(result[key]) for key in grads}) < 1e-5
@@ -76,8 +75,8 @@ def test_gradients_naive_loop(cell, act):
     w, x, dh = problem(cell, T=6, B=2, X=2, H=3, seed=3)
     state = [torch.randn(2, 3, dtype=x.dtype) for _ in range(2 if "lstm" in cell else 1)]
     expected, _ = naive(cell, w, x, dh, act=act, state=state)
-    for one, how in ((cell, {}), (without_closed_form(cell, act), {}), (cell, {"traces": "adjoint"})):
-        found, outputs = eligibility_gradients(one, w, x, dh, activation=act, state=state, **how)
+    for how in ({}, {"fast_solve": False}, {"traces": "adjoint"}):
+        found, outputs = eligibility_gradients(cell, w, x, dh, activation=act, state=state, **how)
         assert distance(found, expected) < EXACT
     assert torch.allclose(outputs, bptt(cell, w, x, dh, act=act, state=state)[3], atol=EXACT)
 
@@ -90,10 +89,43 @@ def test_gradients_all_ways_agree(cell, act, shape):
     lengths = torch.randint(0, shape["T"] + 1, (shape["B"],), generator=torch.Generator().manual_seed(shape["seed"]))
     for some in (None, lengths):
         fast, outputs = eligibility_gradients(cell, w, x, dh, activation=act, lengths=some)
-        for one, how in ((without_closed_form(cell, act), {}), (cell, {"traces": "adjoint"})):
-            other, same = eligibility_gradients(one, w, x, dh, activation=act, lengths=some, **how)
+        for how in ({"fast_solve": False}, {"traces": "adjoint"}):
+            other, same = eligibility_gradients(cell, w, x, dh, activation=act, lengths=some, **how)
             assert distance(other, fast) < EXACT or all((value.abs() < EXACT).all() for value in fast.values())
             assert torch.allclose(outputs, same, atol=EXACT)
+
+
+METHODS = [
+    {},
+    {"traces": "adjoint"},
+    {"vjp_method": "multi-step", "window": 3},
+    {"normalize_matrix_spectrum": True},
+    {"trace_dtype": torch.float64},
+]
+
+
+@pytest.mark.parametrize("how", METHODS, ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_slow_and_fast_solve_agree(cell, how, monkeypatch):
+    """To 1e-6 in float32, and to rounding in float64. The slow one uses no closed form, whatever the method."""
+    lengths = [7, 0, 5]
+    expected = {}
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, EXACT)):
+        w, x, dh = problem(cell, T=7, B=3, X=2, H=4, seed=11, dtype=dtype)
+        expected[tolerance] = eligibility_gradients(cell, w, x, dh, lengths=lengths, **how)[0], (w, x, dh)
+
+    def closed(*args):
+        raise AssertionError("a closed form")
+
+    monkeypatch.setattr(layer_cells.CELLS[cell], "linearize", closed)
+    for relation in (Dense, Elementwise):
+        for name in ("grads", "instant", "add_instant_", "add_block_"):
+            monkeypatch.setattr(relation, name, closed)
+    for tolerance, (fast, inputs) in expected.items():
+        slow, _ = eligibility_gradients(cell, *inputs, lengths=lengths, fast_solve=False, **how)
+        assert distance(slow, fast) < tolerance
+    with pytest.raises(AssertionError, match="a closed form"):
+        eligibility_gradients(cell, *inputs, lengths=lengths, **how)
 
 
 @some_examples
@@ -151,8 +183,8 @@ def test_gradients_windows(cell, window):
         for t in range(steps.start, steps.stop):
             now = [step(cell, w, x[t, b], tuple(s[b] for s in state)) for b in range(2)]
             state = [torch.stack([row[a] for row in now]) for a in range(len(state))]
-    for one in (cell, without_closed_form(cell)):
-        found, _ = eligibility_gradients(one, w, x, dh, vjp_method="multi-step", window=window)
+    for fast in (True, False):
+        found, _ = eligibility_gradients(cell, w, x, dh, vjp_method="multi-step", window=window, fast_solve=fast)
         assert distance(found, expected) < EXACT
 
 
@@ -214,8 +246,8 @@ def test_gradients_normalized(cell):
                     new = (D * eps[key][..., None, :]).sum(-1) + instant / instant.abs().max().clamp(min=1)
                     eps[key] = new / new.abs().max().clamp(min=1)
                     expected[key] += dh[t, b] * eps[key][..., 0]
-    for one in (cell, without_closed_form(cell)):
-        found, _ = eligibility_gradients(one, w, x, dh, normalize_matrix_spectrum=True)
+    for fast in (True, False):
+        found, _ = eligibility_gradients(cell, w, x, dh, normalize_matrix_spectrum=True, fast_solve=fast)
         assert distance(found, expected) < EXACT
     plain, _ = eligibility_gradients(cell, w, x, dh)
     assert distance(plain, expected) > 0.01
@@ -328,6 +360,7 @@ def good():
         ({"vjp_method": "multi-step"}, ConfigError, "window"),
         ({"window": 3}, ConfigError, "window"),
         ({"vjp_method": "multi-step", "window": 0}, ConfigError, "at least 1"),
+        ({"fast_solve": "yes"}, ConfigError, "'fast_solve'.*true or false"),
         ({"trace_dtype": "bfloat16"}, ConfigError, "'trace_dtype'.*a dtype of floats"),
         ({"trace_dtype": torch.int8}, ConfigError, "'trace_dtype'.*torch.int8"),
         ({"traces": "adjoint", "trace_dtype": torch.float16}, ConfigError, "'traces'.*trace_dtype"),

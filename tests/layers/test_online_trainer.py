@@ -86,6 +86,24 @@ def test_online_trainer_blocks_are_steps(cell, size, monkeypatch):
         assert numpy.allclose(found, expected, **NEAR)
 
 
+@pytest.mark.parametrize("settings", [{"cell": "torch-lstm", "depth": 2}, {"normalize_matrix_spectrum": True}], ids=str)
+@pytest.mark.parametrize("update_every", [1, 5])
+def test_online_trainer_slow_and_fast_solve_agree(settings, update_every, tmp_path):
+    """Params, dL/dx and state, over updates; a state that one saved is the other's, too."""
+    model, made = layer(**settings), {}
+    for fast in (True, False):
+        trained = model.copy()
+        optimizer = TorchOptimizer(AdamW(), 0.001)
+        trainer = OnlineTrainer(trained, optimizer, batch_size=B, update_every=update_every, fast_solve=fast)
+        signals = [trainer.update(some(B, 3, seed=t), some(B, 4, seed=t) * 0.1) for t in range(T)]
+        made[fast] = trainer, [*signals, *params_of(trained)]
+    for fast, slow in zip(made[True][1], made[False][1]):
+        assert numpy.allclose(fast, slow, **NEAR)
+    made[True][0].to_disk(tmp_path / "state")
+    made[False][0].from_disk(tmp_path / "state")
+    assert same(params_of(made[True][0].model), params_of(made[False][0].model))
+
+
 def test_online_trainer_reads_one_stream_without_a_dimension_for_it():
     X, dY = some(T, 1, 3, seed=1), some(T, 1, 4, seed=2)
     model = layer()
@@ -329,6 +347,8 @@ def test_online_trainer_refuses_arguments():
         OnlineTrainer(layer(), SGD(0.1), update_every=0)
     with pytest.raises(ConfigError, match="batch_size"):
         OnlineTrainer(layer(), SGD(0.1), batch_size=0)
+    with pytest.raises(ConfigError, match=r"'fast_solve'.*true or false"):
+        OnlineTrainer(layer(), SGD(0.1), fast_solve=1)
     with pytest.raises(ConfigError, match="optimizer"):
         OnlineTrainer(layer(), 0.1)
     with pytest.raises(ConfigError, match="OnlineRNN among them"):

@@ -1173,10 +1173,10 @@ def test_optimizers_complete_no_names_of_thincs_that_mean_nothing():
 )
 def test_optimizers_refuse_attributes_that_would_be_ignored(name, said):
     optimizer = plain()
-    with pytest.raises(AttributeError, match=re.escape(said)):
-        setattr(optimizer, name, 0.1)
-    with pytest.raises(ConfigError):
-        setattr(copy.deepcopy(optimizer), name, 0.1)
+    for one in (optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        for kind in (AttributeError, ConfigError):
+            with pytest.raises(kind, match=re.escape(said)):
+                setattr(one, name, 0.1)
 
     class Own(TorchOptimizer):
         def __init__(self):

@@ -385,6 +385,7 @@ def test_guard_in_nlp_update():
     nlp.initialize(lambda: examples, sgd=optimizer)
     for _ in range(30):
         nlp.update(examples, sgd=optimizer)
+        optimizer.step_schedules()
     averages = optimizer.state_dict()["guard"]["averages"]
     assert [(name.partition(" ")[0], found["updates"]) for name, found in averages.items()] == [
         ("tagger", 30),

@@ -171,7 +171,7 @@ def chosen_averages(use_averages: bool, averages: AverageSettings | None) -> Ave
         return THINC if use_averages else None
     expected = (
         'a block with @misc = "thinc-torchopt.EMA.v1" or "thinc-torchopt.SWA.v1", or in Python the result of '
-        "EMA() or SWA()"
+        "thinc_torchopt.averages.EMA() or SWA()"
     )
     OPTIMIZER.kind("averages", averages, AverageSettings, expected)
     if use_averages:

@@ -10,6 +10,8 @@ PAPERS: Williams and Zipser 1989 (RTRL); Menick et al. 2021, https://arxiv.org/a
     Wang et al. 2024 (D-RTRL), whose code is https://github.com/chaobrain/braintrace.
 DIFFERENCES: D is the true diagonal, with the unit's own recurrent weight, and each weight counts once: not so in
     braintrace's D and LSTM. Several steps can be made at once: the same numbers, in fewer passes over the traces.
+    `normalize_matrix_spectrum` divides instant terms and traces by the largest value of each sample; braintrace by that
+    of the whole batch, so that a sample's gradient depends on the others. With one sample, both are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor
 from ..checks import Section
 from .adjoint import add_grads_, back_in_time, linearize
 from .cells import Cell, Linearized, State
-from .functional import check_cell
+from .functional import ByFunc, check_cell
 from .relations import Relation, Weights, per_unit, read_trace_
 
 # Steps made at once, if all are known. The traces are then read and written once for all of them.
@@ -40,6 +42,8 @@ class ParamDimTraces:
 
     cell (Cell): Defines a step. weights (Mapping): Its weights, by name; they may change between steps.
     batch_size (int): Number of sequences. Memory: batch_size x weights x states.
+    fast_solve (bool): Solve element by element, in closed form where the cell has one. False: by torch.func, in
+        general; the same numbers up to rounding, slowly.
     trace_dtype (torch.dtype | None): Of the traces. None: as the weights. In bfloat16 and float16 they take half of the
         memory, but a trace that decays by less than about 1/500 (1/4,000) a step does not decay at all.
     normalize_matrix_spectrum (bool): Divide D by its largest eigenvalue, and instant terms and traces by their largest
@@ -56,10 +60,11 @@ class ParamDimTraces:
         weights: Weights,
         batch_size: int,
         *,
+        fast_solve: bool = True,
         trace_dtype: torch.dtype | None = None,
         normalize_matrix_spectrum: bool = False,
     ):
-        self.cell = cell
+        self.cell = cell if _WHERE.flag("fast_solve", fast_solve) else ByFunc(cell)
         self.weights = weights
         self.trace_dtype = check_trace_dtype(trace_dtype, _WHERE)
         self.normalize = normalize_matrix_spectrum

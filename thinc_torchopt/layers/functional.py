@@ -1,22 +1,23 @@
-"""The derivatives of a cell without a closed form, by torch.func, one sample at a time under vmap; and checks of a
-cell.
+"""The derivatives of a cell by torch.func, one sample at a time under vmap, for cells without a closed form and for
+`fast_solve = False`; and checks of a cell.
 
-These are the definitions; the closed forms in cells.py are tested against them.
+These are the definitions; the closed forms in cells.py and relations.py are tested against them.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, vmap
+from torch.func import jacrev, vjp, vmap
 
 from ..checks import Section
 from ..errors import ConfigWarning, ShapeError
-from .cells import Cell, Linearized, State
-from .relations import Weights, concatenated
+from .cells import Cell, Linearized, Relate, State
+from .relations import Relation, Weights, concatenated
 
 
 class Recorded:
@@ -73,6 +74,51 @@ def _jacobians(cell: Cell, weights: Weights, x: Tensor, state: list[Tensor], use
     zero = {key: torch.zeros_like(state[0]) for key in uses}
     found = vmap(jacrev(step, argnums=(0, 1)))(tuple(state), zero, x)
     return [by_state for by_state, _ in found], [by_y for _, by_y in found]
+
+
+class ByFunc(Cell):
+    """A cell without its closed forms. Its step is the same; all derivatives are found by torch.func."""
+
+    def __init__(self, cell: Cell):
+        self._cell = cell
+        self.states = cell.states
+        self.relations = tuple(cast(Relation, RelationByFunc(relation)) for relation in cell.relations)
+
+    def step(self, x: Tensor, state: State, relate: Relate) -> State:
+        return self._cell.step(x, state, relate)
+
+
+class RelationByFunc:
+    """A relation without its closed forms: the derivatives of y by its weights are vector-Jacobian products."""
+
+    def __init__(self, relation: Relation):
+        self._relation = relation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._relation, name)
+
+    def grads(self, inputs: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        # y is linear in the weights, so their values don't matter.
+        n_in, units, relation = inputs.shape[-1], delta.shape[-1], self._relation
+        width = n_in - units * sum(part != "x" for part in relation.inputs)
+        zero = {name: delta.new_zeros(shape) for name, shape in relation.shapes(width, units).items()}
+        pull = vjp(lambda weights: relation.apply(weights, inputs), zero)[1]
+        found: dict[str, Tensor] = pull(delta)[0]
+        return found
+
+    def instant(self, inputs: Tensor, reach: Tensor) -> dict[str, Tensor]:
+        return vmap(self.grads)(inputs, reach)
+
+    def add_instant_(self, trace: Mapping[str, Tensor], inputs: Tensor, reach: Tensor) -> None:
+        self._add(trace, self.instant(inputs, reach))
+
+    def add_block_(self, trace: Mapping[str, Tensor], inputs: Tensor, reach: Tensor) -> None:
+        self._add(trace, vmap(self.grads, in_dims=1)(inputs, reach))
+
+    @staticmethod
+    def _add(trace: Mapping[str, Tensor], instant: Mapping[str, Tensor]) -> None:
+        for name, values in instant.items():
+            trace[name][: len(values)].add_(values)
 
 
 # ---------------------------------------------------------------------- checks

@@ -15,7 +15,7 @@ from ..errors import ShapeError
 from .adjoint import adjoint_gradients, input_gradient, states_to_keep
 from .cells import Cell, State, make_cell
 from .eligibility import BLOCK, ParamDimTraces, check_trace_dtype
-from .functional import check_cell, check_weights
+from .functional import ByFunc, check_cell, check_weights
 from .params import check_real
 from .relations import Weights
 from .scan import scan
@@ -78,6 +78,7 @@ def eligibility_gradients(
     activation: str = "tanh",
     vjp_method: VjpMethod = "single-step",
     window: int | None = None,
+    fast_solve: bool = True,
     normalize_matrix_spectrum: bool = False,
     traces: How = "forward",
     trace_dtype: torch.dtype | None = None,
@@ -93,6 +94,7 @@ def eligibility_gradients(
     activation (str): "tanh", "relu", "sigmoid" or "linear".
     vjp_method (str): "single-step": traces alone. "multi-step": exact inside windows of `window` steps, traces for
         earlier steps. One window is back-propagation through time.
+    fast_solve (bool): False: all derivatives by torch.func, for tests: see `ParamDimTraces`.
     normalize_matrix_spectrum (bool): Keep traces from exploding: see `ParamDimTraces`. Biases the gradient.
     traces (str): "forward": memory that does not grow with T, beside inputs and outputs. "adjoint": the same numbers
         backwards in time, from the states of all steps. "auto": the one that needs less memory.
@@ -104,6 +106,7 @@ def eligibility_gradients(
     """
     method = Method(vjp_method, window, normalize_matrix_spectrum, traces, trace_dtype)
     method.check(_WHERE)
+    _WHERE.flag("fast_solve", fast_solve)
     cell = make_cell(cell, activation, _WHERE)
     x, dh = _floats("x", x), _floats("output_grads", output_grads)
     if not (state is None or isinstance(state, (list, tuple))):
@@ -129,6 +132,8 @@ def eligibility_gradients(
             _WHERE.refuse(name, "finite numbers", "NaN or infinite ones")
     begin = _state(cell, None if state is None else given, x.new_zeros(n_batch, units), order)
     check_cell(cell, named, _WHERE)
+    if not fast_solve:
+        cell = ByFunc(cell)
     traced = method.uses_traces(cell, named, n_steps)
     with torch.no_grad():
         keep = 0 if traced else states_to_keep(n_steps, n_batch)

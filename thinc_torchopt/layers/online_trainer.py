@@ -113,7 +113,7 @@ class OnlineTrainer:
         16 or more, a token is cheaper than with 1: the traces are changed once for up to 32 tokens.
     models (Mapping[str, Model]): All models to update together, e.g. {"embed": embed, "rnn": rnn, "output": output}.
         The names of their params begin with these names. Default: {"online_rnn": model}.
-    trace_dtype (torch.dtype | None): Of the traces: see `ParamDimTraces`.
+    fast_solve (bool), trace_dtype (torch.dtype | None): See `ParamDimTraces`.
     RAISES (ConfigError): A layer that can't be trained online. (PipelineError): A layer that was not initialized.
 
     Public: `tokens` (the number read from each stream).
@@ -127,6 +127,7 @@ class OnlineTrainer:
         batch_size: int = 1,
         update_every: int = 1,
         models: Mapping[str, Model] | None = None,
+        fast_solve: bool = True,
         trace_dtype: torch.dtype | None = None,
     ):
         self.model = model
@@ -138,6 +139,7 @@ class OnlineTrainer:
         )
         for name, other in self.models.items():
             _WHERE.kind(f"models.{name}", other, Model, "a thinc Model")
+        self.fast_solve = _WHERE.flag("fast_solve", fast_solve)
         self.trace_dtype = check_trace_dtype(trace_dtype, _WHERE)
         self.tokens = 0
         self._layers = [self._layer(node) for node in _nodes(model)]
@@ -158,6 +160,7 @@ class OnlineTrainer:
             cell,
             weights,
             self.batch_size,
+            fast_solve=self.fast_solve,
             trace_dtype=self.trace_dtype,
             normalize_matrix_spectrum=method.normalize_matrix_spectrum,
         )
@@ -201,7 +204,7 @@ class OnlineTrainer:
                 before, layer.state = layer.state, step.state
                 layer.steps.append((step, signal))
                 if signal is not None:
-                    signal = input_gradient(layer.cell, layer.traces.weights, read, before, signal, step)
+                    signal = input_gradient(layer.traces.cell, layer.traces.weights, read, before, signal, step)
         self._ahead = None
         if len(self._block) == BLOCK:
             self._close_block()

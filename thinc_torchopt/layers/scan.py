@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .cells import Cell, State
-from .relations import Dense, Weights
+from .relations import Dense, Weights, concatenated
 
 # Steps whose input half is computed at once. Its memory does not grow with the sequence.
 CHUNK = 64
@@ -178,7 +178,7 @@ class _InputsAhead:
     def __call__(self, name: str, *parts: Tensor) -> Tensor:
         relation = self._relations[name]
         if not isinstance(relation, Dense):
-            return relation.apply(self._weights, parts[0])
+            return relation.apply(self._weights, concatenated(parts))
         weight, bias = (self._weights[key] for key in relation.weight_names)
         rest = parts
         if parts[0] is self._x:

@@ -11,6 +11,12 @@ group.
 
 It is a `RateWriter` (see writer.py) for the groups of registered optimizers, with the rates of policies (see
 policies.py).
+
+SOURCE: Tolaria's UnifiedLRController.
+DIFFERENCES: A warm-up is counted in steps; there in epochs. The id of a group is "primary", or "primary/0" if the
+    optimizer "primary" has several groups, or "primary/<its name>"; there "primary_0". `step` returns the rate of each
+    group; there that of each optimizer's first one. Added params follow the rate of a group of their own optimizer, and
+    stay at a tenth of it unless they get another policy; there of "primary", and they are adaptive.
 """
 
 from __future__ import annotations

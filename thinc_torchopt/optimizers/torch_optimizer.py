@@ -69,17 +69,32 @@ from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_o
 from .lock import lock_for
 from .trained import TrainedParams
 
-_A_CHECKPOINT = (
-    'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python the result of checkpoint.Checkpoint()'
-)
-_A_BUDGET = 'a block with @misc = "thinc-torchopt.Budget.v1", or in Python the result of training.Budget()'
-_A_CONTROLLER = (
-    'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
-    "controller.trainer_controller()"
-)
-_SEVERAL = 'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of distributed.Distributed()'
-_PRIVATE = 'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of privacy.Privacy()'
-
+# The settings that are blocks: their class, and how to make one.
+_BLOCKS: dict[str, tuple[type, str]] = {
+    "checkpoint": (
+        CheckpointSettings,
+        'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python the result of '
+        "thinc_torchopt.training.Checkpoint()",
+    ),
+    "budget": (
+        BudgetSettings,
+        'a block with @misc = "thinc-torchopt.Budget.v1", or in Python the result of thinc_torchopt.training.Budget()',
+    ),
+    "controller": (
+        ControllerSettings,
+        'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
+        "thinc_torchopt.controller.trainer_controller()",
+    ),
+    "distributed": (
+        DistributedSettings,
+        'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of '
+        "thinc_torchopt.distributed.Distributed()",
+    ),
+    "privacy": (
+        PrivacySettings,
+        'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()',
+    ),
+}
 
 # thinc's attributes that have the same meaning here. The others are left out of completion.
 _THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"}
@@ -193,8 +208,10 @@ class TorchOptimizer(Optimizer):
     ):
         self._lock = lock_for(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
-        if controller is not None:
-            OPTIMIZER.kind("controller", controller, ControllerSettings, _A_CONTROLLER)
+        blocks = (checkpoint, budget, controller, distributed, privacy)
+        for (name, (cls, expected)), block in zip(_BLOCKS.items(), blocks):
+            if block is not None:
+                OPTIMIZER.kind(name, block, cls, expected)
         self.rules = controller
         self._settings = MovingSettings(learn_rate, grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))
@@ -211,14 +228,8 @@ class TorchOptimizer(Optimizer):
             keep_apart=controller is not None and controller.names_groups,
         )
         on_growth = OPTIMIZER.choice("on_growth", on_growth, get_args(OnGrowth))
-        if checkpoint is not None:
-            OPTIMIZER.kind("checkpoint", checkpoint, CheckpointSettings, _A_CHECKPOINT)
         self.checkpoint = checkpoint
-        if distributed is not None:
-            OPTIMIZER.kind("distributed", distributed, DistributedSettings, _SEVERAL)
         self.distributed = distributed
-        if privacy is not None:
-            OPTIMIZER.kind("privacy", privacy, PrivacySettings, _PRIVATE)
         self.privacy = privacy
         self.has_noise = False
         self.max_rollbacks = max_rollbacks
@@ -235,7 +246,6 @@ class TorchOptimizer(Optimizer):
         for found in () if chosen is None else self._cascade.candidates:
             found.algorithm.check_allows_averages()
         if budget is not None:
-            OPTIMIZER.kind("budget", budget, BudgetSettings, _A_BUDGET)
             self._check_budget()
         self.budget = budget
         self._joint = False
@@ -247,15 +257,16 @@ class TorchOptimizer(Optimizer):
         """RAISES (ConfigAttributeError): No such attribute; thinc's class refuses unknown ones too. Classes derived
         from this one may have more.
         """
-        if name not in self.__dict__ and "_is_built" in self.__dict__ and type(self) is TorchOptimizer:
-            if name in (settings := [setting.name for setting in arguments_of(TorchOptimizer)]):
-                raise ConfigAttributeError(
-                    f"Can't set '{name}' of TorchOptimizer: it is read when the optimizer is built. Build a new one: "
-                    f"TorchOptimizer(..., {name}=...)."
-                )
-            if not hasattr(TorchOptimizer, name):
-                near = did_you_mean(name, [*settings, *dir(self)], is_setting=True)
-                raise ConfigAttributeError(f"Can't set '{name}' of TorchOptimizer: it has no such attribute.{near}")
+        is_known = name.startswith("_") or name in self.__dict__ or hasattr(TorchOptimizer, name)
+        if not is_known and "_is_built" in self.__dict__ and type(self) is TorchOptimizer:
+            settings = [setting.name for setting in arguments_of(TorchOptimizer)]
+            near = did_you_mean(name, [*settings, *dir(self)], is_setting=True)
+            why = (
+                f"it is read when the optimizer is built. Build a new one: TorchOptimizer(..., {name}=...)."
+                if name in settings
+                else f"it has no such attribute.{near}"
+            )
+            raise ConfigAttributeError(f"Can't set '{name}' of TorchOptimizer: {why}")
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:

@@ -1,6 +1,12 @@
 """Keep the state of an optimizer when its model grows, shrinks or is rebuilt: match old and new params.
 
-state_fit.py then fits the state of each param. The method is Tolaria's dynamic optimizer state preservation.
+state_fit.py then fits the state of each param.
+
+SOURCE: Tolaria's DynamicOptimizerStatePreserver.
+DIFFERENCES: All param groups stay, with their options; there all params are in one group. Left out are params that were
+    not trained before, and new ones that are frozen or next to such params; there the new optimizer gets all params of
+    the model. A controller keeps its policies, steps and history; there it begins with a new cosine. Names, shapes and
+    states are checked first, and an error changes nothing. LBFGS is refused.
 """
 
 from __future__ import annotations
