@@ -158,6 +158,7 @@ def test_training_state():
         "global_step": 7,
         "epoch": 1.0,
         "max_steps": 10.0,
+        "warmup_steps": 0,
         "words": 100.0,
         "seconds": 2.5,
         "score": 0.4,

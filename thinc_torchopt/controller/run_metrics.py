@@ -21,9 +21,9 @@ from .plain import number
 class TrainingState(Metric):
     """The progress of the run.
 
-    Keys: `step` (also `global_step`), `epoch`, `max_steps`, `warmup_steps` (of the learning rate), `words`, `seconds`, `score` (of the newest evaluation),
-    `best_score` (also `best_metric`), `best_step`, `skipped_updates`, `grad_spikes`, `rollbacks`, `is_final`. Keys that
-    are unknown yet have no value.
+    Keys: `step` (also `global_step`), `epoch`, `max_steps`, `warmup_steps` (of the learning rate), `words`, `seconds`,
+    `score` (of the newest evaluation), `best_score` (also `best_metric`), `best_step`, `skipped_updates`,
+    `grad_spikes`, `rollbacks`, `is_final`. Keys that are unknown yet have no value.
     """
 
     events = tuple(EVENTS)
@@ -95,8 +95,8 @@ class LearnRates(Metric):
     reads = ("learn_rates",)
     is_plain = True
 
-    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
-        return dict.fromkeys(groups)
+    def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys | None:
+        return dict.fromkeys(groups) or None
 
     def compute(self, event_name: str, *, learn_rates: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         return {str(group): float(rate) for group, rate in learn_rates.items()} if learn_rates else None

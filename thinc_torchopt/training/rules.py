@@ -63,6 +63,8 @@ _HELD: Final = ("on_init_end", *EVENTS)
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
 # Requests that make no sense when the training has ended.
 _NOT_AT_END: Final = ("should_epoch_stop", "should_evaluate", "should_log")
+# Scores of the tokenizer, and words per second, which have no weights.
+_SPACYS_SCORES: Final = ("token_acc", "token_p", "token_r", "token_f", "speed")
 _IN_UPDATE: Final = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -202,18 +204,22 @@ class Rules:
                 )
 
     def check_names(self, nlp: Language) -> None:
-        """Check the patterns of operations and the keys in rules, now that the optimizer knows its pipeline.
+        """Check the patterns of operations and the keys in rules, now that the optimizer knows its pipeline. Warns of
+        names that may be wrong.
 
         RAISES (ConfigError): A pattern matches nothing.
         """
+        for doubt in self.doubts_of_names(nlp):
+            warnings.warn(ConfigWarning(doubt), stacklevel=4)
+
+    def doubts_of_names(self, nlp: Language) -> list[str]:
+        """As `check_names`, with warnings as a list."""
         for _, _, operation, _ in self._actions():
             if isinstance(operation, LearnRateControl):
                 self._optimizer.check_group_names(operation.groups)
             elif isinstance(operation, FreezeControl):
                 self._optimizer.check_param_names(operation.params)
-        components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}  # as in names of params
-        for doubt in self._controller.check_keys(self._optimizer.rate_names, components):
-            warnings.warn(ConfigWarning(doubt), stacklevel=4)
+        return self._controller.check_keys(self._optimizer.rate_names, *names_in_run(nlp))
 
     def keep_best_weights(self, nlp: Language, exclude: Sequence[str]) -> BestWeights | None:
         """The listener that keeps the best weights of components, if a rule combines them.
@@ -403,6 +409,14 @@ class RulesState:
     is_stopped: bool
     has_ended: bool
     substeps: Positive | None
+
+
+def names_in_run(nlp: Language) -> tuple[set[str], set[str]]:
+    """The names of components, as in names of params, and of scores: those of `score_weights`, and those that spaCy
+    adds.
+    """
+    components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}
+    return components, {*nlp.config["training"]["score_weights"], *_SPACYS_SCORES}
 
 
 class RunSteering:
