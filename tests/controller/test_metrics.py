@@ -159,6 +159,8 @@ def test_training_state():
         "epoch": 1.0,
         "max_steps": 10.0,
         "warmup_steps": 0,
+        "error_type": None,
+        "error_text": None,
         "words": 100.0,
         "seconds": 2.5,
         "score": 0.4,

@@ -67,9 +67,9 @@ def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer
     return config
 
 
-def run(config, output=None, *, crash_at=None, at=None):
-    """`spacy train` in this process. at (dict): Functions to call in a step. RETURNS: the pipeline, what loggers got at
-    each step, and the output.
+def run(config, output=None, *, crash_at=None, at=None, log_at=None):
+    """`spacy train` in this process. at, log_at (dict): Functions to call in a step, and in the logger. RETURNS: the
+    pipeline, what loggers got at each step, and the output.
     """
     infos, text = {}, io.StringIO()
 
@@ -78,6 +78,7 @@ def run(config, output=None, *, crash_at=None, at=None):
         def setup(nlp, stdout, stderr):
             def log(info):
                 found = latest_info(nlp)
+                (log_at or {}).get(found["step"], lambda: None)()
                 infos[found["step"]] = {**found, "losses": dict(found["losses"])}
 
             return log, lambda: None
@@ -523,3 +524,45 @@ def test_controller_rules_that_could_never_act_are_refused(rules, reason):
     optimizer = TorchOptimizer(AdamW(), controller=trainer_controller(rules))
     with pytest.raises(ControllerError, match=reason):
         Rules(optimizer.rules, optimizer)
+
+
+LAST = {"class": "LogControl", "arguments": {"log_format": "{error_type}: {error_text} at {step}, {state/error_type}"}}
+
+
+def failing(*more, text="True"):
+    rules = [rule("tell", "on_exception", text, "note.should_log"), *more]
+    return definition(*rules, operations=[{"name": "note", **LAST}])
+
+
+@pytest.mark.parametrize("place", ["hook", "logger", "rule"])
+def test_controller_tells_of_an_error(place, corpus, tmp_path, caplog):
+    """Of the update, of spaCy's part of a step, and of a rule that fails itself."""
+
+    def breaks():
+        raise RuntimeError("out of memory")
+
+    more = [rule("bad", "on_step_end", "1 / (state['step'] - 5) < 9", "control.should_log")] if place == "rule" else []
+    config = config_for(tmp_path, corpus, failing(*more))
+    expected = ControllerError if place == "rule" else RuntimeError
+    with pytest.raises(expected), caplog.at_level(logging.INFO, "thinc_torchopt.controller"):
+        run(config, at={5: breaks} if place == "hook" else None, log_at={4: breaks} if place == "logger" else None)
+    step = 4 if place == "logger" else 5
+    text = "Can't evaluate the rule of the controller 'bad'" if place == "rule" else "out of memory"
+    [told] = [line for line in caplog.messages if line.startswith(f"{expected.__name__}: {text}")]
+    assert told.endswith(f"at {step}, {expected.__name__}")
+
+
+def test_controller_a_rule_that_fails_at_an_error_does_not_hide_it(corpus, tmp_path, caplog):
+    def breaks():
+        raise RuntimeError("out of memory")
+
+    config = config_for(tmp_path, corpus, failing(text="1 / (state['step'] - 5) < 9"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(config, at={5: breaks})
+    assert "A listener failed at on_exception" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
+def test_controller_refuses_actions_after_an_error(corpus, tmp_path):
+    rules = definition(rule("r", "on_exception", "True", STOP))
+    with pytest.raises(ControllerError, match=r"control\.should_training_stop on on_exception: an error ends"):
+        run(config_for(tmp_path, corpus, rules))

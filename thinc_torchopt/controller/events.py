@@ -53,6 +53,10 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
     "on_save": {"path": "the folder that was written"},
     "on_epoch_end": {},
     "on_train_end": {},
+    "on_exception": {
+        "error_type": "the name of the error's class, such as `OutOfMemoryError` or `KeyboardInterrupt`",
+        "error_text": "its text",
+    },
     "on_prediction_step": {},
     "on_predict": {"metrics": "all scores, by name"},
 }

@@ -23,7 +23,8 @@ class TrainingState(Metric):
 
     Keys: `step` (also `global_step`), `epoch`, `max_steps`, `warmup_steps` (of the learning rate), `words`, `seconds`,
     `score` (of the newest evaluation), `best_score` (also `best_metric`), `best_step`, `skipped_updates`,
-    `grad_spikes`, `rollbacks`, `is_final`. Keys that are unknown yet have no value.
+    `grad_spikes`, `rollbacks`, `is_final`, and on `on_exception` `error_type` and `error_text`. Keys that are unknown
+    yet have no value.
     """
 
     events = tuple(EVENTS)
@@ -31,9 +32,12 @@ class TrainingState(Metric):
         (
             *("step", "global_step", "epoch", "max_steps", "warmup_steps", "words", "seconds", "score"),
             *("best_score", "best_metric", "best_step", "skipped_updates", "grad_spikes", "rollbacks", "is_final"),
+            *("error_type", "error_text"),
         )
     )
-    reads = ("words", "seconds", "counts", "score", "max_steps", "warmup_steps", "is_final")
+    reads = (
+        *("words", "seconds", "counts", "score", "max_steps", "warmup_steps", "is_final", "error_type", "error_text"),
+    )
     keeps = ("on_evaluate",)
     is_plain = True
 
@@ -62,6 +66,8 @@ class TrainingState(Metric):
             "grad_spikes": int(counts.get("grad_spikes", 0)),
             "rollbacks": int(counts.get("rollbacks", 0)),
             "is_final": bool(kwargs.get("is_final", False)),
+            "error_type": kwargs.get("error_type"),
+            "error_text": kwargs.get("error_text"),
         }
 
 

@@ -60,8 +60,9 @@ _TOO_LATE: Final = {
 Request = Annotated[str, Limit(" or ".join(_TOO_LATE), lambda request: request in _TOO_LATE)]
 # All events of a run, and those that come once.
 _HELD: Final = ("on_init_end", *EVENTS)
-_ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
+_ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end", "on_exception")
 # Requests that make no sense when the training has ended.
+_MESSAGES: Final = (LogControl, NotifyControl)
 _NOT_AT_END: Final = ("should_epoch_stop", "should_evaluate", "should_log")
 # Scores of the tokenizer, and words per second, which have no weights.
 _SPACYS_SCORES: Final = ("token_acc", "token_p", "token_r", "token_f", "speed")
@@ -85,6 +86,8 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "metrics": lambda event: event.scores,
     "dev_losses": lambda event: event.run.dev_losses,
     "score": lambda event: event.score,
+    "error_type": lambda event: type(event.error).__name__,
+    "error_text": lambda event: str(event.error)[:_MAX_ERROR],
 }
 _OF_EVERY_EVENT: Final = (
     *("rank", "world_size", "words", "seconds", "counts", "learn_rates", "max_steps", "warmup_steps", "is_final"),
@@ -96,7 +99,9 @@ _OF_EVENT: Final = {
     "on_step_end": _OF_STEP,
     "on_evaluate": ("metrics", "score", "dev_losses"),
     "on_log": _OF_STEP,
+    "on_exception": ("error_type", "error_text"),
 }
+_MAX_ERROR: Final = 2_000  # characters of the text of an error
 
 
 class Rules:
@@ -182,6 +187,12 @@ class Rules:
                 raise ControllerError(
                     f"Can't use the action {name}.{action} on on_train_end: the training does not continue after it. "
                     "Use on_evaluate, for example."
+                )
+            is_ours = type(operation).__module__.startswith("thinc_torchopt.")
+            if "on_exception" in triggers and is_ours and not isinstance(operation, _MESSAGES):
+                raise ControllerError(
+                    f"Can't use the action {name}.{action} on on_exception: an error ends the training there. Only "
+                    "LogControl, NotifyControl and operations of your own act after it."
                 )
             if isinstance(operation, RollbackControl) and self._optimizer.checkpoint is None:
                 raise ControllerError(
@@ -313,9 +324,9 @@ class Rules:
             payload["path"] = str(event.info["output_path"])  # type: ignore[attr-defined]
         self._steering.waits = name in _IN_UPDATE
         payload |= {"step": event.step, "epoch": event.epoch, "control": self._wishes}
-        firings = (
-            self._controller.on_event(name, **payload) if self.ranks.size == 1 else self._decide_together(name, payload)
-        )
+        # After an error no rank waits for others: each tells of its own.
+        is_alone = self.ranks.size == 1 or name == "on_exception"
+        firings = self._controller.on_event(name, **payload) if is_alone else self._decide_together(name, payload)
         if not firings:
             return
         self._untold += firings
@@ -343,7 +354,7 @@ class Rules:
     def _is_message(self, firing: Firing) -> bool:
         """Whether its operation only sends or logs a message, which rank 0 does."""
         operation = self._controller.definition.operations[firing.operation].instance
-        return isinstance(operation, (LogControl, NotifyControl))
+        return isinstance(operation, _MESSAGES)
 
     def _pass_on(self, name: str, control: Control, firings: Sequence[Firing]) -> None:
         wishes = self._wishes

@@ -103,7 +103,7 @@ class Run:
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
-        self._is_ready = False
+        self._is_ready = self._has_told_error = False
         self.ranks = Alone()
         if optimizer.budget is not None:
             max_epochs = self.batches.max_epochs
@@ -189,7 +189,7 @@ class Run:
                 self.close(error)
                 raise
         hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
-        if end is not None and (self.checkpoints is not None or self.ranks.size > 1):
+        if end is not None:  # errors of spaCy's part of a step, as in loggers
             end.push(lambda kind, error, trace: self.close(error))
         if isinstance(self.batches, DataStream):
             self.ranks.compare_data(self.batches.all_examples)
@@ -216,6 +216,9 @@ class Run:
 
     def close(self, error: BaseException | None) -> None:
         """End the run in this process, also after an error. error (BaseException | None): The error."""
+        if isinstance(error, (Exception, KeyboardInterrupt)) and not self._has_told_error:
+            self._has_told_error = True
+            self._listeners.emit_error(error, self.progress.step, self.progress.epoch, self)
         self._listeners.close()
         self.ranks.close(error)
 
