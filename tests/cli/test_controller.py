@@ -591,7 +591,7 @@ def test_controller_checks_the_folder_of_a_pipeline(config, tmp_path):
 def test_controller_sets_arguments_of_rules_by_name(config, tmp_path):
     """And keys of their definition; in a replay, beside the rule as it is."""
     path = config({"stop": named("stop_early", evaluations=2), "2-cut": named("cut_on_plateau", evaluations=1)})
-    lines = log([0.5] * 6, {i: 0.5 for i in range(6)})
+    lines = log([0.5] * 6, dict.fromkeys(range(6), 0.5))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     sets = ("--set", "stop.evaluations=4", "--set", "2-cut.evaluations=3", "--set", "2-cut.max_firings=1")
     found = spacy_cli("torchopt", "controller", path, "--json", *sets, "--replay", tmp_path / "log.jsonl")
@@ -614,7 +614,7 @@ def test_controller_knows_the_names_of_scores(config):
 
 def test_controller_replay_knows_the_end_of_the_training(config, tmp_path):
     """`max_steps`, and the warm-up: what the log of a run does not have."""
-    lines = log([0.5] * 8, {i: 0.5 for i in range(8)})
+    lines = log([0.5] * 8, dict.fromkeys(range(8), 0.5))
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     at = {"triggers": ["on_step_end"], "operations": ["control.should_log"]}
     rules = {

@@ -41,7 +41,7 @@ HOLD = [
     "name + '!' == 'adam!' and name[0] == 'a' and str(steps) == '7'",
     "(steps if loss['loss'] > 0 else 0) == 7",
     "math_sqrt(49) == steps and sqrt(49) == steps and math_floor(1.5) + math_ceil(1.5) + math_trunc(-1.5) == 2",
-    "log(8) / log(2) == 3 and exp(0) == 1 and math_exp(math_log(2.5)) < 2.6 and log(2 ** 1000) > 693",
+    "log(8) / log(2) == 3 and exp(0) == 1 and math_exp(math_log(2.5)) < 2.6 and log(2 ** 500) > 346",
     "abs(-3) == 3 and int('3') == 3 and float('2.5') == 2.5 and int(2.9) == 2",
     "2 ** 10 == 1024 and 7 // 2 == 3 and 7 % 4 == 3",
     "1 << 3 == 8 and 9 >> 1 == 4 and 6 & 3 == 2 and 6 | 1 == 7 and 6 ^ 3 == 5",

@@ -154,7 +154,7 @@ class _Source:
         return settings.build().check_keys((), *names_in_run(nlp))
 
     def facts(self, last: int) -> dict[str, int]:
-        """What the config says of a run. last (int): Its last step in a log."""
+        """Facts of a run that the config has. last (int): Its last step in a log."""
         if self.config is None:
             return {}
         default = DEFAULT_CONFIG["training"]["max_steps"]

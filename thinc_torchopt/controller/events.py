@@ -39,8 +39,15 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
     "on_epoch_begin": {},
     "on_step_begin": {},
     "on_substep_end": {},
-    "on_pre_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")},
-    "on_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")},
+    "on_pre_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")}
+    | {"group_grad_norms": "a function that computes the same by param group"},
+    "on_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")}
+    | {
+        "param_norms": "a function that computes the norm of the params: `{'total': 9.0, 'components': {'ner': 9.0}, "
+        "'groups': {'default': 9.0}}`",
+        "update_norms": "a function that computes the norm of what the update added to the params, in the same form. "
+        "It has no result unless a metric has it in `reads`",
+    },
     "on_step_end": _LOSSES,
     "on_evaluate": {
         "metrics": "all scores, by name",

@@ -57,6 +57,8 @@ class Facts(Protocol):
     def grad_norms(self) -> Mapping[str, float]:
         """Gradient norms by component. Read it at `on_pre_optimizer_step`: gradients are zero before and after."""
 
+    norms: Any  # a ParamNorms: norms of params, gradients and updates, computed when they are asked for
+
     @property
     def counts(self) -> Mapping[str, int]:
         """Counts since the start of the run: `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes`,

@@ -83,6 +83,9 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "batch_size": lambda event: len(event.run.batch),
     "grad_norm": lambda event: event.run.grad_norm,
     "grad_norms": lambda event: event.run.grad_norms,
+    "group_grad_norms": lambda event: lambda: event.run.norms.of_grads()["groups"],
+    "param_norms": lambda event: event.run.norms.of_params,
+    "update_norms": lambda event: event.run.norms.of_update,
     "metrics": lambda event: event.scores,
     "dev_losses": lambda event: event.run.dev_losses,
     "score": lambda event: event.score,
@@ -94,8 +97,8 @@ _OF_EVERY_EVENT: Final = (
 )
 _OF_STEP: Final = ("losses", "batch_words", "batch_size", "grad_norm")
 _OF_EVENT: Final = {
-    "on_pre_optimizer_step": ("grad_norms",),
-    "on_optimizer_step": ("grad_norm",),
+    "on_pre_optimizer_step": ("grad_norms", "group_grad_norms"),
+    "on_optimizer_step": ("grad_norm", "param_norms", "update_norms"),
     "on_step_end": _OF_STEP,
     "on_evaluate": ("metrics", "score", "dev_losses"),
     "on_log": _OF_STEP,
@@ -143,7 +146,9 @@ class Rules:
         self._check_events()
         self._check_actions()
         _show_log()
-        if "on_substep_end" in self._rules_on:
+        metrics = [part.instance for part in self._controller.definition.metrics.values()]
+        self._compares_params = any("update_norms" in (getattr(one, "reads", None) or ()) for one in metrics)
+        if "on_substep_end" in self._rules_on or self._compares_params:
             self._facts.setdefault("on_pre_optimizer_step", [])
         for name in EVENTS:
             if name in self._facts or name in ("on_train_begin", "on_step_begin", "on_step_end", "on_log"):
@@ -298,6 +303,8 @@ class Rules:
             for request in self._pending:
                 setattr(control, request, True)
             self._pending.clear()
+        elif name == "on_pre_optimizer_step" and self._compares_params:
+            event.run.norms.keep()
         elif name == "on_step_end":
             self._steering.catch_up()
         elif name == "on_train_end":
@@ -422,12 +429,12 @@ class RulesState:
     substeps: Positive | None
 
 
-def names_in_run(nlp: Language) -> tuple[set[str], set[str]]:
+def names_in_run(nlp: Language) -> tuple[set[str], list[str]]:
     """The names of components, as in names of params, and of scores: those of `score_weights`, and those that spaCy
     adds.
     """
     components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}
-    return components, {*nlp.config["training"]["score_weights"], *_SPACYS_SCORES}
+    return components, [*nlp.config["training"]["score_weights"], *_SPACYS_SCORES]
 
 
 class RunSteering:

@@ -43,6 +43,7 @@ from .events import (
     TrainEnd,
 )
 from .log_numbers import LogNumbers, counts_of
+from .param_norms import ParamNorms
 from .private import PrivateUpdates
 from .progress import Progress
 from .ranks import Alone, Ranks, SameWishes
@@ -105,6 +106,7 @@ class Run:
         self._started = default_timer()
         self._is_ready = self._has_told_error = False
         self.ranks = Alone()
+        self.norms = ParamNorms(optimizer)
         if optimizer.budget is not None:
             max_epochs = self.batches.max_epochs
             check_ends_alone(optimizer.budget, patience=patience, max_steps=max_steps, max_epochs=max_epochs)
