@@ -45,7 +45,7 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
     | {
         "param_norms": "a function that computes the norm of the params: `{'total': 9.0, 'components': {'ner': 9.0}, "
         "'groups': {'default': 9.0}}`",
-        "update_norms": "a function that computes the norm of what the update added to the params, in the same form. "
+        "update_norms": "a function that computes the norm of the change by the update, in the same form. "
         "It has no result unless a metric has it in `reads`",
     },
     "on_step_end": _LOSSES,
