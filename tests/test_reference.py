@@ -48,12 +48,13 @@ def test_reference_has_all_that_is_registered(reference):
 def test_reference_reads_docstrings(reference):
     """Settings on lines of their own, several on a line, several of one meaning; what follows them; the source."""
 
-    def fall(rate: float, *, steps: int = 5, low: float = 0.0, high: float = 1.0):
+    def fall(rate: float, *, steps: int = 5, low: float = 0.0, high: float = 1.0, times=(), mode="a", of=""):
         """Fall. Registered as `x.Fall.v1`; needs luck.
 
         rate (float | schedule): Goes *down*,
             and down.
         steps (int): How many. low, high (float): The ends.
+        times (list[float, int]), mode ("a" | "b"), of: As there.
         RETURNS (int): Nothing of use.
 
         More.
@@ -70,6 +71,9 @@ def test_reference_reads_docstrings(reference):
         "| `steps` | int | `5` | How many. |",
         "| `low` | float | `0.0` | The ends. |",
         "| `high` | float | `1.0` | The ends. |",
+        "| `times` | list[float, int] | `[]` | As there. |",
+        '| `mode` | "a" or "b" | `"a"` | As there. |',
+        '| `of` |  | `""` | As there. |',
         "More.",
         "Source: Newton 1687, <https://example.org/apple>.",
     ]

@@ -82,6 +82,11 @@ def lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
         torch._foreach_lerp_(tensors, ends, weight)
 
 
+def differences(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    """`tensor - other` for each pair."""
+    return list(torch._foreach_sub(tensors, others)) if tensors else []
+
+
 def norms(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """`torch.linalg.vector_norm(tensor, dtype=dtype)` for each: its 2-norm. dtype (torch.dtype): To compute in.
     Default: the tensor's.

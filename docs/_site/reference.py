@@ -180,10 +180,9 @@ class Doc:
     @classmethod
     def of(cls, function: Any, names: list[str]) -> "Doc":
         text = inspect.getdoc(function) or ""
-        one = "|".join(map(re.escape, names)) or "(?!)"
-        entry = re.compile(
-            rf"(?:^|(?<=[.;] ))((?:{one})(?:, (?:{one}))*)(?: \(([^:]*)\))?: |^(RETURNS|RAISES|SOURCE)\b"
-        )
+        one = rf"(?:{'|'.join(map(re.escape, names)) or '(?!)'})"
+        each = rf"{one}(?: \([^:]*?\))?"
+        entry = re.compile(rf"(?:^|(?<=[.;] ))({each}(?:, {each})*): |^(RETURNS|RAISES|SOURCE)\b")
         doc = cls()
         for paragraph in re.split(r"\n\s*\n", text.strip()):
             if not paragraph:
@@ -212,15 +211,17 @@ class Doc:
         if first is None:
             line = re.sub(r" Registered as `[^`]+`(?:\.|; (\w))", lambda m: f" {m[1].upper()}" if m[1] else "", line)
             (self.notes if self.settings else self.paragraphs).append(fill(escaped(line)))
-        elif first[3] == "SOURCE":
+        elif first[2] == "SOURCE":
             self.source = linked(escaped(line.removeprefix("SOURCE: ")))
-        elif first[3] is None:
+        elif first[2] is None:
             found = [match for match in entry.finditer(line) if match[1]]
             ends = [match.start() for match in found[1:]] + [len(line)]
             for match, end in zip(found, ends):
-                type_ = escaped((match[2] or "").replace(" | ", " or ").replace("None", "null"))
                 meaning = escaped(line[match.end() : end].strip()).replace("None:", "null:")
-                for name in match[1].split(", "):
+                type_ = ""  # "low, high (float)": both have that of the last
+                for part in reversed(re.split(r", (?=\w+(?:,| \(|$))", match[1])):
+                    name, _, own = part.removesuffix(")").partition(" (")
+                    type_ = escaped(own.replace(" | ", " or ").replace("None", "null")) or type_
                     self.settings[name] = (type_, meaning)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import srsly
@@ -11,6 +12,7 @@ from thinc_torchopt.cli._replay import replay
 from thinc_torchopt.compat import has_matplotlib
 from thinc_torchopt.controller import TrainerController
 
+from ..models import toy_pipeline
 from ..spacy_cli import spacy_cli
 
 LOSS = {"name": "loss", "class": "Loss"}
@@ -524,3 +526,117 @@ def test_controller_replays_a_changed_rule(run):
 def test_controller_change_that_can_not_be(run, text, reason):
     found = run([LOSS], [rule("low", "loss['per_word'] < 0.25", "on_step_end")], None, "--set", text, check=False)
     assert found.returncode == 1 and reason in " ".join(found.stderr.split()) and "Traceback" not in found.stderr
+
+
+# ---------------------------------------------------------------------- a config
+
+
+OWN = """
+[training.optimizer.controller.metrics.m{i}]
+@controller_metrics = "test-own.{name}.v1"
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A config with blocks of rules, for a pipeline of a tagger."""
+
+    def make(rules, *, steps=600, pipeline=("tagger",), metrics="", **optimizer):
+        nlp = toy_pipeline(pipeline)
+        found = nlp.config.copy()
+        controller = {"@misc": "thinc-torchopt.TrainerController.v1", "metrics": {}, "rules": rules}
+        algorithm = {"@torch_optimizers": "torch.AdamW.v1"}
+        found["training"]["optimizer"] = {
+            "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
+            "algorithm": algorithm,
+            "controller": controller,
+            **optimizer,
+        }
+        found["training"]["max_steps"] = steps
+        (tmp_path / "config.cfg").write_text(found.to_str() + metrics)
+        return tmp_path / "config.cfg"
+
+    return make
+
+
+def named(kind, **arguments):
+    return {"@controller_rules": f"thinc-torchopt.{kind}.v1", **arguments}
+
+
+def test_controller_takes_overrides_of_a_config(config):
+    """As all commands that take a config."""
+    path, key = config({"stop": named("stop_early")}), "--training.optimizer.controller.rules.stop.evaluations"
+    for args in ([key, 8], [f"{key}=8"]):
+        found = json.loads(spacy_cli("torchopt", "controller", path, "--check", "--json", *args).stdout)
+        assert ">= 8" in found["controllers"][0]["rule"]
+    found = spacy_cli(
+        "torchopt", "controller", path, "--training.optimizer.controller.rules.stop.evals", 8, check=False
+    )
+    assert found.returncode == 1 and "evals" in found.stderr
+    found = spacy_cli("torchopt", "controller", path, "--chek", check=False)
+    assert found.returncode == 1 and "No such option '--chek'" in found.stderr
+
+
+def test_controller_takes_overrides_only_of_a_config(run):
+    found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_step_end")], None, "--training.x", "1", check=False)
+    assert found.returncode == 1 and "is no config" in " ".join(found.stderr.split())
+
+
+def test_controller_checks_the_folder_of_a_pipeline(config, tmp_path):
+    config({"stop": named("stop_early")})
+    found = spacy_cli("torchopt", "controller", tmp_path, "--check")
+    assert "1 controller." in found.stdout
+
+
+def test_controller_sets_arguments_of_rules_by_name(config, tmp_path):
+    """And keys of their definition; in a replay, beside the rule as it is."""
+    path = config({"stop": named("stop_early", evaluations=2), "2-cut": named("cut_on_plateau", evaluations=1)})
+    lines = log([0.5] * 6, dict.fromkeys(range(6), 0.5))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sets = ("--set", "stop.evaluations=4", "--set", "2-cut.evaluations=3", "--set", "2-cut.max_firings=1")
+    found = spacy_cli("torchopt", "controller", path, "--json", *sets, "--replay", tmp_path / "log.jsonl")
+    assert fired(found) == {"stop": [4, 5], "2-cut": [3]}
+    unchanged = [one["unchanged_steps"] for one in json.loads(found.stdout)["controllers"]]
+    assert unchanged == [[2, 3, 4, 5], [1, 2, 3, 4, 5]]
+    found = spacy_cli("torchopt", "controller", path, "--set", "stop.evaluation=4", check=False)
+    assert found.returncode == 1 and "'evaluations'" in found.stderr and "Traceback" not in found.stderr
+
+
+def test_controller_knows_the_names_of_scores(config):
+    """Those of `score_weights`, which the pipeline brings along."""
+    rules = {"stop": named("stop_early", of="scores['tag_accs']"), "best": named("keep_best", of="scores['ents_f']")}
+    found = spacy_cli("torchopt", "controller", config(rules), "--check")
+    said = " ".join(found.stdout.split())
+    assert "found 'tag_accs'. Did you mean 'tag_acc'?" in said and "found 'ents_f'" in said
+    good = {"stop": named("stop_early", of="scores['tag_acc'] + scores['token_acc'] + scores['score']")}
+    assert "Note" not in spacy_cli("torchopt", "controller", config(good), "--check").stdout
+
+
+def test_controller_replay_knows_the_end_of_the_training(config, tmp_path):
+    """`max_steps`, and the warm-up: what the log of a run does not have."""
+    lines = log([0.5] * 8, dict.fromkeys(range(8), 0.5))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    at = {"triggers": ["on_step_end"], "operations": ["control.should_log"]}
+    rules = {
+        "stop": named("stop_early", evaluations=1),
+        "half": {**at, "rule": "state['step'] >= state['max_steps'] / 2"},
+        "last": {**at, "rule": "state['is_final']"},
+    }
+    metrics = '\n[training.optimizer.controller.metrics.state]\n@controller_metrics = "TrainingState"\n'
+    warmup = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.1, "warmup_ratio": 0.625}
+    path = config(rules, steps=7, metrics=metrics, learn_rate=warmup)
+    found = spacy_cli("torchopt", "controller", path, "--json", "--replay", tmp_path / "log.jsonl")
+    assert fired(found) == {"stop": [5, 6, 7], "half": [4, 5, 6, 7], "last": [7]}  # 8 steps, 5 of them are warm-up
+    found = spacy_cli(
+        "torchopt", "controller", path, "--json", "--replay", tmp_path / "log.jsonl", "--training.max_steps", 4
+    )
+    assert fired(found)["half"] == [2, 3, 4, 5, 6, 7]
+
+
+def test_controller_takes_classes_of_the_user(config):
+    """From a file for --code: they have the constructor of `Metric`, or attributes with annotations."""
+    metrics = "".join(OWN.format(i=i, name=name) for i, name in enumerate(("Plain", "Annotated", "AnnotatedAlone")))
+    rules = {"r": {"rule": "m0 + m1 + m2 > 0", "triggers": ["on_step_end"], "operations": ["control.should_log"]}}
+    code = Path(__file__).parents[1] / "controller" / "own_classes.py"
+    found = spacy_cli("torchopt", "controller", config(rules, metrics=metrics), "--check", "--code", code)
+    assert "3 metrics, 1 controller" in found.stdout

@@ -95,6 +95,18 @@ def test_explain_param_groups(corpus, capsys):
     assert found["Saves"].endswith("No checkpoints: a training that is killed has to start again.")
 
 
+def test_explain_rules(corpus, capsys):
+    """A line for each, and the end of the training; a score that score_weights does not have is a note."""
+    path = "--training.optimizer.controller.rules.stop_early"
+    found = told(CONFIGS / "controller_in_config.cfg", corpus, capsys)
+    assert "or by rule stop_early, or by rule stop_when_diverged, whichever comes first." in found["Ends"]
+    assert "stop_early takes control.should_training_stop on on_evaluate: each time." in found["Rules"]
+    assert "A rule may fail" not in found.get("Note", "")
+    found = told(CONFIGS / "controller_in_config.cfg", corpus, capsys, f"{path}.of", "scores['f1']")
+    assert "A rule may fail in the training: metric 'stop_early_best_so_far'" in found["Note"]
+    assert "expected a key of scores (tag_acc, " in found["Note"] and "found 'f1'" in found["Note"]
+
+
 def test_explain_guards_checkpoints_and_averages(corpus, capsys):
     found = told(CONFIGS / "guards.cfg", corpus, capsys)
     assert "is skipped, with a warning; after" in found["On NaN"] and "times as large as usual" in found["Spikes"]

@@ -52,6 +52,10 @@ RUNS = {
     "stop-at-loss": (steps(5.0, 0.4), steps(5.0, 0.6)),
     "stop-early": (dev_loss(0.5, 0.5, 0.6, 0.7, 0.5, 0.5), dev_loss(0.5, 0.5, 0.6, 0.7, 0.4, 0.5)),
     "save-when-gradients-double": (norms(50 * [1.0] + 26 * [3.0]), norms(200 * [1.0, 3.0])),
+    "tell-of-errors": (
+        [("on_exception", {"error_type": "RuntimeError", "error_text": "no memory"})],
+        [("on_train_end", {}), ("on_exception", {"error_type": "KeyboardInterrupt", "error_text": ""})],
+    ),
     "put-together": ([("on_train_begin", {})], steps(1.0)),
     "cut-on-plateau": (scores(0.5, 0.4, 0.4, 0.4), scores(0.5, 0.4, 0.4, 0.6, 0.4)),
 }

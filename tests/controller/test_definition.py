@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from thinc_torchopt.controller import Operation, TrainerController, register_operation_handlers
+from thinc_torchopt.controller import EVENTS, Metric, Operation, TrainerController, register_operation_handlers
+from thinc_torchopt.controller.events import COMMON
 from thinc_torchopt.errors import ConfigError, ControllerError
 
 from .limits import measured
@@ -351,3 +352,57 @@ def test_definition_in_python_is_bounded_too():
     with measured() as done, pytest.raises(ControllerError, match=r"expected at most .* 100,000 characters"):
         TrainerController(content)
     assert done.codes < 1_000_000, done
+
+
+def own_metric(events, arguments, **attributes):
+    """A class of metrics whose `compute` has these arguments."""
+    scope = {"Metric": Metric}
+    exec(f"class Own(Metric):\n def compute(self, event, {arguments}, **kwargs):\n  return 1.0", scope)
+    for name, value in {"events": events, **attributes}.items():
+        setattr(scope["Own"], name, value)
+    return scope["Own"]
+
+
+def with_own(own):
+    """A definition with such a metric."""
+    rule = {"name": "r", "triggers": ["on_step_end"], "rule": "own > 0", "operations": ["control.should_log"]}
+    return {"controller_metrics": [{"name": "own", "class": own}], "controllers": [rule]}
+
+
+@pytest.mark.parametrize(
+    "events, arguments, reason",
+    [
+        (
+            ["on_evaluate"],
+            "scores=None",
+            r"its compute\(\) .*metrics, score, dev_losses, .*learn_rates.*found 'scores'",
+        ),
+        (["on_step_end", "on_epoch_end"], "*, metrics", r"losses, batch_words, .*step.*found 'metrics'"),
+        (["on_save"], "*, stepp=0", "Did you mean 'step'?"),
+    ],
+)
+def test_definition_refuses_names_that_no_event_carries(events, arguments, reason):
+    """They never had a value, and nobody said so."""
+    with pytest.raises(ControllerError, match=reason):
+        TrainerController(with_own(own_metric(events, arguments)))
+
+
+def test_definition_refuses_to_read_what_no_event_carries():
+    with pytest.raises(ControllerError, match=r"its reads .*found 'gold'"):
+        TrainerController(with_own(own_metric(["on_step_end"], "*, step", reads=("losses", "gold"))))
+
+
+def test_definition_takes_each_name_that_an_event_carries():
+    for event, carried in EVENTS.items():
+        names = ", ".join(f"{name}=None" for name in ("values", "global_step", *COMMON, *carried))
+        TrainerController(with_own(own_metric([event], f"*, {names}")))
+
+
+def test_definition_refuses_actions_with_names_that_no_event_carries():
+    class Own(Operation):
+        def should_tell(self, *, scores=None, **kwargs):
+            pass
+
+    rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "True", "operations": ["own.should_tell"]}
+    with pytest.raises(ControllerError, match=r"metrics.*found 'scores'"):
+        TrainerController({"operations": [{"name": "own", "class": Own}], "controllers": [rule]})

@@ -134,7 +134,7 @@ def test_in_config_a_key_of_a_rule_from_the_command_line():
     config = Config().from_disk(CONFIGS / "controller_in_config.cfg", overrides=overrides)
     settings = registry.resolve({"c": config["training"]["optimizer"]["controller"]})["c"]
     stop, _, diverged = settings.definition.controllers
-    assert stop.rule.text.endswith(">= 2") and diverged.rule.text == "lately['mean'] > 9.0"
+    assert stop.rule.text.endswith(">= 2))") and diverged.rule.text == "lately['mean'] > 9.0"
 
 
 @pytest.mark.parametrize("kind", ["HFControls", "PerProcessState", "EvalMetrics"])

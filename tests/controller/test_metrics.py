@@ -158,6 +158,9 @@ def test_training_state():
         "global_step": 7,
         "epoch": 1.0,
         "max_steps": 10.0,
+        "warmup_steps": 0,
+        "error_type": None,
+        "error_text": None,
         "words": 100.0,
         "seconds": 2.5,
         "score": 0.4,
@@ -230,6 +233,7 @@ OURS = sorted(
 )
 
 
+NORMS = {"total": 1.0, "components": {"ner": 1.0}, "groups": {"default": 1.0}}
 NEEDED = {
     "FileWatch": {"path": "nowhere"},
     "Best": {"of": "state['step']", "mode": "min"},
@@ -266,6 +270,8 @@ def test_metrics_hold_the_keys_that_they_declare(kind):
             batch_words=3,
             batch_size=1,
             grad_norm=1.0,
+            param_norms=lambda: NORMS,
+            update_norms=lambda: NORMS,
             grad_norms={"ner": 1.0},
             metrics={"ents_f": 0.5},
             max_steps=9,

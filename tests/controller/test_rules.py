@@ -41,6 +41,7 @@ HOLD = [
     "name + '!' == 'adam!' and name[0] == 'a' and str(steps) == '7'",
     "(steps if loss['loss'] > 0 else 0) == 7",
     "math_sqrt(49) == steps and sqrt(49) == steps and math_floor(1.5) + math_ceil(1.5) + math_trunc(-1.5) == 2",
+    "log(8) / log(2) == 3 and exp(0) == 1 and math_exp(math_log(2.5)) < 2.6 and log(2 ** 500) > 346",
     "abs(-3) == 3 and int('3') == 3 and float('2.5') == 2.5 and int(2.9) == 2",
     "2 ** 10 == 1024 and 7 // 2 == 3 and 7 % 4 == 3",
     "1 << 3 == 8 and 9 >> 1 == 4 and 6 & 3 == 2 and 6 | 1 == 7 and 6 ^ 3 == 5",
@@ -60,7 +61,10 @@ HOLD = [
 def test_rules_that_hold_as_in_python(text):
     rule, space = (
         Rule(text, VALUES),
-        {"sqrt": math.sqrt, **{f"math_{name}": getattr(math, name) for name in ("sqrt", "floor", "ceil", "trunc")}},
+        {
+            **{name: getattr(math, name) for name in ("sqrt", "log", "exp")},
+            **{f"math_{name}": getattr(math, name) for name in ("sqrt", "log", "exp", "floor", "ceil", "trunc")},
+        },
     )
     assert rule.evaluate(VALUES) is True
     assert eval(text.strip(), space | VALUES) is True
@@ -230,7 +234,7 @@ def test_rules_change_nothing():
 
 def test_rules_have_the_functions_of_the_issue_and_no_others():
     python = {"abs", "float", "int", "len", "max", "min", "round", "str", "all", "any", "sum"}
-    own = {"sqrt", "floor", "ceil", "trunc"}
+    own = {"sqrt", "floor", "ceil", "trunc", "log", "exp"}
     numbers = {"mean", "median", "std", "slope", "quantile", "isfinite", "isnan", "get"}
     assert python | own | {f"math_{name}" for name in own} | numbers == FUNCTIONS
 
@@ -254,3 +258,19 @@ def test_rules_give_bools_alone(compare):
     """NumPy's are not: metrics come without them."""
     with pytest.raises(ControllerError, match="true or false"):
         Rule("x", ["x"]).evaluate({"x": numpy.bool_(compare(1, 2))})
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("log(x) > 0", "ValueError"),
+        ("log(x - 1) > 0", "ValueError"),
+        ("exp(x + 1000) > 0", "OverflowError"),
+        ("log('a') > 0", r"math_log\(\) does not work on str"),
+        ("log(8, 2) == 3", "wrong arguments for log"),
+    ],
+)
+def test_rules_logarithms_that_are_none(text, reason):
+    """As roots of negative numbers, and divisions by zero."""
+    with pytest.raises(ControllerError, match=reason):
+        Rule(text, ["x"]).evaluate({"x": 0})

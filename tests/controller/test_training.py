@@ -11,8 +11,8 @@ import pytest
 import spacy
 import srsly
 from confection import Config
+from spacy.training import loop
 from spacy.training.initialize import init_nlp
-from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt import TorchOptimizer
@@ -67,9 +67,9 @@ def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer
     return config
 
 
-def run(config, output=None, *, crash_at=None, at=None):
-    """`spacy train` in this process. at (dict): Functions to call in a step. RETURNS: the pipeline, what loggers got at
-    each step, and the output.
+def run(config, output=None, *, crash_at=None, at=None, log_at=None):
+    """`spacy train` in this process. at, log_at (dict): Functions to call in a step, and in the logger. RETURNS: the
+    pipeline, what loggers got at each step, and the output.
     """
     infos, text = {}, io.StringIO()
 
@@ -78,6 +78,7 @@ def run(config, output=None, *, crash_at=None, at=None):
         def setup(nlp, stdout, stderr):
             def log(info):
                 found = latest_info(nlp)
+                (log_at or {}).get(found["step"], lambda: None)()
                 infos[found["step"]] = {**found, "losses": dict(found["losses"])}
 
             return log, lambda: None
@@ -100,7 +101,7 @@ def run(config, output=None, *, crash_at=None, at=None):
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
     try:
-        spacy_train(nlp, output, stdout=text, stderr=io.StringIO())
+        loop.train(nlp, output, stdout=text, stderr=io.StringIO())
     except Crash:
         assert crash_at is not None
     return nlp, infos, text.getvalue()
@@ -303,7 +304,7 @@ def test_controller_tells_the_console(corpus, tmp_path, caplog):
     config = config_for(tmp_path, corpus, rules, steps=5)
     text = io.StringIO()
     with caplog.at_level(logging.WARNING, "thinc_torchopt.controller"):
-        spacy_train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
+        loop.train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
     rows = [line for line in text.getvalue().splitlines() if line.startswith(("  0", "  1"))]
     assert not rows[0].endswith("fired") and rows[1].endswith("odd fired 2 times")
     assert [record.getMessage() for record in caplog.records if "step" in record.getMessage()] == [
@@ -320,7 +321,10 @@ def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
         metrics=[{"name": "scores", "class": "EvalMetrics"}],
     )
     says = r"controller 'good' on on_evaluate at step 0: expected a key of scores \(.*tag_acc, .*\), found 'ents_f'"
-    with pytest.raises(ControllerError, match=says):
+    with (
+        pytest.raises(ControllerError, match=says),
+        pytest.warns(ConfigWarning, match="A rule may fail in the training: controller 'good'.*found 'ents_f'"),
+    ):
         run(config_for(tmp_path, corpus, rules, steps=2))
 
 
@@ -523,3 +527,45 @@ def test_controller_rules_that_could_never_act_are_refused(rules, reason):
     optimizer = TorchOptimizer(AdamW(), controller=trainer_controller(rules))
     with pytest.raises(ControllerError, match=reason):
         Rules(optimizer.rules, optimizer)
+
+
+LAST = {"class": "LogControl", "arguments": {"log_format": "{error_type}: {error_text} at {step}, {state/error_type}"}}
+
+
+def failing(*more, text="True"):
+    rules = [rule("tell", "on_exception", text, "note.should_log"), *more]
+    return definition(*rules, operations=[{"name": "note", **LAST}])
+
+
+@pytest.mark.parametrize("place", ["hook", "logger", "rule"])
+def test_controller_tells_of_an_error(place, corpus, tmp_path, caplog):
+    """Of the update, of spaCy's part of a step, and of a rule that fails itself."""
+
+    def breaks():
+        raise RuntimeError("out of memory")
+
+    more = [rule("bad", "on_step_end", "1 / (state['step'] - 5) < 9", "control.should_log")] if place == "rule" else []
+    config = config_for(tmp_path, corpus, failing(*more))
+    expected = ControllerError if place == "rule" else RuntimeError
+    with pytest.raises(expected), caplog.at_level(logging.INFO, "thinc_torchopt.controller"):
+        run(config, at={5: breaks} if place == "hook" else None, log_at={4: breaks} if place == "logger" else None)
+    step = 4 if place == "logger" else 5
+    text = "Can't evaluate the rule of the controller 'bad'" if place == "rule" else "out of memory"
+    [told] = [line for line in caplog.messages if line.startswith(f"{expected.__name__}: {text}")]
+    assert told.endswith(f"at {step}, {expected.__name__}")
+
+
+def test_controller_a_rule_that_fails_at_an_error_does_not_hide_it(corpus, tmp_path, caplog):
+    def breaks():
+        raise RuntimeError("out of memory")
+
+    config = config_for(tmp_path, corpus, failing(text="1 / (state['step'] - 5) < 9"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(config, at={5: breaks})
+    assert "A listener failed at on_exception" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
+def test_controller_refuses_actions_after_an_error(corpus, tmp_path):
+    rules = definition(rule("r", "on_exception", "True", STOP))
+    with pytest.raises(ControllerError, match=r"control\.should_training_stop on on_exception: an error ends"):
+        run(config_for(tmp_path, corpus, rules))

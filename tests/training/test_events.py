@@ -62,8 +62,20 @@ class Recorder:
         return [step for found, step, _ in self.seen if found == name]
 
 
-def train(*listeners, folder=None, until=None, per_epoch=3, epochs=3, log=None, module=None, **settings):
-    """Train a small pipeline. until (int): Give up after this step. RETURNS: its params, and the infos by step."""
+def train(
+    *listeners,
+    folder=None,
+    until=None,
+    per_epoch=3,
+    epochs=3,
+    log=None,
+    module=None,
+    data=None,
+    evaluate=None,
+    **settings,
+):
+    """Train a small pipeline. until (int): Give up after this step. data, evaluate (Callable): Called before each batch
+    and evaluation. RETURNS: its params, and the infos by step."""
     fix_random_seed(1)
     nlp = spacy.blank("en")
     for name in ("tagger", "ner"):
@@ -89,11 +101,18 @@ def train(*listeners, folder=None, until=None, per_epoch=3, epochs=3, log=None, 
         for epoch in range(epochs):
             random.shuffle(examples)
             for i in range(per_epoch):
+                if data is not None:
+                    data()
                 yield epoch, examples[4 * i :][:4]
+
+    def score():
+        if evaluate is not None:
+            evaluate()
+        return len(infos) / 100, {"tag_acc": 0.5}
 
     options |= {"exclude": [], "annotating_components": [], "listeners": listeners, **settings}
     infos = {}
-    steps = train_while_improving(nlp, optimizer, batches(), lambda: (len(infos) / 100, {"tag_acc": 0.5}), **options)
+    steps = train_while_improving(nlp, optimizer, batches(), score, **options)
     for _, info, is_best in steps:
         infos[info["step"]] = {**info, "losses": dict(info["losses"])}
         if log is not None:
@@ -360,7 +379,7 @@ def test_listeners_refuse_a_state_that_is_not_theirs(tmp_path):
         train(Picky(), folder=tmp_path)
 
 
-@pytest.mark.parametrize("event", [*EVENTS, "load"])
+@pytest.mark.parametrize("event", [*(event for event in EVENTS if event != "on_exception"), "load"])
 def test_listener_that_raises_leaves_nothing_behind(event, tmp_path):
     """Nor do random generators stay those of the data; and the folder is free for the next run."""
 
@@ -397,3 +416,58 @@ def test_listeners_are_checked():
     for method in ("state_dict", "load_state_dict"):
         with pytest.raises(ConfigError, match="'test': expected both state_dict and load_state_dict, or neither"):
             train(Listener(**{method: print}))
+
+
+class Broken(Exception):
+    pass
+
+
+def broken(*args, **kwargs):
+    raise Broken("no more")
+
+
+@pytest.mark.parametrize("error", [Broken("no more"), KeyboardInterrupt()])
+@pytest.mark.parametrize("place", ["data", "update", "evaluation", "listener", "hook"])
+def test_listeners_hear_of_an_error(place, error):
+    """Once, whichever part of a step raised it; and it is the one that ends the training."""
+
+    def breaks(*args, **kwargs):
+        if recorder.seen and recorder.seen[-1][1] >= 3:
+            raise error
+
+    class Breaks(torch.nn.Linear):
+        def forward(self, X):
+            breaks()
+            return super().forward(X)
+
+    told = []
+    recorder = Recorder()
+    listeners = [recorder, Listener(on_exception=lambda event, control: told.append(event.error))]
+    options = {"module": Breaks(16, 16)} if place == "update" else {}
+    if place == "listener":
+        listeners[1].on_step_end = breaks
+    places = {"data": "data", "evaluation": "evaluate", "hook": "before_update"}
+    options |= {places[place]: breaks} if place in places else {}
+    with pytest.raises(type(error)) as caught:
+        train(*listeners, **options)
+    assert caught.value is error and told == [error]
+    assert recorder.seen[-1][0] == "exception" and recorder.seen[-1][1] in (3, 4)
+    assert not recorder.steps("train_end")
+
+
+def test_listeners_that_fail_at_an_error_do_not_hide_it(caplog):
+    """The others hear of it all the same, and what failed is logged."""
+    told = []
+    first = Listener(on_exception=lambda event, control: 1 / 0)
+    second = Listener(on_exception=lambda event, control: told.append(str(event.error)), on_step_end=broken)
+    second.name = "second"
+    with pytest.raises(Broken):
+        train(first, second)
+    assert told == ["no more"] and "A listener failed at on_exception. ZeroDivisionError" in caplog.text
+
+
+def test_listeners_hear_of_no_error_when_a_run_is_given_up():
+    recorder = Recorder()
+    train(recorder, until=2)
+    train(recorder)
+    assert not recorder.steps("exception")

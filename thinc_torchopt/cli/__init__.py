@@ -40,14 +40,14 @@ _RECIPE = Opt(..., "--recipe", "-r", help=f"How to set up the optimizer: {', '.j
 _LOG = Opt(None, "--log", help="Also write a log of each step, for spacy torchopt report", dir_okay=False)
 _CONFIG_FILE = Arg(..., help="Path to config file, or - for stdin")
 _OUTPUT_FILE = Arg(..., help="Path to output .cfg file (may be the input file), or - for stdout")
-_DEFINITION = Arg(..., help="YAML or JSON file with the rules, or config file", exists=True, dir_okay=False)
+_DEFINITION = Arg(..., help="YAML or JSON file with the rules, config file, or folder of a pipeline", exists=True)
 _REPLAY = Opt(
     None, "--replay", help="Log file of JSONLinesLogger: show which rules would have fired", exists=True, dir_okay=False
 )
 _CHANGES = Opt(
     None, "--set", metavar="NAME.KEY=VALUE", help="Another setting of a rule: stop.max_firings=3. Repeatable"
 )
-_MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same run", exists=True, dir_okay=False)
+_MORE_LOGS = Arg(None, metavar="LOG", help="With --replay: more logs of the same run")
 _CONFIG_OF_TRAINING = Arg(..., help="Path to config file", exists=True, dir_okay=False)
 _TRAINED = Opt(None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in")
 _BEST = Opt(None, "--output", "-o", help="File for the best config: yours, with the better settings found")
@@ -416,12 +416,12 @@ def report_cli(
     show_report(log_paths, output_path=output_path, watch=watch, as_json=as_json)
 
 
-@torchopt_cli.command("controller")
+@torchopt_cli.command("controller", context_settings=_OVERRIDES)
 def controller_cli(
     definition_path: Path = _DEFINITION,
     check: bool = Opt(False, "--check", help="Check the rules, and show what they do. Default without --replay"),
     log_path: Optional[list[Path]] = _REPLAY,
-    more_logs: Optional[list[Path]] = _MORE_LOGS,
+    more_logs: Optional[list[str]] = _MORE_LOGS,
     changes: Optional[list[str]] = _CHANGES,
     output_path: Optional[Path] = _PICTURE,
     as_json: bool = _JSON,
@@ -431,8 +431,8 @@ def controller_cli(
     Check the rules of a controller, or try them on a log. Lists all errors of the definition at once; without errors,
     shows on which events the rules run and what they do. With --replay, tries the rules on the log of a training and
     shows which would have fired when; --output draws the metrics that the rules use. --set tries other settings: --set
-    "stop.rule=loss['loss'] < 1". Nothing is trained, and no
-    operation runs.
+    "stop.rule=loss['loss'] < 1", or of a rule by name --set stop.evaluations=3. Nothing is trained, and no operation
+    runs.
     """
     from .controller import run_controller
 
@@ -440,7 +440,7 @@ def controller_cli(
         definition_path,
         is_check=check,
         log_paths=log_path or (),
-        more_logs=more_logs or (),
+        more=more_logs or (),
         changes=changes or (),
         output_path=output_path,
         as_json=as_json,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ..controller import ControllerSpec
+
 _MOST_TURNS = 6
 
 
@@ -86,3 +88,21 @@ def time_in_words(seconds: float) -> str:
     if seconds >= 90:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds:.2g} seconds" if seconds < 10 else f"{seconds:.0f} seconds"
+
+
+def actions_of(spec: ControllerSpec) -> list[str]:
+    """The actions of a rule, as in its definition."""
+    return [f"{operation}.{action}" for operation, action in spec.actions]
+
+
+def tell_limits(spec: ControllerSpec) -> str:
+    """The limits on the firings of a rule."""
+    parts = []
+    if spec.patience is not None:
+        in_a_row = " in a row" if spec.patience.resets else ""
+        parts.append(f"more than {count(spec.patience.threshold, 'time')}{in_a_row}")
+    if spec.cooldown:
+        parts.append(f"then not for {count(spec.cooldown, 'step')}")
+    if spec.max_firings is not None:
+        parts.append(f"at most {count(spec.max_firings, 'firing')}")
+    return ", ".join(parts) or "each time"

@@ -10,11 +10,12 @@ from typing import Any
 from spacy.util import registry
 from thinc.api import Model
 
+from ..controller import HFControls
 from ..layers import describe as describe_layers
 from ..learn_rate import RateWriter
 from ..optimizers import TorchOptimizer
 from ..types import BudgetSettings, DistributedSettings, ParamInfo
-from ._in_words import count, plain, tell_rates
+from ._in_words import actions_of, count, plain, tell_limits, tell_rates
 from ._util import Setup
 from .params import Row, sums_by_component
 
@@ -70,7 +71,11 @@ def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], ra
             f"{count(rollback.at_most, 'time')}.",
         )
     yield "Averages", _averages(settings, is_thinc)
-    yield "Ends", _end(setup.config["training"])
+    yield "Ends", _end(setup.config["training"], _rules_that_stop(setup.optimizer))
+    if (rules := setup.optimizer.rules) is not None:
+        for i, spec in enumerate(rules.definition.controllers):
+            does, events = ", ".join(actions_of(spec)), ", ".join(spec.triggers)
+            yield "" if i else "Rules", f"{spec.name} takes {does} on {events}: {tell_limits(spec)}."
     if (budget := setup.optimizer.budget) is not None:
         yield "Budget", _budget(budget, settings["budget"]["limit"])
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
@@ -238,7 +243,22 @@ def _averages(settings: Mapping[str, Any], is_thinc: bool) -> str:
     return f"Moving averages of all params with {shown}{begin}. {saved}"
 
 
-def _end(training: Mapping[str, Any]) -> str:
+def _rules_that_stop(optimizer: TorchOptimizer) -> list[str]:
+    """The names of the rules that may end the training."""
+    if (rules := optimizer.rules) is None:
+        return []
+    operations = rules.definition.operations
+    return [
+        spec.name
+        for spec in rules.definition.controllers
+        if any(
+            isinstance(operations[name].instance, HFControls) and action == "should_training_stop"
+            for name, action in spec.actions
+        )
+    ]
+
+
+def _end(training: Mapping[str, Any], rules: Sequence[str]) -> str:
     ends = []
     if training["max_steps"]:
         ends.append(f"at step {training['max_steps']:,} (max_steps)")
@@ -246,6 +266,7 @@ def _end(training: Mapping[str, Any]) -> str:
         ends.append(f"after epoch {training['max_epochs']:,} (max_epochs)")
     if training["patience"]:
         ends.append(f"when the score got no better for {training['patience']:,} steps (patience)")
+    ends += [f"by rule {name}" for name in rules]
     text = (
         f"{', or '.join(ends)}, whichever comes first."
         if len(ends) > 1

@@ -76,18 +76,19 @@ class Replay:
         return [fired.step for fired in self.fired if fired.controller == controller]
 
 
-def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
+def replay(controller: TrainerController, records: Sequence[Record], facts: Mapping[str, int] = {}) -> Replay:
     """Run a controller over the lines of a log. No operation runs.
 
     controller (TrainerController): With `is_replay`.
     records (Sequence[Mapping]): The lines, with rising steps.
+    facts (Mapping): What all events carry that is not in the log: `max_steps`, `warmup_steps`.
     RAISES (ControllerError): A metric or a rule failed, as it would have in the training.
     """
     specs = controller.definition.controllers
     found = Replay([record["step"] for record in records], {spec.name: spec.rule.paths for spec in specs})
     paths = list(dict.fromkeys(path for paths in found.looked_up.values() for path in paths))
     compared = {(path, words): other for spec in specs for path, words, other in _compared(spec)}
-    for i, events in enumerate(_events_of(records)):
+    for i, events in enumerate(_events_of(records, facts)):
         for event, payload in events:
             for name, firings in groupby(controller.decide(event, **payload), lambda firing: firing.controller):
                 found.fired.append(_fired(list(firings), found.looked_up[name]))
@@ -109,15 +110,17 @@ def replay(controller: TrainerController, records: Sequence[Record]) -> Replay:
 # ---------------------------------------------------------------------- events
 
 
-def _events_of(records: Sequence[Record]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+def _events_of(records: Sequence[Record], facts: Mapping[str, int] = {}) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """The events of each line, with their payloads."""
+    max_steps = facts.get("max_steps", 0)
     before: dict[str, Any] = {}
     for i, record in enumerate(records):
         last = records[i - 1] if i else None
         step, epoch = record["step"], _number(record.get("epoch"))
         epoch = None if epoch is None else int(epoch)
         now = _common(record)
-        place = {"step": step, "epoch": epoch, "learn_rates": now.get("learn_rates")}
+        place = {**facts, "step": step, "epoch": epoch, "learn_rates": now.get("learn_rates")}
+        place["is_final"] = 0 < max_steps <= step
         events = [] if i else [("on_train_begin", {**place, "step": step - 1})]
         if epoch is not None and epoch != before.get("epoch"):
             events.append(("on_epoch_begin", {**before, **place, "step": step - 1}))

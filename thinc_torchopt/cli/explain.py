@@ -20,13 +20,13 @@ from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
 from ..config_checks import check_corpora, check_training_section
-from ..errors import ConfigError, MissingPackageError, ParamError
+from ..errors import ConfigError, ControllerError, MissingPackageError, ParamError
 from ..host import cli_util
 from ..host_errors import is_spacys_own, line_of_others, plain_errors
 from ..optimizers import TorchOptimizer
 from ..privacy import History, epsilon_of
 from ..progress_bars import show_activity
-from ..training import count_steps, plan_private_training, what_is_not_covered
+from ..training import Rules, count_steps, plan_private_training, what_is_not_covered
 from ..types import ParamInfo, PrivacySettings
 from ._corpora import Setting, read_corpus
 from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
@@ -145,6 +145,11 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
         *doubts_of_end(training, last, has_end=bool(has_end), has_budget=setup.optimizer.budget is not None),
         *doubts_of_device(setup, use_gpu),
     ]
+    if setup.optimizer.rules is not None:
+        try:
+            told.notes += Rules(setup.optimizer.rules, setup.optimizer).doubts_of_names(setup.nlp)
+        except (ConfigError, ControllerError) as error:
+            told.stops.append(str(error))
     if training["optimizer"]["@optimizers"] in THINC:
         told.notes.append(
             "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"

@@ -9,7 +9,7 @@ sends them.
 """
 
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
-from .definition import ControllerSpec
+from .definition import RULE_KEYS, ControllerSpec
 from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
 from .in_config import rules_in
@@ -37,6 +37,7 @@ from .rules import Rule
 __all__ = [
     "EVENTS",
     "FUNCTIONS",
+    "RULE_KEYS",
     "AveragesControl",
     "BestWeightsControl",
     "Control",

@@ -28,7 +28,7 @@ from .in_config import blocks_of, section
 from .lookups import looked_up
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
-from .operations import LearnRateControl
+from .operations import KeepBestControl, LearnRateControl
 from .plain import plain
 from .rules import Rule, shown
 from .series import Series, Window
@@ -173,15 +173,18 @@ class TrainerController:
             names.update(reads)
         return frozenset(names)
 
-    def check_keys(self, groups: Collection[str], components: Collection[str]) -> list[str]:
+    def check_keys(
+        self, groups: Collection[str], components: Collection[str], scores: Collection[str] = ()
+    ) -> list[str]:
         """Check the keys in rules and the components in `exclude`, now that the names in the run are known.
 
-        groups, components (Collection[str]): The names of param groups, and of components.
+        groups, components, scores (Collection[str]): The names of param groups, of components, and of scores. Without
+            any, these are not known.
         RETURNS (list[str]): Possible mistakes, as sentences.
         RAISES (ControllerError): A key does not exist. One message lists all faults.
         """
         instances = {name: part.instance for name, part in self.definition.metrics.items()}
-        keys = {name: _keys_in_run(metric, groups, components) for name, metric in instances.items()}
+        keys = {name: _keys_in_run(metric, groups, components, scores) for name, metric in instances.items()}
         certain = {name: keys[name] for name, one in instances.items() if not getattr(one, "may_hold_more", False)}
         faults = self._faults(certain)
         if faults:
@@ -200,10 +203,11 @@ class TrainerController:
 
     def _faults(self, keys: Mapping[str, Keys | None]) -> list[str]:
         found = []
+        known = {name: keys.get(name) for name in self.definition.metrics}
         for name, part in self.definition.metrics.items():
             try:
                 if isinstance(part.instance, Series):
-                    part.instance.check_keys({one: keys.get(one) for one in self.definition.metrics})
+                    part.instance.check_keys(known)
             except ControllerError as error:
                 found.append(f"metric '{name}': {error}")
         for spec in self.definition.controllers:
@@ -211,6 +215,12 @@ class TrainerController:
                 Rule(spec.rule.text, {**self.definition.metrics, FIRED: None}, {**keys, FIRED: self._keys_of_fired()})
             except ControllerError as error:
                 found.append(f"controller '{spec.name}': {error}")
+        for name, part in self.definition.operations.items():
+            if isinstance(part.instance, KeepBestControl):
+                try:
+                    copy(part.instance).prepare(known)
+                except ControllerError as error:
+                    found.append(f"operation '{name}': {error}")
         return found
 
     def on_event(self, event: str, **payload: Any) -> list[Firing]:
@@ -415,10 +425,13 @@ class TrainerController:
             )
 
 
-def _keys_in_run(metric: Any, groups: Collection[str], components: Collection[str]) -> Keys | None:
+def _keys_in_run(
+    metric: Any, groups: Collection[str], components: Collection[str], scores: Collection[str]
+) -> Keys | None:
     """The keys of a metric in a run. The metric may be any class with `compute`."""
     keys_in_run = getattr(metric, "keys_in_run", None)
-    return getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
+    keys: Keys | None = getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
+    return metric.keys_with_scores(keys, scores) if scores and hasattr(metric, "keys_with_scores") else keys
 
 
 # ---------------------------------------------------------------------- settings

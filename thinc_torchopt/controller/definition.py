@@ -25,7 +25,7 @@ from ..registry import names_in, registry
 from . import run_metrics, series  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
-from .events import EVENTS
+from .events import COMMON, EVENTS
 from .guard import FUNCTIONS
 from .messages import FIELDS, level_of
 from .metrics import Metric
@@ -37,7 +37,7 @@ MAX_FAULTS: Final = 20  # that a message shows
 
 _KEYS: Final = ("controller_metrics", "operations", "controllers")
 _PART: Final = ("name", "class", "arguments")
-_CONTROLLER: Final = ("name", "triggers", "rule", "operations", "patience", "config", "cooldown", "max_firings")
+RULE_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", "cooldown", "max_firings")
 _MODES: Final = ("reset_on_failure", "no_reset_on_failure")
 _REGISTRIES: Final = {"controller_metrics": "controller_metrics", "operations": "controller_operations"}
 FIRED: Final = "fired"  # the name under which rules see what has fired
@@ -155,7 +155,7 @@ class _Reader:
             self._fault("the top", "the key 'controllers' is missing")
         elif content["controllers"] is None or content["controllers"] == []:
             self._fault("controllers", f"expected a list of at least one controller, found {content['controllers']}")
-        for i, item in self._items(content, "controllers", _CONTROLLER, ("name", "triggers", "rule", "operations")):
+        for i, item in self._items(content, "controllers", RULE_KEYS, ("name", "triggers", "rule", "operations")):
             place = f"controllers[{i}]"
             self._check_name(place, item, names)
             if (spec := self._controller(place, item, known, operations, operation_names)) is not None:
@@ -440,15 +440,37 @@ def _build(cls: Any, kind: str, arguments: dict[str, Any], base: type) -> Any:
         events = getattr(instance, "events", ())
         if not events or isinstance(events, str) or not all(event in EVENTS for event in events):
             raise ValueError(f"expected '{kind}' to have `events` among {', '.join(EVENTS)}, found {short(events)}")
-        _check_method(kind, "compute", getattr(instance, "compute", None))
+        compute = _check_method(kind, "compute", getattr(instance, "compute", None))
+        _check_carried(kind, "compute()", compute[1:], ("values",), events)  # the first is the name of the event
+        _check_carried(kind, "reads", getattr(instance, "reads", None) or (), (), EVENTS)
         if not instance.validate():
             raise ValueError(f"the validate() of '{kind}' refuses these arguments")
     return instance
 
 
-def _check_method(kind: str, name: str, method: Any) -> None:
-    if not callable(method) or all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(method).parameters.values()):
+def _check_method(kind: str, name: str, method: Any) -> list[str]:
+    """RETURNS (list[str]): The names of its arguments."""
+    arguments = list(inspect.signature(method).parameters.values()) if callable(method) else []
+    if all(argument.kind is not argument.VAR_KEYWORD for argument in arguments):
         raise TypeError(f"'{kind}' must have a method {name}(..., **kwargs)")
+    return [one.name for one in arguments if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+
+
+def _check_carried(
+    kind: str, place: str, asked: Collection[str], more: Collection[str], events: Collection[str]
+) -> None:
+    """Refuse names that no event carries: they would never have a value.
+
+    place (str): Where they stand. more (Collection[str]): Names that have a value on all events.
+    """
+    carried = list(dict.fromkeys(name for event in EVENTS if event in events for name in EVENTS[event]))
+    known = {*carried, *COMMON, *more, "global_step"}
+    for name in asked:
+        if name not in known:
+            raise TypeError(
+                f"expected names in its {place} that an event of '{kind}' carries ({', '.join([*carried, *COMMON])}), "
+                f"found '{name}'.{did_you_mean(name, known)}"
+            )
 
 
 def _check_action(operation: Any, name: str, action: str) -> None:
@@ -459,6 +481,7 @@ def _check_action(operation: Any, name: str, action: str) -> None:
             f"expected an action of '{name}' ({', '.join(actions) or 'it has none'}), found {short(action)}."
             f"{did_you_mean(action, actions)}"
         )
-    _check_method(name, action, getattr(operation, action))
+    asked = _check_method(name, action, getattr(operation, action))
+    _check_carried(name, f"{action}()", asked, ("event_name", "control_name", "firing", "values"), EVENTS)
     if hasattr(operation, "validate") and not operation.validate(action):
         raise ValueError(f"'{name}' can't run the action {short(action)} with its arguments")

@@ -39,8 +39,15 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
     "on_epoch_begin": {},
     "on_step_begin": {},
     "on_substep_end": {},
-    "on_pre_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")},
-    "on_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")},
+    "on_pre_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")}
+    | {"group_grad_norms": "a function that computes the same by param group"},
+    "on_optimizer_step": {key: _LOSSES[key] for key in ("grad_norm", "grad_norms")}
+    | {
+        "param_norms": "a function that computes the norm of the params: `{'total': 9.0, 'components': {'ner': 9.0}, "
+        "'groups': {'default': 9.0}}`",
+        "update_norms": "a function that computes the norm of the change by the update, in the same form. "
+        "It has no result unless a metric has it in `reads`",
+    },
     "on_step_end": _LOSSES,
     "on_evaluate": {
         "metrics": "all scores, by name",
@@ -53,6 +60,10 @@ EVENTS: Final[dict[str, dict[str, str]]] = {
     "on_save": {"path": "the folder that was written"},
     "on_epoch_end": {},
     "on_train_end": {},
+    "on_exception": {
+        "error_type": "the name of the error's class, such as `OutOfMemoryError` or `KeyboardInterrupt`",
+        "error_text": "its text",
+    },
     "on_prediction_step": {},
     "on_predict": {"metrics": "all scores, by name"},
 }

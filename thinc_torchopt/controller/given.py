@@ -20,6 +20,9 @@ class Given:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+        for name in inspect.signature(cls).parameters:
+            # confection would take it for that of the argument.
+            cls.__annotations__.pop(name, None)
 
 
 def _remembering(init: Any) -> Any:

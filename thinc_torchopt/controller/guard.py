@@ -225,7 +225,9 @@ class Guard:
     f_isfinite = _of_one("isfinite()", NUMBERS, lambda x: type(x) is not float or math.isfinite(x))
     f_isnan = _of_one("isnan()", NUMBERS, lambda x: x != x)
     f_math_ceil = f_ceil = _of_one("math_ceil()", NUMBERS, math.ceil)
+    f_math_exp = f_exp = _of_one("math_exp()", NUMBERS, math.exp)
     f_math_floor = f_floor = _of_one("math_floor()", NUMBERS, math.floor)
+    f_math_log = f_log = _of_one("math_log()", NUMBERS, math.log)
     f_math_sqrt = f_sqrt = _of_one("math_sqrt()", NUMBERS, math.sqrt)
     f_math_trunc = f_trunc = _of_one("math_trunc()", NUMBERS, math.trunc)
 

@@ -24,14 +24,17 @@ MAX_WIDTH = 100
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 # Fields beside metrics.
-FIELDS: Final = frozenset({"event_name", "control_name", "step", "global_step", "epoch", "path"})
+FIELDS: Final = frozenset(
+    {"event_name", "control_name", "step", "global_step", "epoch", "path", "error_type", "error_text"}
+)
 
 _SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?#?0?(\d*)[,_]?(?:\.(\d+))?[bcdeEfFgGnosxX%]?")
 _SECTION = Section("the arguments")
 
 
 class Message:
-    """A text with fields: names of metrics, `event_name`, `control_name`, `step`, `epoch`, and `path` on `on_save`.
+    """A text with fields: names of metrics, `event_name`, `control_name`, `step`, `epoch`; `path` on
+    `on_save`, `error_type` and `error_text` on `on_exception`.
 
     setting (str): The name of the setting, for errors.
     text (str): As for `str.format`, without attributes, indices and conversions; widths up to 100.

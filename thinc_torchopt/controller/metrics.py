@@ -90,9 +90,14 @@ class Metric(Given, ABC):
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys | None:
         """`keys` in a run, when the pipeline is known.
 
-        groups, components (Collection[str]): The names of its param groups, and of its components.
+        groups, components (Collection[str]): The names of its param groups, and of its components. Without any, these
+            are not known.
         """
         return self.keys
+
+    def keys_with_scores(self, keys: Keys | None, scores: Collection[str]) -> Keys | None:
+        """`keys_in_run`, with the names of scores. Other scores may exist: using them is a warning, no error."""
+        return keys
 
     @abstractmethod
     def compute(self, event_name: str, **kwargs: Any) -> Any:
@@ -252,6 +257,9 @@ class HistoryBasedMetric(Metric):
         keys = self.keys or {}
         return {**keys, "training_loss": _keys_of_losses(keys["training_loss"], components)}
 
+    def keys_with_scores(self, keys: Keys | None, scores: Collection[str]) -> Keys:
+        return {**(keys or {}), "metrics": dict.fromkeys((*scores, "score", "steps", "epoch"))}
+
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if event_name == "on_evaluate":
             if (scores := kwargs.get("metrics")) is not None:
@@ -342,6 +350,7 @@ class EvalMetrics(Metric):
     """
 
     reads = ("metrics", "score")
+    may_hold_more = True
 
     def __init__(
         self,
@@ -354,6 +363,9 @@ class EvalMetrics(Metric):
         self._min_delta = SECTION.number("min_delta", min_delta)
         self._is_relative = min_delta_mode == "relative"
         self.memory = BestValue()
+
+    def keys_with_scores(self, keys: Keys | None, scores: Collection[str]) -> Keys:
+        return dict.fromkeys((*scores, "score", *self._best(0)))
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if (score := kwargs.get("score")) is not None:

@@ -24,6 +24,8 @@ STANDARD = {
     "scores": {"class": "EvalMetrics"},
     "state": {"class": "TrainingState"},
     "norms": {"class": "GradNorm"},
+    "param_norms": {"class": "ParamNorm"},
+    "update_ratios": {"class": "UpdateRatio"},
     "rates": {"class": "LearnRates"},
 }
 _SECTION = Section("the arguments")

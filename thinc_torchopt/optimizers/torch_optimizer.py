@@ -34,6 +34,7 @@ from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, Distribut
 from ..learn_rate import RateWriter
 from ..near_misses import did_you_mean
 from ..params import (
+    Param,
     Pattern,
     all_names,
     backprop_through_frozen,
@@ -702,6 +703,16 @@ class TorchOptimizer(Optimizer):
         memory. Without frozen params.
         """
         return {param.name: param.in_model for param in self._trained.params if param.group is not None}
+
+    @property
+    def trained_params(self) -> list[Param]:
+        """The rows of `params`."""
+        return [param for param in self._trained.params if param.group is not None]
+
+    @property
+    def params_to_update(self) -> list[Param]:
+        """The params with a gradient for the next update."""
+        return [param for param in self._noted.params.values() if param.tensor.grad is not None]
 
     @property
     def controller(self) -> RateWriter:

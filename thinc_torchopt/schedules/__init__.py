@@ -26,7 +26,8 @@ A schedule may *span* the training: it ends where the training ends. It then has
                                 new curve
     value                       before the first step, the value of step 0
 
-All curves without `total_steps` do. One that begins with a warm-up has its number of steps, `warmup_steps`. A schedule may have a *decay* that starts on demand, as `warmup_stable_decay` has:
+All curves without `total_steps` do. One that begins with a warm-up has its length, `warmup_steps`. A schedule may have
+a *decay* that starts on demand, as `warmup_stable_decay` has:
 
     can_begin_decay             True
     begin_decay(decay_steps)    decays from the next step on. False: it had started before

@@ -33,6 +33,7 @@ from .model_state import ModelState, check_model, collect_model, restore_model
 from .own_loop import Checkpoints
 from .private import plan_private_training, what_is_not_covered
 from .random_state import RandomState, check_generators, collect_random, restore_random
+from .rules import Rules, names_in_run
 from .run_lock import RunLock, hold, is_held, is_in_use
 from .saved_models import SavedModels
 from .short_training import WRITES, begin_training
@@ -47,6 +48,7 @@ __all__ = [
     "ModelState",
     "RandomState",
     "RangeTest",
+    "Rules",
     "RunLock",
     "SavedModels",
     "Signals",
@@ -68,6 +70,7 @@ __all__ = [
     "latest_info",
     "learn_rate_settings",
     "make_ramp",
+    "names_in_run",
     "plan_private_training",
     "rates_of_settings",
     "read_checkpoint",

@@ -10,16 +10,19 @@ on_train_begin                      once in each process
     on_evaluate                     if the step is evaluated
     on_log                          the numbers of the step, before loggers get them
     on_save                         if the state is saved; spaCy has logged the step and saved its models
-    on_epoch_end                      all batches of the epoch are done; not if the run ends before that
-    on_train_end                        the run is over; not after an error or a signal
+  on_epoch_end                        all batches of the epoch are done; not if the run ends before that
+on_train_end                          the run is over; not after an error or a signal
+on_exception                          an error ends the run
 
 A listener is an object with any of these methods. Each gets its event and a `Control` for requests. A resumed run gives
 each listener its saved state, and repeats no earlier event but `on_train_begin`. An exception of a listener ends the
-run; signal handlers, `requires_grad`, random generators and the lock on the folder of checkpoints are restored.
+run, but one at `on_exception`, which is logged: the first error is the one that is raised. Signal handlers,
+`requires_grad`, random generators and the lock on the folder of checkpoints are restored.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar
@@ -28,6 +31,8 @@ from spacy.language import Language
 from spacy.training import Example
 
 from ..errors import ConfigError
+
+logger = logging.getLogger("spacy.torchopt")
 
 
 class Facts(Protocol):
@@ -51,6 +56,8 @@ class Facts(Protocol):
     @property
     def grad_norms(self) -> Mapping[str, float]:
         """Gradient norms by component. Read it at `on_pre_optimizer_step`: gradients are zero before and after."""
+
+    norms: Any  # a ParamNorms: norms of params, gradients and updates, computed when they are asked for
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -189,6 +196,13 @@ class TrainEnd(Event):
     """The run is over: by `max_steps`, `patience`, the end of the data, or a listener's request."""
 
 
+@dataclass(frozen=True)
+class ExceptionRaised(Event):
+    """error (BaseException): An error, or KeyboardInterrupt. It is raised again when all listeners were told."""
+
+    error: BaseException
+
+
 EVENTS: dict[str, type[Event]] = {
     "on_train_begin": TrainBegin,
     "on_epoch_begin": EpochBegin,
@@ -202,6 +216,7 @@ EVENTS: dict[str, type[Event]] = {
     "on_save": Save,
     "on_epoch_end": EpochEnd,
     "on_train_end": TrainEnd,
+    "on_exception": ExceptionRaised,
 }
 
 
@@ -299,6 +314,14 @@ class Listeners:
             event = kind(step, epoch, run, *carried)
             for call in calls:
                 call(event, self.control)
+
+    def emit_error(self, error: BaseException, step: int, epoch: int, run: Facts) -> None:
+        """Send `on_exception`. Errors of listeners are logged, so that they don't hide this one."""
+        for call in self._calls[ExceptionRaised]:
+            try:
+                call(ExceptionRaised(step, epoch, run, error), self.control)
+            except Exception as another:
+                logger.warning("A listener failed at on_exception. %s: %s", type(another).__name__, another)
 
     def close(self) -> None:
         """End the run for all listeners."""

@@ -382,7 +382,7 @@ class SameWishes:
     def __init__(self, group: Group):
         self._group = group
         for event in EVENTS:
-            if event != "on_substep_end":  # ranks have different numbers of substeps
+            if event not in ("on_substep_end", "on_exception"):  # not all ranks have the same
                 setattr(self, event, self._agree)
 
     def _agree(self, event: Event, control: Control) -> None:

@@ -60,9 +60,12 @@ _TOO_LATE: Final = {
 Request = Annotated[str, Limit(" or ".join(_TOO_LATE), lambda request: request in _TOO_LATE)]
 # All events of a run, and those that come once.
 _HELD: Final = ("on_init_end", *EVENTS)
-_ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
+_ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end", "on_exception")
 # Requests that make no sense when the training has ended.
+_MESSAGES: Final = (LogControl, NotifyControl)
 _NOT_AT_END: Final = ("should_epoch_stop", "should_evaluate", "should_log")
+# Scores of the tokenizer, and words per second, which have no weights.
+_SPACYS_SCORES: Final = ("token_acc", "token_p", "token_r", "token_f", "speed")
 _IN_UPDATE: Final = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -80,21 +83,28 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "batch_size": lambda event: len(event.run.batch),
     "grad_norm": lambda event: event.run.grad_norm,
     "grad_norms": lambda event: event.run.grad_norms,
+    "group_grad_norms": lambda event: lambda: event.run.norms.of_grads()["groups"],
+    "param_norms": lambda event: event.run.norms.of_params,
+    "update_norms": lambda event: event.run.norms.of_update,
     "metrics": lambda event: event.scores,
     "dev_losses": lambda event: event.run.dev_losses,
     "score": lambda event: event.score,
+    "error_type": lambda event: type(event.error).__name__,
+    "error_text": lambda event: str(event.error)[:_MAX_ERROR],
 }
 _OF_EVERY_EVENT: Final = (
     *("rank", "world_size", "words", "seconds", "counts", "learn_rates", "max_steps", "warmup_steps", "is_final"),
 )
 _OF_STEP: Final = ("losses", "batch_words", "batch_size", "grad_norm")
 _OF_EVENT: Final = {
-    "on_pre_optimizer_step": ("grad_norms",),
-    "on_optimizer_step": ("grad_norm",),
+    "on_pre_optimizer_step": ("grad_norms", "group_grad_norms"),
+    "on_optimizer_step": ("grad_norm", "param_norms", "update_norms"),
     "on_step_end": _OF_STEP,
     "on_evaluate": ("metrics", "score", "dev_losses"),
     "on_log": _OF_STEP,
+    "on_exception": ("error_type", "error_text"),
 }
+_MAX_ERROR: Final = 2_000  # characters of the text of an error
 
 
 class Rules:
@@ -136,7 +146,9 @@ class Rules:
         self._check_events()
         self._check_actions()
         _show_log()
-        if "on_substep_end" in self._rules_on:
+        metrics = [part.instance for part in self._controller.definition.metrics.values()]
+        self._compares_params = any("update_norms" in (getattr(one, "reads", None) or ()) for one in metrics)
+        if "on_substep_end" in self._rules_on or self._compares_params:
             self._facts.setdefault("on_pre_optimizer_step", [])
         for name in EVENTS:
             if name in self._facts or name in ("on_train_begin", "on_step_begin", "on_step_end", "on_log"):
@@ -181,6 +193,12 @@ class Rules:
                     f"Can't use the action {name}.{action} on on_train_end: the training does not continue after it. "
                     "Use on_evaluate, for example."
                 )
+            is_ours = type(operation).__module__.startswith("thinc_torchopt.")
+            if "on_exception" in triggers and is_ours and not isinstance(operation, _MESSAGES):
+                raise ControllerError(
+                    f"Can't use the action {name}.{action} on on_exception: an error ends the training there. Only "
+                    "LogControl, NotifyControl and operations of your own act after it."
+                )
             if isinstance(operation, RollbackControl) and self._optimizer.checkpoint is None:
                 raise ControllerError(
                     f"Can't use the action {name}.{action}: it needs a block [training.optimizer.checkpoint]. Add it."
@@ -202,18 +220,22 @@ class Rules:
                 )
 
     def check_names(self, nlp: Language) -> None:
-        """Check the patterns of operations and the keys in rules, now that the optimizer knows its pipeline.
+        """Check the patterns of operations and the keys in rules, now that the optimizer knows its pipeline. Warns of
+        names that may be wrong.
 
         RAISES (ConfigError): A pattern matches nothing.
         """
+        for doubt in self.doubts_of_names(nlp):
+            warnings.warn(ConfigWarning(doubt), stacklevel=4)
+
+    def doubts_of_names(self, nlp: Language) -> list[str]:
+        """As `check_names`, with warnings as a list."""
         for _, _, operation, _ in self._actions():
             if isinstance(operation, LearnRateControl):
                 self._optimizer.check_group_names(operation.groups)
             elif isinstance(operation, FreezeControl):
                 self._optimizer.check_param_names(operation.params)
-        components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}  # as in names of params
-        for doubt in self._controller.check_keys(self._optimizer.rate_names, components):
-            warnings.warn(ConfigWarning(doubt), stacklevel=4)
+        return self._controller.check_keys(self._optimizer.rate_names, *names_in_run(nlp))
 
     def keep_best_weights(self, nlp: Language, exclude: Sequence[str]) -> BestWeights | None:
         """The listener that keeps the best weights of components, if a rule combines them.
@@ -281,6 +303,8 @@ class Rules:
             for request in self._pending:
                 setattr(control, request, True)
             self._pending.clear()
+        elif name == "on_pre_optimizer_step" and self._compares_params:
+            event.run.norms.keep()
         elif name == "on_step_end":
             self._steering.catch_up()
         elif name == "on_train_end":
@@ -307,9 +331,9 @@ class Rules:
             payload["path"] = str(event.info["output_path"])  # type: ignore[attr-defined]
         self._steering.waits = name in _IN_UPDATE
         payload |= {"step": event.step, "epoch": event.epoch, "control": self._wishes}
-        firings = (
-            self._controller.on_event(name, **payload) if self.ranks.size == 1 else self._decide_together(name, payload)
-        )
+        # After an error no rank waits for others: each tells of its own.
+        is_alone = self.ranks.size == 1 or name == "on_exception"
+        firings = self._controller.on_event(name, **payload) if is_alone else self._decide_together(name, payload)
         if not firings:
             return
         self._untold += firings
@@ -337,7 +361,7 @@ class Rules:
     def _is_message(self, firing: Firing) -> bool:
         """Whether its operation only sends or logs a message, which rank 0 does."""
         operation = self._controller.definition.operations[firing.operation].instance
-        return isinstance(operation, (LogControl, NotifyControl))
+        return isinstance(operation, _MESSAGES)
 
     def _pass_on(self, name: str, control: Control, firings: Sequence[Firing]) -> None:
         wishes = self._wishes
@@ -403,6 +427,14 @@ class RulesState:
     is_stopped: bool
     has_ended: bool
     substeps: Positive | None
+
+
+def names_in_run(nlp: Language) -> tuple[set[str], list[str]]:
+    """The names of components, as in names of params, and of scores: those of `score_weights`, and those that spaCy
+    adds.
+    """
+    components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}
+    return components, [*nlp.config["training"]["score_weights"], *_SPACYS_SCORES]
 
 
 class RunSteering:

@@ -43,6 +43,7 @@ from .events import (
     TrainEnd,
 )
 from .log_numbers import LogNumbers, counts_of
+from .param_norms import ParamNorms
 from .private import PrivateUpdates
 from .progress import Progress
 from .ranks import Alone, Ranks, SameWishes
@@ -103,8 +104,9 @@ class Run:
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
-        self._is_ready = False
+        self._is_ready = self._has_told_error = False
         self.ranks = Alone()
+        self.norms = ParamNorms(optimizer)
         if optimizer.budget is not None:
             max_epochs = self.batches.max_epochs
             check_ends_alone(optimizer.budget, patience=patience, max_steps=max_steps, max_epochs=max_epochs)
@@ -189,7 +191,7 @@ class Run:
                 self.close(error)
                 raise
         hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
-        if end is not None and (self.checkpoints is not None or self.ranks.size > 1):
+        if end is not None:  # errors of spaCy's part of a step, as in loggers
             end.push(lambda kind, error, trace: self.close(error))
         if isinstance(self.batches, DataStream):
             self.ranks.compare_data(self.batches.all_examples)
@@ -216,6 +218,9 @@ class Run:
 
     def close(self, error: BaseException | None) -> None:
         """End the run in this process, also after an error. error (BaseException | None): The error."""
+        if isinstance(error, (Exception, KeyboardInterrupt)) and not self._has_told_error:
+            self._has_told_error = True
+            self._listeners.emit_error(error, self.progress.step, self.progress.epoch, self)
         self._listeners.close()
         self.ranks.close(error)
 
