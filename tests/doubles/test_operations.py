@@ -4,11 +4,13 @@ the CPU, where most of them are made param by param.
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from thinc.api import PyTorchWrapper, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import AdamW
 from thinc_torchopt.averages import EMA
+from thinc_torchopt.state import copies_in_main_memory
 
 from ..models import params_of
 from .waits import operations, waits
@@ -118,3 +120,28 @@ def test_operations_on_blocks_of_any_size(block, clip, monkeypatch):
         # As above.
         rtol = 0 if clip == "value" else 2**-8 if one.dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(one, other, rtol=rtol, atol=rtol, equal_nan=True)
+
+
+def test_operations_that_copy_a_checkpoint(monkeypatch, tmp_path):
+    """Many tensors at once; a large one in parts."""
+    monkeypatch.setattr("thinc_torchopt.kernels.BLOCK", 500)
+    require_gpu()
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{i}": torch.randn(SHAPES[i % len(SHAPES)], generator=generator).to([torch.float32, torch.bfloat16][i % 2])
+        for i in range(60)
+    }
+    tensors |= {"large": torch.randn(30, 60), "turned": torch.randn(3, 4).T, "none": torch.empty(0, 3)}
+    tensors |= {"count": torch.tensor(3), "mask": torch.tensor([True, False])}
+    on_gpu = {name: tensor.to("cuda") for name, tensor in tensors.items()}
+    tensors["here"] = torch.ones(3)
+    on_gpu["here"] = torch.ones(3)
+    with waits() as waited:
+        copies = copies_in_main_memory(on_gpu)
+    assert sum(waited.values()) <= 10
+    for tensor in on_gpu.values():
+        tensor.zero_()
+    assert list(copies) == list(on_gpu)
+    assert all(torch.equal(copies[name], tensors[name]) and not copies[name].is_cuda for name in on_gpu)
+    assert all(copies[name].dtype == tensors[name].dtype for name in on_gpu)
+    save_file({name: tensor.contiguous() for name, tensor in copies.items()}, tmp_path / "tensors")  # none share memory

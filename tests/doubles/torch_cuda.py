@@ -261,6 +261,7 @@ class _Creation(TorchFunctionMode):
             return func(*args, copy=copy, **kwargs)
         if func is torch.Tensor.cuda:
             return to_cuda(args[0])
+        kwargs.pop("pin_memory", None)
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "cuda" or any(isinstance(arg, CudaTensor) for arg in args):
             return func(*args, **kwargs)

@@ -53,8 +53,8 @@ def follow_models(params: Iterable[Param]) -> None:
     pairs = [(param.half.tensor, param.tensor) for param in params if param.half is not None]
     for models, masters in kernels.blocks([model for model, _ in pairs], [master for _, master in pairs]):
         model, master = kernels.joined(models), kernels.joined(masters)
-        kept = torch.where(master.to(model.dtype) == model, master, model.float())
-        kernels.copy_(masters, kernels.parted(kept, masters))
+        is_kept = master.to(model.dtype) == model
+        kernels.copy_(masters, kernels.parted(torch.where(is_kept, master, model.float()), masters))
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from .files import (
 )
 from .forms import VERSION, WHAT, SavedParam, SavedState
 from .preserve import StateMapping, preserve_optimizer_state
-from .trees import flatten, in_main_memory, unflatten
+from .trees import copies_in_main_memory, flatten, in_main_memory, unflatten
 
 __all__ = [
     "MANIFEST",
@@ -34,6 +34,7 @@ __all__ = [
     "by_name",
     "check_folder",
     "clear_leftovers",
+    "copies_in_main_memory",
     "crc32_of",
     "flatten",
     "in_main_memory",
