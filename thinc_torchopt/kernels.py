@@ -149,7 +149,9 @@ def alike(tensors: list[Tensor], like: list[Tensor]) -> list[Tensor]:
         if tensor.dtype != one.dtype or tensor.device != one.device:
             kinds.setdefault((tensor.device, one.device, one.dtype), []).append(i)
     for (before, device, dtype), chosen in kinds.items():
-        if before == device:
+        if before.type == "cpu":
+            made = [tensors[i].to(device, dtype) for i in chosen]
+        elif before == device:
             made = [torch.empty_like(tensors[i], dtype=dtype) for i in chosen]
             copy_(made, [tensors[i] for i in chosen])
         else:  # the host waits for each copy
