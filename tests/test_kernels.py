@@ -364,6 +364,7 @@ LIST_OPS = {
     "zero_": (lambda a, b, x: kernels.zero_(a), lambda a, b, x: a.zero_()),
     "add_": (lambda a, b, x: kernels.add_(a, b, alpha=x), lambda a, b, x: a.add_(b, alpha=x)),
     "mul_": (lambda a, b, x: kernels.mul_(a, [x] * len(a)), lambda a, b, x: a.mul_(x)),
+    "clamp_": (lambda a, b, x: kernels.clamp_(a, abs(x)), lambda a, b, x: a.clamp_(-abs(x), abs(x))),
     "copy_": (lambda a, b, x: kernels.copy_(a, b), lambda a, b, x: a.copy_(b)),
     "lerp_": (lambda a, b, x: kernels.lerp_(a, b, x), lambda a, b, x: a.lerp_(b, x)),
 }

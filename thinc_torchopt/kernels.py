@@ -2,6 +2,8 @@
 
 *list ops*: a public op for many tensors in one call, in place. Lists may be empty.
 
+*blocks*: where torch has no list op, tensors on a GPU are joined, so that one public op takes all of them.
+
 *fused kernels*: one pass over the memory of param, gradient and state. On a CPU they walk raw memory from the first
 cell to the last. So tensors must be *dense*, without gaps and overlaps, and param, gradient and state must have the
 same order in memory. A view into a larger tensor is not dense: a kernel would write to cells outside the view. torch's
@@ -12,6 +14,7 @@ The public form of each op is in its docstring. tests/test_kernels.py compares t
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +73,13 @@ def mul_(tensors: list[Tensor], factors: list[float]) -> None:
         torch._foreach_mul_(tensors, factors)
 
 
+def clamp_(tensors: list[Tensor], limit: float) -> None:
+    """`tensor.clamp_(-limit, limit)` for each."""
+    if tensors:
+        torch._foreach_clamp_min_(tensors, -limit)
+        torch._foreach_clamp_max_(tensors, limit)
+
+
 def copy_(tensors: list[Tensor], values: list[Tensor]) -> None:
     """`tensor.copy_(value)` for each pair."""
     if tensors:
@@ -92,6 +102,70 @@ def norms(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tenso
     Default: the tensor's.
     """
     return list(torch._foreach_norm(tensors, 2.0, dtype)) if tensors else []
+
+
+# ---------------------------------------------------------------------- blocks
+
+# Cells that are joined at most: so many are copied for a while.
+BLOCK = 1 << 24
+
+
+def blocks(*lists: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
+    """Rows of lists that public ops can take together, once they are `joined`: those on one GPU, of the same dtypes,
+    with `BLOCK` cells at most. Elsewhere each row by itself, as joining takes longer than it saves.
+
+    lists (Sequence[Tensor]): Of the same length. The tensors in a row have as many cells.
+    """
+    kinds: dict[Any, list[tuple[Tensor, ...]]] = {}
+    for row in zip(*lists):
+        if all(tensor.is_cuda for tensor in row):
+            kinds.setdefault(tuple((one.device, one.dtype) for one in row), []).append(row)
+        else:
+            yield tuple([one] for one in row)
+    for rows in kinds.values():
+        block: list[tuple[Tensor, ...]] = []
+        size = 0
+        for row in rows:
+            if block and size + row[0].numel() > BLOCK:
+                yield tuple(map(list, zip(*block)))
+                block, size = [], 0
+            block.append(row)
+            size += row[0].numel()
+        yield tuple(map(list, zip(*block)))
+
+
+def joined(tensors: list[Tensor]) -> Tensor:
+    """The cells of tensors in a row, in the order of their indices. One tensor is returned as it is."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def parted(cells: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Undo `joined`. like (list[Tensor]): Tensors of the same shapes. RETURNS (list[Tensor]): Views."""
+    if len(like) == 1:
+        return [cells]
+    return [part.view(one.shape) for part, one in zip(cells.split([one.numel() for one in like]), like)]
+
+
+def alike(tensors: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """`tensor.to(one.device, one.dtype)` for each pair."""
+    found = list(tensors)
+    kinds: dict[Any, list[int]] = {}
+    for i, (tensor, one) in enumerate(zip(tensors, like)):
+        if tensor.dtype != one.dtype or tensor.device != one.device:
+            kinds.setdefault((tensor.device, one.device, one.dtype), []).append(i)
+    for (before, device, dtype), chosen in kinds.items():
+        if before.type == "cpu":
+            made = [tensors[i].to(device, dtype) for i in chosen]
+        elif before == device:
+            made = [torch.empty_like(tensors[i], dtype=dtype) for i in chosen]
+            copy_(made, [tensors[i] for i in chosen])
+        else:  # the host waits for each copy
+            made = []
+            for (block,) in blocks([tensors[i] for i in chosen]):
+                made += parted(joined(block).to(device, dtype), block)
+        for i, one in zip(chosen, made):
+            found[i] = one
+    return found
 
 
 # ---------------------------------------------------------------------- fused kernels

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_flatten, tree_map
 
-from .waits import count
+from .waits import count, count_op
 
 aten = torch.ops.aten
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -158,6 +158,8 @@ def to_cuda(tensor):
 _TAKES_BOTH = {aten.copy_, aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 # What takes no number of the CPU either: it is no loop over elements.
 _TAKES_NO_NUMBERS = {aten.cat, aten.stack, aten.dot, aten.mm, aten.bmm, aten.addmm, aten.mv, aten.vdot}
+# What does nothing with values.
+_NOTHING_TO_DO = {aten.detach, aten.alias, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty}
 # What waits for the size of its result, or for a bool.
 _WAITS = {aten.nonzero, aten.masked_select, aten._unique, aten._unique2, aten.unique_dim, aten.equal, aten.bincount}
 
@@ -174,6 +176,8 @@ def tensors_in(tree):
 def _run(func, args, kwargs):
     """Let the hosts do an operation."""
     op, name = func.overloadpacket, func._schema.name.partition("::")[2]
+    if not func.is_view and op not in _NOTHING_TO_DO:
+        count_op(name)
     if name.startswith("_foreach_"):
         return _run_rows(func, args, kwargs)
     found = tensors_in((args, kwargs))
@@ -257,6 +261,7 @@ class _Creation(TorchFunctionMode):
             return func(*args, copy=copy, **kwargs)
         if func is torch.Tensor.cuda:
             return to_cuda(args[0])
+        kwargs.pop("pin_memory", None)
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "cuda" or any(isinstance(arg, CudaTensor) for arg in args):
             return func(*args, **kwargs)

@@ -2,14 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 from contextlib import ExitStack
-from textwrap import dedent
 
 import pytest
 
+from thinc_torchopt import hooks
 from thinc_torchopt.training.signals import NUMBERS, Signals
 
 
@@ -50,6 +47,17 @@ def test_signals_stay_until_the_end_that_is_told():
     assert handlers() == before and signals.noted == signal.SIGTERM
 
 
+def test_signals_are_exchanged_once_if_the_end_is_told(monkeypatch):
+    exchanged = []
+    monkeypatch.setattr(
+        signal, "signal", lambda number, handler, own=signal.signal: exchanged.append(number) or own(number, handler)
+    )
+    with ExitStack() as end:
+        monkeypatch.setattr(hooks, "end_of_training", lambda: end)
+        assert list(Signals().within_each(iter(range(50)))) == list(range(50))
+    assert len(exchanged) == 2 * len(NUMBERS)
+
+
 def test_signals_leave_others_handlers_and_ignored_signals_alone():
     def mine(number, frame):
         pass
@@ -64,57 +72,3 @@ def test_signals_leave_others_handlers_and_ignored_signals_alone():
     finally:
         signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def kill(number=signal.SIGINT):
-    os.kill(os.getpid(), number)
-
-
-def test_signals_of_steps_are_noted_and_passed_on_in_between(monkeypatch):
-    """Outside of spaCy's `train`, nobody tells the end. The handlers are exchanged once, not at each step."""
-    before, signals, exchanged = handlers(), Signals(), []
-    monkeypatch.setattr(
-        signal, "signal", lambda number, handler, own=signal.signal: exchanged.append(number) or own(number, handler)
-    )
-    for step in (steps := signals.within_each(iter(range(50)))):
-        assert signals.noted is None
-        if step % 10 == 0:
-            with pytest.raises(KeyboardInterrupt):
-                kill()
-    assert handlers() == before and len(exchanged) == 2 * len(NUMBERS) and not list(steps)
-
-    steps = signals.within_each(kill(number) for number in (signal.SIGTERM, signal.SIGINT))
-    assert next(steps, "over") == "over"  # None stands for the end
-    assert signals.noted == signal.SIGTERM and handlers() == before
-
-
-@pytest.mark.parametrize("drop", [lambda steps: None, lambda steps: threading.Thread(target=steps.close).run()])
-def test_signals_of_an_abandoned_run_are_as_before(drop):
-    before = handlers()
-    steps = Signals().within_each(iter([1, 2]))
-    next(steps)
-    drop(steps)
-    del steps
-    assert handlers() == before
-
-
-def test_signals_of_a_run_that_another_thread_drops_are_passed_on():
-    steps = Signals().within_each(iter([1, 2]))
-    next(steps)
-    thread = threading.Thread(target=steps.close)
-    thread.start()
-    thread.join()
-    with pytest.raises(KeyboardInterrupt):
-        kill()
-
-
-def test_signals_between_steps_end_the_process():
-    code = """
-        import os, signal
-        from thinc_torchopt.training.signals import Signals
-        for _ in Signals().within_each(iter([1, 2])):
-            os.kill(os.getpid(), signal.SIGTERM)
-        print("still there")
-    """
-    found = subprocess.run([sys.executable, "-c", dedent(code)], stdout=subprocess.PIPE)
-    assert (found.returncode, found.stdout) == (-signal.SIGTERM, b"")

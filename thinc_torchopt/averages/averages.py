@@ -24,8 +24,8 @@ from ..types import Key, OnGrowth
 from .kept import Average, BufferAverages, Region, check_regions, regions_of_grown
 from .settings import THINC, AverageSettings
 
-# Averages and values, by the weight of the values.
-Moves = dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]]
+# Averages and values, by the weight of the values, and whether these have the device and dtype of their average.
+Moves = dict[tuple[float, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
 BUFFER = "buffer:"
@@ -106,8 +106,8 @@ class Averages:
                 updated = updated or {param.key for param in params}
                 if buffers.belong_to_any(updated):
                     self._follow_buffers(buffers, moves)
-        for weight, (averages, values) in moves.items():
-            kernels.lerp_(averages, values, weight)
+        for (weight, are_alike), (averages, values) in moves.items():
+            kernels.lerp_(averages, values if are_alike else kernels.alike(values, averages), weight)
 
     def release(self, param: Param) -> Average | None:
         """Forget a param, and return its average."""
@@ -296,12 +296,12 @@ class Averages:
         tensor = average.tensor
         if value.device != tensor.device and self.settings.device is None:
             tensor = average.tensor = tensor.to(value.device)
-        if value.dtype != tensor.dtype or value.device != tensor.device:
-            value = value.to(tensor.device, tensor.dtype)
         if average.param is None:
             # A buffer. Where it is not finite the average does not change: decided on the device, without a sync.
+            value = value.to(tensor.device, tensor.dtype)
             value = torch.where(value.isfinite(), value, tensor)
-        averages, values = moves.setdefault(weight, ([], []))
+        is_alike = value.dtype == tensor.dtype and value.device == tensor.device
+        averages, values = moves.setdefault((weight, is_alike), ([], []))
         averages.append(tensor)
         values.append(value)
 
@@ -318,9 +318,9 @@ class Averages:
             return
         whole: Moves = {}
         self._note(average, value, 0.0, whole)
-        ((tensor,), (value,)) = whole[0.0]
+        [((tensor,), (value,))] = whole.values()
         for region, weight in zip(average.regions, weights):
-            averages, values = moves.setdefault(weight, ([], []))
+            averages, values = moves.setdefault((weight, False), ([], []))
             averages.append(region.of(tensor))
             values.append(region.of(value))
 

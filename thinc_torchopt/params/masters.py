@@ -50,10 +50,11 @@ def master_of(tensor: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def follow_models(params: Iterable[Param]) -> None:
     """Let masters take values that were changed in the model. Decided on the device, without waiting for it."""
-    for param in params:
-        if param.half is not None:
-            model, master = param.half.tensor, param.tensor
-            master.copy_(torch.where(master.to(model.dtype) == model, master, model.float()))
+    pairs = [(param.half.tensor, param.tensor) for param in params if param.half is not None]
+    for models, masters in kernels.blocks([model for model, _ in pairs], [master for _, master in pairs]):
+        model, master = kernels.joined(models), kernels.joined(masters)
+        is_kept = master.to(model.dtype) == model
+        kernels.copy_(masters, kernels.parted(torch.where(is_kept, master, model.float()), masters))
 
 
 @torch.no_grad()

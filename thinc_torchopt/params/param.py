@@ -187,10 +187,11 @@ class Param:
         """Whether this array is its gradient from `set_grad`, not dropped since, as by torch's `zero_grad`."""
         return self.grad_source is grad and self.grad_copy is None and self.tensor.grad is not None
 
-    def set_grad(self, grad: Any) -> None:
+    def set_grad(self, grad: Any, copies: Optional[list[tuple[torch.Tensor, torch.Tensor]]] = None) -> None:
         """Make `grad` the gradient of the tensor, without a copy where torch can work on its memory.
 
         grad (Any): Array or tensor. Shape: as the param.
+        copies (list): If a copy is needed, it is added here with its values, for the caller to copy many at once.
         RAISES (ShapeError): Its shape differs from the param's.
         """
         own = self.tensor.grad
@@ -224,7 +225,11 @@ class Param:
             self.flat_grad = None
             if self.grad_copy is None:
                 self.grad_copy = torch.empty_like(like)
-            like.grad = self.grad_copy.copy_(view)
+            like.grad = self.grad_copy
+            if copies is None:
+                self.grad_copy.copy_(view)
+            else:
+                copies.append((self.grad_copy, view))
 
     def drop_grad(self) -> None:
         """Drop the gradient."""

@@ -22,7 +22,7 @@ from .files import (
 from .forms import VERSION, WHAT, SavedParam, SavedState
 from .grads import check_grads, collect_grads, restore_grads
 from .preserve import StateMapping, preserve_optimizer_state
-from .trees import flatten, in_main_memory, unflatten
+from .trees import copies_in_main_memory, flatten, in_main_memory, unflatten
 
 __all__ = [
     "MANIFEST",
@@ -38,6 +38,7 @@ __all__ = [
     "check_grads",
     "clear_leftovers",
     "collect_grads",
+    "copies_in_main_memory",
     "crc32_of",
     "flatten",
     "in_main_memory",

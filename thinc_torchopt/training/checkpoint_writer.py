@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from ..errors import CheckpointWarning
-from ..state import flatten, in_main_memory, write_parts
+from ..state import copies_in_main_memory, flatten, write_parts
 from .checkpoint_folder import name_of
 from .run_lock import RunLock
 
@@ -71,7 +71,7 @@ class CheckpointWriter:
         self.wait()
         values, tensors = flatten(state)
         if self._in_background:
-            tensors = in_main_memory(tensors, copy=True)
+            tensors = copies_in_main_memory(tensors)
         try:
             self._lock.check()
         except OSError as error:

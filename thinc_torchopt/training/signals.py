@@ -1,7 +1,8 @@
 """SIGTERM and SIGINT during a run: the run stops after its step is finished and saved.
 
-While spaCy logs and saves, signals are noted only if hooks.py can tell when `spacy.training.loop.train` ends. Otherwise
-the handlers pass them on meanwhile, as an abandoned run may leave them behind: nothing may swallow later signals.
+Handlers are installed while our part of the loop runs. While spaCy logs and saves, they stay only if hooks.py can tell
+when `spacy.training.loop.train` ends: otherwise an abandoned run would leave a handler behind, which swallows later
+signals.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ class Signals:
         self.noted: int | None = None
         self._before: dict[int, Any] = {}
         self._stay = False
-        self._passes_on = False
 
     def __enter__(self) -> Signals:
         if not self._before and threading.current_thread() is threading.main_thread():
@@ -47,18 +47,15 @@ class Signals:
             self._restore()
 
     def within_each(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """Run each step inside the context. While the step is logged and saved, signals are noted or passed on."""
-        end = hooks.end_of_training()
-        with ExitStack() as own:
-            self.stay_until(own if end is None else end)
-            while True:
-                self._passes_on = False
-                with self:
-                    step = next(steps, None)
-                if step is None:
-                    return
-                self._passes_on = end is None
-                yield step
+        """Run each step inside the context, and leave it while the step is logged and saved."""
+        if (end := hooks.end_of_training()) is not None:
+            self.stay_until(end)
+        while True:
+            with self:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
 
     def stay_until(self, end: ExitStack) -> None:
         """Keep the handlers outside the context too, until `end` is closed."""
@@ -70,20 +67,12 @@ class Signals:
         self._restore()
 
     def _restore(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # Python lets no other thread do it. It dropped an abandoned run, whose handlers pass signals on.
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._note:  # otherwise other code has replaced it
                 signal.signal(number, handler)
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._passes_on and callable(before := self._before[number]):
-            before(number, frame)
-            return
-        if self._passes_on:  # the system's own way
-            self._restore()
-            signal.raise_signal(number)
         if self.noted is not None and number == signal.SIGINT:
             raise KeyboardInterrupt  # the second Ctrl-C stops at once
         if self.noted is None:

@@ -89,8 +89,10 @@ def clip_values(grads: Sequence[torch.Tensor], limit: float) -> None:
 
     SOURCE: torch.nn.utils.clip_grad_value_.
     """
+    kernels.clamp_([grad for grad in grads if grad.is_cuda], limit)
     for grad in grads:
-        grad.clamp_(-limit, limit)
+        if not grad.is_cuda:  # in one pass
+            grad.clamp_(-limit, limit)
 
 
 @torch.no_grad()
@@ -107,10 +109,46 @@ def clip_units(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], ra
     SOURCE: Brock, De, Smith, Simonyan (2021): High-Performance Large-Scale Image Recognition Without Normalization,
         https://arxiv.org/abs/2102.06171, equation 3; optax.adaptive_grad_clip; timm.utils.agc.
     """
-    for param, grad in zip(params, grads):
-        limits = _unit_norms(param).clamp_(min=UNIT_EPS).mul_(ratio)
-        # A gradient of 0 gives an infinite factor; it becomes 1.
-        grad.mul_(limits.div_(_unit_norms(grad)).clamp_(max=1.0))
+    for block, of_block in kernels.blocks(params, grads):
+        if len(block) == 1:
+            grad = of_block[0]
+            grad.mul_(_factors(_unit_norms(block[0]), _unit_norms(grad), ratio))
+        else:
+            units = _Units(block)
+            cells = kernels.joined(of_block)
+            factors = _factors(units.norms(kernels.joined(block)), units.norms(cells), ratio)
+            kernels.copy_(of_block, kernels.parted(cells * units.spread(factors), of_block))
+
+
+def _factors(of_params: torch.Tensor, of_grads: torch.Tensor, ratio: float) -> torch.Tensor:
+    """The factors for units from the norms of both, which are written over."""
+    # A gradient of 0 gives an infinite factor; it becomes 1.
+    return of_params.clamp_(min=UNIT_EPS).mul_(ratio).div_(of_grads).clamp_(max=1.0)
+
+
+class _Units:
+    """The units of tensors whose cells are joined.
+
+    tensors (Sequence[Tensor]): On one device.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        device = tensors[0].device
+        numbers = [len(tensor) if tensor.ndim > 1 else 1 for tensor in tensors]
+        sizes = [tensor.numel() // number for tensor, number in zip(tensors, numbers)]
+        self._n_cells = sum(tensor.numel() for tensor in tensors)
+        self._sizes = (
+            torch.tensor(sizes).to(device).repeat_interleave(torch.tensor(numbers).to(device), output_size=sum(numbers))
+        )
+
+    def norms(self, cells: torch.Tensor) -> torch.Tensor:
+        """The 2-norm of each unit."""
+        squares = (cells.float() if cells.dtype.itemsize < 4 else cells).square()
+        return torch.segment_reduce(squares, "sum", lengths=self._sizes, unsafe=True).sqrt_()
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """The value of its unit for each cell."""
+        return values.repeat_interleave(self._sizes, output_size=self._n_cells)
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:

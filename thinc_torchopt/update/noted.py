@@ -7,8 +7,10 @@ from functools import partial
 from typing import Any
 
 import numpy
+import torch
 from thinc.api import Model, PyTorchShim, Shim
 
+from .. import kernels
 from ..host import grads_of
 from ..params import (
     Param,
@@ -105,13 +107,17 @@ class NotedGrads:
         self.shims.append(shim)
         scale_passes_apart(shim)
         if isinstance(shim, PyTorchShim):
-            for source, grad in torch_grads(shim, update_alone):
-                param = table.add_torch_param(source, shim, model)
-                if param is not None and param.callback is None and param.group is not None and not sees_all:
-                    param.set_grad(grad)
-                    self.params[param.key] = param
-                else:
-                    set_grad(source, grad)
+            copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+            try:
+                for source, grad in torch_grads(shim, update_alone):
+                    param = table.add_torch_param(source, shim, model)
+                    if param is not None and param.callback is None and param.group is not None and not sees_all:
+                        param.set_grad(grad, copies)
+                        self.params[param.key] = param
+                    else:
+                        set_grad(source, grad)
+            finally:  # a gradient that is noted has its values
+                kernels.copy_([copy for copy, _ in copies], [grad for _, grad in copies])
         elif found := foreign_grads(shim):
             back = WriteBack(shim, [name for name, _, _ in found], update_alone)
             for name, weights, gradient in found:
