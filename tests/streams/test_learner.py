@@ -92,6 +92,21 @@ def test_learner_goes_on_to_the_bit(model, unbroken, tmp_path, ends):
     assert rows(output) == rows(expected)
 
 
+@pytest.mark.parametrize("after", [3, 6, 10])
+def test_learner_goes_on_where_texts_annotate_some_components(model, tmp_path, after):
+    """Params that had a gradient before, and have none in a batch, are moved by momentum: also after a stop."""
+    stream = write_stream(
+        tmp_path / "stream.jsonl",
+        16,
+        changed=lambda i, found: {name: found[name] for name in ("words", "entities" if i % 4 == 0 else "tags")},
+    )
+    learn(model, stream, tmp_path / "one")
+    asked = itertools.count()
+    learn(model, stream, tmp_path / "two", is_stopped=lambda: next(asked) >= after)
+    learn(model, stream, tmp_path / "two")
+    assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
+
+
 def test_learner_reads_nothing_twice(model, unbroken, tmp_path):
     stream, expected = unbroken
     output = shutil.copytree(expected, tmp_path / "out")
@@ -110,29 +125,43 @@ def test_learner_goes_on_with_a_file_that_has_grown(model, unbroken, tmp_path):
     assert files(tmp_path / "out") == files(expected) and rows(tmp_path / "out") == rows(expected)
 
 
-@pytest.mark.parametrize("damage", ["changed", "shorter", "removed"])
+@pytest.mark.parametrize("damage", ["changed", "changed early", "shorter", "removed"])
 def test_learner_refuses_another_file(model, unbroken, tmp_path, damage):
     stream, expected = tmp_path / "stream.jsonl", shutil.copytree(unbroken[1], tmp_path / "out")
     lines = unbroken[0].read_bytes().splitlines(keepends=True)
     if damage == "changed":
         stream.write_bytes(b"".join([*lines[:-1], lines[-1].replace(b'"', b"'")]))
+    elif damage == "changed early":
+        stream.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
     elif damage == "shorter":
         stream.write_bytes(b"".join(lines[:20]))
     before = files(expected)
     with pytest.raises(StreamError if damage == "removed" else StateError, match=r"Can't (go on with|read) the stream"):
-        learn(model, stream, expected)
+        learn(model, stream, expected, replay=1, memory=4)
     assert files(expected) == before
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 2}, {"replay": 2}, {"replay": 0}, {"memory": 5}])
+def test_learner_refuses_other_settings(model, unbroken, tmp_path, change):
+    """Those that give other weights. Others may change: what is printed, and what is left out."""
+    stream, expected = unbroken[0], shutil.copytree(unbroken[1], tmp_path / "out")
+    before = files(expected)
+    option = f"--{next(iter(change)).replace('_', '-')}"
+    with pytest.raises(StateError, match=f"expected the pipeline and settings that it began with.*{option}"):
+        learn(model, stream, expected, **{"replay": 1, "memory": 4, **change})
+    assert files(expected) == before
+    learn(model, stream, expected, replay=1, memory=4, every=7, save_every=3, skip_bad=True, new_labels="skip")
 
 
 def test_learner_refuses_another_pipeline_and_a_damaged_state(model, unbroken, tmp_path):
     stream, output = unbroken[0], shutil.copytree(unbroken[1], tmp_path / "out")
     other = make_model(tmp_path / "other", ["ner"])
     with pytest.raises(StateError, match="expected the pipeline and settings that it began with"):
-        learn(other, stream, output)
+        learn(other, stream, output, replay=1, memory=4)
     values = output / "state" / "values.json"
     values.write_bytes(values.read_bytes()[:-20])
     with pytest.raises(StateError, match="is damaged"):
-        learn(model, stream, output)
+        learn(model, stream, output, replay=1, memory=4)
 
 
 def test_learner_saves_before_it_ends_with_an_error_of_the_stream(model, unbroken, tmp_path):
@@ -274,17 +303,6 @@ def test_learner_begins_its_memory_with_old_texts(model, tmp_path):
         assert learner._memory.seen == 10 and len(learner._memory.lines) == 8
         list(learner.learn(Source(stream)))
         assert learner._memory.seen == 16 and len(learner._memory.lines) == 8
-
-
-def test_learner_begins_its_memory_when_the_run_goes_on(model, tmp_path):
-    """A run that had no memory: old texts are not left out in silence."""
-    stream, old = write_stream(tmp_path / "stream.jsonl", 6), write_stream(tmp_path / "old.jsonl", 10, start=10)
-    learn(model, stream, tmp_path / "out")
-    with StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old) as learner:
-        assert learner.goes_on and learner._memory.seen == 10
-        list(learner.learn(Source(stream)))
-    with StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old) as learner:
-        assert learner._memory.seen == 10  # they are not read twice
 
 
 def test_learner_does_not_look_at_labels_of_frozen_components(model, tmp_path):

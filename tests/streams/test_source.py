@@ -98,3 +98,119 @@ def test_source_has_no_newline_translation(tmp_path):
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b"one\r\ntwo" + os.linesep.encode())
     assert [line.content for line in Source(path).read(Place())] == [b"one", b"two"]
+
+
+# ---------------------------------------------------------------------- rotation
+
+
+def read_all(path, place=Place(), **options):  # noqa: B008
+    found = list(Source(path, **options).read(place))
+    return [line.content for line in found], found[-1].place if found else place
+
+
+def rotate(path, n=1):
+    """As logrotate does it: .1 becomes .2, and so on."""
+    for i in range(n, 0, -1):
+        old = path if i == 1 else path.with_name(f"{path.name}.{i - 1}")
+        if old.exists():
+            old.rename(path.with_name(f"{path.name}.{i}"))
+
+
+def write_at(path, content, time):
+    path.write_bytes(content)
+    os.utime(path, ns=(time * 10**9, time * 10**9))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_source_that_was_rotated_while_nobody_read(tmp_path, n):
+    """Once or several times: the rest of the old file, then the newer ones."""
+    path = tmp_path / "stream.jsonl"
+    write_at(path, b"one\ntwo\n", 1)
+    _, place = read_all(path)
+    write_at(path, b"one\ntwo\nthree", 2)
+    for i in range(n):
+        rotate(path, i + 1)
+        write_at(path, b"%d\n%d\n" % (i, i), 3 + i)
+    (tmp_path / "stream.jsonl.bak").write_bytes(b"a copy\n")
+    lines = list(Source(path).read(place))
+    assert [line.content for line in lines] == [b"three", *(b"%d" % i for i in range(n) for _ in range(2))]
+    assert lines[0].where == f"line 3 of '{path}.{n}'" and lines[-1].where == "line 2 of the stream"
+    assert read_all(path, lines[-1].place)[0] == []
+
+
+def test_source_whose_next_part_is_packed_is_an_error(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    write_at(path, b"one\n", 1)
+    _, place = read_all(path)
+    rotate(path, 1)
+    write_at(tmp_path / "stream.jsonl.0.gz", b"packed", 2)
+    write_at(path, b"three\n", 3)
+    with pytest.raises(StateError, match=r"'stream.jsonl.0.gz'.*Unpack"):
+        read_all(path, place)
+    os.remove(tmp_path / "stream.jsonl.1")  # that of the place is nowhere
+    with pytest.raises(StateError, match=r"expected the same first 1 lines.*not compressed"):
+        read_all(path, place)
+
+
+def test_source_that_an_editor_has_replaced_goes_on(tmp_path):
+    """The old file may be a backup beside it, with the inode of before."""
+    path = tmp_path / "stream.jsonl"
+    path.write_bytes(b"one\ntwo\n{\nfour\n")
+    _, place = next(lines := Source(path).read(Place())), next(lines).place
+    path.rename(tmp_path / "stream.jsonl~")
+    path.write_bytes(b"one\ntwo\nthree\nfour\n")
+    assert read_all(path, place)[0] == [b"three", b"four"]
+    path.write_bytes(b"one\nTWO\nthree\nfour\n")
+    os.remove(tmp_path / "stream.jsonl~")
+    with pytest.raises(StateError, match="expected the same first 2 lines"):
+        read_all(path, place)
+
+
+def following(path):
+    found, stop = [], threading.Event()
+
+    source = Source(path, follows=True, is_stopped=stop.is_set)
+    reader = threading.Thread(target=lambda: found.extend(line.content for line in source.read(Place())))
+    reader.start()
+    return found, stop, reader
+
+
+def wait_for(found, n):
+    end = time.monotonic() + 30
+    while len(found) < n and time.monotonic() < end:
+        time.sleep(0.02)
+    assert len(found) >= n, found
+
+
+def test_source_that_is_rotated_while_it_is_followed(tmp_path):
+    """Also what is written to the old file after it was renamed. A half line at its end is a line."""
+    path = tmp_path / "stream.jsonl"
+    path.write_bytes(b"one\n")
+    found, stop, reader = following(path)
+    wait_for(found, 1)
+    with path.open("ab", buffering=0) as file:
+        path.rename(tmp_path / "stream.jsonl.1")
+        file.write(b"two\n")
+        wait_for(found, 2)
+        path.write_bytes(b"")
+        file.write(b"three\nfour")
+        wait_for(found, 3)
+    path.write_bytes(b"five\n")
+    wait_for(found, 5)
+    with path.open("ab") as file:
+        file.write(b"six\n")
+    wait_for(found, 6)
+    stop.set()
+    reader.join(10)
+    assert found == [b"one", b"two", b"three", b"four", b"five", b"six"]
+
+
+def test_source_leaves_a_half_line_when_it_is_stopped(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    path.write_bytes(b"one\n{half")
+    found, stop, reader = following(path)
+    wait_for(found, 1)
+    stop.set()
+    reader.join(10)
+    assert found == [b"one"] and not reader.is_alive()
+    assert read_all(path)[0] == [b"one", b"{half"]  # without follows, the end of the file is its end

@@ -171,5 +171,8 @@ def _percent(score: float | None) -> str:
 
 def _tell_end(console: Console, learner: StreamLearner, before: int, output: Path, stopped_by: int | None) -> None:
     why = "The stream has ended" if stopped_by is None else f"Stopped by {signal.Signals(stopped_by).name}"
+    if learner.rejected:
+        texts = "1 text" if learner.rejected == 1 else f"{learner.rejected:,} texts"
+        console.print(f"{texts} could not be learned: {output / 'rejected.jsonl'}.", soft_wrap=True)
     done = f"{learner.texts - before:,} texts were learned" if learner.texts > before else "no text was new"
     console.print(f"{why}: {done}. Pipeline: {output / 'model-last'}. To go on, run the same command.", soft_wrap=True)

@@ -5,21 +5,25 @@ had not seen (prequential evaluation, Dawid 1984). All that a run needs to go on
 it ends; a run that was killed goes on from there, and ends with bit-identical weights.
 
     output/
-      state/         model, optimizer, random generators, place in the stream, memory
-      model-last/    the pipeline, for spacy.load
-      learn.jsonl    one row for each block of texts
+      state/            model, optimizer, random generators, place in the stream, memory
+      model-last/       the pipeline, for spacy.load
+      learn.jsonl       one row for each block of texts
+      rejected.jsonl    texts that could not be learned, with the reason
+
+A text that can't be learned changes nothing: its batch is undone (training/undo.py). Then the run saves and ends, or
+leaves out that text.
 """
 
 from __future__ import annotations
 
 import json
-import random
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy
 import torch
@@ -31,7 +35,7 @@ from spacy.util import registry
 from thinc.api import fix_random_seed
 
 from ..checks import Section
-from ..errors import ConfigError, PipelineError, StateError, StreamError, TorchOptError
+from ..errors import ConfigError, NonFiniteGradError, PipelineError, StateError, StreamError, TorchOptError
 from ..optimizers import TorchOptimizer
 from ..schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
 from ..state import clear_leftovers, read_folder, replacing, write_folder, write_text
@@ -40,6 +44,7 @@ from ..training import (
     ModelState,
     RandomState,
     RunLock,
+    Undo,
     check_generators,
     check_model,
     collect_defaults,
@@ -57,7 +62,7 @@ from .memory import Memory
 from .records import Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
 from .source import Line, Place, Source
 
-STATE, LAST, LOG = "state", "model-last", "learn.jsonl"
+STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
 _VERSION = 1
 _COMMAND = Section("spacy torchopt learn")
 _OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
@@ -76,6 +81,8 @@ class LearnSettings:
     new_labels ("refuse" | "add" | "skip"): Whether a label that the pipeline does not have ends the run, is added, or
         its text is skipped.
     prequential (bool): Score each text before it is learned.
+    skip_bad (bool): Leave out texts that can't be learned, and write them to rejected.jsonl. False: the first one ends
+        the run.
     RAISES (ConfigError): One is out of its range.
     """
 
@@ -87,6 +94,7 @@ class LearnSettings:
     memory: int = 1000
     new_labels: Literal["refuse", "add", "skip"] = "refuse"
     prequential: bool = True
+    skip_bad: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "every", "save_every", "watch_every", "memory"):
@@ -94,12 +102,19 @@ class LearnSettings:
         _COMMAND.whole("--replay", self.replay)
         _COMMAND.choice("--new-labels", self.new_labels, ("refuse", "add", "skip"))
 
+    @property
+    def lasting(self) -> dict[str, str]:
+        """Those that a run can't change, by option: with others, the same texts would give other weights."""
+        kept = {"--batch-size": self.batch_size, "--replay": self.replay, "--memory": self.replay and self.memory}
+        return {name: str(value) for name, value in kept.items()}
+
 
 @dataclass
 class Row:
     """A row of the log.
 
-    texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far.
+    texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far, by their labels or annotators.
+    rejected (int): Texts that could not be learned so far.
     score, scores: Of the texts since the row before, each before it was learned. None: unknown.
     losses (dict): By component, the mean over these texts.
     learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
@@ -110,6 +125,7 @@ class Row:
     texts: int
     tokens: int
     skipped: int
+    rejected: int
     score: float | None
     scores: dict[str, float]
     losses: dict[str, float]
@@ -133,7 +149,8 @@ class Block:
 class LearnerState:
     """The saved state of a run.
 
-    values (dict), identity (Identity): Settings, vectors and labels at the start. added (list): Component and label,
+    values, settings (dict): Those of the config, and `LearnSettings.lasting`. identity (Identity): Vectors and labels
+        at the start. added (list): Component and label,
         for those that were added. scored (list): The docs of the block in spaCy's binary format, as predicted and as
         they should be. logged, watched (int): The texts at the last row, and at the last evaluation of the watched
         corpus.
@@ -141,6 +158,7 @@ class LearnerState:
 
     version: Count
     values: dict[str, str]
+    settings: dict[str, str]
     identity: Identity
     added: list[tuple[str, str]]
     model: ModelState
@@ -153,9 +171,17 @@ class LearnerState:
     texts: Count
     tokens: Whole
     skipped: Count
+    rejected: Count
     logged: Count
     watched: Count
     seconds: NotNegative
+
+
+class _Text(NamedTuple):
+    """A text of a batch."""
+
+    line: Line
+    example: Example
 
 
 class StreamLearner:
@@ -172,7 +198,8 @@ class StreamLearner:
     RAISES (StateError): Another run uses the folder, or its state is damaged or of another pipeline. (PipelineError):
         There is nothing to train.
 
-    Public: `texts` (learned so far), `goes_on` (whether the run goes on with an earlier one), `place` (in the stream).
+    Public: `texts` (learned so far), `rejected` (left out so far, as they can't be learned), `goes_on` (whether the run
+        goes on with an earlier one), `place` (in the stream).
     """
 
     def __init__(
@@ -207,10 +234,15 @@ class StreamLearner:
         # The scored texts of the block; outside the memory zone as bytes.
         self._scored: list[Example] = []
         self._packed: list[torch.Tensor] = []
-        self.texts = self._tokens = self._skipped = self._logged = self._last_watched = self._saved = 0
+        self.texts = self._tokens = self._skipped = self.rejected = 0
+        self._logged = self._last_watched = self._saved = 0
+        self._undo = Undo(nlp)
+        self._changes = False  # the weights, at this moment
+        self._unwritten: list[dict[str, Any]] = []  # rows of texts that can't be learned
         self._told: set[str] = set()
         # By component and label, the line with it; and the texts that wait for them.
         self._new_labels: dict[tuple[str, str], str] = {}
+        self._refused_labels: dict[tuple[str, str], str] = {}  # with the reason
         self._waiting: list[Line] = []
         self._start = time.monotonic()
         self._lock = RunLock(folder, what="what is learned", setting="--output")
@@ -219,7 +251,7 @@ class StreamLearner:
             clear_leftovers(folder)
             self.goes_on = (folder / STATE).exists()
             if self.goes_on:
-                self._restore(old)
+                self._restore()
             else:
                 self._begin(old)
         except BaseException:
@@ -235,7 +267,8 @@ class StreamLearner:
     def _begin(self, old: Path | None) -> None:
         if self._seed is not None:
             fix_random_seed(self._seed)
-        (self.folder / LOG).unlink(missing_ok=True)  # of a run that was killed before it saved
+        for name in (LOG, REJECTED):  # of a run that was killed before it saved
+            (self.folder / name).unlink(missing_ok=True)
         self._initialize()
         self._remember(old)
 
@@ -269,6 +302,8 @@ class StreamLearner:
                 try:
                     is_over = self._learn_block(batches)
                 except (StateError, StreamError) as error:
+                    if self._changes:
+                        raise
                     is_over, failed, self._new_labels = True, error, {}
                 if self.texts > self._logged and not self._new_labels:
                     row = self._make_row()
@@ -310,45 +345,70 @@ class StreamLearner:
         if batch and not self._is_stopped():
             yield batch
 
+    # ------------------------------------------------------------------ one batch
+
     def _learn(self, batch: list[Line]) -> None:
-        """Score and learn texts."""
-        found: list[tuple[str, Example]] = []
-        for i, line in enumerate(batch):
+        """Score and learn texts, all or none of them.
+
+        RAISES (StreamError): One of them can't be learned, and ends the run.
+        """
+        found: list[_Text] = []
+        rejected: dict[Line, str] = {}
+        for line in batch:
             try:
                 example = self._read(line)
-            except StreamError:
-                if i > 0:  # those before it are learned first
-                    self._learn(batch[:i])
-                raise
+            except StreamError as error:
+                if not self._settings.skip_bad:
+                    raise StreamError(f"{error} {self._advice}") from error
+                rejected[line] = str(error)
+                continue
             if example is not None:
-                found.append((line.content.decode("utf8"), example))
+                found.append(_Text(line, example))
         if self._new_labels:
             self._waiting = batch
             return
-        if found:
-            self._update(found)
-        self._skipped += len(batch) - len(found)
+        n_skipped = len(batch) - len(found) - len(rejected)
+        while found and (bad := self._try_update(found)):
+            rejected |= bad
+            found = [text for text in found if text.line not in bad]
+        self._skipped += n_skipped
         self.place = batch[-1].place
+        for line in filter(rejected.__contains__, batch):
+            self.rejected += 1
+            text = line.content.decode("utf8", errors="backslashreplace")
+            self._unwritten.append(
+                {"number": self.rejected, "where": line.where, "reason": rejected[line], "text": text}
+            )
+            self._tell_once(f"Texts that can't be learned are left out, and are in '{self.folder / REJECTED}'.")
+        self._write_rejected()
+
+    @property
+    def _advice(self) -> str:
+        return (
+            "All that was learned before is saved. Repair the text and run the same command, or set --skip-bad to "
+            "leave such texts out."
+        )
 
     def _read(self, line: Line) -> Example | None:
-        """RETURNS (Example | None): None: the text is skipped."""
-        where = f"line {line.place.lines:,} of the stream"
-        record: Record = read_record(line.content, where)
+        """RETURNS (Example | None): None: the text is skipped. RAISES (StreamError): It can't be learned."""
+        record: Record = read_record(line.content, line.where)
         for key in unknown_keys(record):
             self._tell_once(f"'{key}' of texts is not used.")
         if is_rejected(record):
             return None
-        example = make_example(self._nlp, record, where)
+        example = make_example(self._nlp, record, line.where)
         for component, label in unknown_labels(self._nlp, example, self._frozen):
             if self._settings.new_labels == "skip":
                 self._tell_once(f"Texts with the label '{label}', which '{component}' does not have, are skipped.")
                 return None
             if self._settings.new_labels == "refuse":
                 raise StreamError(
-                    f"Can't learn from {where}: expected labels that '{component}' has, found '{label}'. Set "
+                    f"Can't learn from {line.where}: expected labels that '{component}' has, found '{label}'. Set "
                     '--new-labels to "add" or "skip".'
                 )
-            self._new_labels[component, label] = where
+            if (reason := self._refused_labels.get((component, label))) is not None:
+                raise StreamError(reason)
+            self._new_labels[component, label] = line.where
         return example
 
     def _add_labels(self) -> None:
@@ -360,50 +420,121 @@ class StreamLearner:
             try:
                 self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
             except (ValueError, NotImplementedError) as error:
-                self.save()
-                raise StreamError(
+                reason = (
                     f"Can't add the label '{label}' of {where} to '{component}', which can't get labels once it is "
                     'initialized (docs/growing-models.md). Set --new-labels to "skip", or train a pipeline that has '
                     f"it. {error}"
-                ) from error
+                )
+                if self._settings.skip_bad:
+                    self._refused_labels[component, label] = reason
+                    continue
+                self.save()
+                raise StreamError(reason) from error
             self._added.append((component, label))
             self._tell(f"'{component}' has got the label '{label}', of {where}.")
         self._new_labels = {}
+        # Now, not with the next gradient: the state of new rows is a mean of the old ones, which rounds.
+        self._optimizer.initialize(self._nlp, self._frozen)
 
-    def _update(self, found: list[tuple[str, Example]]) -> None:
-        """Score new texts, then make an update with them and some of the memory."""
-        nlp, optimizer = self._nlp, self._optimizer
-        examples = [example for _, example in found]
+    def _try_update(self, found: list[_Text]) -> dict[Line, str]:
+        """Make an update, or undo it, and find out why it failed.
+
+        RETURNS (dict): The texts that are to blame, with reasons; empty after an update. RAISES (StreamError): They end
+            the run.
+        """
+        self._undo.keep()
+        old = self._memory.draw(self._settings.replay)
+        try:
+            self._update(found, old)
+            return {}
+        except Exception as error:  # spaCy's, torch's, or of a function of the user's
+            if self._changes and not isinstance(error, NonFiniteGradError):
+                raise StreamError(
+                    f"Can't learn from {found[-1].line.where}: the update failed while it changed the weights, so "
+                    f"nothing since text {self._saved:,} is saved. To go on from there, run the same command. "
+                    f"{_in_words(error)}"
+                ) from error
+            self._changes = False
+            self._undo.undo()
+            bad, bad_old = self._find_bad(found, old, error)
+            if not self._settings.skip_bad:
+                first, reason = next(iter(bad.items()), (found[0].line, _in_words(error)))
+                where = first.where if bad else f"a text of the memory, drawn with {first.where}"
+                raise StreamError(f"Can't learn from {where}: {reason} {self._advice}") from error
+            for line in bad_old:
+                self._memory.lines.remove(line)
+                self._tell_once(f"A text of the memory can't be learned, and is forgotten: {line[:60]}")
+            return bad or self._try_update(found)
+
+    def _find_bad(self, found: list[_Text], old: list[str], error: Exception) -> tuple[dict[Line, str], list[str]]:
+        """Find the texts that can't be learned by themselves. If there are none, all new ones are to blame together.
+
+        RETURNS (tuple): New ones, with reasons; if they all can be learned, old ones.
+        """
+        if len(found) + len(old) == 1:
+            return {found[0].line: _in_words(error)}, []
+        bad = {text.line: reason for text in found if (reason := self._why_not(text.example))}
+        bad_old = [] if bad else [line for line in old if self._why_not(self._read_old(line))]
+        return bad if bad or bad_old else {text.line: _in_words(error) for text in found}, bad_old
+
+    def _why_not(self, example: Example) -> str:
+        """Why a text can't be learned by itself, if so. Changes nothing."""
+        try:
+            self._score_and_backprop([example], [], {})
+        except Exception as error:
+            return _in_words(error)
+        finally:
+            self._undo.undo()
+        return ""
+
+    def _read_old(self, line: str) -> Example:
+        return make_example(self._nlp, json.loads(line), "a text of the memory")
+
+    def _score_and_backprop(
+        self, examples: list[Example], old: list[Example], losses: dict[str, float]
+    ) -> list[Example]:
+        """Score new texts, then compute the gradients of these and of old ones. RETURNS (list): The scored texts."""
+        scored: list[Example] = []
         if self._settings.prequential:
-            docs = nlp.pipe([example.predicted.copy() for example in examples])
-            self._scored += [Example(doc, example.reference) for doc, example in zip(docs, examples)]
-        for line in self._memory.draw(self._settings.replay):
-            old = make_example(nlp, json.loads(line), "a text of the memory")
-            if not unknown_labels(nlp, old, self._frozen):
-                examples.append(old)
+            docs = self._nlp.pipe([example.predicted.copy() for example in examples])
+            scored = [Example(doc, example.reference) for doc, example in zip(docs, examples)]
         if self._before_update is not None:
-            self._before_update(nlp, {"step": self.texts, "epoch": 0})
-        losses: dict[str, float] = {}
-        nlp.update(
-            examples,
+            self._before_update(self._nlp, {"step": self.texts, "epoch": 0})
+        self._nlp.update(
+            [*examples, *old],
             drop=self._dropout,
             losses=losses,
             sgd=False,  # type: ignore[arg-type]
             exclude=self._frozen,
             annotates=self._annotating,
         )
-        with optimizer.joint_step():
-            for name, proc in nlp.pipeline:
+        return scored
+
+    def _update(self, found: list[_Text], lines: list[str]) -> None:
+        """Score new texts, then make an update with them and some of the memory.
+
+        lines (list[str]): Those of the memory.
+        """
+        old = [
+            example for example in map(self._read_old, lines) if not unknown_labels(self._nlp, example, self._frozen)
+        ]
+        losses: dict[str, float] = {}
+        scored = self._score_and_backprop([text.example for text in found], old, losses)
+        with self._optimizer.joint_step():
+            for name, proc in self._nlp.pipeline:
                 if name not in self._frozen and is_trained(proc):
-                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
-        optimizer.step_schedules()
+                    proc.finish_update(self._optimizer)  # type: ignore[attr-defined]
+            self._changes = True
+        self._changes = False
+        self._optimizer.step_schedules()
+        self._scored += scored
         for line, example in found:
             self.texts += 1
             self._tokens += len(example.predicted)
             if self._memory.size:
-                self._memory.add(line)
+                self._memory.add(line.content.decode("utf-8-sig"))
         self._block.texts += len(found)
-        self._block.n += len(examples)
+        self._block.n += len(found) + len(old)
         for name, loss in losses.items():
             self._block.losses[name] = self._block.losses.get(name, 0.0) + float(loss)
 
@@ -414,9 +545,13 @@ class StreamLearner:
         watched: dict[str, float] = {}
         is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
         if self._watched is not None and (is_due or self._block.texts < self._settings.every):
-            with self._averaged():
-                watched = self._numbers(self._nlp.evaluate([one for _, one in read_examples(self._nlp, self._watched)]))
-            self._last_watched = self.texts if is_due else self._last_watched
+            try:
+                watched = self._evaluate(self._watched)
+                self._last_watched = self.texts if is_due else self._last_watched
+            except StreamError as error:
+                if not self.texts:
+                    raise
+                self._tell_once(f"{error} The run goes on, and tries again at the next row.")
         rates = self._optimizer.learn_rates
         if self.texts and not any(rates.values()):
             self._tell_once("All learning rates are 0: nothing more is learned. Set --learn-rate.")
@@ -424,6 +559,7 @@ class StreamLearner:
             self.texts,
             self._tokens,
             self._skipped,
+            self.rejected,
             self._score(scores),
             scores,
             {name: loss / max(1, self._block.n) for name, loss in self._block.losses.items()},
@@ -434,7 +570,21 @@ class StreamLearner:
         )
 
     def _scores_of(self, examples: list[Example]) -> dict[str, float]:
-        return self._numbers(Scorer(nlp=self._nlp).score(examples))
+        try:
+            return self._numbers(Scorer(nlp=self._nlp).score(examples))
+        except Exception as error:  # a scorer's, about annotations that can be learned
+            self._tell_once(f"The texts of a row can't be scored: {_in_words(error)}")
+            return {}
+
+    def _evaluate(self, path: Path) -> dict[str, float]:
+        """The scores of a corpus. RAISES (StreamError): It can't be read or evaluated."""
+        try:
+            with self._averaged():
+                return self._numbers(self._nlp.evaluate([example for _, example in read_examples(self._nlp, path)]))
+        except StreamError:
+            raise
+        except Exception as error:
+            raise StreamError(f"Can't evaluate '{path}' of --watch: {_in_words(error)}") from error
 
     def _numbers(self, scores: Mapping[str, Any]) -> dict[str, float]:
         """Those scores that are numbers. `speed` differs from run to run."""
@@ -459,8 +609,7 @@ class StreamLearner:
             row.is_last = True
         else:
             self._logged, self._block = self.texts, Block()
-        with self._on_disk(), (self.folder / LOG).open("a", encoding="utf8") as file:
-            file.write(json.dumps(vars(row)) + "\n")
+        self._append(LOG, [vars(row)])
         return row
 
     def _tell_once(self, text: str) -> None:
@@ -482,6 +631,18 @@ class StreamLearner:
                 f"{self._saved:,} texts. When the disk has space, run the same command to go on from there."
             ) from error
 
+    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Append rows to a file. RAISES (StateError): It can't be written."""
+        with self._on_disk(), (self.folder / name).open("a", encoding="utf8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.flush()
+            os.fsync(file.fileno())  # the state that counts them comes after them
+
+    def _write_rejected(self) -> None:
+        if self._unwritten:
+            self._append(REJECTED, self._unwritten)
+            self._unwritten = []
+
     def save(self) -> None:
         """Save the state, then the pipeline, with the averages of its params if the optimizer has them.
 
@@ -490,6 +651,7 @@ class StreamLearner:
         state = LearnerState(
             _VERSION,
             self._values,
+            self._settings.lasting,
             self._identity,
             self._added,
             collect_model(self._nlp),
@@ -502,22 +664,25 @@ class StreamLearner:
             self.texts,
             self._tokens,
             self._skipped,
+            self.rejected,
             self._logged,
             self._last_watched,
             time.monotonic() - self._start,
         )
+        self._write_rejected()
         with self._on_disk():
             write_folder(self.folder / STATE, write(state))
             with replacing(self.folder / LAST) as unfinished, self._averaged():
                 self._nlp.to_disk(unfinished)
         self._saved = self.texts
 
-    def _restore(self, old: Path | None) -> None:
+    def _restore(self) -> None:
         """RAISES (StateError): The state is damaged, or of another pipeline."""
         what = f"the stream in '{self.folder}'"
         check_version(content := read_folder(self.folder / STATE), _VERSION, what)
         saved = read(LearnerState, content, what)
-        found = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        found = compare_configs(saved.settings, self._settings.lasting)
+        found += compare_configs(saved.values, self._values, collect_defaults(self._nlp))
         if found := found + compare_identities(saved.identity, self._identity):
             raise StateError(
                 f"Can't go on in '{self.folder}': expected the pipeline and settings that it began with, found others: "
@@ -537,24 +702,21 @@ class StreamLearner:
             raise StateError(f"{error} The state is in '{self.folder}'.") from error
         self._optimizer.keep_buffers()
         self.place, self._block, self._packed = saved.place, saved.block, list(saved.scored)
-        self._memory = Memory(self._memory.size, saved.memory.seen, saved.memory.lines)
-        if not self._memory.seen:  # there was none
-            self._remember(old)
-        while len(self._memory.lines) > self._memory.size:  # it is smaller now
-            self._memory.lines.pop(random.randrange(len(self._memory.lines)))
-        self.texts, self._tokens, self._skipped = saved.texts, saved.tokens, saved.skipped
+        self._memory = saved.memory
+        self.texts, self._tokens = saved.texts, saved.tokens
+        self._skipped, self.rejected = saved.skipped, saved.rejected
         self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
         self._start -= saved.seconds
-        self._trim_log()
+        # Texts that are learned again, and a block that goes on, get new rows.
+        self._trim(LOG, "texts", self._logged)
+        self._trim(REJECTED, "number", self.rejected)
         restore_random(saved.random)
 
-    def _trim_log(self) -> None:
-        """Remove rows of texts that are learned again, and that of a block that goes on."""
-        path = self.folder / LOG
-        if path.exists():
-            rows = path.read_text(encoding="utf8").splitlines(keepends=True)
-            kept = [row for row in rows if row.endswith("\n") and json.loads(row)["texts"] <= self._logged]
-            write_text(path, "".join(kept))
+    def _trim(self, name: str, number: str, at_most: int) -> None:
+        """Remove the rows after a number. RAISES (StateError): The file is damaged."""
+        if (path := self.folder / name).exists():
+            kept = [row for row in _read_rows(path, number) if row[number] <= at_most]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def _pack(self) -> list[torch.Tensor]:
         """The scored docs of the block."""
@@ -578,8 +740,37 @@ class StreamLearner:
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Read the rows of a run. RAISES (StateError): There is none, or it is damaged."""
-    path = folder / LOG
+    return _read_rows(folder / LOG, "texts")
+
+
+def _read_rows(path: Path, number: str) -> list[dict[str, Any]]:
+    """Read rows. One without a line end is left out: the run was killed while it wrote it.
+
+    number (str): A number that each row has.
+    RAISES (StateError): The file is damaged.
+    """
+    rows = []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
-    except (OSError, ValueError) as error:
+        for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                row = json.loads(line)
+                if not isinstance(row[number], (int, float)):
+                    raise TypeError
+            except (ValueError, TypeError, LookupError, RecursionError):
+                raise StateError(
+                    f"Can't read '{path}': expected a JSON object with '{number}' in line {i:,}, found "
+                    f"{line[:60].decode('utf8', errors='replace')!r}. The file is damaged: remove that line, or move "
+                    "the file away."
+                ) from None
+            rows.append(row)
+    except OSError as error:
         raise StateError(f"Can't read '{path}': {type(error).__name__}: {error}.") from error
+    return rows
+
+
+def _in_words(error: Exception) -> str:
+    """An error of spaCy, torch or a function of the user's as a sentence."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, TorchOptError) and not text.startswith("[E"):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."

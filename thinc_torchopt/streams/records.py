@@ -11,6 +11,7 @@ dicts of `Example.to_dict`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ Record = dict[str, Any]
 def read_record(content: bytes, place: str) -> Record:
     """Read a line. place (str): Of it, for errors. RAISES (StreamError): It is not a text with labels."""
     try:
-        found = json.loads(content)
+        found = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise StreamError(
             f"Can't learn from {place}: expected JSON, found {_short(content)} ({error}). If it is still being "
@@ -79,8 +80,11 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
         else:
             predicted = Doc(nlp.vocab, words=words, spaces=None if spaces is None else [bool(x) for x in spaces])
         example = Example.from_dict(predicted, annotations)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except Exception as error:  # spaCy's are of many kinds: an OverflowError for a head of 10^20, for example
         raise StreamError(f"Can't learn from {place}: its annotations don't fit. {error}") from error
+    for label, value in example.reference.cats.items():
+        if not math.isfinite(value):
+            raise StreamError(f"Can't learn from {place}: expected a finite number for '{label}', found {value}.")
     return example
 
 
@@ -118,7 +122,7 @@ def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
         where = f"line {line.place.lines} of '{path}'"
         record = read_record(line.content, where)
         if not is_rejected(record):
-            yield line.content.decode("utf8"), make_example(nlp, record, where)
+            yield json.dumps(record), make_example(nlp, record, where)
 
 
 # ---------------------------------------------------------------------- labels

@@ -1,48 +1,62 @@
-"""The lines of a stream: a JSONL file that may still grow, or standard input."""
+"""The lines of a stream: a JSONL file that may still grow, or standard input.
+
+The file may be rotated: renamed, so that another one takes its name, as logrotate does by default. Then the rest of it
+is read, and the new file from its beginning. A place in a stream is one in a file, which is recognized by its content:
+its lines before the place may not change. A copy of the file will do, with later lines repaired, for example.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ..errors import StateError, StreamError
 from ..schema import Whole
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 # Seconds between two looks for more.
 _PAUSE = 0.5
 
 
 class Line(NamedTuple):
-    """A line that is not blank. content (bytes): Without the line end. place (Place): Where the next one begins."""
+    """A line that is not blank. content (bytes): Without the line end. place (Place): Where the next one begins. where
+    (str): Its number and its file, for messages.
+    """
 
     content: bytes
     place: Place
+    where: str
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place between two lines of a stream.
+    """A place between two lines of a file.
 
-    lines, offset (int): Lines and bytes before it. last (int): Length of the line before it, in bytes. checksum (int):
-        Its CRC-32.
+    lines, offset (int): Lines and bytes before it. checksum (int): The CRC-32 of these bytes. inode (int): Of the file.
+        0: it is standard input.
     """
 
     lines: Whole = 0
     offset: Whole = 0
-    last: Whole = 0
     checksum: Whole = 0
+    inode: Whole = 0
 
     def after(self, line: bytes) -> Place:
-        return Place(self.lines + 1, self.offset + len(line), len(line), zlib.crc32(line))
+        return replace(
+            self,
+            lines=self.lines + 1,
+            offset=self.offset + len(line),
+            checksum=zlib.crc32(line, self.checksum),
+        )
 
 
 class Source:
@@ -50,7 +64,8 @@ class Source:
 
     path (Path | None): The file. None: standard input.
     follows (bool): Wait for more at the end of the file. Standard input is always read until it is closed.
-    is_stopped (Callable): Asked while it waits: whether to end.
+    is_stopped (Callable): Asked while it waits: whether to end. A line that is still being written is left for later
+        then.
     """
 
     def __init__(self, path: Path | None, *, follows: bool = False, is_stopped: Callable[[], bool] = lambda: False):
@@ -61,44 +76,111 @@ class Source:
     def read(self, start: Place) -> Iterator[Line]:
         """Read from a place on. Standard input begins there.
 
-        RAISES (StateError): The file is not that of before, or has become shorter. (StreamError): There is no file.
+        RAISES (StateError): The lines before the place are not those of before, or the file has become shorter.
+            (StreamError): It can't be read.
         """
         if self._path is None:
-            yield from _lines(self._from_stdin(), start)
+            yield from self._lines(self._from_stdin(), start, "the stream")
             return
-        try:
-            file = self._path.open("rb", buffering=0)
-        except OSError as error:
-            raise StreamError(f"Can't read the stream '{self._path}': {type(error).__name__}: {error}.") from error
-        with file:
-            self._check(file.fileno(), start)
-            yield from _lines(self._from_file(file.fileno(), start.offset), start)
+        path: Path | None = self._find(self._path, start)
+        place = start
+        while path is not None:
+            name = "the stream" if path == self._path else f"'{path}'"
+            with self._reading(path) as file:
+                place = replace(place, inode=os.fstat(file.fileno()).st_ino)
+                for line in self._lines(self._from_file(file.fileno(), place.offset), place, name):
+                    place = line.place
+                    yield line
+                path = None if self._is_stopped() else self._next(file.fileno())
+            # An editor, too, puts another file in the place of the one that it has changed.
+            if not (path == self._path and place.offset and self._begins_as(path, place)):
+                place = Place()
 
-    def _check(self, file: int, start: Place) -> None:
-        """Check that the line before the place is that of before."""
-        os.lseek(file, start.offset - start.last, os.SEEK_SET)
-        found = b""
-        while len(found) < start.last and (more := os.read(file, start.last - len(found))):
-            found += more
-        if zlib.crc32(found) != start.checksum:
+    @contextmanager
+    def _reading(self, path: Path) -> Iterator[BinaryIO]:
+        """Open a file. RAISES (StreamError): An error of the system, here or inside."""
+        try:
+            with path.open("rb", buffering=0) as file:
+                yield file
+        except OSError as error:
+            raise StreamError(f"Can't read the stream '{path}': {type(error).__name__}: {error}.") from error
+
+    # ------------------------------------------------------------------ the files of a stream
+
+    def _find(self, path: Path, start: Place) -> Path:
+        """The file of a place: of this name, or a renamed one beside it.
+
+        RAISES (StateError): There is none with these lines before the place.
+        """
+        if start.offset and self._begins_as(path, start):
+            return path
+        for other in path.parent.iterdir() if start.inode else ():
+            if other.is_file() and other.stat().st_ino == start.inode and self._begins_as(other, start):
+                return other
+        if start.offset:
             raise StateError(
-                f"Can't go on with the stream '{self._path}': expected the same first {start.lines:,} lines as "
-                "before, found others, or fewer. New texts are added at the end. Restore the file, or give another "
-                "--output."
+                f"Can't go on with the stream '{path}': expected the same first {start.lines:,} lines as before, found "
+                "others, or fewer. New texts are added at the end; a file that was rotated must be beside it, not "
+                "compressed. Restore the file, or give another --output."
             )
+        return path
+
+    def _begins_as(self, path: Path, place: Place) -> bool:
+        """Whether the lines before a place are in a file."""
+        checksum, left = 0, place.offset
+        with self._reading(path) as file:
+            while left and (chunk := file.read(min(left, _CHUNK))):
+                checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+        return not left and checksum == place.checksum
+
+    def _next(self, file: int) -> Path | None:
+        """The file after an open one, if that was rotated. None: it is the newest.
+
+        RAISES (StateError): It is compressed.
+        """
+        assert self._path is not None
+        own, name = os.fstat(file), re.escape(self._path.name)
+        with suppress(OSError):
+            if self._path.stat().st_ino == own.st_ino:
+                return None
+        # It may have been rotated more than once.
+        later: list[tuple[int, Path, bool]] = []
+        for path in self._path.parent.iterdir():
+            match = re.fullmatch(rf"{name}[.-]\d[\d.-]*(\.[a-z]+\d?)?", path.name)
+            if match is not None and path.is_file():
+                stat = path.stat()
+                if stat.st_ino != own.st_ino and stat.st_size and stat.st_mtime_ns > own.st_mtime_ns:
+                    later.append((stat.st_mtime_ns, path, match[1] is not None))
+        if not later:
+            return self._path if self._path.exists() else None
+        _, path, is_packed = min(later)
+        if is_packed:
+            raise StateError(
+                f"Can't go on with the stream '{self._path}': expected its next part as text, found '{path.name}'. "
+                "It was rotated more than once. Unpack that file, and remove the packed one."
+            )
+        return path
+
+    # ------------------------------------------------------------------ bytes and lines
 
     def _from_file(self, file: int, position: int) -> Iterator[bytes]:
+        """Read to the end of a file, which was rotated or stays as it is; or until the run is stopped."""
+        os.lseek(file, position, os.SEEK_SET)
+        was_rotated = False
         while not self._is_stopped():
             if chunk := os.read(file, _CHUNK):
                 position += len(chunk)
                 yield chunk
-            elif not self._follows:
+            elif was_rotated or not self._follows:
                 return
             elif os.fstat(file).st_size < position:
                 raise StateError(
                     f"Can't go on with the stream '{self._path}': it has become shorter. New texts are added at the "
                     "end. To go on with another file, give another --output."
                 )
+            # Whoever writes has the old file open until there is something in the new one.
+            elif (path := self._next(file)) is not None and path.stat().st_size:
+                was_rotated = True
             else:
                 time.sleep(_PAUSE)
 
@@ -112,18 +194,18 @@ class Source:
                 return
             yield chunk
 
-
-def _lines(chunks: Iterator[bytes], place: Place) -> Iterator[Line]:
-    """Lines, also a last one without a line end."""
-    pending: list[bytes] = []
-    for chunk in chunks:
-        *ended, rest = chunk.split(b"\n")
-        for line in ended:
-            whole = b"".join([*pending, line, b"\n"])
-            pending, place = [], place.after(whole)
-            if whole.strip():
-                yield Line(whole.strip(), place)
-        pending.append(rest)
-    last = b"".join(pending)
-    if last.strip():
-        yield Line(last.strip(), place.after(last))
+    def _lines(self, chunks: Iterator[bytes], place: Place, name: str) -> Iterator[Line]:
+        """Lines, also a last one without a line end, unless the run was stopped."""
+        pending: list[bytes] = []
+        for chunk in chunks:
+            *ended, rest = chunk.split(b"\n")
+            for line in ended:
+                whole = b"".join([*pending, line, b"\n"])
+                pending, place = [], place.after(whole)
+                if whole.strip():
+                    yield Line(whole.strip(), place, f"line {place.lines:,} of {name}")
+            pending.append(rest)
+        last = b"".join(pending)
+        if last.strip() and not self._is_stopped():
+            place = place.after(last)
+            yield Line(last.strip(), place, f"line {place.lines:,} of {name}")

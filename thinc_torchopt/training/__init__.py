@@ -10,7 +10,8 @@ loop.py defines the order of a step's parts (run.py), and events.py the events t
 - decay.py starts the fall of learning rates on demand, budget.py in time for a budget.
 
 ranks.py keeps several processes in step. own_loop.py saves and resumes a user's own loop; signals.py stops a run after
-a step; short_training.py trains for a few steps; lr_finder.py is the learning rate range test.
+a step; undo.py undoes one that failed; short_training.py trains for a few steps; lr_finder.py is the learning rate
+range test.
 """
 
 from .budget_settings import Budget, read_limit
@@ -38,6 +39,7 @@ from .run_lock import RunLock, hold, is_held, is_in_use
 from .saved_models import SavedModels
 from .short_training import WRITES, begin_training
 from .signals import Signals
+from .undo import Undo
 
 __all__ = [
     "WRITES",
@@ -52,6 +54,7 @@ __all__ = [
     "RunLock",
     "SavedModels",
     "Signals",
+    "Undo",
     "begin_training",
     "check_generators",
     "check_model",

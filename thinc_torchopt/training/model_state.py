@@ -70,8 +70,13 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
         state.attrs[name] = [
             {key: on_cpu(value) for key, value in node.attrs.items() if is_plain(value)} for node in model.walk()
         ]
-    state.components = {name: _from_bytes(_to_bytes(name, proc)) for name, proc in _other_components(nlp)}
+    state.components = collect_components(nlp)
     return state
+
+
+def collect_components(nlp: Language) -> dict[str, torch.Tensor]:
+    """The trainable components without a thinc model, as bytes."""
+    return {name: _from_bytes(_to_bytes(name, proc)) for name, proc in _other_components(nlp)}
 
 
 # ---------------------------------------------------------------------- checks
@@ -221,10 +226,14 @@ def restore_model(nlp: Language, saved: ModelState) -> None:
                     shim.from_bytes(_array(saved.shims[path]).tobytes())
             for node, attrs in zip(model.walk(), saved.attrs[name]):
                 node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
-        components = saved.components
-        for name, proc in _other_components(nlp):
-            if name in components:
-                _load_bytes(proc, _array(components[name]).tobytes())
+        restore_components(nlp, saved.components)
+
+
+def restore_components(nlp: Language, saved: Mapping[str, torch.Tensor]) -> None:
+    """saved (Mapping): From `collect_components`."""
+    for name, proc in _other_components(nlp):
+        if name in saved:
+            _load_bytes(proc, _array(saved[name]).tobytes())
 
 
 def _restore_param(node: Any, param: str, value: Any) -> None:

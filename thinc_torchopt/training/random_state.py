@@ -89,6 +89,21 @@ def check_generators(saved: GeneratorStates) -> None:
             torch.Generator().set_state(saved.cpu)
 
 
+def read_random() -> tuple[Generators, torch.Tensor, list[torch.Tensor]]:
+    """The states of all random generators but CuPy's, in memory only."""
+    is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return read_generators(), torch.get_rng_state(), torch.cuda.get_rng_state_all() if is_on_gpu else []
+
+
+def set_random(states: tuple[Generators, torch.Tensor, list[torch.Tensor]]) -> None:
+    """Set the generators to states of `read_random`."""
+    generators, of_torch, on_gpu = states
+    set_generators(generators)
+    torch.set_rng_state(of_torch)
+    if on_gpu:
+        torch.cuda.set_rng_state_all(on_gpu)
+
+
 def collect_random() -> RandomState:
     """The states of all random generators: Python's, NumPy's, torch's, and torch's on each GPU.
 
@@ -111,19 +126,15 @@ def restore_random(saved: RandomState) -> None:
 @contextmanager
 def preserved_random() -> Iterator[None]:
     """Restore all random generators on exit, CuPy's too."""
-    generators, of_torch = read_generators(), torch.get_rng_state()
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    cupy = sys.modules.get("cupy") if on_gpu else None
+    states = read_random()
+    cupy = sys.modules.get("cupy") if states[-1] else None
     of_cupy = None if cupy is None else cupy.random.get_random_state()
     if cupy is not None:
         cupy.random.set_random_state(cupy.random.RandomState(0))
     try:
         yield
     finally:
-        set_generators(generators)
-        torch.set_rng_state(of_torch)
-        if on_gpu:
-            torch.cuda.set_rng_state_all(on_gpu)
+        set_random(states)
         if cupy is not None:
             cupy.random.set_random_state(of_cupy)
 

@@ -9,6 +9,7 @@ stepping.py and direct.py step; param_states.py has its state. frozen_grads.py s
 different blocks.
 """
 
+from .buffers import KeptBuffers
 from .frozen_grads import FrozenGrads
 from .group import Group
 from .guard import JOINT, Guard, rollback_settings
@@ -23,6 +24,7 @@ __all__ = [
     "FrozenGrads",
     "Group",
     "Guard",
+    "KeptBuffers",
     "NotedGrads",
     "Plan",
     "Reduce",
