@@ -94,7 +94,6 @@ FUNCTIONS = {
         {
             "limit": [3, "", None, "20 minutes", []],
             "decay_ratio": [*NUMBER, 0.0, 1.5],
-            "marks": [0.5, "half", None, {}],
         },
         {"limit": "20m"},
     ),

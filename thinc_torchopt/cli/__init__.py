@@ -99,7 +99,6 @@ def train_cli(
     endpoint: Optional[str] = Opt(None, "--rdzv-endpoint", help="host:port of the machine with --node-rank 0"),
     max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to restart after a process died"),
     budget: Optional[str] = Opt(None, "--budget", "-b", help='How long to train: 20m, 1h30m, "5000 steps", "2M words"'),
-    any_time: bool = Opt(False, "--any-time", help="With --budget: also save finished models at 25% and 50% of it"),
 ) -> None:
     """
     Train in several processes, or within a budget. Works as `spacy train` does, on one machine or several: the
@@ -122,7 +121,6 @@ def train_cli(
         endpoint=endpoint,
         max_restarts=max_restarts,
         budget=budget,
-        any_time=any_time,
     )
 
 

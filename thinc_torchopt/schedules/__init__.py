@@ -31,7 +31,6 @@ All curves without `total_steps` do. A schedule may have a *decay* that starts o
     begin_decay(decay_steps)    decays from the next step on. False: it had started before
     decay_was_told              whether the decay was started
     decay_is_over               whether the decay was started and is over
-    cancel_decay()              undoes `begin_decay`
     waits_to_be_told            whether only `begin_decay` ends it
 
 curves.py has the functions of the step.

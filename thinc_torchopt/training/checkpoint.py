@@ -74,7 +74,7 @@ class RunCheckpoints:
 
     Public: `stream` (the batches, which a resumed run draws again), `signals` (which stop the run after its step),
     `output` (the folder where spaCy saves models), `goes_on` (whether the run was resumed), `own`, `seed` (of a resumed
-    run of several processes), `held` (steps whose checkpoints are kept).
+    run of several processes).
     """
 
     name = "checkpoints"
@@ -107,7 +107,6 @@ class RunCheckpoints:
         self._lock = RunLock(self.folder)
         self._damaged: set[Path] = set()
         self._writer = CheckpointWriter(self.folder, self._lock, in_background=settings.in_background)
-        self.held: set[int] = set()
         self._random: RandomState | None = None
         # The pipeline as a resumed run builds it: no callback has changed it yet.
         self._layout = layout_of(nlp)
@@ -349,7 +348,7 @@ class RunCheckpoints:
         self._damaged.discard(self.folder / name_of(step))
         if keep is not None:
             ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
-            prune(self.folder, keep, self._damaged, held=self.held, **ranked)
+            prune(self.folder, keep, self._damaged, **ranked)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written."""
