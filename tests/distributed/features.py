@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tests.distributed import pipelines
 from tests.distributed.scenarios import RANK, scenario, train
 from thinc_torchopt.distributed import Distributed
-from thinc_torchopt.errors import ConfigError, DistributedError
+from thinc_torchopt.errors import DistributedError
 from thinc_torchopt.schedules import warmup_stable_decay
 from thinc_torchopt.training import Budget, run
 
@@ -125,16 +125,6 @@ def other_development_data(folder):
     try:
         train(nlp, pipelines.optimizer(), evaluate=lambda: (nlp.evaluate(dev)["tag_acc"], {}))
     except DistributedError as error:
-        return {"error": str(error)}
-
-
-@scenario
-def stateful(folder):
-    nlp = pipelines.pipeline(["tagger"])
-    nlp.get_pipe("tagger").model.attrs["carried"] = {}  # as a stateful OnlineRNN has it
-    try:
-        train(nlp, pipelines.optimizer())
-    except ConfigError as error:
         return {"error": str(error)}
 
 

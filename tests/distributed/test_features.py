@@ -74,11 +74,6 @@ def test_features_other_development_data_is_noticed(ranks):
         assert "rank 1 reads other development data than rank 0" in found["error"]
 
 
-def test_features_stateful_layers_are_refused(ranks):
-    for found in ranks("stateful"):
-        assert "Can't train component 'tagger' in several processes: stateful = true" in found["error"]
-
-
 def step_alone(nlp, optimizer, batch):
     """A step of one process on the batches of two: it accumulates their gradients."""
     for part in deal(batch, 2):
