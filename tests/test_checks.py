@@ -83,7 +83,6 @@ FUNCTIONS = {
             "keep": [*WHOLE, 0],
             "resume": [*CHOICE, None],
             "on_config_change": [*CHOICE, None],
-            "allow_foreign_shims": FLAG,
             "in_background": FLAG,
             "progress_bar": FLAG,
         },

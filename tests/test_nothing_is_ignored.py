@@ -689,7 +689,7 @@ HIDDEN = {
     "misc EMA.v1 device": "there is one device here: tests/averages/test_averages.py",
     "misc SWA.v1 device": "there is one device here: tests/averages/test_averages.py",
     "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/training/test_background.py",
-    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("on_config_change", "allow_foreign_shims", "progress_bar")},
+    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("on_config_change", "progress_bar")},
     **{
         f"misc Distributed.v1 {name}": RANKS
         for name in ("backend", "timeout_seconds", "check_every", "share_evaluation")

@@ -73,7 +73,6 @@ class CheckpointSettings:
     resume: Literal["auto", "must", "never"]
     on_config_change: Literal["refuse", "warn"]
     in_background: bool = True
-    allow_foreign_shims: bool = False
     progress_bar: bool = True
 
 

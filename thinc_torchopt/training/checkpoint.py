@@ -41,8 +41,9 @@ from .config_check import (
 from .data_stream import DataStream
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import (
-    check_can_be_saved,
+    check_layout,
     check_model,
+    check_parts,
     collect_grads,
     collect_model,
     layout_of,
@@ -133,8 +134,9 @@ class RunCheckpoints:
             checkpoint.
         RETURNS (bool): Whether the run was resumed.
         RAISES (ConfigError): The folder can't be used. (StateError): Another run uses it; there is no checkpoint, but
-            resume = "must"; or the checkpoint has another config, pipeline or data.
+            resume = "must"; the checkpoint has another config, pipeline or data; or the pipeline can't be saved.
         """
+        check_parts(self._nlp)
         self._progress = progress
         if listeners is not None:
             self._listeners = listeners
@@ -187,7 +189,7 @@ class RunCheckpoints:
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
-        check_model(self._nlp, saved.model, allow_foreign_shims=self.settings.allow_foreign_shims)
+        check_model(self._nlp, saved.model)
         return saved
 
     def _how_to_resume(self, saved: SavedRun, changes: Sequence[str]) -> str:
@@ -361,7 +363,7 @@ class RunCheckpoints:
         optimizer = self.ranks.whole_state(self._optimizer)
         if optimizer is None:
             return None
-        check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
+        check_layout(self._nlp, self._layout)
         return SavedRun(
             version=VERSION,
             values=self._values,

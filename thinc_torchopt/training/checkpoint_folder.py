@@ -24,7 +24,7 @@ from .model_state import ModelState
 from .progress import Progress
 from .random_state import RandomState
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
