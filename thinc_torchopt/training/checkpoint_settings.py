@@ -30,7 +30,7 @@ def Checkpoint(
         raises an error if there is none; "never" starts from scratch, and removes the checkpoints of an earlier run.
     on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the config differs from the checkpoint's.
         Paths, `max_steps`, `max_epochs`, `patience`, `eval_frequency`, the logger, and the blocks `checkpoint`,
-        `distributed` and `budget` may always change.
+        `distributed` and `budget` may always change; a budget only until its learning rate falls.
     in_background (bool): Copy the state, and write it while the training continues. The copy takes as much main memory
         as the checkpoint takes on the disk. False: the training waits until it is written.
     progress_bar (bool): Show a progress bar while a resumed run skips the batches that it trained on before. Only in a
