@@ -2,22 +2,19 @@
 
     python benchmarks/budget.py --data ../shared/data [--steps 400] [--words 1000] [--seeds 2] [--output budget.json]
 
-Tagger and parser on UD English EWT, a CNN of width 96 and depth 4, AdamW at 0.003. Three ways:
+Tagger and parser on UD English EWT, a CNN of width 96 and depth 4, AdamW at 0.003. Two ways:
 
 cosine      falls from step 0 on to the end, which it knows
 budget      --budget: stays, and falls in the last fifth
-any-time    --budget --any-time: also falls at a quarter and a half, from which it goes back
 
 and `known`, three trainings with a cosine that end at 25, 50 and 100%: what could be had at that time at best, if one
-had decided for it beforehand. Budgets are in steps, so that the result is the same on each machine: falls at marks are
-counted in. Scores are those of the development data.
+had decided for it beforehand. Budgets are in steps, so that the result is the same on each machine. Scores are those of
+the development data.
 """
 
 import argparse
 import io
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from spacy.training.loop import train
 from spacy.util import load_config, registry
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "schedules_to_the_end.cfg"
-MARKS = (0.25, 0.5, 1.0)
+PARTS = (0.25, 0.5, 1.0)
 COSINE = {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.003, "warmup_steps": 20}
 STABLE = {
     "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
@@ -60,7 +57,7 @@ def scores_of(config: Config) -> dict[int, float]:
 
 
 def run(data: Path, seed: int, steps: int, words: int, way: str) -> dict[str, float]:
-    """The score at each mark; one that the run does not have is that of the evaluation before."""
+    """The score at each part; one that the run does not have is that of the evaluation before."""
     overrides = {
         "paths.train": str(data / "ud-english-ewt-train.spacy"),
         "paths.dev": str(data / "ud-english-ewt-dev.spacy"),
@@ -70,19 +67,13 @@ def run(data: Path, seed: int, steps: int, words: int, way: str) -> dict[str, fl
     config["system"]["seed"] = seed
     config["training"]["batcher"]["size"] = words
     optimizer = config["training"]["optimizer"]
-    folder = Path(tempfile.mkdtemp())
     optimizer["learn_rate"] = COSINE
-    if way in ("budget", "any-time"):
-        marks = list(MARKS[:-1]) if way == "any-time" else []
+    if way == "budget":
         optimizer["learn_rate"] = STABLE
-        optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(folder / "state")}
-        optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": f"{steps} steps", "marks": marks}
-    try:
-        scores = scores_of(config)
-    finally:
-        shutil.rmtree(folder)
+        optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": f"{steps} steps"}
+    scores = scores_of(config)
     last = max(scores)
-    return {f"{mark:.0%}": scores[max(step for step in scores if step <= mark * (last + 1))] for mark in MARKS}
+    return {f"{part:.0%}": scores[max(step for step in scores if step <= part * (last + 1))] for part in PARTS}
 
 
 def main() -> None:
@@ -96,18 +87,18 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {}
     for seed in range(args.seeds):
         known = {}
-        for mark in MARKS[:-1]:
-            known[f"{mark:.0%}"] = run(args.data, seed, int(mark * args.steps), args.words, "cosine")["100%"]
-        for way in ("cosine", "budget", "any-time"):
+        for part in PARTS[:-1]:
+            known[f"{part:.0%}"] = run(args.data, seed, int(part * args.steps), args.words, "cosine")["100%"]
+        for way in ("cosine", "budget"):
             found.setdefault(way, []).append(run(args.data, seed, args.steps, args.words, way))
             print(seed, way, found[way][-1], flush=True)
         found.setdefault("known", []).append(known | {"100%": found["cosine"][-1]["100%"]})
         print(seed, "known", found["known"][-1], flush=True)
         if args.output is not None:
             args.output.write_text(json.dumps(found, indent=2), encoding="utf8")
-    print(f"{'':10}" + "".join(f"{mark:>10.0%}" for mark in MARKS))
+    print(f"{'':10}" + "".join(f"{part:>10.0%}" for part in PARTS))
     for way, results in found.items():
-        means = [sum(result[f"{mark:.0%}"] for result in results) / len(results) for mark in MARKS]
+        means = [sum(result[f"{part:.0%}"] for result in results) / len(results) for part in PARTS]
         print(f"{way:10}" + "".join(f"{mean:10.4f}" for mean in means))
 
 

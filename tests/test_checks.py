@@ -83,7 +83,6 @@ FUNCTIONS = {
             "keep": [*WHOLE, 0],
             "resume": [*CHOICE, None],
             "on_config_change": [*CHOICE, None],
-            "allow_foreign_shims": FLAG,
             "in_background": FLAG,
             "progress_bar": FLAG,
         },
@@ -94,7 +93,6 @@ FUNCTIONS = {
         {
             "limit": [3, "", None, "20 minutes", []],
             "decay_ratio": [*NUMBER, 0.0, 1.5],
-            "marks": [0.5, "half", None, {}],
         },
         {"limit": "20m"},
     ),

@@ -83,7 +83,6 @@ ARGUMENTS = {f"{entry} {argument.name}": (entry, argument) for entry in entries(
 WORK = {
     "torch_optimizers torch.Adafactor.v1 beta2_decay": (["-2.5"], "torch wants one of at most 0"),
     "torch_optimizers torch.SGD.v1 dampening": (["-2.5"], "it makes steps larger instead of smaller"),
-    "misc Budget.v1 marks": (["[]"], "there are none by default"),
 }
 
 
@@ -572,7 +571,6 @@ OTHER = {
     "misc SWA.v1 device": ("cpu", {}),
     "misc SWA.v1 dtype": ("float64", {}),
     "misc Budget.v1 limit": ("30m", {}),
-    "misc Budget.v1 marks": ([0.5], {}),
     "misc Checkpoint.v1 path": ("another-folder", {}),
     "misc Federated.v1 local_epochs": (2, {"local_steps": 0, "local_epochs": 1}),
     "misc Federated.v1 min_clients": (1, {}),
@@ -671,7 +669,7 @@ TOLD = {
     "optimizers TorchOptimizer.v1 max_rollbacks": GOES_BACK,
     "optimizers TorchOptimizer.v1 checkpoint": SAVES,
     "optimizers TorchOptimizer.v1 budget": ENDS,
-    **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio", "marks")},
+    **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio")},
     "optimizers TorchOptimizer.v1 distributed": RANKS,
     **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
     **{name: ROUNDS for name, (entry, _) in ARGUMENTS.items() if entry.is_of_federation},
@@ -691,7 +689,7 @@ HIDDEN = {
     "misc EMA.v1 device": "there is one device here: tests/averages/test_averages.py",
     "misc SWA.v1 device": "there is one device here: tests/averages/test_averages.py",
     "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/training/test_background.py",
-    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("on_config_change", "allow_foreign_shims", "progress_bar")},
+    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("on_config_change", "progress_bar")},
     **{
         f"misc Distributed.v1 {name}": RANKS
         for name in ("backend", "timeout_seconds", "check_every", "share_evaluation")

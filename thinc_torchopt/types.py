@@ -110,7 +110,6 @@ class CheckpointSettings:
     resume: Literal["auto", "must", "never"]
     on_config_change: Literal["refuse", "warn"]
     in_background: bool = True
-    allow_foreign_shims: bool = False
     progress_bar: bool = True
 
 
@@ -120,13 +119,11 @@ class BudgetSettings:
 
     limit (float): The size of the budget. unit (str): Its unit.
     decay_ratio (float): The fraction of it for the decay.
-    marks (tuple[float, ...]): Fractions of it at which a decayed model is wanted, the last but one before 1.
     """
 
     limit: float
     unit: Literal["seconds", "steps", "words"]
     decay_ratio: float
-    marks: tuple[float, ...]
 
 
 @dataclass(frozen=True)

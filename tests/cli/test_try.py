@@ -8,7 +8,6 @@ import spacy
 
 from thinc_torchopt.cli.init import rewrite
 from thinc_torchopt.cli.try_ import _verdict
-from thinc_torchopt.compat import has_matplotlib
 from thinc_torchopt.trials import compare, run_trial, shorten
 
 from ..conftest import CONFIGS
@@ -45,13 +44,12 @@ def run(*args, check=True):
 
 def test_try_finds_a_better_recipe_and_writes_it(folder):
     before = contents(folder)
-    picture = ["--picture", "try.png"] if has_matplotlib else []
-    output = ["--recipes", "drop-in,adamw", "--steps", 12, "--output", "best.cfg", *picture]
+    output = ["--recipes", "drop-in,adamw", "--steps", 12, "--output", "best.cfg"]
     shown = run("slow.cfg", *output, "--training.batcher.size", 60).stdout
     assert "adamw is better than the config as it is:" in shown and "With 2 seeds" in shown
     assert "Saved the config with the recipe 'adamw' to best.cfg" in shown
     after = contents(folder)
-    assert {path.name for path in after if path not in before} == {"best.cfg", *picture[1:]}
+    assert {path.name for path in after if path not in before} == {"best.cfg"}
     assert {path: after[path] for path in before} == before
 
     # The same file as `init` writes, with nothing of the trials in it.

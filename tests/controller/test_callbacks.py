@@ -38,12 +38,16 @@ def controller_of(rule, does):
         made = registry.controller_rules.get(f"thinc-torchopt.{name}.v1")(**arguments)
         return ControllerSettings(rules={"r": made}).build()
     text, event = re.fullmatch(r"`(.*)` on `(\w+)`", rule).groups()
-    kind, arguments = called(does)
-    action = re.search(r"\.(should_\w+)`", does)[1]
+    if does.startswith("`control."):
+        operations, action = [], re.match(r"`(.*?)`", does)[1]
+    else:
+        kind, arguments = called(does)
+        operations = [{"name": "op", "class": kind, "arguments": arguments}]
+        action = "op." + re.search(r"\.(should_\w+)`", does)[1]
     content = {
         "controller_metrics": [STATE],
-        "operations": [{"name": "op", "class": kind, "arguments": arguments}],
-        "controllers": [{"name": "r", "triggers": [event], "rule": text, "operations": [f"op.{action}"]}],
+        "operations": operations,
+        "controllers": [{"name": "r", "triggers": [event], "rule": text, "operations": [action]}],
     }
     return ControllerSettings(content).build()
 

@@ -176,7 +176,7 @@ def test_hostile_rules_as_series():
     assert all(refused)
 
 
-NAMED = ["stop_early", "cut_on_plateau", "roll_back_on_spike", "unfreeze_when", "budget", "notify", "keep_best"]
+NAMED = ["stop_early", "cut_on_plateau", "roll_back_on_spike", "unfreeze_when", "notify", "keep_best"]
 NEEDED = {"params": ["*"], "when": "scores['score'] > 0.5", "url": "https://example.org"}
 
 

@@ -103,14 +103,6 @@ def test_named_unfreeze_when():
     assert fired(definition, events) == [(2, "frozen.should_unfreeze")]
 
 
-@pytest.mark.parametrize(
-    "arguments, at", [({"hours": 1}, 3), ({"words": 250}, 3), ({"steps": 2}, 1), ({"steps": 9, "words": 150}, 2)]
-)
-def test_named_budget(arguments, at):
-    events = [("on_step_end", {"seconds": 1200.0 * i, "words": 100 * i}) for i in range(4)]
-    assert fired(named("budget", **arguments), events)[0] == (at, STOP)
-
-
 def test_named_keep_best():
     assert fired(named("keep_best", of="scores['f']", keep=2), scores(0.1, 0.2)) == [
         (i, "best.should_keep") for i in (0, 1)
@@ -178,8 +170,6 @@ def test_named_own_metrics_are_not_those_of_the_config():
         ("stop_early", {"min_steps": -1}, "'min_steps'.*at least 0"),
         ("cut_on_plateau", {"evaluations": 0}, "at least 1"),
         ("roll_back_on_spike", {"times": 1.0}, "above 1"),
-        ("budget", {}, "a number for 'hours', 'words' or 'steps'"),
-        ("budget", {"hours": -1}, "at least 0"),
         ("notify", {"when": "True", "message": "{"}, "fields in braces"),
     ],
 )

@@ -193,10 +193,3 @@ def test_shipped_roll_back_on_spike(train):
     assert [infos[step]["learn_rates"]["default"] for step in (22, 23, 40)] == [0.01, 0.005, 0.005]
     fired, infos = train(rule, steps=32, checkpoint=True)
     assert fired == [] and infos[32]["rollbacks"] == 0
-
-
-def test_shipped_budget(train):
-    fired, infos = train(by_name("budget", hours=1e-9))
-    assert fired == [(0, STOP)]
-    fired, infos = train(by_name("budget", hours=8))
-    assert fired == [] and max(infos) == 24

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from tests.distributed import pipelines
 from tests.distributed.scenarios import RANK, scenario, train
 from thinc_torchopt.distributed import Distributed
-from thinc_torchopt.errors import ConfigError, DistributedError
+from thinc_torchopt.errors import DistributedError
 from thinc_torchopt.schedules import warmup_stable_decay
-from thinc_torchopt.training import Budget, Checkpoint, run
+from thinc_torchopt.training import Budget, run
 
 
 @scenario
@@ -47,7 +47,7 @@ def words_of_all(folder):
 
 @scenario
 def budget_of_seconds(folder):
-    """With a mark. The clock of rank 1 goes faster, and an evaluation takes as long as three steps."""
+    """The clock of rank 1 goes faster, and an evaluation takes as long as three steps."""
     nlp, now = pipelines.pipeline(["tagger"]), 0.0
 
     def moved(seconds, result):
@@ -61,8 +61,7 @@ def budget_of_seconds(folder):
     tagger.update = lambda examples, **options: moved(1.0, update(examples, **options))
     optimizer = pipelines.optimizer(
         learn_rate=warmup_stable_decay(0.02, 2, 5, decay_begins="when told", decay_type="linear"),
-        budget=Budget("40s", marks=[0.5]),
-        checkpoint=Checkpoint(f"{folder}/budget"),
+        budget=Budget("40s"),
     )
     try:
         return train(
@@ -126,16 +125,6 @@ def other_development_data(folder):
     try:
         train(nlp, pipelines.optimizer(), evaluate=lambda: (nlp.evaluate(dev)["tag_acc"], {}))
     except DistributedError as error:
-        return {"error": str(error)}
-
-
-@scenario
-def stateful(folder):
-    nlp = pipelines.pipeline(["tagger"])
-    nlp.get_pipe("tagger").model.attrs["carried"] = {}  # as a stateful OnlineRNN has it
-    try:
-        train(nlp, pipelines.optimizer())
-    except ConfigError as error:
         return {"error": str(error)}
 
 

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import spacy
 import torch
+from confection import ConfigValidationError
 from thinc.api import Ragged, get_current_ops, set_dropout_rate, with_padded
 
 from thinc_torchopt import TorchOptimizer
@@ -22,7 +23,6 @@ from thinc_torchopt.layers import (
     describe,
     eligibility_gradients,
     gradients,
-    reset_state,
 )
 from thinc_torchopt.layers.node import recurrent_nodes
 from thinc_torchopt.layers.params import weights_of
@@ -128,7 +128,7 @@ def test_online_rnn_says_whether_its_gradients_are_exact(cell, depth, bidirectio
             assert not same, info
 
 
-@pytest.mark.parametrize("settings", [{"bidirectional": True}, {"depth": 2}, {"stateful": True}], ids=str)
+@pytest.mark.parametrize("settings", [{"bidirectional": True}, {"depth": 2}], ids=str)
 @pytest.mark.parametrize("cell", ["indrnn", "mingru"])
 @pytest.mark.parametrize("are_kept", [True, False])
 def test_online_rnn_with_bptt_has_the_whole_gradient_of_an_exact_cell(cell, settings, are_kept, monkeypatch):
@@ -141,7 +141,6 @@ def test_online_rnn_with_bptt_has_the_whole_gradient_of_an_exact_cell(cell, sett
     model, X, dY = built(cell=cell, learning="bptt", **settings)
     built_cell = CELLS[cell]()
     assert built_cell.is_exact and not CELLS["torch-gru"]().is_exact and not Cell().is_exact
-    begin = None
     for _ in range(2):
         Y, backprop = model(X, is_train=True)
         dX = backprop(dY)
@@ -150,17 +149,15 @@ def test_online_rnn_with_bptt_has_the_whole_gradient_of_an_exact_cell(cell, sett
             {name: w.clone().requires_grad_() for name, w in weights_of(node, built_cell).items()} for node in nodes
         ]
         inputs = [torch.from_numpy(x).requires_grad_() for x in X]
-        loss, ends = 0.0, []
-        for i, (x, y, dy) in enumerate(zip(inputs, Y, dY)):
-            start = torch.zeros(4) if begin is None else begin[i]
+        loss = 0.0
+        for x, y, dy in zip(inputs, Y, dY):
             if settings.get("bidirectional"):
                 halves = [steps_of(built_cell, w, one, torch.zeros(2)) for w, one in zip(leaves, (x, x.flip(0)))]
                 found = torch.cat((halves[0], halves[1].flip(0)), 1)
             else:
                 found = x
                 for w in leaves:
-                    found = steps_of(built_cell, w, found, start)
-            ends.append(found[-1].detach() if len(x) else start)
+                    found = steps_of(built_cell, w, found, torch.zeros(4))
             assert near(y, found.detach())
             loss = loss + (found * torch.from_numpy(dy)).sum()
         loss.backward()
@@ -170,7 +167,6 @@ def test_online_rnn_with_bptt_has_the_whole_gradient_of_an_exact_cell(cell, sett
             assert all(near(found[name], weight.grad) for name, weight in weights.items())
             for name in node.param_names:
                 node.set_grad(name, node.get_grad(name) * 0)
-        begin = ends if settings.get("stateful") else None
 
 
 def steps_of(cell, weights, x, state):
@@ -329,9 +325,7 @@ def test_online_rnn_takes_all_forms_of_input(learning):
     assert all(near(a, b) for a, b in zip(model.predict(X), Y))
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"learning": "bptt"}, {"bidirectional": True, "depth": 2}, {"stateful": True}]
-)
+@pytest.mark.parametrize("settings", [{}, {"learning": "bptt"}, {"bidirectional": True, "depth": 2}])
 @pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (1, 0)])
 def test_online_rnn_takes_empty_documents(lengths, settings):
     model, _, _ = built(**settings)
@@ -380,57 +374,6 @@ def test_online_rnn_works_on_one_thread(learning):
         torch.set_num_threads(before)
 
 
-# ---------------------------------------------------------------------- stateful
-
-
-@pytest.mark.parametrize("settings", [{}, {"depth": 1, "cell": "torch-lstm"}, {"normalize_matrix_spectrum": True}])
-def test_online_rnn_stateful_batches_are_one_sequence(settings):
-    """Outputs and gradients of three batches, and of all at once: traces go on too. The second sequence ends early."""
-    whole, _, _ = built(**settings)
-    parts, _, _ = built(**settings, stateful=True)
-    for node, other in zip(recurrent_nodes(parts), recurrent_nodes(whole)):
-        for name in node.param_names:
-            node.set_param(name, other.get_param(name).copy())
-    X, dY = [some(n, 3) for n in (4, 11)], [some(n, 4) for n in (4, 11)]
-    expected, backprop = whole(X, is_train=True)
-    backprop(dY)
-    outputs = []
-    for steps in (slice(0, 4), slice(4, 5), slice(5, 11)):
-        Y, backprop = parts([x[steps] for x in X], is_train=True)
-        assert near(parts.predict(X)[1], expected[1])  # prediction begins anew, and changes nothing
-        backprop([dy[steps] for dy in dY])
-        outputs.append(Y[1])
-    assert near(numpy.concatenate(outputs), expected[1])
-    for found, grads in zip(grads_of(parts), grads_of(whole)):
-        assert all(near(found[name], grads[name]) for name in grads)
-    again = parts([X[1]], is_train=True)[0][0]
-    reset_state(parts)
-    assert near(parts([X[1]], is_train=True)[0][0], expected[1]) and not near(again, expected[1])
-
-
-def test_online_rnn_stateful_with_more_and_fewer_sequences():
-    """By their place in the batch: those that were not there begin anew."""
-    model, _, _ = built(stateful=True)
-    X = [some(5, 3) for _ in range(3)]
-    Y = model.predict(X)
-    model([X[0][:2]], is_train=True)
-    found = model([X[0][2:], X[1], X[2][:3]], is_train=True)[0]
-    assert near(found[0], Y[0][2:]) and near(found[1], Y[1])
-    assert near(model([X[0], X[1], X[2][3:]], is_train=True)[0][2], Y[2][3:])
-    model([X[0] * numpy.nan, X[1]], is_train=True)
-    assert near(model([X[0]], is_train=True)[0][0], Y[0])  # a state that is not finite is not carried
-
-
-def test_online_rnn_stateful_traces_of_a_batch_without_backprop_are_forgotten():
-    model, _, _ = built(stateful=True)
-    (node,) = recurrent_nodes(model)
-    X, dY = [some(3, 3)], [some(3, 4)]
-    model(X, is_train=True)[1](dY)
-    assert node.attrs["carried"]["traces"]["Wz.weight"][0].any()
-    model(X, is_train=True)
-    assert "traces" not in node.attrs["carried"]
-
-
 # ---------------------------------------------------------------------- saving, errors
 
 
@@ -441,10 +384,6 @@ def test_online_rnn_comes_back_from_bytes_and_copies(tmp_path):
     other.from_disk(tmp_path / "model")
     for twin in (other, model.copy(), pickle.loads(pickle.dumps(model))):  # spawned processes get it so
         assert all(numpy.array_equal(a, b) for a, b in zip(model.predict(X), twin.predict(X)))
-    stateful, _, _ = built(stateful=True)
-    twin = stateful.copy()
-    stateful(X, is_train=True)
-    assert recurrent_nodes(twin)[0].attrs["carried"] == {}
 
 
 @pytest.mark.parametrize(
@@ -456,8 +395,6 @@ def test_online_rnn_comes_back_from_bytes_and_copies(tmp_path):
         ({"learning": "rtrl"}, "'learning'.*'bptt'"),
         ({"learning": "bptt", "normalize_matrix_spectrum": True}, "'learning'"),
         ({"window": 4}, "'window'"),
-        ({"bidirectional": True, "stateful": True}, "'stateful'.*backwards"),
-        ({"traces": "adjoint", "stateful": True}, "'traces'.*carries"),
         ({"bidirectional": True, "nO": 5}, "'nO'.*even"),
         ({"bidirectional": "yes"}, "'bidirectional'"),
         ({"dropout": 1.5}, "'dropout'.*at most 1"),
@@ -572,8 +509,8 @@ def test_online_rnn_encoder_is_a_requirement_of_a_package():
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"depth": 2, "bidirectional": True, "learning": "bptt"}, {"stateful": True, "cell": "torch-lstm"}],
-    ids=["d-rtrl", "bptt", "stateful"],
+    [{"cell": "torch-lstm"}, {"depth": 2, "bidirectional": True, "learning": "bptt"}],
+    ids=["d-rtrl", "bptt"],
 )
 def test_online_rnn_training_goes_on_bit_for_bit(settings, tmp_path, corpus):
     """spacy train, stopped and resumed, with averages and param groups."""
@@ -589,6 +526,13 @@ def test_online_rnn_training_goes_on_bit_for_bit(settings, tmp_path, corpus):
     resumed = run(half, tmp_path / "half" / "out")
     assert min(resumed) > 0 and all(infos[step] == resumed[step] for step in resumed)
     assert digests(tmp_path / "half" / "out") == digests(tmp_path / "whole" / "out")
+
+
+def test_online_rnn_carries_nothing_from_batch_to_batch():
+    """It did, with stateful = true: now a setting that does not exist."""
+    block = {"@architectures": "thinc-torchopt.OnlineRNNEncoder.v1", "width": 4, "stateful": True}
+    with pytest.raises(ConfigValidationError, match="unexpected argument: 'stateful'"):
+        spacy.registry.resolve({"model": block})
 
 
 def test_online_rnn_state_follows_new_labels():

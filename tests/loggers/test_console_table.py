@@ -115,7 +115,7 @@ def test_console_table_shows_the_rate_that_it_has_room_for(columns):
     nlp = pipeline({"ner": "ner"})
     rates = dict(list(GROUPS.items())[:3])
     found = {}
-    for width in (200, 80, 70, 50):
+    for width in (200, 80):
         columns(width)
         text = log(nlp, info_of(nlp, 0, rates), stdout=Terminal)
         found[width] = (
@@ -123,7 +123,21 @@ def test_console_table_shows_the_rate_that_it_has_room_for(columns):
         )
     assert found[200].endswith("LR EMBEDDINGS  LR ENCODER...  LR HEAD   NORM    ")
     assert found[80] == ["LR EMBED...", "LR ENCOD...", "LR HEAD"]
-    assert found[70] == ["LR MIN", "LR MAX"] and found[50] == ["LR MAX"]
+    columns(80)
+    for more, shown in ((["tagger"], ["LR MIN", "LR MAX"]), (TYPICAL, ["LR MAX"])):
+        nlp = pipeline({name: name for name in [*more, "ner"]})
+        titles = read(log(nlp, info_of(nlp, 0, rates), stdout=Terminal))[0]
+        assert [title for title in titles if title.startswith("LR")] == shown
+
+
+@pytest.mark.parametrize("width", [1, 40, 79])
+def test_console_table_of_a_smaller_terminal_is_that_of_80_columns(width, columns):
+    nlp = pipeline(dict(zip(TYPICAL, TYPICAL)))
+    info = info_of(nlp, 0, GROUPS, since_evaluation={"skipped_updates": 2})
+    columns(80)
+    expected = log(nlp, info, stdout=Terminal)
+    columns(width)
+    assert log(nlp, info, stdout=Terminal) == expected
 
 
 def test_console_table_leaves_out_no_more_than_it_must(columns):
@@ -134,7 +148,7 @@ def test_console_table_leaves_out_no_more_than_it_must(columns):
     info = info_of(nlp, 0, {"a": 0.1, "b": 0.2})
     everything = log(nlp, info).splitlines()[0].replace("LOSS ", "LOSS_").replace("LR ", "LR_").split()
     before = set()
-    for width in range(28, 240, 3):
+    for width in range(80, 240, 3):
         columns(width)
         text = log(nlp, info, stdout=Terminal)
         table = [line for line in text.splitlines() if re.fullmatch(r"[\d. e-]+", line)]
@@ -145,7 +159,8 @@ def test_console_table_leaves_out_no_more_than_it_must(columns):
         left_out = re.search(r"columns: (.*)\. A wider", said)[1].split(", ")
         shown = {re.sub("[ _]", "_", title) for title in titles} - {"LR_MAX", "LR_MIN"}
         named = {re.sub("[ _]", "_", title) for title in left_out}
-        assert not shown & named and {"E", "#", "SCORE"} <= shown and ("LR MAX" in titles or {"LR_A", "LR_B"} <= shown)
+        assert not shown & named and {"E", "#", "SCORE", "NORM"} <= shown
+        assert "LR MAX" in titles or {"LR_A", "LR_B"} <= shown
         assert len(shown) + len(named) == len(everything)
         assert before <= shown
         before = shown
@@ -181,7 +196,7 @@ def test_console_table_goes_by_what_a_character_takes_on_the_screen(columns):
 def test_console_table_tells_columns_with_the_same_title_apart(columns):
     nlp = pipeline({"textcat_of_titles": "textcat", "textcat_of_texts": "textcat"})
     info = info_of(nlp, 0, {"min": 0.1, "max": 0.3, "only": 0.5})
-    for width, rates in [(200, [0.1, 0.3, 0.5]), (75, [0.1, 0.3, 0.5])]:
+    for width, rates in [(200, [0.1, 0.3, 0.5]), (80, [0.1, 0.3, 0.5])]:
         columns(width)
         row = log(nlp, info, stdout=Terminal).splitlines()[-1].split()
         assert [float(cell) for cell in row[2:4]] == pytest.approx([131378.27, 65689.13], rel=1e-3)

@@ -171,19 +171,6 @@ def test_plots_open_no_display(tmp_path):
     assert run.stdout.strip() == "False"
 
 
-def test_plots_trials(tmp_path, drawn):
-    curves = {"as it is": {0: [0.1, 0.3], 10: [0.5, 0.7]}, "adamw": {0: [0.2], 10: [0.8]}}
-    plots.plot_trials(curves, tmp_path / "try.png")
-    [axes] = drawn[0].axes
-    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [
-        ([0, 10], pytest.approx([0.2, 0.6])),
-        ([0, 10], [0.2, 0.8]),
-    ]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(curves)
-    bottom, top = (f(y for _, y in axes.collections[0].get_paths()[0].vertices) for f in (min, max))
-    assert (bottom, top) == (0.1, 0.7)  # from the lowest seed to the highest
-
-
 @pytest.mark.parametrize("importances", [{}, {"b.kind": 0.3, "a.rate": 0.7}], ids=["unknown", "known"])
 def test_plots_study(tmp_path, drawn, importances):
     points = [

@@ -19,7 +19,6 @@ from thinc_torchopt.training.checkpoint_folder import name_of, newest_whole, ste
 
 from ..models import same
 from ..runs import config_for, digests, run
-from .test_budget import train as train_budget
 from .test_own_loop import Stop, pipeline
 from .test_own_loop import train as train_own_loop
 from .test_rollback import ROLLBACK, rates
@@ -138,17 +137,6 @@ def test_background_rolls_back_to_what_is_being_written(corpus, tmp_path, slow_d
         with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning, match="params of step 5 after step 8"):
             ends[name] = run(config, tmp_path / name)
     assert ends["a"] == ends["b"] and digests(tmp_path / "a") == digests(tmp_path / "b")
-
-
-def test_background_budget_falls_from_a_checkpoint_that_is_there(corpus, tmp_path, slow_disk):
-    ends = [
-        train_budget(
-            tmp_path / str(i), corpus, "16 steps", marks=[0.5], training__optimizer__checkpoint__in_background=is_beside
-        )
-        for i, is_beside in enumerate((True, False))
-    ]
-    assert len(ends[0]) == len(ends[1]) and ends[0] == ends[1]
-    assert digests(tmp_path / "0" / "output") == digests(tmp_path / "1" / "output")
 
 
 @pytest.mark.parametrize("in_background", [True, False])

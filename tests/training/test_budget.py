@@ -6,16 +6,13 @@ import signal
 from itertools import islice
 
 import pytest
-import torch
 from spacy.language import Language
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning, RollbackWarning, StateError
 from thinc_torchopt.schedules import warmup_stable_decay
-from thinc_torchopt.training import Budget, read_checkpoint
-from thinc_torchopt.training.checkpoint_folder import name_of, step_of, steps_of
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
+from thinc_torchopt.training import Budget
 
 from ..runs import config_for, digests, run
 from .test_decay import STABLE
@@ -24,7 +21,7 @@ from .test_total_steps import rates_in
 RATE = {**STABLE, "decay_type": "linear"}
 
 
-def train(folder, corpus, limit, *, marks=(), decay_ratio=0.2, crash_at=None, act=lambda step: None, **changes):
+def train(folder, corpus, limit, *, decay_ratio=0.2, crash_at=None, act=lambda step: None, **changes):
     changes = {
         "steps": 0,
         "training__patience": 0,
@@ -37,7 +34,6 @@ def train(folder, corpus, limit, *, marks=(), decay_ratio=0.2, crash_at=None, ac
     config["training"]["optimizer"]["budget"] = {
         "@misc": "thinc-torchopt.Budget.v1",
         "limit": limit,
-        "marks": list(marks),
         "decay_ratio": decay_ratio,
     }
     return run(config, folder / "output", crash_at=crash_at, act=act)
@@ -70,7 +66,7 @@ def falling(begin, steps):
 )
 def test_budget_reads_a_limit(text, amount, unit):
     found = Budget(text)
-    assert (found.limit, found.unit, found.decay_ratio, found.marks) == (amount, unit, 0.2, ())
+    assert (found.limit, found.unit, found.decay_ratio) == (amount, unit, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +87,6 @@ def test_budget_has_room_for_a_fall():
     [
         ({"decay_ratio": 0.0}, "'decay_ratio'.*above 0"),
         ({"decay_ratio": 1.5}, "'decay_ratio'.*at most 1"),
-        ({"marks": [0.5, 1.0]}, "'marks'.*below 1, found 1"),
-        ({"marks": [0.5, 0.25]}, "'marks'.*numbers that rise"),
-        ({"marks": 0.5}, "'marks'.*a list of numbers"),
     ],
 )
 def test_budget_refuses_other_settings(settings, said):
@@ -101,14 +94,11 @@ def test_budget_refuses_other_settings(settings, said):
         Budget("20m", **settings)
 
 
-def test_budget_wants_checkpoints_and_a_rate_that_falls(tmp_path):
-    rate, state = warmup_stable_decay(0.1, 2, 3, decay_begins="when told"), Checkpoint(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"expected a block \[training.optimizer.checkpoint\], found none"):
-        TorchOptimizer(AdamW(), rate, budget=Budget("20m"))
+def test_budget_wants_a_rate_that_falls():
     with pytest.raises(ConfigError, match="expected a schedule that can decay, found none"):
-        TorchOptimizer(AdamW(), 0.1, budget=Budget("20m"), checkpoint=state)
+        TorchOptimizer(AdamW(), 0.1, budget=Budget("20m"))
     with pytest.raises(ConfigError, match=r"'budget'.*a block with @misc"):
-        TorchOptimizer(AdamW(), rate, budget="20m", checkpoint=state)
+        TorchOptimizer(AdamW(), warmup_stable_decay(0.1, 2, 3, decay_begins="when told"), budget="20m")
 
 
 # ---------------------------------------------------------------------- steps
@@ -152,86 +142,24 @@ def test_budget_of_a_run_that_was_killed(crash_at, corpus, tmp_path):
     assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
 
 
-def saved_params(folder, step):
-    return read_checkpoint(folder / "state" / name_of(step)).model
+@pytest.mark.parametrize("limit", ["15 steps", "40 steps"])
+def test_budget_may_change_until_the_fall_begins(limit, corpus, tmp_path):
+    train(tmp_path, corpus, "30 steps", crash_at=10)
+    amount = int(limit.split()[0])
+    fall = amount // 5
+    rest = train(tmp_path, corpus, limit)
+    assert rates_in(rest) == [0.01] * (amount - fall - min(rest)) + falling(amount - fall, fall)
 
 
-def equal(one, other):
-    """Of trees of dicts."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-
-
-def test_budget_marks(corpus, tmp_path):
-    """At 40% a model has fallen; then params and optimizer are those of before, and the rate is the full one. Killed in
-    that fall: the same.
-    """
-    settings = {"marks": [0.4], "training__optimizer__checkpoint__keep": 50}
-    whole = train(tmp_path / "whole", corpus, "30 steps", **settings)
-    # Marks count as if the budget ended there: the last fifth of 12 steps, and of 30.
-    rates = [*islice(warmup_stable_decay(0.01, 2, 2, 12, decay_type="linear"), 12)]
-    assert rates_in(whole) == rates + [0.01] * 12 + falling(24, 6)
-    before, after = (read_checkpoint(tmp_path / "whole" / "state" / name_of(step)) for step in (9, 11))
-    assert equal(vars(before.model), vars(after.model))
-    moments = [{name: param["state"] for name, param in saved.optimizer["params"].items()} for saved in (before, after)]
-    assert equal(*moments)
-    changed = read_checkpoint(tmp_path / "whole" / "state" / name_of(14)).model
-    assert not equal(vars(before.model), vars(changed))
-    begun = train(tmp_path / "parts", corpus, "30 steps", crash_at=11, **settings)
-    went_on = train(tmp_path / "parts", corpus, "30 steps", **settings)
-    assert {**begun, **went_on} == whole
-    assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
-
-
-def test_budget_holds_the_checkpoint_to_which_it_goes_back(corpus, tmp_path):
-    """However few are kept."""
-    there = {}
-
-    def look(step):
-        there[step] = [step_of(path) for path in steps_of(tmp_path / "state")]
-
-    settings = {"marks": [0.5], "decay_ratio": 0.5, "training__optimizer__checkpoint__keep": 1}
-    train(tmp_path, corpus, "40 steps", act=look, training__eval_frequency=3, **settings)
-    # The first fall is that of steps 10 to 19, the second one that of 21 to 39.
-    # A checkpoint is there from the second step on: `look` comes before its fall waits for it.
-    assert all(9 in there[step] for step in range(11, 20)) and 9 not in there[30]
-    assert all(20 in there[step] for step in range(22, 40))
-
-
-def test_budget_that_becomes_larger_goes_on_at_the_full_rate(corpus, tmp_path):
-    """From where the fall began, not from its end; and once more, killed in between."""
-    assert len(train(tmp_path, corpus, "10 steps")) == 10
-    longer = train(tmp_path, corpus, "30 steps", crash_at=20)
-    assert min(longer) == 10 and rates_in(longer) == [0.01] * 10
-    rest = train(tmp_path, corpus, "30 steps")
-    assert max(rest) == 29 and rates_in(rest)[-6:] == falling(24, 6)
-    assert train(tmp_path, corpus, "30 steps") == train(tmp_path, corpus, "25 steps") == {}
-
-
-@pytest.mark.parametrize("crash_at", [18, 19])
-@pytest.mark.parametrize("before", [("20 steps", []), ("40 steps", [0.5])], ids=["limit", "mark"])
-def test_budget_of_a_run_that_was_killed_in_its_fall_and_ends_later_now(before, crash_at, corpus, tmp_path):
-    """Its limit is higher, or a mark is gone: killed before a checkpoint of the fall, and after it."""
-    settings = {"training__optimizer__checkpoint__every": 100 if crash_at == 18 else 1}
-    begun = train(tmp_path, corpus, before[0], marks=before[1], crash_at=crash_at, **settings)
-    assert rates_in(begun)[-1] < 0.01
-    rest = train(tmp_path, corpus, "40 steps", **settings)
-    assert rates_in(rest) == [0.01] * (32 - min(rest)) + falling(32, 8) and max(rest) == 39
-
-
-def test_budget_that_becomes_less_than_a_mark_that_was_reached(corpus, tmp_path):
-    """The fall begins at once."""
-    train(tmp_path, corpus, "40 steps", marks=[0.5], crash_at=25)
-    rest = train(tmp_path, corpus, "18 steps", marks=[0.5])
-    assert max(rest) <= 27
-    assert train(tmp_path, corpus, "18 steps", marks=[0.5]) == {}
-
-
-def test_budget_leaves_out_marks_that_are_over(corpus, tmp_path):
-    train(tmp_path, corpus, "40 steps", crash_at=30)
-    rest = train(tmp_path, corpus, "40 steps", marks=[0.25, 0.5])
-    assert rates_in(rest) == [0.01] * (32 - min(rest)) + falling(32, 8)
+@pytest.mark.parametrize("crash_at", [18, None], ids=["in its fall", "finished"])
+@pytest.mark.parametrize("limit", ["30 steps", "19 steps"])
+def test_budget_may_not_change_from_then_on(limit, crash_at, corpus, tmp_path):
+    settings = {"training__optimizer__checkpoint__every": 1}
+    train(tmp_path, corpus, "20 steps", crash_at=crash_at, **settings)
+    with pytest.raises(StateError, match=rf"limit of 20 steps, as when .* began to fall, found {limit}.*a new run"):
+        train(tmp_path, corpus, limit, **settings)
+    anew = train(tmp_path, corpus, limit, training__optimizer__checkpoint__resume="never", **settings)
+    assert min(anew) == 0 and len(anew) == int(limit.split()[0])
 
 
 def test_budget_in_another_unit(corpus, tmp_path):
@@ -241,8 +169,8 @@ def test_budget_in_another_unit(corpus, tmp_path):
 
 
 def test_budget_when_a_rollback_goes_to_before_the_fall(corpus, tmp_path, monkeypatch):
-    """The checkpoint to which the fall would go back is gone: it begins anew, in what is left until the mark."""
-    update, at, bad = Language.update, [0], {17, 18}
+    """As after each rollback, schedules go on: the fall too."""
+    update, at, bad = Language.update, [0], {33, 34}
 
     def spoiled(self, *args, **kwargs):
         result = update(self, *args, **kwargs)
@@ -255,9 +183,10 @@ def test_budget_when_a_rollback_goes_to_before_the_fall(corpus, tmp_path, monkey
     monkeypatch.setattr(Language, "update", spoiled)
     rollback = {"training__optimizer__rollback_after": 1, "training__optimizer__rollback_factor": 1.0}
     with pytest.warns(RollbackWarning), pytest.warns(NonFiniteGradWarning):
-        infos = train(tmp_path, corpus, "40 steps", marks=[0.5], act=lambda step: at.__setitem__(0, step), **rollback)
+        infos = train(tmp_path, corpus, "40 steps", act=lambda step: at.__setitem__(0, step), **rollback)
     rates = rates_in(infos)
-    assert rates[20:32] == [0.01] * 12 and rates[32:] == falling(32, 8)
+    # The two updates that went wrong were left out, and no rate was written for them.
+    assert rates[20:33] == [0.01] * 13 and rates[35:] == falling(32, 8)[3:]
 
 
 def test_budget_ends_sooner_when_a_signal_comes(corpus, tmp_path):
@@ -305,7 +234,7 @@ class Clock:
         monkeypatch.setattr(Language, "update", slow_update)
 
 
-@pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "60s"), (20.0, "150s"), (3.0, "1m40s")])
+@pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "60s"), (20.0, "160s"), (3.0, "1m40s")])
 def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, monkeypatch):
     """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before."""
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
@@ -337,12 +266,3 @@ def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatc
     clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 40 else 1.0, evaluation=0.0)
     train(tmp_path, corpus, "200s")
     assert 195.0 <= clock.now - 1000.0 <= 201.0
-
-
-def test_budget_leaves_out_a_fall_for_which_there_is_no_time(corpus, tmp_path, monkeypatch):
-    """An evaluation takes longer than there is until the mark."""
-    clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=20.0)
-    rates = rates_in(train(tmp_path, corpus, "150s", marks=[0.1], training__eval_frequency=100))
-    falls = [step for step, rate in enumerate(rates) if step > 2 and rate < 0.01]
-    assert falls == list(range(falls[0], len(rates))) and len(falls) >= 20
-    assert 150.0 - 20.0 - 2.0 <= clock.now - 1000.0 <= 151.0

@@ -78,8 +78,7 @@ def pipeline(make_model, names=("one",)):
 def train(nlp, folder, *, steps=8, crash_at=None, before_update=None, every=2, **settings):
     """A training, in this process. RETURNS: how many steps it made."""
     torch.manual_seed(1)  # from which lazy layers draw
-    allow = settings.pop("allow_foreign_shims", False)
-    checkpoint = Checkpoint(str(folder), every=every, keep=9, allow_foreign_shims=allow)
+    checkpoint = None if folder is None else Checkpoint(str(folder), every=every, keep=9)
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, checkpoint=checkpoint, **settings)
 
     def hook(nlp, args):
@@ -122,20 +121,8 @@ def values(nlp):
     return flat(write(collect_model(nlp)))
 
 
-class StoredShim(StoreShim):
-    """Can be saved."""
-
-    def to_bytes(self):
-        return b"".join(value.tobytes() for value in self.values)
-
-    def from_bytes(self, data):
-        flat = numpy.frombuffer(data, "f")
-        self.values = [flat[:6].reshape(2, 3).copy(), flat[6:].copy()]
-        return self
-
-
 def with_store():
-    shim = StoredShim([numpy.ones((2, 3)), numpy.arange(4.0)])
+    shim = StoreShim([numpy.ones((2, 3)), numpy.arange(4.0)])
     return chain(Linear(3, 5), Model("store", lambda model, X, is_train: (X, lambda dY: dY), shims=[shim])).initialize()
 
 
@@ -197,7 +184,6 @@ def disable(nlp, step):
 
 
 RESUMABLE = {
-    "shim with a store": (with_store, None, {"allow_foreign_shims": True}),
     "thawed by a callback": (with_torch, thaw_once, {}),
     "lazy torch params": (with_lazy_torch, None, {}),
     "lazy thinc params": (with_lazy_thinc, None, {}),
@@ -263,47 +249,28 @@ def test_model_state_of_a_model_outside_the_pipeline_is_refused():
         optimizer.state_dict()
 
 
-def test_model_state_of_foreign_shims_is_loaded_on_request_only(tmp_path):
-    with pytest.raises(StateError, match=r"the StoredShim 'one/store'.*allow_foreign_shims = true"):
-        train(pipeline(with_store), tmp_path)
-    assert train(pipeline(with_store), tmp_path, crash_at=5, allow_foreign_shims=True) == -1
-    StoredShim.from_bytes, from_bytes = None, StoredShim.from_bytes  # nobody calls it
-    try:
-        with pytest.raises(StateError, match="allow_foreign_shims = true"):
-            train(pipeline(with_store), tmp_path)
-    finally:
-        StoredShim.from_bytes = from_bytes
-
-
 class Counter(Component):
     """Its model is none of thinc's."""
 
     def update(self, examples, *, drop=0.0, sgd=None, losses=None):
         losses.setdefault(self.name, 0.0)
-        self.model.append(len(examples[0].reference.text) * (len(self.model) + 1))
+        self.model.append(len(examples[0].reference.text))
 
     def finish_update(self, sgd):
         pass
 
-    def to_bytes(self):
-        return bytes(str(self.model), "ascii")
 
-    def from_bytes(self, data):
-        self.model = [int(number) for number in data.decode("ascii").strip("[]").split(",") if number]
-        return self
-
-
-def test_model_state_of_components_without_a_thinc_model(tmp_path):
-    runs = []
-    for folder, crash_at in (("whole", None), ("broken", 5), ("broken", None)):
-        nlp = pipeline(lambda: Linear(3, 5).initialize())
-        nlp.add_pipe("torchopt-test-component", name="counter")
-        nlp._components[-1] = ("counter", Counter("counter", []))
-        train(nlp, tmp_path / folder, crash_at=crash_at, allow_foreign_shims=True)
-        runs.append(nlp.get_pipe("counter").model)
-    assert runs[2] == runs[0] and len(runs[0]) == 8 and len(runs[1]) == 5
-    with pytest.raises(StateError, match=r"the component 'counter'.*allow_foreign_shims = true"):
-        train(nlp, tmp_path / "other")
+@pytest.mark.parametrize(
+    ("part", "named"), [(with_store, "the StoreShim 'one/store'"), (list, "the component 'one'")], ids=["shim", "model"]
+)
+def test_model_state_of_other_frameworks_trains_without_checkpoints_only(part, named, tmp_path):
+    """The error comes before anything is trained or written."""
+    nlp = pipeline(lambda: Linear(3, 5).initialize(), ("one", "two"))
+    nlp._components[-2] = ("one", (Counter if part is list else Component)("one", part()))
+    with pytest.raises(StateError, match=rf"Can't save the state of this pipeline: .*{named}.*without \[training"):
+        train(nlp, tmp_path / "state", before_update=lambda nlp, step: pytest.fail("it began"))
+    assert not list(tmp_path.iterdir())
+    assert train(nlp, None) == 8
 
 
 # ---------------------------------------------------------------------- right checksums around anything at all
@@ -356,16 +323,3 @@ def test_model_state_is_restored_from_a_gpu():
     grads = {name: grad.cpu() if "torch" in name else grad for name, grad in grads.items()}
     restore_grads(components_with_model(other), grads)
     assert same(*map(params_of, models)) and same(*map(grads_of, models))
-
-
-def test_model_state_of_foreign_parts_is_restored_from_a_gpu():
-    nlp = pipeline(with_store)
-    nlp.add_pipe("torchopt-test-component", name="counter")
-    nlp._components[-1] = ("counter", Counter("counter", [3]))
-    saved = collect_model(nlp)
-    for part in (saved.shims, saved.components):
-        assert part
-        part.update({name: to_cuda(value.detach()) for name, value in part.items()})
-    nlp.get_pipe("counter").model = []
-    restore_model(nlp, saved)
-    assert nlp.get_pipe("counter").model == [3]

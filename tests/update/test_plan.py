@@ -155,8 +155,8 @@ def test_plan_groups_are_called_after_their_own_params():
 
 
 @needs_library
-def test_plan_groups_with_a_state_stay_apart_and_resume_apart():
-    """Prodigy finds the size of its steps in each group."""
+def test_plan_groups_with_a_state_become_one_when_they_are_alike_again():
+    """Prodigy finds the size of its steps in each group. It is that of one of the two."""
     nlp, other_nlp = two_models(), two_models()
     optimizer = told(nlp, create("prodigy"), 1.0)
     for step in range(3):
@@ -167,11 +167,12 @@ def test_plan_groups_with_a_state_stay_apart_and_resume_apart():
     found = [float(group["d"]) for group in groups_of(optimizer)]
     assert len(set(found)) == 2
     optimizer.scale_learn_rates(["B"], 0.5)  # the same rates again
-    assert [float(group["d"]) for group in groups_of(optimizer)] == found
+    [kept] = [float(group["d"]) for group in groups_of(optimizer)]
+    assert kept in found
     for name in TWO:
         nlp.get_pipe(name).model = nlp.get_pipe(name).model.copy()
     optimizer.introduce(nlp)
-    assert [float(group["d"]) for group in groups_of(optimizer)] == found
+    assert [float(group["d"]) for group in groups_of(optimizer)] == [kept]
     for name in TWO:
         other_nlp.get_pipe(name).model.from_bytes(nlp.get_pipe(name).model.to_bytes())
     other = told(other_nlp, create("prodigy"), 1.0)

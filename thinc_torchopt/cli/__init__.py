@@ -99,7 +99,6 @@ def train_cli(
     endpoint: Optional[str] = Opt(None, "--rdzv-endpoint", help="host:port of the machine with --node-rank 0"),
     max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to restart after a process died"),
     budget: Optional[str] = Opt(None, "--budget", "-b", help='How long to train: 20m, 1h30m, "5000 steps", "2M words"'),
-    any_time: bool = Opt(False, "--any-time", help="With --budget: also save finished models at 25% and 50% of it"),
 ) -> None:
     """
     Train in several processes, or within a budget. Works as `spacy train` does, on one machine or several: the
@@ -122,7 +121,6 @@ def train_cli(
         endpoint=endpoint,
         max_restarts=max_restarts,
         budget=budget,
-        any_time=any_time,
     )
 
 
@@ -275,7 +273,6 @@ def try_cli(
     steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
     seeds: int = Opt(2, "--seeds", "-s", help="Number of seeds to try each recipe with"),
     output_path: Optional[Path] = _BEST,
-    picture_path: Optional[Path] = _SIDE_PICTURE,
     as_json: bool = _JSON,
     code_path: Optional[Path] = _CODE,
     use_gpu: int = _GPU,
@@ -295,7 +292,6 @@ def try_cli(
         steps=steps,
         seeds=seeds,
         output_path=output_path,
-        picture_path=picture_path,
         as_json=as_json,
         code_path=code_path,
         use_gpu=use_gpu,

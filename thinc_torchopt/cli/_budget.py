@@ -20,7 +20,6 @@ _spacy = cli_util()
 _SECTION = Section("spacy torchopt train", verb="use")
 _OURS = "thinc-torchopt.TorchOptimizer.v1"
 _DEFAULT_RATE = 0.001
-_MARKS = [0.25, 0.5]
 # The config's warm-up is kept, up to this part of the training.
 _LONGEST_WARMUP = 0.05
 # Length of the decay if a signal starts it, in a run without its budget.
@@ -32,14 +31,12 @@ def with_budget(
     args: Sequence[str],
     budget: str,
     *,
-    any_time: bool = False,
     output_path: Path | None = None,
     code_path: Path | None = None,
 ) -> tuple[Path, list[str]]:
     """Write the config of a training within a budget.
 
     args (Sequence[str]): Overrides. budget (str): As in `training.Budget`.
-    any_time (bool): Also finish models at the marks.
     output_path (Path | None): Where spaCy will save models.
     RETURNS (tuple): The path of the new config (in that folder, or beside the checkpoints), and what was changed.
     RAISES (ConfigError): The config can't be trained within a budget.
@@ -67,7 +64,7 @@ def with_budget(
     for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
         schedule = _stable(rates, limit if unit == "steps" else _steps_of(plain_config))
         if (begun := _at(before, place)) is not None:
-            # A run may resume with a larger budget: its warm-up must stay the same.
+            # A run that was killed may resume with a larger budget: its warm-up must stay the same.
             schedule["warmup_steps"] = begun.get("warmup_steps", schedule["warmup_steps"])
         put(optimizer, place, schedule)
         steps = schedule["warmup_steps"]
@@ -75,7 +72,7 @@ def with_budget(
             f"rises to {plain(schedule['initial_rate'])} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
         )
         told.append(f"{'.'.join(place)}: {rise} until it falls for the end of the budget.")
-    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": budget, "marks": _MARKS if any_time else []}
+    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": budget}
     if "checkpoint" not in block:
         optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(Path(output_path) / "state")}  # type: ignore[arg-type]
     training = config["training"]

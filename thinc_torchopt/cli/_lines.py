@@ -295,11 +295,7 @@ def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
 
 
 def _budget(settings: BudgetSettings, limit: str) -> str:
-    text = f"The training ends after {limit}. The learning rate falls in the last {settings.decay_ratio:.0%} of it."
-    if settings.marks:
-        marks = " and ".join(f"{mark:.0%}" for mark in settings.marks)
-        text += f" It also falls for {marks} of it; after each, the training goes back to where that fall began."
-    return text
+    return f"The training ends after {limit}. The learning rate falls in the last {settings.decay_ratio:.0%} of it."
 
 
 def _processes(settings: DistributedSettings) -> str:

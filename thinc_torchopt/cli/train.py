@@ -36,7 +36,6 @@ def launch(
     endpoint: str | None = None,
     max_restarts: int = 0,
     budget: str | None = None,
-    any_time: bool = False,
 ) -> None:
     """Train in several processes, and exit with their exit code.
 
@@ -46,12 +45,8 @@ def launch(
         if machine >= machines:
             _SECTION.refuse("--node-rank", f"a number below --nnodes, {machines}", machine)
         host, port = ("", 0) if machines == 1 else address_of(endpoint)
-        if any_time and budget is None:
-            _SECTION.refuse("--any-time", "--budget beside it", None, "Without a budget there is nothing to divide.")
         if budget is not None:
-            config_path, told = with_budget(
-                config_path, args, budget, any_time=any_time, output_path=output_path, code_path=code_path
-            )
+            config_path, told = with_budget(config_path, args, budget, output_path=output_path, code_path=code_path)
             args = ()
             for line in told:
                 make_console().print(line)

@@ -13,7 +13,6 @@ from rich.console import Console
 from ..checks import Section
 from ..errors import ConfigError, TorchOptError
 from ..progress_bars import show_progress
-from ..report import check_picture, plot_trials
 from ..trials import Comparison, compare, run_trial, shorten
 from ._recipes import Recipe
 from ._trials import Source, Tried, check_output_file, open_source
@@ -33,7 +32,6 @@ def try_recipes(
     steps: int,
     seeds: int,
     output_path: Path | None,
-    picture_path: Path | None,
     as_json: bool,
     code_path: Path | None,
     use_gpu: int,
@@ -45,7 +43,6 @@ def try_recipes(
     recipes (str): Names of recipes, comma-separated.
     steps, seeds (int): Steps of each trial, and trials of each recipe.
     output_path (Path | None): File for the config of the winner.
-    picture_path (Path | None): File for the scores over the steps.
     """
     with errors_shown(as_json=as_json):
         # Refuse what can be refused before the trainings.
@@ -54,8 +51,6 @@ def try_recipes(
         chosen = [recipe_of(name.strip()) for name in recipes.split(",") if name.strip()]
         if not chosen:
             _SECTION.refuse("--recipes", "names of recipes with commas between them", recipes)
-        if picture_path is not None:
-            check_picture(picture_path, [path])
         check_output_file(output_path)
         # A recipe starts from the config, overrides of the optimizer included.
         source = open_source(path, args, code_path=code_path, use_gpu=use_gpu).write_overrides("training.optimizer.")
@@ -85,8 +80,6 @@ def try_recipes(
             for found in tried.values()
             if (skipped := sum(trial.skipped_updates for trial in found.trials.values()))
         ]
-        if picture_path is not None:
-            plot_trials({name: found.curves for name, found in tried.items() if found.trials}, picture_path)
         if output_path is not None:
             write_config(output_path, texts[winner])
     if as_json:
@@ -96,8 +89,6 @@ def try_recipes(
         _print(console, tried, comparison)
         console.print(verdict)
         print_notes(console, notes)
-        if picture_path is not None:
-            console.print(f"Saved the picture to {picture_path}")
         if output_path is not None:
             what = f"the config with the recipe '{winner}'" if winner != _BASE else "the config as it is"
             console.print(f"Saved {what} to {output_path}")

@@ -189,26 +189,6 @@ def unfreeze_when(params: List[str], when: str, freeze_first: bool = True) -> De
     return define(*rules, operations=[frozen])
 
 
-@rules_by_name("thinc-torchopt.budget.v1")
-def budget(hours: Optional[float] = None, words: Optional[int] = None, steps: Optional[int] = None) -> Definition:
-    """Stop when a budget is used up: the first that is.
-
-    hours (float | None): Time since the training began, with what it took before it was resumed.
-    words (int | None): Words trained on.
-    steps (int | None): Steps.
-    """
-    parts = []
-    if hours is not None:
-        parts.append(f"state['seconds'] >= {3600.0 * _SECTION.number('hours', hours)}")
-    if words is not None:
-        parts.append(f"state['words'] >= {_SECTION.whole('words', words, at_least=1)}")
-    if steps is not None:
-        parts.append(f"state['step'] + 1 >= {_SECTION.whole('steps', steps, at_least=1)}")
-    if not parts:
-        _SECTION.refuse("hours", "a number for 'hours', 'words' or 'steps'", hours)
-    return define(_rule("budget", "on_step_end", " or ".join(parts), "control.should_training_stop"))
-
-
 @rules_by_name("thinc-torchopt.notify.v1")
 def notify(
     when: str,

@@ -5,7 +5,6 @@ gradients.py chooses between them: `eligibility_gradients`. online_rnn.py is the
 and params.py; online_trainer.py trains it on streams.
 """
 
-from .carried import is_stateful, reset_state
 from .cells import CELLS, Cell
 from .eligibility import ParamDimTraces
 from .gradients import eligibility_gradients
@@ -27,6 +26,4 @@ __all__ = [
     "copy_torch_weights",
     "describe",
     "eligibility_gradients",
-    "is_stateful",
-    "reset_state",
 ]

@@ -167,21 +167,11 @@ class TracedGradients:
             normalize_matrix_spectrum=method.normalize_matrix_spectrum,
         )
 
-    def read(
-        self,
-        x: Tensor,
-        state: State,
-        dh: Tensor,
-        active: Sequence[int],
-        *,
-        inputs: bool = False,
-        last: bool = True,
-    ) -> Tensor:
-        """Read sequences, starting with the current traces.
+    def read(self, x: Tensor, state: State, dh: Tensor, active: Sequence[int], *, inputs: bool = False) -> Tensor:
+        """Read sequences from their beginning to their end.
 
         x (Tensor): Shape: (T, B, I). state: Shape of each: (B, H). dh (Tensor): Shape: (T, B, H). active: see `scan`.
         inputs (bool): Also compute dL/dx of each step.
-        last (bool): Nothing follows: the traces need not be updated to the end.
         RETURNS (Tensor): dL/dx, Shape: (T, B, I); empty without `inputs`.
         """
         dx = torch.zeros_like(x) if inputs else x.new_zeros(0)
@@ -190,7 +180,7 @@ class TracedGradients:
             steps = slice(start, min(start + size, len(x)))
             n = active[start]
             block = x[steps, :n], tuple(s[:n] for s in state), dh[steps, :n], active[steps]
-            is_last = last and steps.stop == len(x)
+            is_last = steps.stop == len(x)
             out = dx[steps, :n] if inputs else None
             if self._method.vjp_method == "multi-step":
                 self._read_window(*block, out)

@@ -14,9 +14,8 @@ from torch import Tensor
 from ..checks import Section
 from ..errors import ShapeError
 from ..threads import threads_for
-from . import carried
 from .adjoint import adjoint_gradients, states_to_keep
-from .cells import CELLS, Cell, State
+from .cells import CELLS, Cell
 from .functional import check_cell, warn_of_truncation
 from .gradients import Method, TracedGradients
 from .params import add_grads, as_array, as_tensor, check_real, init_params, param_shapes, weights_of
@@ -74,9 +73,7 @@ def describe(model: Model) -> list[LayerInfo]:
     return [LayerInfo(name, settings.learning, settings.gradient) for name, settings in found]
 
 
-def one_way(
-    settings: Settings, nO: Optional[int], nI: Optional[int], *, dropout: float, stateful: bool = False
-) -> Model[Padded, Padded]:
+def one_way(settings: Settings, nO: Optional[int], nI: Optional[int], *, dropout: float) -> Model[Padded, Padded]:
     """The node. Its name is that of its cell."""
     return Model(
         _NAMES.get(type(settings.cell), type(settings.cell).__name__),
@@ -84,7 +81,7 @@ def one_way(
         init=_init,
         dims={"nO": nO, "nI": nI},
         params=dict.fromkeys(param_shapes(settings.cell, 1, 1)),
-        attrs={SETTINGS: settings, "dropout_rate": dropout, **({carried.ATTR: {}} if stateful else {})},
+        attrs={SETTINGS: settings, "dropout_rate": dropout},
     )
 
 
@@ -135,10 +132,7 @@ class _Run:
         x = self.as_weights(Xp.data, model.get_dim("nI"))
         self._turned = _turned_steps(Xp, x.device) if settings.reverse else None
         self.x = self._turn(x)
-        self.order = torch.as_tensor([int(i) for i in Xp.indices], device=x.device)
         self._shape = (*x.shape[:2], model.get_dim("nO"))
-        self._carried: Any = None
-        self._before: Any = {}
 
     def as_weights(self, steps: Any, width: int) -> Tensor:
         """Convert to the dtype of the weights: other layers may compute in half precision.
@@ -160,36 +154,27 @@ class _Run:
         return steps.flatten(0, 1).index_select(0, self._turned).reshape(steps.shape)
 
     def forward(self, is_train: bool) -> Tensor:
-        state = tuple(self.x.new_zeros(self._shape[1], self._shape[2]) for _ in self.cell.states)
-        carries = is_train and carried.ATTR in self.model.attrs
-        if carries:
-            self._before = self.model.attrs[carried.ATTR]
-            state = carried.begin(self.model, self.order, state)
-        self._begin = state
+        self._begin = tuple(self.x.new_zeros(self._shape[1], self._shape[2]) for _ in self.cell.states)
         if len(self.x) == 0:
             return self.x.new_zeros(self._shape)
         by_bptt = is_train and self.settings.learning == "bptt"
         self._later = by_bptt and self.cell.is_exact
         self._exact = by_bptt and not self._later
-        self._traced = not self._later and (
-            carries or self.settings.method.uses_traces(self.cell, self.weights, len(self.x))
-        )
+        self._traced = not self._later and self.settings.method.uses_traces(self.cell, self.weights, len(self.x))
         if self._exact:
-            outputs, after = self._forward_exact(state)
+            outputs = self._forward_exact()
         else:
             with torch.no_grad():
                 keep = states_to_keep(*self._shape[:2]) if is_train and not self._traced else 0
-                outputs, after, self._states = scan(self.cell, self.weights, self.x, state, self.active, keep=keep)
-        if carries:
-            self._carried = carried.keep(self.model, self.order, tuple(s.detach() for s in after))
+                outputs, _, self._states = scan(self.cell, self.weights, self.x, self._begin, self.active, keep=keep)
         return self._turn(outputs.detach())
 
-    def _forward_exact(self, state: State) -> tuple[Tensor, State]:
+    def _forward_exact(self) -> Tensor:
         self._leaves = {name: weight.detach().requires_grad_() for name, weight in self.weights.items()}
         self._leaf = self.x.detach().requires_grad_()
         with torch.enable_grad():
-            self._outputs, after, _ = scan(self.cell, self._leaves, self._leaf, state, self.active)
-        return self._outputs, after
+            self._outputs, _, _ = scan(self.cell, self._leaves, self._leaf, self._begin, self.active)
+        return self._outputs
 
     def backward(self, dh: Tensor) -> Tensor:
         """Add the gradients of the params. RETURNS (Tensor): dL/dx."""
@@ -213,11 +198,7 @@ class _Run:
     def _traces(self, dh: Tensor) -> tuple[Weights, Tensor]:
         """A second forward pass, with traces: nothing that grows with the sequence was kept from the first."""
         found = TracedGradients(self.cell, self.weights, self._shape[1], self.settings.method)
-        carried.begin_traces(found.traces, self._before, self.order)
-        carries = self._carried is not None
-        dx = found.read(self.x, self._begin, dh, self.active, inputs=True, last=not carries)
-        if carries:
-            carried.keep_traces(self._carried, found.traces, self.order)
+        dx = found.read(self.x, self._begin, dh, self.active, inputs=True)
         return found.traces.grads, dx
 
     def _adjoint(self, dh: Tensor) -> tuple[Weights, Tensor]:

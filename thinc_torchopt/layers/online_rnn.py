@@ -42,7 +42,6 @@ def OnlineRNN(
     vjp_method: VjpMethod = "single-step",
     window: Optional[int] = None,
     normalize_matrix_spectrum: bool = False,
-    stateful: bool = False,
     chrono: Optional[int] = None,
 ) -> Model[SequencesT, SequencesT]:
     """A recurrent layer. Registered as `thinc-torchopt.OnlineRNN.v1`.
@@ -66,8 +65,6 @@ def OnlineRNN(
         windows of `window` steps, traces before them.
     window (int | None): Steps, with "multi-step".
     normalize_matrix_spectrum (bool): Only with "d-rtrl". Keep traces from exploding, with a biased gradient.
-    stateful (bool): In training, each sequence continues from the one at the same place in the last batch, with its
-        traces. Needs batches that are cut from longer texts in order, and one direction. `reset_state` starts anew.
     chrono (int | None): Begin with biases with which the units remember up to so many steps, for cells with a gate that
         keeps the state: all but "rnn" and "indrnn".
     RAISES (ConfigError): An invalid value, or two that exclude each other.
@@ -79,8 +76,7 @@ def OnlineRNN(
     depth = where.whole("depth", depth, at_least=1)
     nO, nI = (None if n is None else where.whole(name, n, at_least=1) for name, n in (("nO", nO), ("nI", nI)))
     where.number("dropout", dropout, at_most=1.0)
-    for name, value in (("bidirectional", bidirectional), ("stateful", stateful)):
-        where.flag(name, value)
+    where.flag("bidirectional", bidirectional)
     method.check(where)
     if chrono is not None:
         where.whole("chrono", chrono, at_least=3)
@@ -88,10 +84,6 @@ def OnlineRNN(
             where.refuse("chrono", "null for a cell without a gate that keeps the state", chrono)
     if learning == "bptt" and method != Method(traces=traces):
         where.refuse("learning", '"d-rtrl" with vjp_method, window or normalize_matrix_spectrum', learning)
-    if stateful and bidirectional:
-        where.refuse("stateful", "false with bidirectional = true: backwards, a text has no last batch", stateful)
-    if stateful and traces == "adjoint" and learning == "d-rtrl":
-        where.refuse("traces", '"forward" or "auto" with stateful = true, which carries traces', traces)
     if bidirectional and nO is not None and nO % 2:
         where.refuse("nO", "an even number with bidirectional = true, half for each direction", nO)
     if learning == "d-rtrl":
@@ -108,7 +100,7 @@ def OnlineRNN(
             ]
             layers.append(both_ways(*ways))
         else:
-            layers.append(one_way(of_layer, nO, width, dropout=dropout, stateful=stateful))
+            layers.append(one_way(of_layer, nO, width, dropout=dropout))
     return with_padded(layers[0] if depth == 1 else chain(*layers))
 
 
@@ -125,7 +117,6 @@ def OnlineRNNEncoder(
     vjp_method: VjpMethod = "single-step",
     window: Optional[int] = None,
     normalize_matrix_spectrum: bool = False,
-    stateful: bool = False,
     chrono: Optional[int] = None,
 ) -> Model[List[Floats2d], List[Floats2d]]:
     """OnlineRNN for the `encode` slot of `spacy.Tok2Vec.v2`. Registered as `thinc-torchopt.OnlineRNNEncoder.v1`.
@@ -149,7 +140,6 @@ def OnlineRNNEncoder(
         vjp_method=vjp_method,
         window=window,
         normalize_matrix_spectrum=normalize_matrix_spectrum,
-        stateful=stateful,
         chrono=chrono,
     )
 

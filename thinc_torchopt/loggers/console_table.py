@@ -2,7 +2,7 @@
 
 *wide*: exactly as spaCy prints its own table; also used for any output that is no terminal. *narrow*: for a terminal
 that is too small for the wide table. Titles have two lines, numbers fewer digits, and if that is not enough, columns
-are left out: see `ConsoleTable._narrower`.
+are left out: see `ConsoleTable._narrower`. A terminal of less than 80 columns gets the table for 80.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from spacy.language import Language
 from spacy.training.loggers import setup_table
 from wasabi.printer import Printer
 
+# The least width that the table is laid out for.
+_LEAST_WIDTH = 80
 # With more groups than this, the table shows the lowest and the highest rate.
 _MAX_RATE_COLUMNS = 4
 # Widths in the narrow table: of losses, rates and the norm; and of scores. A title may be one character longer.
@@ -123,7 +125,6 @@ class ConsoleTable:
         self._last_out = []
         while scores or losses:
             self._last_out.append((scores if len(scores) >= len(losses) else losses).pop(0))
-        self._last_out.append(_NORM)
         self._layout: Layout | None = None
 
     def lines(self, row: str, info: dict[str, Any], remark: str, room: int | None) -> list[str]:
@@ -134,6 +135,7 @@ class ConsoleTable:
         remark (str): Text to add to the row.
         room (int | None): Width of the terminal. None: there is no terminal.
         """
+        room = None if room is None else max(room, _LEAST_WIDTH)
         cells = dict(zip([column.key for column in self.theirs], row.split())) | _cells(info)
         layout, left_out = self._fit(list(info.get("learn_rates", {})), room)
         lines = []
@@ -163,8 +165,7 @@ class ConsoleTable:
     def _narrower(self, rates: list[str]) -> Iterator[list[Column]]:
         """Fewer and fewer columns for the narrow table. Removes, in this order: rates between the lowest and the
         highest; scores without a weight in the main score; the "losses" of tok2vec and transformer, which are no
-        losses; all rates but the highest; other scores by rising weight, and losses, the more numerous of both first;
-        the norm.
+        losses; all rates but the highest; other scores by rising weight, and losses, the more numerous of both first.
         """
         yield self._columns(rates)
         if len(rates) > 2:

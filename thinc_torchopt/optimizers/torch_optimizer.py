@@ -276,12 +276,6 @@ class TorchOptimizer(Optimizer):
 
     def _check_budget(self) -> None:
         """RAISES (ConfigError): A setting that the budget needs is missing."""
-        if self.checkpoint is None:
-            raise ConfigError(
-                "Can't use [training.optimizer.budget]: expected a block [training.optimizer.checkpoint], found none. "
-                "The learning rate falls from a checkpoint. Add it, or let a command do it: spacy torchopt train "
-                "--budget."
-            )
         if not self.can_begin_decay:
             raise ConfigError(
                 "Can't use [training.optimizer.budget]: expected a schedule that can decay, found none. Set "
@@ -599,11 +593,6 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             return self._settings.begin_decay(decay_steps)
-
-    def cancel_decay(self) -> None:
-        """Cancel the decays that `begin_decay` started."""
-        with self._lock:
-            self._settings.cancel_decay()
 
     @property
     def can_begin_decay(self) -> bool:
@@ -929,20 +918,19 @@ class TorchOptimizer(Optimizer):
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 
-    def roll_back(self, saved: Mapping[str, Any], *, lower_rates: bool = True) -> None:
-        """Restore the state and the averages of all params from a checkpoint. The caller restores their values: see
-        rollback.py.
+    def roll_back(self, saved: Mapping[str, Any]) -> None:
+        """Restore the state and the averages of all params from a checkpoint, and multiply the learning rates by
+        `rollback_factor`. The caller restores the values of params: see rollback.py.
 
         Schedules, history and counters are not restored.
 
         saved (Mapping): From `state_dict`, of this run.
-        lower_rates (bool): Multiply the learning rates by `rollback_factor`.
         RAISES (StateError): Params were added or have grown since. Nothing changes then.
         """
         with self._lock:
             self._trained.table.pipeline.get()
             self._trained.roll_back(read(SavedState, saved, WHAT))
-            if lower_rates and self.rollback is not None:
+            if self.rollback is not None:
                 self._trained.writer.scale *= self.rollback.factor
             self._step.guard.bad_in_a_row = 0
 

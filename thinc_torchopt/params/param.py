@@ -49,7 +49,6 @@ class Param:
     held_rate (float | None): Replaces its learning rate: set by rules or other code.
     frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen during the training,
         whatever the settings say; infinite: none.
-    lineage (int): Separates params from different groups of an algorithm that keeps state by group.
     row_size (int): Cells in a row, if the weights are flat with rows one after the other. Otherwise 1.
     joined_at (int | None): The number of updates before it was added, if in mid-training.
     steps (int): The number of its updates.
@@ -75,7 +74,6 @@ class Param:
         "is_torch",
         "joined_at",
         "key",
-        "lineage",
         "module",
         "name",
         "rate_factor",
@@ -111,7 +109,6 @@ class Param:
         self.rate_factor = 1.0
         self.held_rate: Optional[float] = None
         self.frozen_until: Optional[float] = None
-        self.lineage = 0
         self.row_size = 1
         self.joined_at: Optional[int] = None
         self.steps = 0

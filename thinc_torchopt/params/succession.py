@@ -43,7 +43,7 @@ class BufferKeeper(Keeper, Protocol):
 class Released(NamedTuple):
     """The values that a param leaves to the one that takes its name.
 
-    steps, joined_at, rate_factor, held_rate, frozen_until, lineage: As in `Param`.
+    steps, joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
     state, average (Any): Its state and its average, or None.
     master (Tensor | None): Its float32 master, if it is of half precision.
     """
@@ -55,7 +55,6 @@ class Released(NamedTuple):
     rate_factor: float
     held_rate: Optional[float]
     frozen_until: Optional[float]
-    lineage: int
     state: Any
     average: Any
     master: Optional[torch.Tensor] = None

@@ -365,8 +365,6 @@ class ParamTable:
                     new.append(param)
                 if saved is not None:
                     param.steps = saved.updates
-                elif old is not None:
-                    param.lineage = old.lineage
                 self.by_key[key] = param
         try:
             self._sync(known, new)
@@ -468,7 +466,6 @@ class ParamTable:
             param.rate_factor,
             param.held_rate,
             param.frozen_until,
-            param.lineage if goes_on else 0,
             self._plan.release(param) if goes_on else None,
             average,
             param.tensor if goes_on and param.half is not None else None,

@@ -15,7 +15,6 @@ from .plots import (
     plot_schedule,
     plot_stream,
     plot_study,
-    plot_trials,
 )
 from .runs import Run, read_runs
 from .summary import facts_of, summarize
@@ -33,7 +32,6 @@ __all__ = [
     "plot_schedule",
     "plot_stream",
     "plot_study",
-    "plot_trials",
     "read_history",
     "read_runs",
     "show",

@@ -1,4 +1,4 @@
-"""Pictures of other commands: schedules, the range test, rules, trials, a search. They need the extra `plot`."""
+"""Pictures of other commands: schedules, the range test, rules, a search. They need the extra `plot`."""
 
 from __future__ import annotations
 
@@ -196,28 +196,6 @@ def _is_stairs(values: Sequence[float]) -> bool:
     known = [value for value in values if value == value]
     held = sum(before == after for before, after in pairwise(known))
     return all(value == int(value) for value in known) or 2 * held > len(known)
-
-
-def plot_trials(curves: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> None:
-    """Draw scores over the steps: mean and range of the seeds of each candidate.
-
-    curves (Mapping[str, Mapping[int, Sequence[float]]]): By name and step, the scores of all seeds.
-    path (Path): The file; its ending gives the format. An existing file is replaced.
-    RAISES (ImportError): matplotlib is not installed.
-    """
-    with style():
-        figure, axes = _start("step", "score", "Score on the dev set: mean and range of the seeds")
-        for i, (name, curve) in enumerate(curves.items()):
-            steps, colour = list(curve), colour_of(i, len(curves))
-            means = [sum(scores) / len(scores) for scores in curve.values()]
-            dots = "." if len(steps) <= _MAX_DOTS else ""
-            axes.plot(steps, means, color=colour, linewidth=1.5, marker=dots, label=printable(name))
-            lows, highs = [min(scores) for scores in curve.values()], [max(scores) for scores in curve.values()]
-            axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0.0)
-        axes.set_xlim(left=0)
-        set_ticks(axes)
-        _add_legend(axes)
-        save(figure, path)
 
 
 def plot_stream(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -33,7 +33,6 @@ a *decay* that starts on demand, as `warmup_stable_decay` has:
     begin_decay(decay_steps)    decays from the next step on. False: it had started before
     decay_was_told              whether the decay was started
     decay_is_over               whether the decay was started and is over
-    cancel_decay()              undoes `begin_decay`
     waits_to_be_told            whether only `begin_decay` ends it
 
 curves.py has the functions of the step.

@@ -161,11 +161,6 @@ class Schedule:
         self.value = self._check(self.source.value)
         return begins
 
-    def cancel_decay(self) -> None:
-        """Undo `begin_decay`."""
-        self.source.cancel_decay()
-        self.value = self._check(self.source.value)
-
     def observe(self, scores: Mapping[str, Any]) -> None:
         """Pass the watched score to the source, if it watches one. The position stays; the value of the next step may
         change.

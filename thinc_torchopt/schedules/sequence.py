@@ -129,9 +129,6 @@ class SequenceSchedule(Iterator[float]):
         """Start the decay of the last part: if its turn is yet to come, at its first step."""
         return bool(self._last.source.begin_decay(decay_steps))
 
-    def cancel_decay(self) -> None:
-        self._last.source.cancel_decay()
-
     @property
     def waits_to_be_told(self) -> bool:
         return bool(getattr(self._last.source, "waits_to_be_told", False))

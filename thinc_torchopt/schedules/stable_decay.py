@@ -57,10 +57,6 @@ class StableDecaySchedule(SpansTraining):
         self._told = StableDecayState(step, decay_steps)
         return True
 
-    def cancel_decay(self) -> None:
-        """Undo `begin_decay`."""
-        self._told = StableDecayState(None, None)
-
     @property
     def waits_to_be_told(self) -> bool:
         """Whether only `begin_decay` ends it."""

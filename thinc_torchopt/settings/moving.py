@@ -79,12 +79,6 @@ class MovingSettings:
         self._read()
         return any(begins)
 
-    def cancel_decay(self) -> None:
-        """As `TorchOptimizer.cancel_decay`."""
-        for schedule in self.schedules.of_decay:
-            schedule.cancel_decay()
-        self._read()
-
     @property
     def decay_is_over(self) -> bool:
         """As `TorchOptimizer.decay_is_over`."""

@@ -52,7 +52,6 @@ def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: O
     RAISES (StateError): The state is of other params, or damaged. Nothing is restored then but the ids of groups.
     """
     may_grow = on_growth is not None
-    plan.keep_apart({id: part.params for id, part in saved.groups.items()})
     check_params(params, saved.params, may_grow=may_grow)
     origins = _origins_of(plan, saved.groups)
     plan.restore_ids(origins)

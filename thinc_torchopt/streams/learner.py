@@ -47,6 +47,7 @@ from ..training import (
     Undo,
     check_generators,
     check_model,
+    check_parts,
     collect_defaults,
     collect_identity,
     collect_model,
@@ -195,8 +196,8 @@ class StreamLearner:
         evaluate. Both are .jsonl as the stream, or .spacy.
     tell (Callable): Called with what the user should know.
     is_stopped (Callable): Asked after each update: whether to end.
-    RAISES (StateError): Another run uses the folder, or its state is damaged or of another pipeline. (PipelineError):
-        There is nothing to train.
+    RAISES (StateError): Another run uses the folder, its state is damaged or of another pipeline, or that of this
+        pipeline can't be saved. (PipelineError): There is nothing to train.
 
     Public: `texts` (learned so far), `rejected` (left out so far, as they can't be learned), `goes_on` (whether the run
         goes on with an earlier one), `place` (in the stream).
@@ -245,6 +246,7 @@ class StreamLearner:
         self._refused_labels: dict[tuple[str, str], str] = {}  # with the reason
         self._waiting: list[Line] = []
         self._start = time.monotonic()
+        check_parts(nlp)
         self._lock = RunLock(folder, what="what is learned", setting="--output")
         self._lock.acquire()
         try:

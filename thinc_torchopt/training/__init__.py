@@ -30,7 +30,7 @@ from .data_stream import count_steps
 from .log_numbers import latest_info
 from .loop import train_while_improving
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, rates_of_settings, run_range_test
-from .model_state import ModelState, check_model, collect_model, restore_model
+from .model_state import ModelState, check_model, check_parts, collect_model, restore_model
 from .own_loop import Checkpoints
 from .private import plan_private_training, what_is_not_covered
 from .random_state import RandomState, check_generators, collect_random, restore_random
@@ -58,6 +58,7 @@ __all__ = [
     "begin_training",
     "check_generators",
     "check_model",
+    "check_parts",
     "collect_defaults",
     "collect_identity",
     "collect_model",

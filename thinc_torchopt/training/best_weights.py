@@ -26,7 +26,7 @@ from .model_state import ModelState, check_model, collect_model, restore_model
 
 logger = logging.getLogger("spacy.torchopt")
 
-_PARTS = ("params", "modules", "shims", "attrs", "components")
+_PARTS = ("params", "modules", "attrs")
 
 
 @dataclass

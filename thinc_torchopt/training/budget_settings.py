@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final, List, Literal
+from typing import Final, Literal
 
 from ..checks import Section
 from ..types import BudgetSettings
@@ -19,7 +18,7 @@ _COUNT: Final = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([kM]?)\s*(steps|words)")
 EXPECTED: Final = 'a time such as "20m", "1h30m" or "90s", or "5000 steps", or "2M words"'
 
 
-def Budget(limit: str, *, decay_ratio: float = 0.2, marks: List[float] = []) -> BudgetSettings:
+def Budget(limit: str, *, decay_ratio: float = 0.2) -> BudgetSettings:
     """End the training after a time or a number of steps or words, and lower the learning rate in time. Registered as
     `thinc-torchopt.Budget.v1`.
 
@@ -28,13 +27,11 @@ def Budget(limit: str, *, decay_ratio: float = 0.2, marks: List[float] = []) -> 
     limit (str): A time such as "20m", "1h30m" or "90s", with evaluations and saving; or a number of updates or words,
         such as "5000 steps" or "2M words".
     decay_ratio (float): Part of the limit in which the rate falls, above 0 and up to 1.
-    marks (list[float]): Parts of the limit, above 0 and below 1, in rising order. At each one the rate falls and a
-        finished model is saved, as if the budget ended there; then the training continues from where the fall began.
     RAISES (ConfigError): An argument is out of its range.
     """
     amount, unit = read_limit(limit, _SECTION)
     ratio = _SECTION.number("decay_ratio", decay_ratio, above=0.0, at_most=1.0)
-    return BudgetSettings(amount, unit, ratio, _read_marks(marks))
+    return BudgetSettings(amount, unit, ratio)
 
 
 def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float, Unit]:
@@ -54,12 +51,3 @@ def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float
     if unit == "steps" and amount < 2:
         section.refuse(name, "at least 2 steps: the rate falls after the first", limit)
     return amount, unit  # type: ignore[return-value]
-
-
-def _read_marks(marks: Sequence[float]) -> tuple[float, ...]:
-    if not isinstance(marks, (list, tuple)):
-        _SECTION.refuse("marks", "a list of numbers", marks)
-    found = [_SECTION.number("marks", mark, above=0.0, below=1.0) for mark in marks]
-    if found != sorted(set(found)):
-        _SECTION.refuse("marks", "numbers that rise", list(marks))
-    return tuple(found)

@@ -41,8 +41,9 @@ from .config_check import (
 from .data_stream import DataStream
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import (
-    check_can_be_saved,
+    check_layout,
     check_model,
+    check_parts,
     collect_model,
     layout_of,
     restore_model,
@@ -72,7 +73,7 @@ class RunCheckpoints:
 
     Public: `stream` (the batches, which a resumed run draws again), `signals` (which stop the run after its step),
     `output` (the folder where spaCy saves models), `goes_on` (whether the run was resumed), `own`, `seed` (of a resumed
-    run of several processes), `held` (steps whose checkpoints are kept).
+    run of several processes).
     """
 
     name = "checkpoints"
@@ -105,7 +106,6 @@ class RunCheckpoints:
         self._lock = RunLock(self.folder)
         self._damaged: set[Path] = set()
         self._writer = CheckpointWriter(self.folder, self._lock, in_background=settings.in_background)
-        self.held: set[int] = set()
         self._random: RandomState | None = None
         # The pipeline as a resumed run builds it: no callback has changed it yet.
         self._layout = layout_of(nlp)
@@ -132,8 +132,9 @@ class RunCheckpoints:
             checkpoint.
         RETURNS (bool): Whether the run was resumed.
         RAISES (ConfigError): The folder can't be used. (StateError): Another run uses it; there is no checkpoint, but
-            resume = "must"; or the checkpoint has another config, pipeline or data.
+            resume = "must"; the checkpoint has another config, pipeline or data; or the pipeline can't be saved.
         """
+        check_parts(self._nlp)
         self._progress = progress
         if listeners is not None:
             self._listeners = listeners
@@ -186,7 +187,7 @@ class RunCheckpoints:
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
-        check_model(self._nlp, saved.model, allow_foreign_shims=self.settings.allow_foreign_shims)
+        check_model(self._nlp, saved.model)
         return saved
 
     def _how_to_resume(self, saved: SavedRun, changes: Sequence[str]) -> str:
@@ -346,7 +347,7 @@ class RunCheckpoints:
         self._damaged.discard(self.folder / name_of(step))
         if keep is not None:
             ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
-            prune(self.folder, keep, self._damaged, held=self.held, **ranked)
+            prune(self.folder, keep, self._damaged, **ranked)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -359,7 +360,7 @@ class RunCheckpoints:
         optimizer = self.ranks.whole_state(self._optimizer)
         if optimizer is None:
             return None
-        check_can_be_saved(self._nlp, self._layout, allow_foreign_shims=self.settings.allow_foreign_shims)
+        check_layout(self._nlp, self._layout)
         return SavedRun(
             version=VERSION,
             values=self._values,

@@ -22,7 +22,7 @@ from .model_state import ModelState
 from .progress import Progress
 from .random_state import RandomState
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
@@ -159,7 +159,6 @@ def prune(
     keep: int,
     damaged: Collection[Path] = (),
     ranked: Callable[[int | None], Sequence[int]] = lambda until: (),
-    held: Collection[int] = (),
 ) -> None:
     """Remove all checkpoints that are older than the newest `keep` undamaged ones.
 
@@ -167,14 +166,13 @@ def prune(
         them all is slow.
     ranked (Callable): Returns steps up to a given one, the best first. For each checkpoint that is kept, the best one
         up to it is kept too: a run resumed there may go back to it.
-    held (Collection[int]): Steps of other checkpoints to keep.
     """
     paths = steps_of(folder)
     whole = [path for path in paths if path not in damaged and _looks_whole(path)]
     if len(whole) > keep:
         there = set(map(step_of, whole))
         best = {next((step for step in ranked(step_of(path)) if step in there), None) for path in whole[-keep:]}
-        remove(path for path in paths[: paths.index(whole[-keep])] if step_of(path) not in {*best, *held})
+        remove(path for path in paths[: paths.index(whole[-keep])] if step_of(path) not in best)
 
 
 def remove(paths: Iterable[Path]) -> None:

@@ -19,7 +19,6 @@ def Checkpoint(
     resume: Literal["auto", "must", "never"] = "auto",
     on_config_change: Literal["refuse", "warn"] = "refuse",
     in_background: bool = True,
-    allow_foreign_shims: bool = False,
     progress_bar: bool = True,
 ) -> CheckpointSettings:
     """Save the state of a training run, and resume from it. Registered as `thinc-torchopt.Checkpoint.v1`.
@@ -31,11 +30,9 @@ def Checkpoint(
         raises an error if there is none; "never" starts from scratch, and removes the checkpoints of an earlier run.
     on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the config differs from the checkpoint's.
         Paths, `max_steps`, `max_epochs`, `patience`, `eval_frequency`, the logger, and the blocks `checkpoint`,
-        `distributed` and `budget` may always change.
+        `distributed` and `budget` may always change; a budget only until its learning rate falls.
     in_background (bool): Copy the state, and write it while the training continues. The copy takes as much main memory
         as the checkpoint takes on the disk. False: the training waits until it is written.
-    allow_foreign_shims (bool): Allow parts of the model that only their own `from_bytes` can load: shims that don't
-        wrap torch modules, and components without a thinc model. Set it only if nobody else can write to the folder.
     progress_bar (bool): Show a progress bar while a resumed run skips the batches that it trained on before. Only in a
         terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
@@ -51,6 +48,5 @@ def Checkpoint(
         section.choice("resume", resume, ("auto", "must", "never")),
         section.choice("on_config_change", on_config_change, ("refuse", "warn")),
         section.flag("in_background", in_background),
-        section.flag("allow_foreign_shims", allow_foreign_shims),
         section.flag("progress_bar", progress_bar),
     )

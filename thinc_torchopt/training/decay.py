@@ -22,7 +22,7 @@ class Decay:
 
     optimizer (TorchOptimizer): The run's.
 
-    Public: `ranks` (this process among several), `budget` (which decides on falls and the end, if there is one).
+    Public: `ranks` (this process among several), `budget` (which decides on the length of the fall, if there is one).
     """
 
     name = "decay"
@@ -53,7 +53,7 @@ class Decay:
                 self._optimizer.begin_decay()
             else:
                 self.budget.end_now(event)
-        if self.budget is None and self._optimizer.decay_is_over:
+        if self._optimizer.decay_is_over:
             control.should_evaluate = control.should_stop = True
 
     def close(self) -> None:

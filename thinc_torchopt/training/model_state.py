@@ -7,9 +7,9 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from spacy.language import Language
@@ -20,29 +20,23 @@ from ..checks import own_errors
 from ..errors import StateError
 from ..host import module_of
 from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
-from ..schema import Limit
 from .layer_attrs import is_plain, like, on_cpu
-
-Bytes = Annotated[torch.Tensor, Limit("bytes", lambda value: value.dtype == torch.uint8 and value.ndim == 1)]
 
 
 @dataclass
 class ModelState:
     """The model of a pipeline, by lasting names.
 
-    params (dict): thinc's params. modules (dict): State dicts of torch modules. shims (dict): Other shims, as bytes.
+    params (dict): thinc's params. modules (dict): State dicts of torch modules.
     attrs (dict): By component, the attrs of its layers.
     requires_grad (dict): By torch module, the params that are trained.
-    components (dict): Components without a thinc model, as bytes.
     disabled (list): Disabled components.
     """
 
     params: dict[str, torch.Tensor] = field(default_factory=dict)
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
-    shims: dict[str, Bytes] = field(default_factory=dict)
     attrs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     requires_grad: dict[str, list[str]] = field(default_factory=dict)
-    components: dict[str, Bytes] = field(default_factory=dict)
     disabled: list[str] = field(default_factory=list)
 
 
@@ -50,33 +44,26 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
     """Collect the model of a pipeline. Tensors are not copied.
 
     stopped (Collection[int]): Ids of torch params whose `requires_grad` is False only during the training.
+    RAISES (StateError): See `check_parts`.
     """
+    check_parts(nlp)
     state = ModelState(disabled=list(nlp.disabled))
     for name, model in components_with_model(nlp):
         for found in walk(model, name):
             if (param := _thinc_param(found)) is not None and found.owner.has_param(param):
                 state.params[found.name] = saved_tensor(found.owner.get_param(param), found.name)
         for path, shim in shim_paths(model, name):
-            if _is_torch(shim):
-                state.modules[path] = {
-                    key: value for key, value in module_of(shim).state_dict().items() if not is_lazy(value)
-                }
-                state.requires_grad[path] = [
-                    key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped
-                ]
-            else:
-                state.shims[path] = _from_bytes(shim.to_bytes())
+            state.modules[path] = {
+                key: value for key, value in module_of(shim).state_dict().items() if not is_lazy(value)
+            }
+            state.requires_grad[path] = [
+                key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped
+            ]
         # The parser stores there which classes it has seen, for example.
         state.attrs[name] = [
             {key: on_cpu(value) for key, value in node.attrs.items() if is_plain(value)} for node in model.walk()
         ]
-    state.components = collect_components(nlp)
     return state
-
-
-def collect_components(nlp: Language) -> dict[str, torch.Tensor]:
-    """The trainable components without a thinc model, as bytes."""
-    return {name: _from_bytes(_to_bytes(name, proc)) for name, proc in _other_components(nlp)}
 
 
 # ---------------------------------------------------------------------- checks
@@ -94,24 +81,40 @@ def layout_of(nlp: Language) -> dict[str, Any]:
             if (param := _thinc_param(found)) is not None:
                 params[found.name] = tuple(found.owner.get_param(param).shape) if found.owner.has_param(param) else None
         for path, shim in shim_paths(model, name):
+            modules[path] = "a module"
             for key, value in module_of(shim).state_dict().items() if _is_torch(shim) else ():
                 modules[f"{path}/{key}"] = None if is_lazy(value) else _shape(value)
-            modules[path] = "a torch module" if _is_torch(shim) else "another one"
         attrs[name] = sum(1 for _ in model.walk())
     return {
         "params": params,
         "modules": modules,
         "attrs": attrs,
-        "components": {name: "a component" for name, _ in _other_components(nlp)},
         "pipeline": {f"component '{name}'": nlp.get_pipe_meta(name).factory for name in nlp.component_names},
     }
 
 
-def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_foreign_shims: bool) -> None:
+def check_parts(nlp: Language) -> None:
+    """RAISES (StateError): A part of the model can't be loaded without running code of its own: a shim that wraps no
+    torch module, or a component without a thinc model.
+    """
+    foreign = [f"the component '{name}'" for name, proc in nlp.components if _has_other_model(proc)]
+    for name, model in components_with_model(nlp):
+        foreign += [
+            f"the {type(shim).__name__} '{path}'" for path, shim in shim_paths(model, name) if not _is_torch(shim)
+        ]
+    if foreign:
+        raise StateError(
+            f"Can't save the state of this pipeline: expected params of thinc and torch modules, found "
+            f"{_some(foreign)}. Only their own code can load these. They can be trained without "
+            "[training.optimizer.checkpoint]."
+        )
+
+
+def check_layout(nlp: Language, at_start: Mapping[str, Any]) -> None:
     """Check that a resumed run could load the current model.
 
     at_start (Mapping): `layout_of` the pipeline at the start of the run.
-    RAISES (StateError): The layout has changed since, or a part may not be loaded or can't be saved.
+    RAISES (StateError): The layout has changed since.
     """
     different = _differences(at_start, layout_of(nlp))
     if different:
@@ -122,20 +125,10 @@ def check_can_be_saved(nlp: Language, at_start: Mapping[str, Any], *, allow_fore
             "often in before_update, belongs in [initialize]. A layer that creates its own params must do so before "
             "its first update."
         )
-    foreign = [f"the {type(shim).__name__} '{path}'" for path, shim in _foreign_shims(nlp)]
-    foreign += [f"the component '{name}'" for name, _ in _other_components(nlp)]
-    if foreign and not allow_foreign_shims:
-        raise StateError(
-            f"Can't save a checkpoint: expected thinc's params and torch modules, found {_some(foreign)}, which only "
-            "their own code (from_bytes) can load. If nobody else can write to the checkpoint folder, set "
-            "allow_foreign_shims = true in [training.optimizer.checkpoint]. Otherwise remove that block."
-        )
 
 
-def check_model(nlp: Language, saved: ModelState, *, allow_foreign_shims: bool = True) -> None:
-    """RAISES (StateError): A saved model has other params or shapes than this pipeline, or parts that may not be
-    loaded.
-    """
+def check_model(nlp: Language, saved: ModelState) -> None:
+    """RAISES (StateError): A saved model has other params or shapes than this pipeline."""
     different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
     if different:
         raise StateError(
@@ -143,20 +136,17 @@ def check_model(nlp: Language, saved: ModelState, *, allow_foreign_shims: bool =
             f"for {_some(different)}. The labels in the training data, or the pipeline, have changed. Restore them, or "
             "start from the beginning."
         )
-    if not allow_foreign_shims and (saved.components or any(True for _ in _foreign_shims(nlp))):
-        check_can_be_saved(nlp, layout_of(nlp), allow_foreign_shims=False)
 
 
 def _layout_of_saved(nlp: Language, saved: ModelState) -> dict[str, Any]:
     """`layout_of` a saved model."""
-    modules: dict[str, Any] = dict.fromkeys(saved.shims, "another one")
+    modules: dict[str, Any] = {}
     for path, module in saved.modules.items():
-        modules |= {path: "a torch module"} | {f"{path}/{key}": _shape(value) for key, value in module.items()}
+        modules |= {path: "a module"} | {f"{path}/{key}": _shape(value) for key, value in module.items()}
     return {
         "params": {name: tuple(value.shape) for name, value in saved.params.items()},
         "modules": modules,
         "attrs": {name: len(nodes) for name, nodes in saved.attrs.items()},
-        "components": dict.fromkeys(saved.components, "a component"),
         "pipeline": layout_of(nlp)["pipeline"],  # part of the config, which is compared separately
     }
 
@@ -219,21 +209,10 @@ def restore_model(nlp: Language, saved: ModelState) -> None:
                 if (param := _thinc_param(found)) is not None and found.name in saved.params:
                     _restore_param(found.owner, param, _array(saved.params[found.name]))
             for path, shim in shim_paths(model, name):
-                if _is_torch(shim):
-                    # Lazy params were not saved; `check_model` has checked all others by name.
-                    module_of(shim).load_state_dict(saved.modules[path], strict=False)
-                else:
-                    shim.from_bytes(_array(saved.shims[path]).tobytes())
+                # Lazy params were not saved; `check_model` has checked all others by name.
+                module_of(shim).load_state_dict(saved.modules[path], strict=False)
             for node, attrs in zip(model.walk(), saved.attrs[name]):
                 node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
-        restore_components(nlp, saved.components)
-
-
-def restore_components(nlp: Language, saved: Mapping[str, torch.Tensor]) -> None:
-    """saved (Mapping): From `collect_components`."""
-    for name, proc in _other_components(nlp):
-        if name in saved:
-            _load_bytes(proc, _array(saved[name]).tobytes())
 
 
 def _restore_param(node: Any, param: str, value: Any) -> None:
@@ -259,47 +238,10 @@ def _is_torch(shim: Shim) -> bool:
     return isinstance(shim, PyTorchShim) and module_of(shim) is not None
 
 
-def _foreign_shims(nlp: Language) -> Iterator[tuple[str, Shim]]:
-    for name, model in components_with_model(nlp):
-        yield from ((path, shim) for path, shim in shim_paths(model, name) if not _is_torch(shim))
-
-
-def _other_components(nlp: Language) -> Iterator[tuple[str, Any]]:
-    """Trainable components whose model is not a thinc `Model`."""
-    for name, proc in nlp.components:
-        model = getattr(proc, "model", None)
-        if (
-            getattr(proc, "is_trainable", False)
-            and not isinstance(model, Model)
-            and not isinstance(model, bool)
-            and model is not None
-        ):
-            yield name, proc
-
-
-def _to_bytes(name: str, proc: Any) -> bytes:
-    for method in ("to_bytes", "from_bytes"):
-        if not hasattr(proc, method):
-            raise StateError(
-                f"Can't save a checkpoint: expected component '{name}', whose model is a {type(proc.model).__name__}, "
-                f"to have to_bytes and from_bytes, found no {method}. Add it, or remove "
-                "[training.optimizer.checkpoint]."
-            )
-    try:
-        return proc.to_bytes(exclude=["vocab"])
-    except TypeError:  # it has no argument `exclude`
-        return proc.to_bytes()
-
-
-def _load_bytes(proc: Any, content: bytes) -> None:
-    try:
-        proc.from_bytes(content, exclude=["vocab"])
-    except TypeError:
-        proc.from_bytes(content)
-
-
-def _from_bytes(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+def _has_other_model(proc: Any) -> bool:
+    """Whether a trainable component has a model that is not a thinc `Model`."""
+    model = getattr(proc, "model", None)
+    return getattr(proc, "is_trainable", False) and model is not None and not isinstance(model, (Model, bool))
 
 
 def _array(tensor: torch.Tensor) -> Any:

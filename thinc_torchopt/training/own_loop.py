@@ -47,7 +47,6 @@ class Checkpoints:
     on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the pipeline's config, vectors or labels
         differ from the checkpoint's.
     in_background (bool): `save` copies the state, and a thread writes it. False: `save` writes it.
-    allow_foreign_shims (bool): Allow parts of the model that only their own `from_bytes` can load: see `Checkpoint`.
     progress_bar (bool): Show a progress bar while batches of before are skipped. Only in a terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
 
@@ -66,7 +65,6 @@ class Checkpoints:
         resume: Literal["auto", "must", "never"] = "auto",
         on_config_change: Literal["refuse", "warn"] = "refuse",
         in_background: bool = True,
-        allow_foreign_shims: bool = False,
         progress_bar: bool = True,
     ):
         self._settings = Checkpoint(
@@ -75,7 +73,6 @@ class Checkpoints:
             resume=resume,
             on_config_change=on_config_change,
             in_background=in_background,
-            allow_foreign_shims=allow_foreign_shims,
             progress_bar=progress_bar,
         )
         self._nlp: Language = _SECTION.kind("nlp", nlp, Language, "a spaCy pipeline")

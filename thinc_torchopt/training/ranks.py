@@ -391,11 +391,7 @@ class SameWishes:
 
 
 def _check_begins_anew(nlp: Language) -> None:
-    """RAISES (ConfigError): A layer carries state from batch to batch, so that each rank would need batches that follow
-    its own; or a torch module makes its params in its first batch, differently on each rank.
-    """
-    from ..layers import is_stateful  # a training in one process does not need that room
-
+    """RAISES (ConfigError): A torch module makes its params in its first batch, differently on each rank."""
     for name, model in components_with_model(nlp):
         params = (param for _, shim in shim_paths(model, name) for _, param in torch_params(shim))
         if any(map(is_lazy, params)):
@@ -403,11 +399,6 @@ def _check_begins_anew(nlp: Language) -> None:
                 f"Can't train component '{name}' in several processes: a lazy torch module makes its params in the "
                 "first forward pass, with other values on each rank. Run a batch through it in [initialize], or train "
                 "in one process."
-            )
-        if is_stateful(model):
-            raise ConfigError(
-                f"Can't train component '{name}' in several processes: stateful = true in an OnlineRNNEncoder or "
-                "OnlineRNN carries state from batch to batch. Set it to false, or train in one process."
             )
 
 

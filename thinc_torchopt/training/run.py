@@ -162,16 +162,8 @@ class Run:
             self._log_numbers,
             *([] if self._private is None else [self._private]),
         ]
-        if optimizer.budget is not None and self.checkpoints is not None:
-            decay.budget = BudgetKeeper(
-                optimizer.budget,
-                nlp,
-                optimizer,
-                self.progress,
-                self.checkpoints,
-                self.ranks,
-                eval_frequency=eval_frequency,
-            )
+        if optimizer.budget is not None:
+            decay.budget = BudgetKeeper(optimizer.budget, optimizer, self.ranks, eval_frequency=eval_frequency)
             ours.append(decay.budget)
         self._models = models = SavedModels(
             nlp, optimizer, None if self.checkpoints is None else self.checkpoints.output

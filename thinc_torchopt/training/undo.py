@@ -13,7 +13,6 @@ from ..host import swap_grads
 from ..params import components_with_model, shim_paths, torch_params
 from ..update import KeptBuffers
 from .layer_attrs import is_plain
-from .model_state import collect_components, restore_components
 from .random_state import read_random, set_random
 
 _CHANGES = (set, list, dict, numpy.ndarray)
@@ -21,7 +20,7 @@ _CHANGES = (set, list, dict, numpy.ndarray)
 
 class Undo:
     """Puts a pipeline back to where it was before a batch whose update failed: random generators, gradients, buffers of
-    torch modules, attrs of layers, and components without a thinc model.
+    torch modules, and attrs of layers.
 
     nlp (Language): Between two updates: no gradient waits.
     """
@@ -36,7 +35,6 @@ class Undo:
         self._models = components_with_model(self._nlp)
         self._buffers.keep(shim for name, model in self._models for _, shim in shim_paths(model, name))
         self._nodes = [(node, _grads_of(node), _attrs_of(node)) for _, model in self._models for node in model.walk()]
-        self._components = collect_components(self._nlp)
 
     def undo(self) -> None:
         """Put it back. The weights stay as they are."""
@@ -52,7 +50,6 @@ class Undo:
                 grad[...] = 0
             node.attrs.clear()
             node.attrs.update({key: _own(value) for key, value in attrs.items()})
-        restore_components(self._nlp, self._components)
 
 
 def _grads_of(node: Model) -> dict[Any, Any]:

@@ -82,7 +82,6 @@ class Plan:
             for i, found in enumerate(cascade.candidates)
         ]
         self._built: dict[int, BuiltAlgorithm] = {}
-        self._n_lineages = 0
         self._next_thaw = math.inf  # the next step at which a frozen param is trained again
 
     @property
@@ -159,14 +158,9 @@ class Plan:
         return derived
 
     def _key_of(self, param: Param) -> tuple[Any, ...]:
-        """Equal for params of one group: their settings, whether they can be fused, and the changes of their rates.
-        Groups with state of their algorithm stay apart.
-        """
-        builder = self._builders[param.settings.algorithm]
-        is_fused, lineage = builder.fuses(param.tensor, param.settings), 0
-        if builder.algorithm.counts_for_group:
-            lineage = param.lineage
-        return param.settings.key, is_fused, lineage, param.rate_factor, param.held_rate
+        """Equal for params of one group: their settings, whether they can be fused, and the changes of their rates."""
+        is_fused = self._builders[param.settings.algorithm].fuses(param.tensor, param.settings)
+        return param.settings.key, is_fused, param.rate_factor, param.held_rate
 
     @staticmethod
     def _build(
@@ -215,11 +209,6 @@ class Plan:
         old, id = params[0].group, params[0].settings.label
         if old is None or old.owner is not algorithm:
             return Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
-        if algorithm.algorithm.counts_for_group:
-            self._n_lineages += 1
-            for param in params:
-                param.lineage = self._n_lineages
-            key = self._key_of(params[0])
         # Of the same settings, including values written by other code.
         kept = old.entry if old.key[:2] == key[:2] else old.state
         entry.update(deepcopy({name: value for name, value in kept.items() if name not in ("params", "param_names")}))
@@ -242,7 +231,7 @@ class Plan:
 
     def _frozen_alike(self, group: Group) -> list[Param]:
         """Frozen params that would belong to a group."""
-        settings, *_, factor, held = group.key
+        settings, _, factor, held = group.key
         return [
             param
             for param in self.frozen_params
@@ -293,23 +282,6 @@ class Plan:
         if param.group is not None:
             param.group.owner.states.move(param, new)
         param.put_on(new)
-
-    def keep_apart(self, saved: Mapping[str, Collection[str]]) -> None:
-        """Separate params that were in different groups of an algorithm that keeps state by group.
-
-        saved (Mapping[str, Collection[str]]): The names of the params of each saved group, by its id.
-        """
-        origins = {name: id for id, names in saved.items() for name in names}
-        is_due = False
-        for group in self.groups:
-            lineages: dict[str, int] = {}
-            for param in group.params if group.owner.algorithm.counts_for_group else ():
-                if (origin := origins.get(param.name)) is not None:
-                    param.lineage = lineages.setdefault(origin, self._n_lineages + len(lineages) if lineages else 0)
-            self._n_lineages += len(lineages)
-            is_due |= len(lineages) > 1
-        if is_due:
-            self.sync()
 
     def restore_ids(self, ids: Mapping[Group, str]) -> None:
         """Give groups their saved ids, each to the first group that asks for it. Others get free ids.
@@ -454,7 +426,7 @@ class Plan:
         by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
         for group in self.groups:
             for label in group.labels:
-                settings, *_, factor, held = group.key
+                settings, _, factor, held = group.key
                 by_label.setdefault(label, {}).setdefault((settings, factor, held), group)
         found = {param.settings.label: 0.0 for param in self.frozen_params}
         for label, groups in by_label.items():

@@ -111,8 +111,8 @@ def test_server_rules_cut_the_rate_of_the_server(texts, tmp_path):
     ("controller", "message"),
     [
         (
-            {"rules": named("budget", steps=3)},
-            r"the rule 'budget' in .*: expected on_evaluate alone, .* found on_step_end",
+            {"rules": named("roll_back_on_spike")},
+            r"the rule 'roll_back_on_spike' in .*: expected on_evaluate alone, .* found on_step_end",
         ),
         ({"rules": named("cut_on_plateau")}, r"rates_down.should_cut .*: it needs an optimizer of the server"),
         ({"rules": named("stop_early", of="dev['per_word']", mode="min")}, r"the metric 'dev' \(EvalLoss\)"),
