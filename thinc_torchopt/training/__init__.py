@@ -13,9 +13,8 @@ ranks.py keeps several processes in step. own_loop.py saves and resumes a user's
 a step; short_training.py trains for a few steps; lr_finder.py is the learning rate range test.
 """
 
-from .budget_settings import Budget, read_limit
+from ..run_settings import Budget, Checkpoint, read_limit
 from .checkpoint_folder import read_checkpoint, steps_of
-from .checkpoint_settings import Checkpoint
 from .components import is_trained, sums_of_gradients
 from .config_check import (
     Identity,
