@@ -2,8 +2,9 @@
 
     python benchmarks/import_time.py [--rounds 9]
 
-Medians of CPU time over fresh processes, taken in turns; that of `blank` and `load` after `import spacy`. `without`: our
-entry points are hidden, as if the package were not installed. `first use` is what resolving a config with TorchOptimizer in it imports.
+Medians of CPU time over fresh processes, taken in turns; that of `blank` and `load` after `import spacy`. `without`:
+our entry points are hidden, as if the package were not installed. `first use` is what resolving a config with
+TorchOptimizer in it imports.
 """
 
 import argparse
