@@ -17,8 +17,8 @@ from thinc_torchopt.averages.settings import EMA, SWA
 from thinc_torchopt.checks import Section
 from thinc_torchopt.distributed import Distributed
 from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.training import Budget
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
 from .conftest import needs_muon
 

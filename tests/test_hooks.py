@@ -19,7 +19,7 @@ import torch
 from spacy.training.initialize import init_nlp
 from thinc.api import Linear, PyTorchShim, PyTorchWrapper, Shim, chain
 
-from thinc_torchopt import TorchOptimizer, hooks
+from thinc_torchopt import TorchOptimizer, hooks, replaced
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.averages.averages import AveragedParams
 from thinc_torchopt.averages.settings import EMA
@@ -87,7 +87,9 @@ def test_hooks_are_idempotent():
     before = hooked()
     hooks.install(TorchOptimizer)
     assert all(a is b for a, b in zip(before, hooked()))
-    assert all(hasattr(function, hooks._MARK) and not hasattr(function.__wrapped__, hooks._MARK) for function in before)
+    assert all(
+        hasattr(function, replaced._MARK) and not hasattr(function.__wrapped__, replaced._MARK) for function in before
+    )
 
 
 def test_hooks_keep_signatures_and_docstrings():
@@ -131,7 +133,7 @@ def test_hooks_fall_back_function_by_function(nth, monkeypatch):
     monkeypatch.setattr(owner, name, lambda strange: None)
     with pytest.warns(HostWarning, match=rf"found {name}\(strange\)\. Left alone: {name}\. Without it TorchOptimizer"):
         hooks.install(TorchOptimizer)
-    assert [hasattr(function, hooks._MARK) for function in hooked()] == [i != nth for i in range(len(HOOKED))]
+    assert [hasattr(function, replaced._MARK) for function in hooked()] == [i != nth for i in range(len(HOOKED))]
 
 
 @pytest.mark.parametrize("patch", ["none", "all", "self"])
@@ -224,8 +226,8 @@ def test_hooks_reach_the_command_line():
     """It holds on to spaCy's function under a name of its own, and is loaded before us."""
     code = "import sys, spacy.cli, thinc_torchopt.optimizers, spacy.training.loop as loop; "
     code += (
-        f"sys.exit(not hasattr(sys.modules['spacy.cli.train'].train_nlp, '{hooks._MARK}') or not "
-        f"hasattr(loop.train, '{hooks._MARK}'))"
+        f"sys.exit(not hasattr(sys.modules['spacy.cli.train'].train_nlp, '{replaced._MARK}') or not "
+        f"hasattr(loop.train, '{replaced._MARK}'))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

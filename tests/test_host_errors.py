@@ -1,11 +1,14 @@
 """Errors that spaCy and confection raise for real, as errors of ours."""
 
+import re
 from configparser import Error as ParserError
 from typing import Dict, List, Literal, Optional, Tuple, Union
 
 import pytest
 import spacy
 from confection import Config, ConfigValidationError
+from spacy.tokens import Doc, DocBin
+from spacy.training.initialize import init_nlp
 from spacy.util import import_file
 
 from thinc_torchopt.algorithms import Algorithm
@@ -19,6 +22,7 @@ from thinc_torchopt.host_errors import (
 from thinc_torchopt.types import FloatOrSchedule
 
 from .conftest import CONFIGS
+from .spacy_cli import spacy_cli
 
 
 @pytest.fixture
@@ -106,3 +110,48 @@ def test_errors_that_code_of_others_provokes_are_left_to_their_traceback(tmp_pat
             function()
         assert plain_error(caught.value, Config()) is None
         assert line_of_others(caught.value) == f"line {line} of '{tmp_path / 'theirs.py'}'"
+
+
+LEARNED = {
+    "tagger": "tags",
+    "morphologizer": "morphological features",
+    "trainable_lemmatizer": "lemmas",
+    "textcat": "at least two categories",
+    "textcat_multilabel": "categories",
+    "spancat": "spans under the key 'mine'",
+    "spancat_singlelabel": "spans under the key 'mine'",
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("factory", LEARNED)
+def test_a_component_without_annotations_is_told_in_words_of_the_config(factory, streamed, tmp_path):
+    """For texts with entities only, as in spaCy's tutorials."""
+    nlp = spacy.blank("xx")
+    doc = Doc(nlp.vocab, words=["Anna", "sings"], ents=["B-PER", "O"])
+    DocBin(docs=[doc] * 5).to_disk(tmp_path / "train.spacy")
+    nlp.add_pipe(factory, "mine", config={"spans_key": "mine"} if "spancat" in factory else {})
+    config = nlp.config.copy()
+    config["paths"] |= {"train": str(tmp_path / "train.spacy"), "dev": str(tmp_path / "train.spacy")}
+    config["training"]["max_epochs"] = -1 if streamed else 0
+    where = "the first 100 texts" if streamed else "the texts"
+    with pytest.raises(ValueError) as caught:
+        init_nlp(config)
+    error = caught.value.with_traceback(caught.tb.tb_next)  # this test is not a command of spaCy's
+    told = str(plain_error(error, config))
+    begin = f"Can't initialize [components.mine]: expected {LEARNED[factory]} in {where} of [corpora.train], found"
+    assert told.startswith(begin) and "'pipeline' in [nlp]" in told
+    # The advice helps.
+    advice = re.search(r"spacy (init config) start.cfg (--lang \w+ --pipeline \w+)", told)
+    spacy_cli(*advice[1].split(), tmp_path / "start.cfg", *advice[2].split())
+    begun = spacy.util.load_config(tmp_path / "start.cfg", {f"paths.{n}": config["paths"][n] for n in ("train", "dev")})
+    assert init_nlp(begun).get_pipe("ner").labels == ("PER",)
+
+
+def test_labels_that_are_given_are_told_with_their_section():
+    config = spacy.blank("xx").config.copy()
+    config["components"] = {"tags": {"factory": "tagger"}}
+    config["initialize"]["components"] = {"tags": {"labels": []}}
+    error = ValueError("[E143] Labels for component 'tags' not initialized.")
+    told = "Can't initialize [components.tags]: expected tags in 'labels' in [initialize.components.tags], found none."
+    assert str(plain_error(error, config)).startswith(told)

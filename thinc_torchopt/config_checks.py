@@ -51,6 +51,12 @@ def names_ours(config: Mapping[str, Any]) -> bool:
     )
 
 
+def names_our_optimizer(config: Mapping[str, Any]) -> bool:
+    """Whether one of our optimizers trains."""
+    block = config.get("training", {}).get("optimizer", {})
+    return str(block.get("@optimizers", "")).startswith("thinc-torchopt.")
+
+
 def mentions_ours(text: str) -> bool:
     """Whether the text of a config does, before it is parsed."""
     return _MENTIONED.search(text) is not None

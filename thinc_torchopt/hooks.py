@@ -15,11 +15,7 @@ When TorchOptimizer is first imported (a config that names it does that):
 - `thinc.model.Model.copy`: records the names of its layers.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: restore params even after an exception.
 
-When `spacy train` is the main program, or with several processes:
-
-- `spacy.cli.train.train`: reports errors of the config in our words. With several processes, it begins only if all of
-  the above are in place, and only rank 0 makes a folder and prints.
-- `init_nlp`, as called there: reports errors of the config in our words, and a missing corpus.
+`spacy train` calls two more, if its config names something of ours: see cli/_train_command.py.
 
 An unknown version of spaCy or thinc is left alone, with a warning; so is a function with other arguments than expected.
 Without the hook in thinc every param is updated by itself, as by thinc's own optimizers; without the hooks in spaCy,
@@ -28,39 +24,29 @@ once per component. Training in several processes is refused then.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
-import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from configparser import InterpolationError
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import spacy.about
 import spacy.language
 import spacy.training.loop
 import spacy.training.pretrain
-import spacy.util
-import thinc
 import thinc.model
 from thinc.api import Optimizer, PyTorchShim
 
 import thinc_torchopt
 
 from .averages import AveragedParams, use_in_model, use_in_pipeline
-from .config_checks import check_corpora, check_gpu, check_training_section, mentions_ours, names_ours
-from .errors import ConfigError, HostWarning, TorchOptWarning
+from .config_checks import check_corpora, names_our_optimizer
+from .errors import ConfigError, TorchOptWarning
 from .host import first_optimizer
-from .host_errors import plain_errors
 from .launched import is_launched, rank_in_environment
 from .params import (
     backprop_apart,
@@ -69,64 +55,10 @@ from .params import (
     leave_to_others,
     name_as_original,
 )
+from .replaced import SPACY, THINC, Replaced, replace
 
-_MARK = "__thinc_torchopt_hook__"
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
 _ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
-
-
-class Replaced(NamedTuple):
-    """A function that is replaced.
-
-    owner (Any): Its module or class. name (str): Its name there.
-    params (str): The names of its parameters in the supported versions.
-    hook_for (Callable): Makes the replacement from the original.
-    without (str): The effect if it is not replaced.
-    """
-
-    owner: Any
-    name: str
-    params: str
-    hook_for: Callable[[Any], Any]
-    without: str
-
-    @property
-    def function(self) -> Any:
-        """The current function."""
-        return getattr(self.owner, self.name, None)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the current function is ours."""
-        return hasattr(self.function, _MARK)
-
-    @property
-    def found(self) -> str:
-        """The current function, with its parameters."""
-        found = () if self.function is None else inspect.signature(self.function).parameters
-        return f"{self.name}({' '.join(found)})"
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it has the expected parameters, or passes any parameters on to the function before it."""
-        if self.function is None:
-            return False
-        found, expected = list(inspect.signature(self.function).parameters.values()), self.params.split()
-        if [param.kind for param in found[-2:]] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
-            found = found[:-2]
-            expected = expected[: len(found)]
-        return [param.name for param in found] == expected
-
-    def replace(self) -> None:
-        """Install the hook."""
-        original = self.function
-        hook = functools.wraps(original)(self.hook_for(original))
-        setattr(hook, _MARK, True)
-        setattr(self.owner, self.name, hook)
-        # `spacy train` keeps spaCy's `train` under another name.
-        command = sys.modules.get("spacy.cli.train")
-        if getattr(command, "train_nlp", None) is original:
-            command.train_nlp = hook  # type: ignore[union-attr]
 
 
 def install(optimizer_class: type[Optimizer]) -> None:
@@ -136,25 +68,8 @@ def install(optimizer_class: type[Optimizer]) -> None:
     """
     global _ours
     _ours = optimizer_class
-    _replace(*_THINC)
-    _replace(*_SPACY)
-
-
-def guide_command() -> None:
-    """Let `spacy train` report errors of the config in our words, if the config names something of ours. With several
-    processes: let it begin only with all hooks in place; processes other than the first make no folder, and print
-    nothing but errors.
-    """
-    module = import_module("spacy.cli.train")
-    without = "each process makes a folder, and prints its output"
-    commands = [
-        Replaced(module, "train", "config_path output_path use_gpu overrides", _train_command, without),
-        Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "errors in the config are not in our words"),
-    ]
-    _, version, known, _ = _SPACY
-    # In one process, only wording is at stake: no warning for an unknown spaCy.
-    if is_launched() or (version.startswith(known) and all(command.is_known for command in commands)):
-        _replace(*_SPACY[:-1], commands)
+    replace(*_THINC)
+    replace(*_SPACY)
 
 
 def check_all_in_place() -> None:
@@ -169,33 +84,6 @@ def check_all_in_place() -> None:
             "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove the "
             "code that replaces them."
         )
-
-
-def _replace(host: str, version: str, known: str, functions: Sequence[Replaced]) -> None:
-    """Replace functions of a host. known (str): The prefix of its supported versions."""
-    if not version.startswith(known):
-        _leave_alone(host, f"version {known}x", version, functions)
-        return
-    changed = [function for function in functions if not function.is_known]
-    if changed:
-        found = ", ".join(function.found for function in changed)
-        _leave_alone(host, "the functions of that version", found, changed)
-    for function in functions:
-        if function not in changed and not function.is_in_place:
-            function.replace()
-
-
-def _leave_alone(host: str, expected: str, found: str, functions: Sequence[Replaced]) -> None:
-    names = [function.name for function in functions]
-    warnings.warn(
-        HostWarning(
-            f"Can't hook into {host}: expected {expected}, found {found}. Left alone: {', '.join(names)}. Without "
-            f"{'it' if len(names) == 1 else 'them'} TorchOptimizer still works, but not all of it: "
-            f"{'; '.join(dict.fromkeys(function.without for function in functions))}. Install a {host} that "
-            "thinc-torchopt supports, or remove the code that replaces its functions."
-        ),
-        stacklevel=4,
-    )
 
 
 def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
@@ -271,49 +159,7 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_for_us(nlp: Any) -> bool:
     """Whether our optimizer will train a pipeline."""
-    return isinstance(first_optimizer(nlp), _ours) or _is_ours(nlp.config)
-
-
-def _train_command(original: Callable[..., None]) -> Callable[..., None]:
-    def train(
-        config_path: Any, output_path: Any = None, *, use_gpu: int = -1, overrides: Any = MappingProxyType({})
-    ) -> None:
-        text = ""
-        with suppress(Exception):  # spaCy will report errors of the file
-            text = Path(config_path).read_text("utf8")
-        is_ours = False
-        if mentions_ours(text):
-            with plain_errors(path=Path(config_path)), suppress(InterpolationError):
-                is_ours = _is_ours(spacy.util.load_config(config_path, overrides=overrides))
-            check_gpu(use_gpu)
-        if is_ours and is_launched():
-            import_module("thinc_torchopt.optimizers")  # installs the hooks
-            check_all_in_place()
-        if is_ours and rank_in_environment() > 0:
-            with redirect_stdout(StringIO()):
-                original(config_path, None, use_gpu=use_gpu, overrides=overrides)
-        else:
-            original(config_path, output_path, use_gpu=use_gpu, overrides=overrides)
-
-    return train
-
-
-def _init_nlp(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_nlp(config: Any, *, use_gpu: int = -1) -> Any:
-        if not names_ours(config):
-            return original(config, use_gpu=use_gpu)
-        with plain_errors(config):
-            check_training_section(config)
-            check_corpora(config)
-            return original(config, use_gpu=use_gpu)
-
-    return init_nlp
-
-
-def _is_ours(config: Mapping[str, Any]) -> bool:
-    """Whether a config names one of our optimizers."""
-    block = config.get("training", {}).get("optimizer", {})
-    return str(block.get("@optimizers", "")).startswith("thinc-torchopt.")
+    return isinstance(first_optimizer(nlp), _ours) or names_our_optimizer(nlp.config)
 
 
 @contextmanager
@@ -408,9 +254,7 @@ def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.mod
 
 _AVERAGES = "averages reach thinc's params only"
 _THINC = (
-    "thinc",
-    thinc.__version__,
-    "8.3.",
+    *THINC,
     [
         Replaced(
             thinc.model.Model,
@@ -432,9 +276,7 @@ _THINC = (
     ],
 )
 _SPACY = (
-    "spaCy",
-    spacy.about.__version__,
-    "3.8.",
+    *SPACY,
     [
         Replaced(
             spacy.training.loop,

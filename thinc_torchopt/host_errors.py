@@ -64,7 +64,7 @@ def plain_error(
     if isinstance(error, RegistryError):
         return _plain_unknown(str(error), config or {})
     if config is not None and is_spacys_own(error):
-        return ConfigError(str(error))
+        return ConfigError(_tell_unannotated(str(error), config) or str(error))
     return None
 
 
@@ -230,6 +230,54 @@ def _tell_override(place: Sequence[str], path: Path | None) -> str:
 def _read_sections(path: Path | None) -> Iterator[str]:
     if path is not None and path.is_file():
         yield from re.findall(r"^\[([^\]\n]+)\]", path.read_text("utf8"), flags=re.MULTILINE)
+
+
+# ---------------------------------------------------------------------- components without annotations
+
+# The first texts of a stream, in which spaCy looks for labels. SOURCE: spacy/training/initialize.py (3.8), `init_nlp`.
+_STREAMED: Final = 100
+_ANNOTATIONS: Final = {
+    "tagger": "tags",
+    "morphologizer": "morphological features",
+    "trainable_lemmatizer": "lemmas",
+    "parser": "dependency trees",
+    "senter": "sentence boundaries",
+    "ner": "entities",
+    "beam_ner": "entities",
+    "entity_linker": "entities with an id of the knowledge base",
+    "textcat": "categories",
+    "textcat_multilabel": "categories",
+    "spancat": "spans",
+    "spancat_singlelabel": "spans",
+}
+
+
+def annotations_of(factory: str, spans_key: str) -> str:
+    """The annotations that a component learns from, in words. Empty: unknown. spans_key (str): Only for spans."""
+    found = _ANNOTATIONS.get(factory, "")
+    return f"{found} under the key '{spans_key}'" if found == "spans" else found
+
+
+def _tell_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
+    """The message for a component that finds no labels in the texts, from spaCy's: E143, and E867 of textcat."""
+    blocks, training = config.get("components", {}), config.get("training", {})
+    without = re.match(r"\[E143\] Labels for component '(.*?)' not initialized", text)
+    names = [without[1]] if without else [name for name, block in blocks.items() if block.get("factory") == "textcat"]
+    if not (without or text.startswith("[E867]")) or not names:
+        return None
+    name, block = names[0], blocks.get(names[0], {})
+    where = f"in the {f'first {_STREAMED} ' * (training.get('max_epochs') == -1)}texts of "
+    where += f"[{training.get('train_corpus', 'corpora.train')}]"
+    if config.get("initialize", {}).get("components", {}).get(name, {}).get("labels") is not None:
+        where = f"in 'labels' in [initialize.components.{name}]"
+    what = annotations_of(str(block.get("factory")), block.get("spans_key", "sc")) or "labels"
+    fault = f"{what} {where}, found none" if without else f"at least two {what} {where}, found fewer"
+    one = "" if without else " For one category, use the factory textcat_multilabel."
+    return (
+        f"Can't initialize {' or '.join(f'[components.{name}]' for name in names)}: expected {fault}. Add them, remove "
+        f"the component from 'pipeline' in [nlp], or begin with a config for what the texts have, such as entities: "
+        f"spacy init config start.cfg --lang {config.get('nlp', {}).get('lang', 'en')} --pipeline ner{one}"
+    )
 
 
 # ---------------------------------------------------------------------- registered names

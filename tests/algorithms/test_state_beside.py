@@ -9,7 +9,7 @@ from thinc_torchopt import Algorithm, TorchOptimizer
 from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.algorithms.state_beside import StateBeside, check_plain, collect_beside, map_tensors, restore_beside
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
+from thinc_torchopt.run_settings import Checkpoint
 
 from ..models import backprop, params_of, same, toy_pipeline
 

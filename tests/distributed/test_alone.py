@@ -24,7 +24,7 @@ import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import AdamW
 from thinc_torchopt.cli._screen import show_errors
-from thinc_torchopt.distributed import group, report_failure, wait_for_store
+from thinc_torchopt.distributed import group, wait_for_store
 from thinc_torchopt.distributed.addresses import interface_to
 from thinc_torchopt.distributed.agree import seed_of
 from thinc_torchopt.distributed.evaluation import split
@@ -101,8 +101,10 @@ def test_alone_launcher_is_told_why(kind, monkeypatch, tmp_path, capsys):
     """As torch's launcher reads it. Errors of ours are shown without a traceback."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    show_errors(report_failure)
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in {**launched, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}.items():
+        monkeypatch.setenv(name, value)
+    show_errors()
     try:
         raise kind("no\nhandle")
     except kind as error:

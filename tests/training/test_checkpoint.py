@@ -26,10 +26,10 @@ from spacy.util import registry
 
 from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, StateError
+from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schema import read, write
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole, steps_of
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.progress import Progress
 
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize

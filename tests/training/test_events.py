@@ -17,8 +17,8 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, RollbackError, RollbackWarning, StateError
 from thinc_torchopt.loggers import JSONLinesLogger
+from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.training.checkpoint_folder import steps_of
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.events import EVENTS, Control, Listeners, Log
 from thinc_torchopt.training.loop import train_while_improving
 

@@ -16,7 +16,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, LearnRateWarning, PipelineError, PipelineWarning
 from thinc_torchopt.learn_rate import Adaptive
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
+from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 
 from ..models import params_of, pipeline_params, same, toy_examples, toy_pipeline

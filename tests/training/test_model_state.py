@@ -19,11 +19,11 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import StateError, TorchOptError, TorchOptWarning
 from thinc_torchopt.params import components_with_model
+from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schema import write
 from thinc_torchopt.state import collect_grads, restore_grads
 from thinc_torchopt.state.files import write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 from thinc_torchopt.training.model_state import collect_model, restore_model
 

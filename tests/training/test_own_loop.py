@@ -20,10 +20,10 @@ from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.averages.settings import EMA
 from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
+from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schedules import plateau, warmup_linear
 from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint_folder import steps_of
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
 
 from ..models import backprop, grads_of, mixed_model, pipeline_params, same, toy_examples, toy_pipeline
 from ..state.test_files import damage

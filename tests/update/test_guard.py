@@ -15,7 +15,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning, StateError
 from thinc_torchopt.params.param import Param
-from thinc_torchopt.training.checkpoint_settings import Checkpoint
+from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
 from thinc_torchopt.update.clipping import total_norm
 from thinc_torchopt.update.guard import MIN_UPDATES, Guard

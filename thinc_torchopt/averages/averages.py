@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,11 +18,13 @@ from thinc.api import Shim
 from .. import kernels
 from ..errors import StateError
 from ..host import module_of
-from ..params import Param, Released
 from ..schema import Positive, check_names, read, refuse, write
 from ..types import Key, OnGrowth
 from .kept import Average, BufferAverages, Region, check_regions, regions_of_grown
 from .settings import THINC, AverageSettings
+
+if TYPE_CHECKING:  # spaCy loads EMA and SWA when it lists their registry, and params/ is not needed for that
+    from ..params import Param, Released
 
 # Averages and values, by the weight of the values, and whether these have the device and dtype of their average.
 Moves = dict[tuple[float, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]

@@ -4,7 +4,6 @@ spaCy imports this for each of its commands, so it must be cheap: each command i
 """
 
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Optional
 
@@ -12,10 +11,8 @@ import typer
 from typer import Argument as Arg
 from typer import Option as Opt
 
-from ..errors import ConfigError
 from ..host import cli_util
-from ..launched import is_launched
-from ._screen import is_main_program, show_errors
+from ._screen import is_main_program, is_ours, show_errors
 
 torchopt_cli = typer.Typer(
     name="torchopt",
@@ -70,19 +67,13 @@ _STUDY = Opt(
 _GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
-_launched = False
-with suppress(ConfigError):  # a training in several processes reports a wrong environment itself
-    _launched = is_launched()
-if _launched:
-    from ..distributed import report_failure
-
-    show_errors(report_failure)
-elif is_main_program():
+# spaCy's own commands stay as they are, unless their config names something of ours.
+if is_main_program() and is_ours(sys.argv[1:]):
     show_errors()
-if _launched or (is_main_program() and sys.argv[1:2] == ["train"]):
-    from ..hooks import guide_command
+    if sys.argv[1] == "train":
+        from ._train_command import guide_command
 
-    guide_command()
+        guide_command()
 
 
 @torchopt_cli.command("train", context_settings=_OVERRIDES)

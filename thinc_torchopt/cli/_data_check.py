@@ -19,6 +19,7 @@ from spacy.training import Example
 from thinc.api import Model
 
 from ..host import compile_gold
+from ..host_errors import annotations_of
 from ._in_words import count
 
 # Labels are counted in the first texts, up to this many words: spaCy's code counts some 40,000 words a second.
@@ -27,18 +28,6 @@ _MOST_NAMED = 5
 # A larger share of tokens that don't align is worth a note.
 _MISALIGNED = 0.02
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
-_WHAT = {
-    "tagger": "tags",
-    "morphologizer": "morphological features",
-    "trainable_lemmatizer": "lemmas",
-    "parser": "dependency trees",
-    "senter": "sentence boundaries",
-    "ner": "entities",
-    "beam_ner": "entities",
-    "entity_linker": "entities with an id of the knowledge base",
-    "textcat": "categories",
-    "textcat_multilabel": "categories",
-}
 # The key under which `compile_gold` counts the labels of a component.
 _COUNTED_AS = {
     "tagger": "tags",
@@ -240,10 +229,9 @@ def _factory(nlp: Language, name: str) -> str:
 
 
 def _what(nlp: Language, name: str) -> str:
-    pipe = nlp.get_pipe(name)
-    if isinstance(pipe, SpanCategorizer):
-        return f"spans under the key '{pipe.key}'"
-    return _WHAT.get(_factory(nlp, name), "annotations that its scorer counts")
+    return annotations_of(_factory(nlp, name), getattr(nlp.get_pipe(name), "key", "")) or (
+        "annotations that its scorer counts"
+    )
 
 
 def _other_spans(nlp: Language, name: str, corpus: Corpus) -> str:

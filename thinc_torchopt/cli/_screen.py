@@ -1,7 +1,8 @@
 """Show our errors and warnings in a terminal by their message alone, without a traceback.
 
-`show_errors` replaces `sys.excepthook` where spaCy's command line is the main program. In Python, IPython and notebooks
-nothing changes. It handles errors of this package and of confection, which reads configs; others are shown as before.
+`show_errors` replaces `sys.excepthook` where spaCy's command line is the main program, and the command is ours or its
+config names something of ours. In other commands, Python, IPython and notebooks nothing changes. It handles errors of
+this package and of confection, which reads configs; others are shown as before.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from configparser import Error as ParserError
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal
 
-from ..errors import TorchOptError, TorchOptWarning
+from ..config_checks import PREFIXES, mentions_ours
+from ..errors import ConfigError, TorchOptError, TorchOptWarning
 from ..host import cli_util
+from ..launched import is_launched
 from ..near_misses import did_you_mean
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 TRACEBACK: Final = "THINC_TORCHOPT_TRACEBACK"
 # Without a terminal, lines may be as wide as needed.
 _ANY_WIDTH = 100_000
+# In bytes. Larger files are no configs: corpora, which it would take long to read.
+_LARGEST_CONFIG = 1_000_000
 
 
 def is_main_program() -> bool:
@@ -34,11 +41,26 @@ def is_main_program() -> bool:
     return getattr(sys.modules.get("__main__"), "setup_cli", None) is cli_util().setup_cli
 
 
-def show_errors(tell: Callable[[Exception], None] | None = None) -> None:
-    """Show our errors and warnings by their message from now on.
-
-    tell (Callable | None): Called with each exception that ends the process.
+def is_ours(command: Sequence[str]) -> bool:
+    """Whether a command is `torchopt`, or its config, overrides or pipeline name something of ours. command
+    (Sequence[str]): All arguments of `spacy`.
     """
+    overrides = os.environ.get("SPACY_CONFIG_OVERRIDES", "").split()
+    return command[:1] == ["torchopt"] or any(_names_ours(argument) for argument in (*command[1:], *overrides))
+
+
+def _names_ours(argument: str) -> bool:
+    """Whether an argument is the path of such a config or pipeline, or the name itself, as the value of an override."""
+    if argument.rpartition("=")[2].startswith(PREFIXES[:2]):
+        return True
+    with suppress(OSError, ValueError):  # no path, or no text
+        path = Path(argument, "config.cfg") if Path(argument).is_dir() else Path(argument)
+        return path.is_file() and path.stat().st_size <= _LARGEST_CONFIG and mentions_ours(path.read_text("utf8"))
+    return False
+
+
+def show_errors() -> None:
+    """Show our errors and warnings by their message from now on, and tell a launcher of errors."""
     before, format_before = sys.excepthook, warnings.formatwarning
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -47,8 +69,11 @@ def show_errors(tell: Callable[[Exception], None] | None = None) -> None:
             before(kind, error, trace)
         else:
             print_error(make_console(stderr=True), text)
-        if tell is not None and isinstance(error, Exception):
-            tell(error)
+        with suppress(ConfigError):  # a training in several processes reports a wrong environment itself
+            if isinstance(error, Exception) and is_launched():
+                from ..distributed import report_failure
+
+                report_failure(error)
 
     def format_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None

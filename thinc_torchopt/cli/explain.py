@@ -209,7 +209,7 @@ def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Excep
         told.stops += [problem for problem in problems if problem not in read]
     text = str(error).strip() or type(error).__name__
     is_told = any(text.rstrip(".") in stop for stop in told.stops)
-    if not is_told and not (read and (isinstance(error, OSError) or _OF_DATA.search(text))):
+    if not is_told and not (read and (isinstance(error, OSError) or _OF_DATA.search(str(error.__cause__ or error)))):
         told.stops.append(
             text if isinstance(error, ConfigError) else f"The pipeline can't be initialized: {_in_full(error)}"
         )

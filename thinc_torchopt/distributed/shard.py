@@ -15,9 +15,9 @@ import torch
 
 from ..errors import ConfigError
 from ..params import Param
+from ..run_settings import DISTRIBUTED
 from ..state import in_main_memory
 from .group import Group
-from .settings import BLOCK
 
 _BY_PARAM = ("torch.optim.", "thinc_torchopt.algorithms.")
 
@@ -28,8 +28,8 @@ def check_can_be_split(optimizers: Collection[torch.optim.Optimizer]) -> None:
         cls = type(optimizer)
         if not cls.__module__.startswith(_BY_PARAM) or isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigError(
-                f"Can't set 'shard_state' in {BLOCK}: expected an algorithm of torch with separate state for each "
-                f"param, found {cls.__name__}. Choose another algorithm, or remove the setting."
+                f"Can't set 'shard_state' in {DISTRIBUTED}: expected an algorithm of torch with separate state for "
+                f"each param, found {cls.__name__}. Choose another algorithm, or remove the setting."
             )
 
 

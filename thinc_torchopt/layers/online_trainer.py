@@ -27,9 +27,7 @@ from torch import Tensor
 
 from ..checks import Section
 from ..errors import PipelineError, ShapeError, StateError
-from ..params import walk
 from ..schema import Count, check_version, read, refuse, write
-from ..state import read_folder, write_folder
 from ..threads import threads_for
 from .adjoint import input_gradient
 from .cells import Cell, Linearized, State
@@ -373,10 +371,14 @@ class OnlineTrainer:
 
     def to_disk(self, path: str | Path) -> None:
         """Write `state_dict` to a folder, whole or not at all: tensors as safetensors, the rest as JSON."""
+        from ..state import write_folder
+
         write_folder(Path(path), self.state_dict())
 
     def from_disk(self, path: str | Path) -> None:
         """Load the files of `to_disk`. RAISES (StateError): They are damaged, or of other models."""
+        from ..state import read_folder
+
         self.load_state_dict(read_folder(Path(path)))
 
     def _params(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -405,6 +407,8 @@ class OnlineTrainer:
 
     def _slots(self) -> Iterator[tuple[str, Any, Any]]:
         """Name, owner, and thinc's name or torch's param, of all params with a value."""
+        from ..params import walk
+
         for prefix, model in self.models.items():
             for found in walk(model, prefix):
                 if found.param is not None:

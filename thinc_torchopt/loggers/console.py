@@ -12,7 +12,6 @@ import tqdm
 from spacy.language import Language
 from spacy.training.loggers import console_logger_v3
 
-from ..training import latest_info
 from .console_table import ConsoleTable, lowest_and_highest, terminal_width
 from .steps import Info, Logger, LogStep, block_of, check_path
 
@@ -52,6 +51,8 @@ def ConsoleLogger(
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
     ) -> tuple[LogStep, Callable[[], None]]:
+        from ..training import latest_info
+
         printed = StringIO()
         log_theirs, finalize_theirs = spacys(nlp, printed, stderr)
         lines = printed.getvalue().splitlines()

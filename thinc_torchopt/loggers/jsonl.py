@@ -14,7 +14,6 @@ from spacy.language import Language
 from wasabi.printer import Printer
 
 from ..errors import ConfigError
-from ..training import hold, sums_of_gradients
 from .steps import COUNTS, IF_ANY, Info, Logger, LogStep, block_of, check_path, log_steps, plain, until_free
 
 
@@ -37,6 +36,8 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
     ) -> tuple[LogStep, Callable[[], None]]:
+        from ..training import hold, sums_of_gradients
+
         if path.is_dir():
             raise ConfigError(
                 f"Can't write the training log {path}: expected a file, found a folder. Add the name of a file to "

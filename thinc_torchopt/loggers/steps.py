@@ -22,7 +22,6 @@ from spacy.language import Language
 
 from ..checks import Section
 from ..errors import TorchOptWarning
-from ..training import latest_info
 
 Info = dict[str, Any]
 LogStep = Callable[[Optional[Info]], None]
@@ -62,6 +61,8 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
     write (Callable): Called with the info of a step, and the mean losses per step since its last call.
     path (Path): For the warning if writing fails, e.g. on a full disk. Nothing is written after that.
     """
+    from ..training import latest_info
+
     steps = 0
     sums: dict[str, float] = {}
     has_failed = False

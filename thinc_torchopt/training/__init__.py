@@ -14,9 +14,8 @@ a step; undo.py undoes one that failed; short_training.py trains for a few steps
 range test.
 """
 
-from .budget_settings import Budget, read_limit
+from ..run_settings import Budget, Checkpoint, read_limit
 from .checkpoint_folder import read_checkpoint, steps_of
-from .checkpoint_settings import Checkpoint
 from .components import is_trained, sums_of_gradients
 from .config_check import (
     Identity,

@@ -25,11 +25,11 @@ from spacy.language import Language
 from ..checks import own_errors
 from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
+from ..run_settings import CHECKPOINT
 from ..schema import write
 from ..state import clear_leftovers
 from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
-from .checkpoint_settings import BLOCK
 from .checkpoint_writer import CheckpointWriter
 from .config_check import (
     collect_defaults,
@@ -164,8 +164,8 @@ class RunCheckpoints:
         if saved is None:
             if self.settings.resume == "must":
                 raise StateError(
-                    f"Can't resume from 'path' in {BLOCK}, '{self.folder}': expected an undamaged checkpoint, found "
-                    "none. Check the path, "
+                    f"Can't resume from 'path' in {CHECKPOINT}, '{self.folder}': expected an undamaged checkpoint, "
+                    "found none. Check the path, "
                     'or set resume = "auto".'
                 )
             if self._damaged:

@@ -24,8 +24,8 @@ from spacy.language import Language
 from ..checks import Section
 from ..errors import ConfigWarning, StateError
 from ..optimizers import TorchOptimizer
+from ..run_settings import Checkpoint
 from .checkpoint import RunCheckpoints
-from .checkpoint_settings import Checkpoint
 from .progress import Progress
 
 Batch = TypeVar("Batch")

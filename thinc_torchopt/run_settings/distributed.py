@@ -7,7 +7,7 @@ from typing import Literal, Optional
 from ..checks import Section
 from ..types import DistributedSettings
 
-BLOCK = "[training.optimizer.distributed]"
+DISTRIBUTED = "[training.optimizer.distributed]"
 
 
 def Distributed(
@@ -39,7 +39,7 @@ def Distributed(
         of ranks ("linear") or its square root ("sqrt").
     RAISES (ConfigError): An argument is out of its range.
     """
-    section = Section(BLOCK)
+    section = Section(DISTRIBUTED)
     return DistributedSettings(
         section.choice("reduce", reduce, ("sum", "mean")),
         section.choice("backend", backend, (None, "gloo", "nccl")),

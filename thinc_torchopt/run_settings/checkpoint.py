@@ -8,7 +8,7 @@ from typing import Literal
 from ..checks import Section
 from ..types import CheckpointSettings
 
-BLOCK = "[training.optimizer.checkpoint]"
+CHECKPOINT = "[training.optimizer.checkpoint]"
 
 
 def Checkpoint(
@@ -37,7 +37,7 @@ def Checkpoint(
         terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
     """
-    section = Section(BLOCK)
+    section = Section(CHECKPOINT)
     folder = str(path) if isinstance(path, Path) else path
     if not isinstance(folder, str) or not folder or Path(folder).is_file():
         section.refuse("path", "a folder", path)

@@ -1,0 +1,81 @@
+"""`spacy train`, if its config names something of ours: the two functions of `spacy.cli.train` that are replaced.
+
+- `train`: reports errors of the config in our words. With several processes, it begins only if all functions that
+  hooks.py lists are replaced, and only rank 0 makes a folder and prints.
+- `init_nlp`: reports errors of the config in our words, and a missing corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from configparser import InterpolationError
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from spacy.util import load_config
+
+from ..config_checks import (
+    check_corpora,
+    check_gpu,
+    check_training_section,
+    mentions_ours,
+    names_our_optimizer,
+    names_ours,
+)
+from ..host_errors import plain_errors
+from ..launched import is_launched, rank_in_environment
+from ..replaced import SPACY, Replaced, replace
+
+
+def guide_command() -> None:
+    """Replace the functions."""
+    module = import_module("spacy.cli.train")
+    without = "each process makes a folder, and prints its output"
+    commands = [
+        Replaced(module, "train", "config_path output_path use_gpu overrides", _train, without),
+        Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "errors in the config are not in our words"),
+    ]
+    _, version, known = SPACY
+    # In one process, only wording is at stake: no warning for an unknown spaCy.
+    if is_launched() or (version.startswith(known) and all(command.is_known for command in commands)):
+        replace(*SPACY, commands)
+
+
+def _train(original: Callable[..., None]) -> Callable[..., None]:
+    def train(
+        config_path: Any, output_path: Any = None, *, use_gpu: int = -1, overrides: Any = MappingProxyType({})
+    ) -> None:
+        text = ""
+        with suppress(Exception):  # spaCy will report errors of the file
+            text = Path(config_path).read_text("utf8")
+        is_ours = False
+        if mentions_ours(text):
+            with plain_errors(path=Path(config_path)), suppress(InterpolationError):
+                is_ours = names_our_optimizer(load_config(config_path, overrides=overrides))
+            check_gpu(use_gpu)
+        if is_ours and is_launched():
+            import_module("thinc_torchopt.optimizers")  # installs the hooks
+            import_module("thinc_torchopt.hooks").check_all_in_place()
+        if is_ours and rank_in_environment() > 0:
+            with redirect_stdout(StringIO()):
+                original(config_path, None, use_gpu=use_gpu, overrides=overrides)
+        else:
+            original(config_path, output_path, use_gpu=use_gpu, overrides=overrides)
+
+    return train
+
+
+def _init_nlp(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_nlp(config: Any, *, use_gpu: int = -1) -> Any:
+        if not names_ours(config):
+            return original(config, use_gpu=use_gpu)
+        with plain_errors(config):
+            check_training_section(config)
+            check_corpora(config)
+            return original(config, use_gpu=use_gpu)
+
+    return init_nlp
