@@ -1,12 +1,11 @@
 """The control of learning rates. Start reading in writer.py, the only code that writes the `lr` of torch's param
 groups.
 
-watch.py, groups.py: optimizers and groups as the writer left them, and changes by other code. watchdog.py: counts
-failures and slow work. history.py: past rates. controller.py: the writer for a loop of your own, by policies:
-policies.py, by_name.py.
+watch.py, groups.py: optimizers and groups as the writer left them, and changes by other code. history.py: past rates.
+controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py; watchdog.py counts its failures
+and slow work.
 """
 
-from .by_name import NAMED, NamedPolicy, settings_of
 from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR, WatchedGroup
 from .history import Snapshot
@@ -27,7 +26,6 @@ from .watchdog import CircuitBreaker
 from .writer import RateWriter, WriterState, driver_of
 
 __all__ = [
-    "NAMED",
     "NEW_PARAMS_FACTOR",
     "Adaptive",
     "CircuitBreaker",
@@ -37,7 +35,6 @@ __all__ = [
     "FromSchedule",
     "Frozen",
     "LearnRateController",
-    "NamedPolicy",
     "Policy",
     "RateWriter",
     "Snapshot",
@@ -47,7 +44,6 @@ __all__ = [
     "WriterState",
     "driver_of",
     "kind_of",
-    "settings_of",
     "source_of",
     "warn_of_steps_without",
 ]
