@@ -18,8 +18,6 @@ from .policies import (
     Frozen,
     Policy,
     Warmup,
-    kind_of,
-    source_of,
 )
 from .watch import WatchedOptimizer, warn_of_steps_without
 from .watchdog import CircuitBreaker
@@ -43,7 +41,5 @@ __all__ = [
     "WatchedOptimizer",
     "WriterState",
     "driver_of",
-    "kind_of",
-    "source_of",
     "warn_of_steps_without",
 ]
