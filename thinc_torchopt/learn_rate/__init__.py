@@ -9,16 +9,7 @@ and slow work.
 from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR, WatchedGroup
 from .history import Snapshot
-from .policies import (
-    Adaptive,
-    Constant,
-    Cosine,
-    FromFunction,
-    FromSchedule,
-    Frozen,
-    Policy,
-    Warmup,
-)
+from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Policy, Warmup
 from .watch import WatchedOptimizer, warn_of_steps_without
 from .watchdog import CircuitBreaker
 from .writer import RateWriter, WriterState, driver_of

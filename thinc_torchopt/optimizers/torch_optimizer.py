@@ -385,12 +385,7 @@ class TorchOptimizer(Optimizer):
                 raise
 
     @contextmanager
-    def joint_step(
-        self,
-        spoiled_by: Exception | None = None,
-        *,
-        epoch: float | None = None,
-    ) -> Iterator[None]:
+    def joint_step(self, spoiled_by: Exception | None = None, *, epoch: float | None = None) -> Iterator[None]:
         """Inside, `finish_update` only collects gradients; at the end all params are updated together. Other threads
         wait.
 
@@ -418,12 +413,7 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._update(1.0, spoiled_by, epoch)
 
-    def _update(
-        self,
-        lr_scale: float,
-        spoiled_by: Exception | None = None,
-        epoch: float | None = None,
-    ) -> None:
+    def _update(self, lr_scale: float, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
         self._settings.schedules.check_end_is_known()
         params, shims = self._noted.pop_all()
         if params:
