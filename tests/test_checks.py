@@ -52,7 +52,6 @@ OF_OPTIMIZER = {
     "on_growth": [*CHOICE, None],
     "new_params_warmup": WHOLE,
     "enable_runtime_guards": FLAG,
-    "runtime_budgets": SECTION[:3],
     "checkpoint": OTHER,
     "budget": OTHER,
     "controller": OTHER,

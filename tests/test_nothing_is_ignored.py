@@ -514,7 +514,6 @@ OTHER = {
     "optimizers TorchOptimizer.v1 per_param_lr": ({"tagger/matrix": 0.5}, {}),
     "optimizers TorchOptimizer.v1 skip_decay": ("bias_and_norm", {}),
     "optimizers TorchOptimizer.v1 enable_runtime_guards": (False, {}),
-    "optimizers TorchOptimizer.v1 runtime_budgets": ({"rate_step": 0.5}, {}),
     "optimizers TorchOptimizer.v1 checkpoint": (CHECKPOINT, {}),
     "optimizers TorchOptimizer.v1 budget": ({"@misc": "thinc-torchopt.Budget.v1", "limit": "20m"}, FOR_BUDGET),
     "optimizers TorchOptimizer.v1 controller": (
@@ -661,7 +660,6 @@ PRIVATE = "spaCy's training loop does it: tests/training/test_private.py"
 RANKS = "with several processes only: tests/distributed/"
 TOLD = {
     "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/params/test_precision.py",
-    "optimizers TorchOptimizer.v1 runtime_budgets": "counts what a slow machine takes: tests/learn_rate/",
     "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
     "optimizers TorchOptimizer.v1 on_spike": SPIKES,
     "optimizers TorchOptimizer.v1 rollback_after": GOES_BACK,

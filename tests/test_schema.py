@@ -193,9 +193,11 @@ def test_a_state_of_no_version_is_refused(saved):
         check_version(saved, 2, WHAT)
 
 
-def test_a_state_without_a_version_or_of_a_newer_one_is_refused():
+def test_a_state_without_a_version_or_of_another_one_is_refused():
     with pytest.raises(StateKeyError, match="expected a dict with version, found one without it"):
         check_version({}, 2, WHAT)
     check_version({"version": 2}, 2, WHAT)
-    with pytest.raises(StateError, match="expected at most version 2, found version 3"):
+    with pytest.raises(StateError, match=r"expected version 2, found version 3\. It was written by a newer"):
         check_version({"version": 3}, 2, WHAT)
+    with pytest.raises(StateError, match=r"expected version 2, found version 1\. It was written by an older"):
+        check_version({"version": 1}, 2, WHAT)

@@ -80,17 +80,17 @@ def check_version(saved: Any, newest: int, what: str) -> None:
     """Check the version of a state before it is read: other versions may have another form.
 
     newest (int): The version that this package writes.
-    RAISES (StateError): It has no version, or a newer one.
+    RAISES (StateError): It has no version, or another one.
     """
     version = read(dict[str, Any], saved, what).get("version")
     if version is None:
         refuse(what, "", "a dict with version", "one without it", error=StateKeyError)
     if not _is_a(int, version) or version < 1:
         refuse(what, "version", "at least 1", _shown(version))
-    if version > newest:
+    if version != newest:
         raise StateError(
-            f"Can't load {what}: expected at most version {newest}, found version {version}. It was written by a newer "
-            "thinc-torchopt: install that one."
+            f"Can't load {what}: expected version {newest}, found version {version}. It was written by "
+            f"{'a newer' if version > newest else 'an older'} thinc-torchopt: install that one, or begin anew."
         )
 
 

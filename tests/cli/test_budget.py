@@ -97,18 +97,11 @@ def test_budget_of_groups_and_of_steps(corpus, tmp_path):
             'found "Adam.v1", which has no checkpoints. Convert it',
         ),
         ({"training__optimizer": {"@optimizers": "thinc-torchopt.Adam.v1"}}, 'found "thinc-torchopt.Adam.v1"'),
-        (
-            {"training__optimizer__param_groups": {"x": {"params": ["*"], "policy": "cosine"}}},
-            r"param_groups.x\] has rates or an end of its own",
-        ),
     ],
 )
 def test_budget_refuses_what_can_not_fall(changes, said, corpus, tmp_path):
     config = config_for(tmp_path, corpus)
-    if "training__optimizer" in changes:
-        config["training"]["optimizer"] = changes["training__optimizer"]
-    else:
-        config["training"]["optimizer"]["param_groups"] = changes["training__optimizer__param_groups"]
+    config["training"]["optimizer"] = changes["training__optimizer"]
     with pytest.raises(ConfigError, match=said):
         derived(config, tmp_path)
 

@@ -7,14 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import LearnRateWarning, StateError
 from thinc_torchopt.learn_rate import Adaptive, CircuitBreaker, LearnRateController
 from thinc_torchopt.learn_rate.history import History, HistoryState
 from thinc_torchopt.schema import read, write
 
-from ..models import toy_examples, toy_pipeline
 from .kit import Clock, broken, checksum_of, fill_grads, make_params, quiet, rates_in, sgd
 
 
@@ -184,26 +181,3 @@ def test_learn_rate_refuses_a_state_of_groups_in_another_order():
         LearnRateWarning, match=r"Param groups \['m/1'\] have other params, shapes or options than when they were saved"
     ):
         grown.load_state_dict(saved)
-
-
-def test_learn_rate_policies_of_blocks_are_saved_under_their_blocks():
-    """What they are called is compared when a checkpoint is loaded."""
-
-    def optimizer_with(policy):
-        blocks = {"w": {"params": ["*/W"], "policy": policy}, "b": {"params": ["*/b"], "policy": "cosine"}}
-        optimizer = TorchOptimizer(SGD(), 0.01, param_groups=blocks)
-        optimizer.initialize(nlp)
-        return optimizer
-
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
-    optimizer = optimizer_with("adaptive")
-    nlp.update(examples, sgd=optimizer)
-    saved = optimizer.state_dict()
-    assert {where: found["kind"] for where, found in saved["policies"].items()} == {
-        "[training.optimizer.param_groups.w]": "InRatesByMetrics"
-    }
-    with pytest.raises(StateError, match=r"'policies' to be a dict with nothing, found one with .*param_groups\.w"):
-        optimizer_with("warmup").load_state_dict(saved)
-    optimizer_with("adaptive").load_state_dict(saved)

@@ -95,7 +95,7 @@ def ours(**settings):
     return TorchOptimizer(AdamW(), RATES, **settings)
 
 
-COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
+COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 
 
 def info_of(step, **changes):
@@ -298,7 +298,6 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
             assert (
                 line.pop("scores")["tag_acc"] == info["other_scores"]["tag_acc"] and line.pop("score") == info["score"]
             )
-        line.pop("overruns", None)  # goes by how fast the machine is
         assert line.pop("seconds") == round(info["elapsed"], 3) and info["seconds"] == int(info["elapsed"])
         assert line == {key: info[key] for key in ("step", "epoch", "words", "learn_rates", "grad_norm", *COUNTS)}
         assert line["learn_rates"] == {"default": RATES[info["step"]]} and line["grad_norm"] > 0

@@ -13,16 +13,27 @@ from declearn.model.api import Vector
 from declearn.model.sklearn import NumpyVector
 from declearn.optimizer import modules as their_modules
 from declearn.optimizer import regularizers as their_regularizers
-from declearn.optimizer import schedulers as their_schedulers
 from declearn.utils import _register
 from declearn.utils.serialize import add_serialization_support
 
 from thinc_torchopt.modular import MODULES, REGULARIZERS, Modular, Module, Regularizer, ScaffoldAuxVar
-from thinc_torchopt.modular.declearn_state import NAMES
-from thinc_torchopt.modular.schedulers import SCHEDULERS, At, RoundSchedule
 from thinc_torchopt.modular.specs import build_part
 
-NO_RATES = {"lrate": {"steps": 0, "rounds": -1}, "w_decay": {"steps": 0, "rounds": -1}}
+_ADAM = {"exp_avg": "momentum/state", "exp_avg_sq": "velocity/state", "max_exp_avg_sq": "vmax", "step": "steps"}
+# Our names of a module's state, and declearn's. "step" is a number for all params.
+NAMES = {
+    "adagrad": {"sum": "state"},
+    "adam": _ADAM,
+    "ewma": {"exp_avg": "state"},
+    "momentum": {"momentum_buffer": "velocity"},
+    "rmsprop": {"square_avg": "state"},
+    "scaffold-client": {"correction": "state", "server_correction": "sglob"},
+    "scaffold-server": {"correction_sum": "s_state"},
+    "yogi": _ADAM,
+    "yogi-momentum": {"exp_avg": "state"},
+}
+# Shared state: our name and declearn's.
+SHARED = {"scaffold-client": ("client", "uuid"), "scaffold-server": ("clients", "clients")}
 
 
 def to_tensors(vector):
@@ -150,10 +161,9 @@ class Adapted:
             if key == "max_exp_avg_sq" and isinstance(value, float):
                 value = None
             found.setdefault(first, {}).update({second: value}) if second else found.update({first: value})
-        if self.name == "scaffold-client":
-            found["uuid"] = self.own()["shared"]["client"]
-        if self.name == "scaffold-server":
-            found["clients"] = list(self.own()["shared"]["clients"])
+        if self.name in SHARED:
+            ours, theirs = SHARED[self.name]
+            found[theirs] = self.own()["shared"][ours]
         return found
 
     def steps(self):
@@ -168,7 +178,42 @@ class Adapted:
             self.begin(
                 {name: torch.zeros(shape, dtype=getattr(torch, of)) for name, (shape, of) in state["specs"].items()}
             )
-        self.optimizer.set_state({**NO_RATES, "modules": [(self.name, state)]})
+        whole = self.optimizer.get_state()
+        [[_, module]] = whole["modules"]
+        if self.name in SHARED:
+            ours, theirs = SHARED[self.name]
+            found = state[theirs]
+            module["shared"][ours] = found if isinstance(found, str) else sorted(found)
+        module["params"] = self.of_params(state)
+        self.optimizer.set_state(whole)
+
+    def of_params(self, state):
+        """The state of each param, in our form."""
+        if self.name == "torch-optim":
+            found = dict.fromkeys(self.params)
+            tensor = lambda value: value if isinstance(value, (int, float)) else torch.as_tensor(value)  # noqa: E731
+            for name, (_, values) in zip(state["specs"], state["state"]):
+                found[name] = {key: tensor(value) for key, value in values.items()}
+            return found
+        values = {}
+        for key, path in NAMES.get(self.name, {}).items():
+            values[key] = state
+            for part in path.split("/"):
+                values[key] = values[key][part]
+        if not vectors_in(values):
+            return dict.fromkeys(self.params)
+        found = {}
+        for name, param in self.params.items():
+            zeros = torch.zeros_like(param)
+            own = {
+                key: torch.as_tensor(value.coefs[name]) if isinstance(value, Vector) else zeros
+                for key, value in values.items()
+                if value is not None and key != "step"
+            }
+            own |= {"step": values["step"]} if "step" in values else {}
+            own |= {"grad_sum": zeros, "step": 0} if self.name == "scaffold-client" else {}
+            found[name] = own
+        return found
 
     def reset(self):
         self.optimizer = self.build({"none": torch.zeros(1)})
@@ -237,63 +282,6 @@ def replace(namespaces, group, table, theirs):
                     setattr(namespace, cls.__name__, adapted)
 
 
-# ---------------------------------------------------------------------- schedulers
-
-
-class Scheduler:
-    """declearn's base class, over our schedules. A subclass with a name is one of ours too."""
-
-    from_specs = from_specs("Scheduler")
-    name = ""
-
-    def __init__(self, *args, **settings):
-        names = [key for key in inspect.signature(SCHEDULERS[self.name]).parameters if key != "at"]
-        given = {**dict(zip(names, args)), **settings}
-        base = given["base"]
-        given["base"] = (base.name, base.get_config()) if isinstance(base, Scheduler) else base
-        if hasattr(type(self), "own_value"):
-            self.base, self.settings = base, given
-        else:
-            self.schedule = RoundSchedule("lrate", (self.name, given))
-
-    def __init_subclass__(cls, **kwargs):
-        if "compute_value" in vars(cls):
-            cls.own_value = cls.compute_value
-
-            def value(at, *, base: float):
-                return cls(base=base).compute_value(at.step, at.round)
-
-            SCHEDULERS[cls.name] = value
-
-    def compute_value(self, step, round_):
-        counts = self.schedule.source
-        return self.schedule.curve(At(step, round_, counts.warmup_rounds, counts.warmup_steps))
-
-    steps = property(lambda self: self.schedule.position)
-    rounds = property(lambda self: self.schedule.source.begun - 1)
-
-    def get_next_rate(self):
-        value = self.schedule.value
-        self.schedule.step()
-        return value
-
-    def on_round_start(self):
-        self.schedule.start_round()
-
-    def get_config(self):
-        return self.settings if hasattr(type(self), "own_value") else self.schedule.curve.get_config()[1]
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
-
-    def get_state(self):
-        return self.schedule.state_dict()
-
-    def set_state(self, state):
-        self.schedule.load_state_dict(state)
-
-
 # ---------------------------------------------------------------------- the optimizer
 
 
@@ -301,11 +289,8 @@ class Optimizer(Modular):
     """declearn's has no params before its first step: one param stands for them."""
 
     def __init__(self, lrate, w_decay=0.0, regularizers=(), modules=()):
-        rates = [(rate.name, rate.get_config()) if isinstance(rate, Scheduler) else rate for rate in (lrate, w_decay)]
         param = torch.nn.Parameter(torch.zeros(1))
-        super().__init__(
-            [("none", param)], lrate=rates[0], w_decay=rates[1], regularizers=regularizers, modules=modules
-        )
+        super().__init__([("none", param)], lrate=lrate, w_decay=w_decay, regularizers=regularizers, modules=modules)
 
     regularizers = property(lambda self: list(Modular.regularizers.fget(self)))
     modules = property(lambda self: list(Modular.modules.fget(self)))
@@ -319,12 +304,10 @@ class Optimizer(Modular):
 
 replace([their_modules], "OptiModule", MODULES, (Adapted, OptiModule))
 replace([their_regularizers], "Regularizer", REGULARIZERS, (Adapted, OwnRegularizer))
-replace([their_schedulers], "Scheduler", SCHEDULERS, (Scheduler,))
 their_modules.OptiModule = OptiModule
 their_modules.ScaffoldAuxVar = TheirAuxVar
 their_modules.NoiseModule = NoiseModule
 their_regularizers.Regularizer = OwnRegularizer
-their_schedulers.Scheduler = Scheduler
 declearn.model.torch.TorchOptiModule = _register.REGISTRIES["OptiModule"]._reg["torch-optim"] = TorchOptiModule
 declearn.optimizer.Optimizer = Optimizer
 add_serialization_support(Optimizer, "msgpack", lambda made: made.get_config(), Optimizer.from_config, "Ours")

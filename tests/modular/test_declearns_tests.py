@@ -1,4 +1,4 @@
-"""declearn's own tests of its optimizer, with our modules, schedules and optimizer under its names.
+"""declearn's own tests of its optimizer, with our modules, regularizers and optimizer under its names.
 
 declearn and its tests are fetched from the index; declearn_adapter.py puts ours in their place. All pass that test how
 the optimizer behaves.
@@ -17,10 +17,14 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 VERSION = "2.9.1"
-COUNTS_CALLS = "its modules, schedulers or models are mocks, of which it counts calls"
+COUNTS_CALLS = "its modules or models are mocks, of which it counts calls"
+SCHEDULES = "it gives a scheduler; ours takes the number of each step"
 IMPORTS = "it is about importing any path after a question to the user; ours takes torch.optim only"
 # Tests that don't pass, with the reason.
 OTHERS = {
+    "TestOptimizer::test_init_with_lrate_scheduler_instance": SCHEDULES,
+    "TestOptimizer::test_init_with_decay_scheduler_instance": SCHEDULES,
+    "TestOptimizer::test_init_with_scheduler_specs": SCHEDULES,
     "TestOptimizer::test_compute_updates_from_gradients": COUNTS_CALLS,
     "TestOptimizer::test_collect_aux_var": COUNTS_CALLS,
     "TestOptimizer::test_process_aux_var": COUNTS_CALLS,
@@ -79,11 +83,12 @@ def run_tests(declearn, folder, *arguments):
 
 
 def test_declearns_tests_pass(declearn):
-    done = run_tests(declearn, declearn[1], "-p", "tests.modular.declearn_adapter", "test/optimizer")
+    tests = ("test/optimizer", "--ignore", "test/optimizer/test_schedulers.py")  # those are left to declearn
+    done = run_tests(declearn, declearn[1], "-p", "tests.modular.declearn_adapter", *tests)
     failed = {name.partition("[")[0] for name in re.findall(r"^FAILED \S+?\.py::(\S+)", done.stdout, re.MULTILINE)}
     assert failed == set(OTHERS), done.stdout[-5000:] + done.stderr[-2000:]
     [passed] = re.findall(r"(\d+) passed", done.stdout)
-    assert int(passed) >= 430  # with vectors of NumPy and torch
+    assert int(passed) >= 320  # with vectors of NumPy and torch
 
 
 def test_declearns_results_are_ours(declearn):

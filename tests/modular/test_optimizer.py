@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy
 import pytest
 import torch
-from thinc.api import Linear
+from thinc.api import Linear, warmup_linear
 
 from thinc_torchopt.compat import has_pytorch_optimizer
-from thinc_torchopt.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError
+from thinc_torchopt.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError, StateError
 from thinc_torchopt.modular import (
     MODULES,
     REGULARIZERS,
@@ -723,7 +723,6 @@ def test_optimizer_refuses_what_cannot_work(kind, spec, field):
         {"lr": math.nan},
         {"lr": 1.0, "weight_decay": -1.0},
         {"lr": 1.0, "weight_decay": False},
-        {"lr": 1.0, "w_decay": [-0.1]},
     ],
     ids=str,
 )
@@ -898,6 +897,61 @@ def test_optimizer_attributes_that_cannot_be_are_refused(name, value, message):
     with pytest.raises(ConfigError, match=message):
         setattr(optimizer, name, value)
     assert (optimizer.get_config(), [dict(group) for group in optimizer.param_groups]) == before
+
+
+def test_optimizer_a_number_per_step_is_a_schedule():
+    """As torch's AdamW, whose rate and decay are set by the same schedule."""
+    left, right = params(), params()
+    ours = modular("adam", decay="adamw")(left)
+    ours.param_groups[0].update(adam_beta_2=0.999, adam_eps=1e-8)
+    theirs = from_torch(torch.optim.AdamW)(right)
+    for step, rate in zip(range(6), warmup_linear(0.1, 3, 6)):
+        ours.lr, ours.weight_decay = rate, rate / 2
+        theirs.param_groups[0].update(lr=rate, weight_decay=rate / 2, betas=(0.9 - step / 20, 0.999))
+        ours.param_groups[0]["adam_beta_1"] = 0.9 - step / 20
+        for found, optimizer in ((left, ours), (right, theirs)):
+            fill_grads(found, step)
+            optimizer.step()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], **CLOSE)
+
+
+SCHEDULES = [
+    lambda: warmup_linear(0.1, 3, 6),
+    lambda: iter([0.1, 0.2]),
+    lambda: [0.1, 0.2],
+    lambda: (0.1, 0.2),
+    lambda: ("exponential-decay", {"base": 0.1, "rate": 0.5}),
+    lambda: ["warmup", {"base": 0.1, "warmup": 100}],
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+def test_optimizer_refuses_schedules(make):
+    """Everywhere; and nothing has changed then."""
+    of_rate, of_option = r"set optimizer\.\w+ before each step", r"set 'adam_beta_1' in each of optimizer.param_groups"
+    for name in ("lr", "weight_decay", "lrate", "w_decay"):
+        rate = {} if name == "lrate" else {"lr": 0.1}
+        with pytest.raises(ConfigTypeError, match=of_rate):
+            Modular([{"params": params().items(), "lr": 0.1, "weight_decay": 0.1}], **{**rate, name: make()})
+    optimizer = Modular(params().items(), 0.1, modules=["adam"], decay="declearn")
+    before = optimizer.get_config(), [dict(group) for group in optimizer.param_groups]
+    for name in ("lr", "weight_decay", "lrate", "w_decay"):
+        with pytest.raises(ConfigTypeError, match=of_rate):
+            setattr(optimizer, name, make())
+    for name, told in (("lr", of_rate), ("adam_beta_1", of_option)):
+        with pytest.raises(ConfigTypeError, match=told):
+            optimizer.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2)))], name: make()})
+    assert (optimizer.get_config(), [dict(group) for group in optimizer.param_groups]) == before
+    if not isinstance(make(), tuple):  # a module refuses that itself
+        with pytest.raises(ConfigTypeError, match=of_option):
+            Modular(params().items(), 0.1, modules=[Adam(beta_1=make())])
+
+
+def test_optimizer_refuses_states_of_older_versions():
+    optimizer = Modular(params().items(), 0.1, modules=["adam"])
+    with pytest.raises(StateError, match=r"expected version 2, found version 1\. It was written by an older"):
+        optimizer.set_state({**optimizer.get_state(), "version": 1, "schedules": {}})
 
 
 def test_optimizer_parts_cannot_be_changed_in_a_copy():

@@ -813,7 +813,7 @@ def test_optimizers_do_not_keep_a_pipeline_alive():
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
 def test_optimizers_are_copied_with_their_schedules(make_copy):
     """Generators can't be copied, and thinc's schedules are such: an error names them."""
-    settings = {"grad_clip": [1.0, 2.0, 3.0], "param_groups": {"a": {"params": ["*"], "policy": "adaptive"}}}
+    settings = {"grad_clip": [1.0, 2.0, 3.0], "param_groups": {"a": {"params": ["*"], "lr_scale": 0.5}}}
     optimizer = TorchOptimizer(AdamW(), schedule := plateau(0.1, patience=0, factor=0.5), **settings)
     for score in (0.5, 0.4):
         optimizer.observe(score)

@@ -52,7 +52,6 @@ def row(step, **changes):
         "grad_spikes": 0,
         "rollbacks": 0,
         "outside_writes": 0,
-        "conservative_mode": 0,
         **changes,
     }
 
@@ -305,7 +304,7 @@ def test_report_finds_what_happened(tmp_path):
             "skipped_updates": int(step >= 9),
             "outside_writes": int(step >= 3),
         }
-        line |= {"conservative_mode": int(step >= 20), "rollbacks": int(step >= 12)}
+        line |= {"rollbacks": int(step >= 12)}
         if step > 5:
             line["last_checkpoint"] = 5 if step < 11 or 12 <= step < 16 else 10 if step < 12 else 15
         if step >= 12:
@@ -319,7 +318,6 @@ def test_report_finds_what_happened(tmp_path):
             ("gradient spike", 9, "2 times"),
             ("update skipped", 9, ""),
             ("rates written by others", 3, ""),
-            ("conservative mode began", 20, ""),
             ("went back", 12, "to the checkpoint of step 5"),
             ("resumed", 8, ""),
         ]
@@ -502,7 +500,6 @@ def three_logs(folder):
             line |= {
                 "skipped_updates": step // 30,
                 "outside_writes": step // 50,
-                "conservative_mode": step // 60,
                 "rollbacks": step // 40,
             }
             line |= {

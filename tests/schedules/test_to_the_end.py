@@ -18,8 +18,9 @@ from thinc_torchopt import TorchOptimizer, schedules
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
 from thinc_torchopt.learn_rate.policies import FromSchedule
-from thinc_torchopt.schedules import is_waiting, with_end
+from thinc_torchopt.schedules import with_end
 from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules.to_the_end import is_waiting
 
 from ..models import toy_examples, toy_pipeline
 from .test_curves import AFTER, EXAMPLES, rates_of, same

@@ -191,7 +191,7 @@ ROW = {
 }
 NAME = "torch-x/pytorch/pooler/weight"
 BAD = [
-    (("version",), 99, StateError, "expected at most version 1, found version 99"),
+    (("version",), 99, StateError, "expected version 2, found version 99"),
     (("params",), REMOVED, StateError, "found one without params"),
     (("params",), [1], StateError, "expected 'params' to be a dict, found list"),
     (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),
@@ -543,6 +543,7 @@ def test_state_of_another_version():
     optimizer.initialize(nlp)
     for version, message in (
         (99, "found version 99.*newer"),
+        (1, "found version 1.*older"),
         (0, "'version' to be at least 1, found 0"),
         ("1", "'version' to be at least 1, found '1'"),
     ):

@@ -66,32 +66,22 @@ VARIANTS = {
             "factor": 0.5,
         }
     },
-    "policies": {
+    "rates of groups": {
         "training__optimizer__skip_decay": "bias_and_norm",
         "training__optimizer__param_groups": {
             "lower": {
                 "params": ["tok2vec/embed/*"],
-                "policy": "cosine",
-                "max_rate": 0.01,
-                "total_steps": 15,
-                "warmup_steps": 4,
+                "learn_rate": {
+                    "@schedules": "thinc-torchopt.warmup_cosine.v1",
+                    "initial_rate": 0.01,
+                    "total_steps": 15,
+                    "warmup_steps": 4,
+                },
             },
-            "later": {"params": ["tok2vec/encode/0/*"], "policy": "warmup", "warmup_steps": 7, "unfreeze_at": 9},
+            "later": {"params": ["tok2vec/encode/0/*"], "lr_scale": 0.5, "unfreeze_at": 9},
             "top": {
                 "params": ["tagger/*"],
-                "policy": "adaptive",
-                "max_rate": 0.01,
-                "patience": 0,
-                "warmup_steps": 3,
-                "threshold": 0.2,
-            },
-            "score": {
-                "params": ["parser/*"],
-                "policy": "adaptive",
-                "metric": "score",
-                "patience": 0,
-                "threshold": 0.9,
-                "mode": "max",
+                "learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.01, "patience": 0},
             },
         },
     },

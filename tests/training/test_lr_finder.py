@@ -118,9 +118,9 @@ def test_lr_finder_suggests_rates_that_train(tmp_path, curvature):
 def test_lr_finder_keeps_ratios_of_groups(tmp_path):
     """The second bowl is ten times as steep and has a tenth of the rate, a third one never moves."""
     groups = {
-        "steep": {"params": ["steep/*"], "policy": "cosine", "max_rate": 0.001, "total_steps": 5},
+        "steep": {"params": ["steep/*"], "learn_rate": 0.001},
         "scaled": {"params": ["scaled/*"], "lr_scale": 0.5},
-        "still": {"params": ["still/*"], "policy": "frozen"},
+        "still": {"params": ["still/*"], "freeze": True},
     }
     curvatures = {"flat": 10.0, "steep": 100.0, "scaled": 20.0, "still": 0.1}
     nlp, config = bowls(

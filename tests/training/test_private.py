@@ -402,13 +402,6 @@ def test_private_refuses_before_the_first_step(tmp_path, corpus, changes, error,
         trained(config)
 
 
-def test_private_refuses_losses_as_guides(tmp_path, corpus):
-    groups = {"all": {"params": ["*"], "policy": "adaptive", "metric": "loss"}}
-    config = private(tmp_path, corpus, training__optimizer__param_groups=groups)
-    with pytest.raises(ConfigError, match="follows losses or scores"):
-        trained(config)
-
-
 @pytest.mark.skipif(has_opacus, reason="opacus is installed")
 def test_private_needs_opacus_for_noise(tmp_path, corpus):
     with pytest.raises(MissingPackageError, match=r"count the epsilon.*opacus"):

@@ -107,13 +107,6 @@ def _check(block: Mapping[str, Any]) -> None:
             f'"{block["@optimizers"]}", which has no checkpoints. Convert it, for example with spacy torchopt init '
             "--recipe adamw."
         )
-    for name, group in (block.get("param_groups") or {}).items():
-        if group.get("policy") == "cosine" or (group.get("policy") and group.get("max_rate") is not None):
-            raise ConfigError(
-                f"Can't train with --budget: policy = '{group['policy']}' in [training.optimizer.param_groups.{name}] "
-                "has rates or an end of its own, so it would not fall with the others. Give the group a learn_rate "
-                "instead."
-            )
 
 
 def _steps_of(config: Mapping[str, Any]) -> int:

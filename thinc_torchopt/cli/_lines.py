@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -338,8 +337,6 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row], rate
         lowest = min(max(values) for values in trained.values())
         if lowest < max(trained[highest]) * 0.999:
             text += f"; lower layers less, the lowest {plain(lowest / max(trained[highest]))} times as much"
-        if any(_is_adaptive(setup, block) for block in blocks):
-            text += "; lower when its metric gets no better (policy)"
         if len(groups) > 1:
             text = f"{'+'.join(blocks)} ({count(len(infos), 'param')}, {size:,} numbers): {text}"
         yield "Learning rate" if told == 1 else "", f"{text[0].upper() if len(groups) == 1 else text[0]}{text[1:]}."
@@ -354,25 +351,11 @@ def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row], rate
         yield "Frozen", f"{what} until step {until:,.0f}, which is the first to train it."
 
 
-def _is_adaptive(setup: Setup, block: str) -> bool:
-    groups = setup.config["training"]["optimizer"].get("param_groups", {})
-    return bool(groups.get(block, {}).get("policy") == "adaptive")
-
-
 def _control(controller: RateWriter) -> str:
-    """What happens when other code writes learning rates, and the time limits of the rate writer."""
-    guards = controller.guards
-    text = f"If other code writes a learning rate, {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
-    if not guards.enabled:
-        text = "Writes of other code to learning rates are not checked (enable_runtime_guards = false)."
-    step, check = (
-        f"{plain(guards.budgets[kind])} ms" if guards.budgets[kind] < math.inf else "any"
-        for kind in ("rate_step", "integrity_check")
-    )
-    return (
-        f"{text} Time limits: {step} of CPU time for the rates of a step, {check} to check them. Longer ones are "
-        "counted as overruns in the logs."
-    )
+    """What happens when other code writes learning rates."""
+    if not controller.enable_runtime_guards:
+        return "Writes of other code to learning rates are not checked (enable_runtime_guards = false)."
+    return f"If other code writes a learning rate, {_ON_OUTSIDE_WRITE[controller.on_outside_write]}."
 
 
 def _blocks_of(info: ParamInfo) -> tuple[str, ...]:

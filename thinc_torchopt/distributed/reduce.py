@@ -17,7 +17,7 @@ The sum is computed in float32, or in float64 if a param has that dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
 import torch
@@ -91,12 +91,8 @@ class FlatReduce:
             scaler.look()
 
     def __call__(
-        self,
-        params: Sequence[Param],
-        known: Sequence[Param],
-        spoiled_by: Exception | None,
-        metrics: Mapping[str, Any] | None,
-    ) -> tuple[list[Param], Exception | None, Mapping[str, Any] | None]:
+        self, params: Sequence[Param], known: Sequence[Param], spoiled_by: Exception | None
+    ) -> tuple[list[Param], Exception | None]:
         """See `gradients.Reduce`. RAISES (DistributedError): A rank is gone, or has other params or data."""
         trained = sorted((param for param in known if param.group is not None), key=lambda param: param.name)
         self.notes["spoiled"] = float(spoiled_by is not None)
@@ -114,12 +110,10 @@ class FlatReduce:
             self._sum(layout, params)
         self._check_batches()
         updated = self._write_back(layout, params)
-        if metrics is not None:
-            metrics = {**metrics, "loss": sum(self.losses.values())}
         elsewhere = [rank for rank, is_spoiled in enumerate(self.found["spoiled"]) if is_spoiled]
         if spoiled_by is None and elsewhere:
             spoiled_by = DistributedError(f"A component on rank {elsewhere[0]} found a value that is not finite")
-        return updated, spoiled_by, metrics
+        return updated, spoiled_by
 
     # ------------------------------------------------------------------ input and output
 

@@ -1,34 +1,21 @@
 """The control of learning rates. Start reading in writer.py, the only code that writes the `lr` of torch's param
 groups.
 
-watch.py, groups.py: optimizers and groups as the writer left them, and changes by other code. watchdog.py: counts
-failures and slow work. history.py: past rates. controller.py: the writer for a loop of your own, by policies:
-policies.py, by_name.py. new_params.py: new params of an optimizer without a writer.
+watch.py, groups.py: optimizers and groups as the writer left them, and changes by other code. history.py: past rates.
+controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py; watchdog.py counts its failures
+and slow work. new_params.py: new params of an optimizer without a writer.
 """
 
-from .by_name import NAMED, NamedPolicy, settings_of
 from .controller import LearnRateController
 from .groups import NEW_PARAMS_FACTOR, WatchedGroup, rate_of
 from .history import Snapshot
 from .new_params import add_new_params, warm_up_new_params
-from .policies import (
-    Adaptive,
-    Constant,
-    Cosine,
-    FromFunction,
-    FromSchedule,
-    Frozen,
-    Policy,
-    Warmup,
-    kind_of,
-    source_of,
-)
+from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Policy, Warmup
 from .watch import WatchedOptimizer, warn_of_steps_without
 from .watchdog import CircuitBreaker
 from .writer import RateWriter, WriterState, driver_of
 
 __all__ = [
-    "NAMED",
     "NEW_PARAMS_FACTOR",
     "Adaptive",
     "CircuitBreaker",
@@ -38,7 +25,6 @@ __all__ = [
     "FromSchedule",
     "Frozen",
     "LearnRateController",
-    "NamedPolicy",
     "Policy",
     "RateWriter",
     "Snapshot",
@@ -48,10 +34,7 @@ __all__ = [
     "WriterState",
     "add_new_params",
     "driver_of",
-    "kind_of",
     "rate_of",
-    "settings_of",
-    "source_of",
     "warm_up_new_params",
     "warn_of_steps_without",
 ]

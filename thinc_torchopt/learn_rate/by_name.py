@@ -1,10 +1,9 @@
-"""Ways to specify a policy, in a config or in `register_optimizer`: a name, a rate, several rates, a schedule, a
-function.
+"""Ways to specify a policy in `register_optimizer`: a name, a rate, several rates, a schedule, a function.
 
-    policy = "cosine"       falls from `max_rate` to `min_rate` along a cosine, in `total_steps`
-    policy = "warmup"       rises to `max_rate`, and stays
-    policy = "adaptive"     `max_rate`, lowered when a metric stops improving, to `min_rate` at least
-    policy = "frozen"       0
+    "cosine"       falls from `max_rate` to `min_rate` along a cosine, in `total_steps`
+    "warmup"       rises to `max_rate`, and stays
+    "adaptive"     `max_rate`, lowered when a metric stops improving, to `min_rate` at least
+    "frozen"       0
 
 The first three begin with a warm-up of `warmup_steps`, from `warmup_factor` times `max_rate`.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Union
 
@@ -100,32 +98,6 @@ class InRates:
         if self._cosine is not None:
             return cosine_at(step, high, self.warmup_steps, self._cosine.total_steps, low)
         return high
-
-
-@dataclass(frozen=True)
-class NamedPolicy:
-    """A policy by name, still to be built.
-
-    name (str): Of the policy.
-    settings (tuple): Its settings, in pairs of name and value.
-    where (str): The config path, for messages.
-    RAISES (ConfigError): An unknown policy, or a setting is out of its range.
-    """
-
-    name: str
-    settings: tuple[tuple[str, Any], ...]
-    where: str
-
-    def __post_init__(self) -> None:
-        _check_name(self.name, self.where)
-        try:
-            self.build()
-        except ConfigError as error:
-            raise ConfigError(f"Can't read 'policy' in {self.where}. {error}") from None
-
-    def build(self) -> ByName:
-        """A new policy."""
-        return Frozen() if self.name == "frozen" else InRates(self.name, **dict(self.settings))
 
 
 class PolicyReader:

@@ -10,7 +10,11 @@ group.
         optimizer.zero_grad()
 
 It is a `RateWriter` (see writer.py) for the groups of registered optimizers, with the rates of policies (see
-policies.py).
+policies.py), a circuit breaker, and budgets of CPU time (see watchdog.py).
+
+*conservative mode*: begins when other code keeps writing and the circuit breaker opens. Writes are then undone without
+warnings, and counted. For a hundred steps rates may fall but not rise; then they follow their policies again. The mode
+ends after a hundred clean steps.
 
 SOURCE: Tolaria's UnifiedLRController.
 DIFFERENCES: A warm-up is counted in steps; there in epochs. The id of a group is "primary", or "primary/0" if the
@@ -22,32 +26,153 @@ DIFFERENCES: A warm-up is counted in steps; there in epochs. The id of a group i
 from __future__ import annotations
 
 import inspect
+import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NoReturn, Optional
 
 import torch
 
-from ..errors import ConfigError, LearnRateWarning, StateError
+from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning, StateError
 from ..schema import Count, NotNegative, check_names, read, refuse, write
+from ..types import OnOutsideWrite
 from .by_name import PolicyReader
 from .groups import NEW_PARAMS_FACTOR, Group, PolicyRate, WatchedGroup, policy_rate_of, rate_of
-from .policies import Policy, PolicyLike, Warmup, check_rate
+from .policies import Policy, PolicyLike, Warmup, check_rate, source_of
 from .watch import Hooked, WatchedOptimizer, warn_of_steps
+from .watchdog import BreakerState, CircuitBreaker, RuntimeGuards
 from .writer import RateWriter, WriterState
 
 _WHAT = "the state of the learn rate controller"
+# In conservative mode, the history keeps one step of this many.
+SAMPLED_STEPS = 10
 
 
 class LearnRateController(RateWriter):
-    """Sets the learning rates of torch optimizers. Arguments and public attributes are those of `RateWriter`."""
+    """Sets the learning rates of torch optimizers.
 
-    @cached_property
-    def _reader(self) -> PolicyReader:
-        """Reads specifications of policies."""
-        return PolicyReader()
+    on_outside_write, clock, enable_runtime_guards: As of `RateWriter`.
+    breaker (CircuitBreaker): Opens after three failures in a row, by default.
+    runtime_budgets (Mapping[str, float]): Milliseconds of CPU time by kind, in place of `BUDGETS`: see watchdog.py.
+    timer (Callable): Measures this time, in seconds: a clock that never goes back.
+    RAISES (ConfigError): An invalid argument.
+
+    Public: `breaker`, `guards` (budgets of CPU time), and all of `RateWriter`.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_outside_write: OnOutsideWrite = "restore",
+        breaker: CircuitBreaker | None = None,
+        clock: Callable[[], float] = time.time,
+        enable_runtime_guards: bool = True,
+        runtime_budgets: Mapping[str, float] | None = None,
+        timer: Callable[[], float] = time.thread_time,
+    ):
+        super().__init__(on_outside_write=on_outside_write, clock=clock, enable_runtime_guards=enable_runtime_guards)
+        self.breaker = CircuitBreaker() if breaker is None else breaker
+        self.guards = RuntimeGuards(runtime_budgets, timer)
+        self._reader = PolicyReader()
+        # Policies, or their sources, with these methods, each once.
+        self._observing: list[Any] = []
+        self._advancing: list[Any] = []
+
+    # ------------------------------------------------------------------ one step
+
+    def step(
+        self, epoch: float | None = None, metrics: Mapping[str, Any] | None = None, *, scale: float = 1.0
+    ) -> dict[str, float]:
+        """Write the rates of the next step.
+
+        epoch, scale: As of `RateWriter.step`, with the same errors.
+        metrics (Mapping[str, float]): For policies that use them.
+        """
+        started = self.guards.timer()
+        self._check(self._optimizers.values())
+        if metrics is not None:
+            self.observe(metrics)
+        rates = self._write_all(epoch, scale)
+        for source in self._advancing:
+            source.advance()
+        self.took("rate_step", started)
+        self.step_count += 1
+        self.breaker.end_step(self.step_count - 1)
+        return rates
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Pass metrics, for example of an evaluation, to policies that use them and are not warming up, between two
+        steps.
+
+        RAISES (ConfigError): Not a dict, or a policy's metric is not a number.
+        """
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
+            )
+        rates = [policy_rate_of(watched) for watched in self._groups.values()] if self._observing else []
+        heeding = {id(source_of(rate.policy)) for rate in rates if rate.heeds_metrics(self.step_count)}
+        for source in self._observing:
+            if id(source) in heeding:
+                source.observe(metrics)
+
+    @property
+    def conservative(self) -> bool:
+        """Whether it is in conservative mode."""
+        return self.breaker.conservative
+
+    @property
+    def times_conservative(self) -> int:
+        """The number of times that conservative mode has begun."""
+        return self.breaker.times
+
+    @property
+    def overruns(self) -> dict[str, int]:
+        """The number of budget overruns, of "rate_step", "integrity_check", "state_preservation", "adding_params"."""
+        return dict(self.guards.overruns)
+
+    def took(self, kind: str, started: float) -> None:
+        """Compare the time of some work with its budget. Two overruns in a row, or more, are passed to the breaker.
+
+        kind (str): A key of `overruns`. started (float): Its start, by `guards.timer`.
+        """
+        if self.guards.ended(kind, started, self._size, self.step_count):
+            self.breaker.was_slow()
+
+    def _size(self) -> tuple[int, int]:
+        """The number of groups and of params."""
+        return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
+
+    def _wanted_rates(self) -> list[float]:
+        rates = super()._wanted_rates()
+        if self.breaker.holds_rates:
+            rates = [min(rate, watched.rate) for rate, watched in zip(rates, self._groups.values())]
+        return rates
+
+    def _is_recorded(self, step: int) -> bool:
+        return not self.breaker.conservative or step % SAMPLED_STEPS == 0
+
+    def _are_untouched(self, optimizers: Collection[WatchedOptimizer]) -> bool:
+        started = self.guards.timer()
+        are_untouched = super()._are_untouched(optimizers)
+        self.took("integrity_check", started)
+        return are_untouched
+
+    def _reaction_to(self, errors: list[LearnRateIntegrityError]) -> tuple[OnOutsideWrite, bool]:
+        """In conservative mode a run that would be stopped is protected instead, and there are no warnings."""
+        conservative = self.breaker.conservative
+        how: OnOutsideWrite = "restore" if conservative and self.on_outside_write == "raise" else self.on_outside_write
+        if how == "raise" or (how == "restore" and any(error.can_be_undone for error in errors)):
+            self.breaker.was_written_to(self.step_count)
+        return how, not conservative
+
+    def _collect(self) -> None:
+        super()._collect()
+        policies = [policy_rate_of(watched).policy for watched in self._groups.values()]
+        sources = {id(source): source for source in map(source_of, policies)}
+        self._observing = [source for source in sources.values() if hasattr(source, "observe")]
+        self._advancing = [source for source in sources.values() if hasattr(source, "advance")]
 
     # ------------------------------------------------------------------ optimizers
 
@@ -287,7 +412,7 @@ class LearnRateController(RateWriter):
     def state_dict(self) -> dict[str, Any]:
         """The whole state, to resume exactly, for JSON."""
         groups = {id: write(_saved(watched)) for id, watched in self._groups.items()}
-        return {**super().state_dict(), "groups": groups}
+        return {**super().state_dict(), "mode": self.breaker.state_dict(), "groups": groups}
 
     def load_state_dict(self, state: Any) -> None:
         """Load the state of another run, and write its last rates.
@@ -299,6 +424,7 @@ class LearnRateController(RateWriter):
         check_names(saved.groups, self._groups, _WHAT, "groups")
         self._check_groups(saved.groups)
         self.load(saved, _WHAT)
+        self.breaker.load(saved.mode)
         loaded = set()
         for id_of, watched in self._groups.items():
             found, rate = saved.groups[id_of], policy_rate_of(watched)
@@ -463,8 +589,9 @@ class GroupState:
 
 @dataclass
 class ControllerState(WriterState):
-    """The saved form of a controller. groups (dict[str, GroupState]): By id."""
+    """The saved form of a controller. mode: Of the breaker. groups (dict[str, GroupState]): By id."""
 
+    mode: BreakerState
     groups: dict[str, GroupState]
 
 

@@ -32,21 +32,14 @@ NEW_PARAMS_FACTOR = 0.1
 class RateSource(Protocol):
     """The source of a group's rates.
 
-    policy (Policy | None): Gets metrics and steps, if it wants them.
     is_frozen (bool): The group must not be updated at all.
     """
-
-    @property
-    def policy(self) -> Policy | None: ...
 
     @property
     def is_frozen(self) -> bool: ...
 
     def rate_at(self, step: int) -> float:
         """The rate of a step. step (int): The writer's."""
-
-    def heeds_metrics(self, step: int) -> bool:
-        """Whether its policy uses metrics at this step: not while it warms up."""
 
     def go_on_from(self, rate: float, ratio: float | None) -> None:
         """Continue from a rate that other code wrote.
@@ -166,6 +159,7 @@ class PolicyRate:
         return self.factor * rate
 
     def heeds_metrics(self, step: int) -> bool:
+        """Whether its policy uses metrics at this step: not while it warms up. step (int): The writer's."""
         return not hasattr(self.policy, "is_warming_up") or not self.policy.is_warming_up(step - self.start)
 
     def go_on_from(self, rate: float, ratio: float | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
-from ..checks import OPTIMIZER, Section
+from ..checks import Section
 from ..errors import ConfigError
 from ..near_misses import did_you_mean
 from ..schema import Count, read, write
@@ -28,7 +28,7 @@ REPORT_STEPS = 1000
 
 State = Literal["closed", "open", "half-open"]
 
-_SECTION, _BUDGET = Section("[training.optimizer.runtime_budgets]"), "milliseconds, above 0"
+_SECTION, _BUDGET = Section("the learn rate controller"), "milliseconds, above 0"
 # In milliseconds of CPU time.
 BUDGETS = {"rate_step": 5.0, "integrity_check": 2.0, "state_preservation": 100.0, "adding_params": 20.0}
 
@@ -211,7 +211,6 @@ class RuntimeGuards:
 
     Overruns are counted, and logged for information.
 
-    enabled (bool): Whether integrity is checked at all.
     budgets (Mapping[str, float]): Milliseconds by kind, in place of those in `BUDGETS`.
     timer (Callable): Seconds of the thread's work, by a clock that never goes back.
     RAISES (ConfigError): An unknown budget, or not a time.
@@ -221,20 +220,18 @@ class RuntimeGuards:
 
     def __init__(
         self,
-        enabled: bool = True,
         budgets: Mapping[str, float] | None = None,
         timer: Callable[[], float] = time.thread_time,
     ):
-        given = OPTIMIZER.section("runtime_budgets", {} if budgets is None else budgets)
+        given = _SECTION.section("runtime_budgets", {} if budgets is None else budgets)
         if unknown := sorted(set(given) - set(BUDGETS)):
             near = did_you_mean(unknown[0], BUDGETS).strip()
-            OPTIMIZER.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown, near)
+            _SECTION.refuse("runtime_budgets", f"budgets among {list(BUDGETS)}", unknown, near)
         # An infinite budget means no limit.
         self.budgets = BUDGETS | {
             kind: math.inf if budget == math.inf else _SECTION.number(kind, budget, _BUDGET, above=0.0)
             for kind, budget in given.items()
         }
-        self.enabled = OPTIMIZER.flag("enable_runtime_guards", enabled)
         self.timer = timer
         self.overruns: dict[str, int] = {}
         self._last_was_over: set[str] = set()

@@ -2,10 +2,6 @@
 
 Each `step` first compares every param group with its last state, then writes the rates of the groups' sources. It
 restores, adopts, or raises changes by other code: `on_outside_write`.
-
-*conservative mode*: begins when other code keeps writing and a circuit breaker opens. Writes are then undone without
-warnings, and counted. For a hundred steps rates may fall but not rise; then they follow their sources again. The mode
-ends after a hundred clean steps.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -26,12 +22,8 @@ from ..schema import Count, NotNegative, write
 from ..types import OnOutsideWrite
 from .groups import Group, PolicyRate, WatchedGroup, rate_of
 from .history import History, HistoryState, Snapshot
-from .policies import Constant, check_rate, source_of
+from .policies import Constant, check_rate
 from .watch import WatchedOptimizer
-from .watchdog import BreakerState, CircuitBreaker, RuntimeGuards
-
-# In conservative mode, the history keeps one step of this many.
-SAMPLED_STEPS = 10
 
 # All writers that have, or had, an optimizer.
 _known: WeakSet[RateWriter] = WeakSet()
@@ -47,32 +39,25 @@ class RateWriter:
 
     on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Restore the value, and
         warn once per group; or let the source continue from the new value; or raise LearnRateIntegrityError.
-    breaker (CircuitBreaker): Opens after three failures in a row, by default.
     clock (Callable): The time of snapshots, in seconds.
     enable_runtime_guards (bool): Check integrity. False: rates that other code writes are used until the next `step`.
-    runtime_budgets (Mapping[str, float]): Milliseconds of CPU time by kind, in place of `BUDGETS`: see watchdog.py.
-    timer (Callable): Measures this time, in seconds: a clock that never goes back.
     RAISES (ConfigError): An invalid argument.
 
     Public: `step_count` (steps so far), `history` (the last 1,000 snapshots), `outside_writes` (the number of changes
-        by other code), `guards` (budgets of CPU time), `scale` (multiplies all rates from the next step on; 1 by
-        default).
+        by other code), `scale` (multiplies all rates from the next step on; 1 by default).
     """
 
     def __init__(
         self,
         *,
         on_outside_write: OnOutsideWrite = "restore",
-        breaker: CircuitBreaker | None = None,
         clock: Callable[[], float] = time.time,
         enable_runtime_guards: bool = True,
-        runtime_budgets: Mapping[str, float] | None = None,
-        timer: Callable[[], float] = time.thread_time,
     ):
-        Section("the learn rate controller").choice("on_outside_write", on_outside_write, ("restore", "adopt", "raise"))
+        section = Section("the learn rate controller")
+        section.choice("on_outside_write", on_outside_write, ("restore", "adopt", "raise"))
         self.on_outside_write: OnOutsideWrite = on_outside_write
-        self.breaker = CircuitBreaker() if breaker is None else breaker
-        self.guards = RuntimeGuards(enable_runtime_guards, runtime_budgets, timer)
+        self.enable_runtime_guards = section.flag("enable_runtime_guards", enable_runtime_guards)
         self.step_count = 0
         self.history = History()
         self.outside_writes = 0
@@ -80,95 +65,49 @@ class RateWriter:
         self._clock = clock
         self._optimizers: dict[str, WatchedOptimizer] = {}
         self._groups: dict[str, WatchedGroup] = {}
-        # Policies, or their sources, with these methods, each once.
-        self._observing: list[Any] = []
-        self._advancing: list[Any] = []
         self._checksums: dict[str, str] | None = None  # cache: of the current groups
         _known.add(self)
 
     # ------------------------------------------------------------------ one step
 
-    def step(
-        self, epoch: float | None = None, metrics: Mapping[str, Any] | None = None, *, scale: float = 1.0
-    ) -> dict[str, float]:
+    def step(self, epoch: float | None = None, *, scale: float = 1.0) -> dict[str, float]:
         """Write the rates of the next step.
 
         epoch (float): For the history.
-        metrics (Mapping[str, float]): For policies that use them.
         scale (float): Multiplies all rates, of this step only; beside `self.scale`.
         RETURNS (dict[str, float]): The written rates, by group.
         RAISES (ConfigError): A source gives an invalid rate. Nothing is written then. (LearnRateIntegrityError): Other
             code wrote to a group, and `on_outside_write` is "raise".
         """
-        started = self.guards.timer()
         self._check(self._optimizers.values())
-        for optimizer in self._optimizers.values():
-            optimizer.have_the_last_word()
-        step, hold = self.step_count, self.breaker.holds_rates
-        scale *= self.scale
-        if metrics is not None:
-            self.observe(metrics)
-        groups = self._groups.values()
-        wanted = []
-        for watched in groups:
-            rate = watched.rate_at(step)
-            if hold:
-                rate = min(rate, watched.rate)
-            if not 0.0 <= rate * scale < math.inf:
-                check_rate(rate * scale, watched.id)
-            wanted.append(rate)
-        rates = {}
-        for watched, rate in zip(groups, wanted):
-            watched.rate = rate
-            rates[watched.id] = self._write(watched, rate * scale)
-        if not self.breaker.conservative or step % SAMPLED_STEPS == 0:
-            self.history.append(Snapshot(epoch, step, rates.copy(), self.checksums, self._clock()))
-        for source in self._advancing:
-            source.advance()
-        self.took("rate_step", started)
+        rates = self._write_all(epoch, scale)
         self.step_count += 1
-        self.breaker.end_step(step)
         return rates
 
-    def observe(self, metrics: Mapping[str, Any]) -> None:
-        """Pass metrics, for example of an evaluation, to policies that use them and are not warming up, between two
-        steps.
+    def _write_all(self, epoch: float | None, scale: float) -> dict[str, float]:
+        """Write the rates of all groups. Arguments and errors are those of `step`."""
+        for optimizer in self._optimizers.values():
+            optimizer.have_the_last_word()
+        step, wanted = self.step_count, self._wanted_rates()
+        scale *= self.scale
+        for watched, rate in zip(self._groups.values(), wanted):
+            if not 0.0 <= rate * scale < math.inf:
+                check_rate(rate * scale, watched.id)
+        rates = {}
+        for watched, rate in zip(self._groups.values(), wanted):
+            watched.rate = rate
+            rates[watched.id] = self._write(watched, rate * scale)
+        if self._is_recorded(step):
+            self.history.append(Snapshot(epoch, step, rates.copy(), self.checksums, self._clock()))
+        return rates
 
-        RAISES (ConfigError): Not a dict, or a policy's metric is not a number.
-        """
-        if not isinstance(metrics, Mapping):
-            raise ConfigError(
-                f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
-            )
-        if self._observing:
-            heeding = {
-                id(source_of(watched.source.policy))
-                for watched in self._groups.values()
-                if watched.source.policy is not None and watched.source.heeds_metrics(self.step_count)
-            }
-            for source in self._observing:
-                if id(source) in heeding:
-                    source.observe(metrics)
+    def _wanted_rates(self) -> list[float]:
+        """The rates of all groups at the next step, without the scale."""
+        return [watched.rate_at(self.step_count) for watched in self._groups.values()]
 
-    @property
-    def goes_by_metrics(self) -> bool:
-        """Whether any policy uses metrics."""
-        return bool(self._observing)
-
-    @property
-    def conservative(self) -> bool:
-        """Whether it is in conservative mode."""
-        return self.breaker.conservative
-
-    @property
-    def times_conservative(self) -> int:
-        """The number of times that conservative mode has begun."""
-        return self.breaker.times
-
-    @property
-    def overruns(self) -> dict[str, int]:
-        """The number of budget overruns, of "rate_step", "integrity_check", "state_preservation", "adding_params"."""
-        return dict(self.guards.overruns)
+    def _is_recorded(self, step: int) -> bool:
+        """Whether the history gets a snapshot of this step."""
+        return True
 
     def verify(self) -> list[LearnRateIntegrityError]:
         """Find changes by other code. Changes nothing."""
@@ -181,8 +120,7 @@ class RateWriter:
 
     def rate_to_come(self, watched: WatchedGroup) -> float:
         """The rate of a group at the next step."""
-        rate = watched.rate_at(self.step_count)
-        return (min(rate, watched.rate) if self.breaker.holds_rates else rate) * self.scale
+        return watched.rate_at(self.step_count) * self.scale
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -192,18 +130,6 @@ class RateWriter:
         if self._checksums is None:
             self._checksums = {id: watched.checksum for id, watched in self._groups.items()}
         return self._checksums
-
-    def took(self, kind: str, started: float) -> None:
-        """Compare the time of some work with its budget. Two overruns in a row, or more, are passed to the breaker.
-
-        kind (str): A key of `overruns`. started (float): Its start, by `guards.timer`.
-        """
-        if self.guards.ended(kind, started, self._size, self.step_count):
-            self.breaker.was_slow()
-
-    def _size(self) -> tuple[int, int]:
-        """The number of groups and of params."""
-        return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
 
     # ------------------------------------------------------------------ optimizers and groups
 
@@ -259,10 +185,6 @@ class RateWriter:
         groups = {watched.id: watched for of in self._optimizers.values() for watched in of.groups}
         # Not `id`: Python 3.12.1 takes that for a local name in the rest of the function.
         self._groups = {key: groups[key] for key in (*(key for key in self._groups if key in groups), *groups)}
-        policies = [watched.source.policy for watched in self._groups.values()]
-        sources = {id(source): source for source in (source_of(policy) for policy in policies if policy is not None)}
-        self._observing = [source for source in sources.values() if hasattr(source, "observe")]
-        self._advancing = [source for source in sources.values() if hasattr(source, "advance")]
 
     def _accept_groups(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
         """Accept the groups of an optimizer as they are, except for their rates.
@@ -297,17 +219,12 @@ class RateWriter:
 
         RAISES (LearnRateIntegrityError): Rates have changed, and `on_outside_write` is "raise".
         """
-        if self.guards.enabled and (found := self._optimizer(name).rate_differences(self.step_count)):
+        if self.enable_runtime_guards and (found := self._optimizer(name).rate_differences(self.step_count)):
             self._handle(found, ())
 
     def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
         """Verify, and handle changes."""
-        if not self.guards.enabled:
-            return
-        started = self.guards.timer()
-        is_untouched = all(watched.is_untouched() for watched in optimizers)
-        self.took("integrity_check", started)
-        if is_untouched:
+        if not self.enable_runtime_guards or self._are_untouched(optimizers):
             return
         for watched in optimizers:
             if watched.keep_groups:
@@ -318,6 +235,13 @@ class RateWriter:
             for watched in optimizers:
                 self._accept_groups(watched)
 
+    def _are_untouched(self, optimizers: Collection[WatchedOptimizer]) -> bool:
+        return all(watched.is_untouched() for watched in optimizers)
+
+    def _reaction_to(self, errors: list[LearnRateIntegrityError]) -> tuple[OnOutsideWrite, bool]:
+        """The treatment of changes by other code, and whether to warn of them."""
+        return self.on_outside_write, True
+
     def _handle(self, errors: list[LearnRateIntegrityError], optimizers: Collection[WatchedOptimizer]) -> None:
         """Handle changes.
 
@@ -325,11 +249,7 @@ class RateWriter:
         RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". Its `others` are the other changes.
         """
         self.outside_writes += len(errors)
-        conservative = self.breaker.conservative
-        # In conservative mode a run that would be stopped is protected instead.
-        how = "restore" if conservative and self.on_outside_write == "raise" else self.on_outside_write
-        if how == "raise" or (how == "restore" and any(error.can_be_undone for error in errors)):
-            self.breaker.was_written_to(self.step_count)
+        how, warns = self._reaction_to(errors)
         if how == "raise":
             first, *first.others = errors
             raise first
@@ -347,7 +267,7 @@ class RateWriter:
                     self._write(watched, watched.applied_rate)
                 else:
                     watched.adopt(error.found)
-        if not conservative:
+        if warns:
             for error in errors:
                 self._warn(error, restores=how == "restore")
 
@@ -394,7 +314,6 @@ class RateWriter:
             "step_count": self.step_count,
             "outside_writes": self.outside_writes,
             "scale": self.scale,
-            "mode": self.breaker.state_dict(),
             "history": write(self.history.state),
         }
 
@@ -406,7 +325,6 @@ class RateWriter:
         """
         self.history = History.of(state.history, what)
         self.step_count, self.outside_writes, self.scale = state.step_count, state.outside_writes, state.scale
-        self.breaker.load(state.mode)
 
 
 @dataclass
@@ -416,5 +334,4 @@ class WriterState:
     step_count: Count
     outside_writes: Count
     scale: NotNegative
-    mode: BreakerState
     history: HistoryState

@@ -19,7 +19,6 @@ _TOLD = {
     "skipped_updates": "skipped",
     "rollbacks": "rolled back",
     "outside_writes": "rates changed from outside",
-    "conservative_mode": "times in conservative mode",
 }
 
 

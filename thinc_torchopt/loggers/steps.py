@@ -28,10 +28,10 @@ LogStep = Callable[[Optional[Info]], None]
 Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None]]]
 
 # Counts of our loop since the training began.
-COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes", "conservative_mode")
+COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 # Keys that are only there if there is something to report.
 IF_ANY = (
-    *("overruns", "last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller", "put_together"),
+    *("last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller", "put_together"),
     *("epsilon", "privacy"),
 )
 

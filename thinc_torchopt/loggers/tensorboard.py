@@ -20,8 +20,8 @@ from .steps import COUNTS, Info, Logger, LogStep, block_of, check_path, log_step
 def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
     """Write curves for TensorBoard. Registered as `thinc-torchopt.TensorBoardLogger.v1`; needs the extra `tensorboard`.
 
-    Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, outside_writes, conservative_mode,
-    loss/<pipe>; at evaluations also score and score/<name>.
+    Scalars: learn_rate/<group>, grad_norm, skipped_updates, grad_spikes, rollbacks, outside_writes, loss/<pipe>;
+    at evaluations also score and score/<name>.
 
     path (str | Path): Folder of this run. If it has a run already: the first of "path-2", "path-3" ... that has none.
     every (int): Steps between two writes. Evaluations are always written.

@@ -1,8 +1,8 @@
 """Modular: an optimizer made of modules and regularizers, for any torch model and for spaCy pipelines.
 
 Open optimizer.py first: it defines a step. modules/ has the modules, regularizers.py the regularizers, module.py their
-base class, also for your own. aux_vars.py has the values that optimizers in a federation exchange. schedulers.py
-has declearn's schedulers. registered.py has the functions for configs.
+base class, also for your own. aux_vars.py has the values that optimizers in a federation exchange. registered.py has
+the functions for configs.
 """
 
 from .aux_vars import AUX_VARS, AuxVar, ScaffoldAuxVar, aggregate, from_bytes, to_bytes

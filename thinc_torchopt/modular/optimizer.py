@@ -9,9 +9,8 @@ One step, in the order of declearn's Optimizer:
  5. the sum is subtracted from the weights
 
 
-chain.py runs a step, blocks.py makes it fast. moving.py writes the values of schedules. saved.py saves states by
-lasting names, declearn_state.py reads declearn's; exchange.py exchanges values with other optimizers; train_step.py has
-whole training steps, with clipping of each sample's gradient.
+chain.py runs a step, blocks.py makes it fast. saved.py saves states by lasting names; exchange.py exchanges values with
+other optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
 
 SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py). docs/modular.md
 lists where we differ.
@@ -28,19 +27,15 @@ import numpy
 import torch
 from torch import Tensor
 
-from ..algorithms import Roles, may_move
+from ..algorithms import Roles
 from ..checks import Section
 from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError
 from ..near_misses import did_you_mean
-from ..schedules import Schedules
 from .aux_vars import AuxVar
 from .chain import Kept, Member, Work, run_chain
-from .declearn_state import from_declearn, is_declearns
 from .exchange import collect_aux_vars, process_aux_vars
 from .module import ENABLED, Module, Part, Regularizer, matches
-from .moving import MovingOptions
 from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name, to_json
-from .schedulers import is_spec
 from .specs import build_parts, check_can_be_built_again, options_in_group, with_labels
 from .train_step import names_in_model, train_step
 
@@ -62,10 +57,8 @@ class Modular(torch.optim.Optimizer):
 
     params (Iterable): As for any torch optimizer: tensors, `model.named_parameters()`, or param groups. Groups may have
         `lr`, `weight_decay`, and the options of parts as `<label>_<option>`, e.g. "adam_beta_1".
-    lr (float | Schedule): The learning rate: a number, a schedule of thinc's form, a list of numbers, or one of
-        declearn's schedulers by name, as in ("exponential-decay", {"base": 0.1, "rate": 0.9}). `lrate`, as in declearn,
-        works too.
-    weight_decay (float | Schedule): Decoupled weight decay. `w_decay`, as in declearn, implies `decay = "declearn"`.
+    lr (float): The learning rate. `lrate`, as in declearn, works too.
+    weight_decay (float): Decoupled weight decay. `w_decay`, as in declearn, implies `decay = "declearn"`.
     decay ("adamw" | "declearn"): Whether the learning rate scales the decay ("adamw") or not ("declearn").
     regularizers, modules (Sequence | Mapping | None): Instances, names, or pairs of a name and its settings. None:
         none.
@@ -74,8 +67,8 @@ class Modular(torch.optim.Optimizer):
     RAISES (ConfigError): A setting is invalid. It is a ValueError; for a wrong type also a TypeError, for an unknown
         name also a KeyError.
 
-    Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`, `schedules`; `lr` or `lrate`, and
-    `weight_decay` or `w_decay`, of all param groups, which can be set.
+    Public: `modules`, `regularizers`, `decay`, `normalize`, `batch_size`; `lr` or `lrate`, and `weight_decay` or
+    `w_decay`, of all param groups, which can be set before each step. In a config, TorchOptimizer moves them.
     """
 
     state_roles: ClassVar[Roles] = {"momentum_buffer": "sum", "reference": "copy", "slow": "copy"}
@@ -108,12 +101,12 @@ class Modular(torch.optim.Optimizer):
         self._normalizes_early = False  # in `before_clipping`, and not in `step`
         self._told_names: Mapping[Tensor, str] | None = None
         options = {name: value for part in parts for name, value in options_in_group(part).items()}
-        moving = {f"{part.label}_{key}": value for part in parts for key, value in part.moving.items()}
+        options |= {f"{part.label}_{key}": value for part in parts for key, value in part.moving.items()}
         weight_decay = _one_of("weight_decay", weight_decay, "w_decay", w_decay)
         weight_decay = 0.0 if weight_decay is None else weight_decay
-        self._moving = MovingOptions()
-        defaults = {"lr": lr, "weight_decay": weight_decay, **options, **moving}
-        super().__init__(params, {name: self._moving.first_value(name, value) for name, value in defaults.items()})
+        defaults = {"lr": lr, "weight_decay": weight_decay, **options}
+        self._check_options(defaults)
+        super().__init__(params, defaults)
         self._check_patterns()
 
     @property
@@ -145,17 +138,10 @@ class Modular(torch.optim.Optimizer):
                     "Can't set 'w_decay' of Modular: this name needs decay = 'declearn', found "
                     f"'{self.decay}', by which the learning rate scales the decay. Set 'weight_decay'."
                 )
-            before = self.schedules.by_name.get(key)
-            try:
-                first = _SECTION.number(key, self._moving.first_value(key, value))
-            except ConfigError:
-                self._moving.keep(key, before, self.param_groups)
-                raise
-            self.defaults[key] = first
+            _refuse_schedule(key, value)
+            self.defaults[key] = _SECTION.number(key, value)
             for group in self.param_groups:
-                group[key] = first
-            moves = may_move(value) or is_spec(value)
-            self._moving.keep(key, self.schedules.by_name[key] if moves else None, self.param_groups)
+                group[key] = self.defaults[key]
         elif name in self.__dict__.get("defaults", ()):
             raise ConfigKeyError(
                 f"Can't set '{name}' of Modular as an attribute: options of modules and regularizers are in its param "
@@ -198,36 +184,26 @@ class Modular(torch.optim.Optimizer):
                 f"Can't set {', '.join(unknown)} in a param group of Modular: expected some of "
                 f"{', '.join(sorted(self.defaults))}.{did_you_mean(unknown[0], self.defaults)}"
             )
-        place, before = len(self.param_groups), dict(param_group)
-        names = {key: f"{key} of param group {place}" for key in self.defaults if key in param_group}
+        self._check_options({**self.defaults, **param_group})
+        place = len(self.param_groups)
         try:
-            param_group.update({key: self._moving.first_value(name, param_group[key]) for key, name in names.items()})
-            self._check_options({**self.defaults, **param_group})
             super().add_param_group(param_group)
             self._check_params()
         except Exception:
             del self.param_groups[place:]
-            param_group.update(before)
-            self.schedules.drop(*names.values())
             raise
-        for key in self.defaults:
-            self._moving.follow(place, param_group, key, names.get(key, key))
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        """RAISES (ConfigError): An option is out of its range."""
+        """RAISES (ConfigError): An option is out of its range, or a schedule."""
         for name in ("lr", "weight_decay"):
+            _refuse_schedule(name, group[name])
             _SECTION.number(name, group[name])
         for part in self._parts:
             for key in part.options:
-                part.check(key, group[f"{part.label}_{key}"])
+                name = f"{part.label}_{key}"
+                _refuse_schedule(name, group[name])
+                part.check(key, group[name])
             _SECTION.flag(f"{part.label}_{ENABLED}", group[f"{part.label}_{ENABLED}"])
-
-    @property
-    def schedules(self) -> Schedules:
-        """The schedules of options. `set_total_steps` and `observe` are for those that span the training, or watch a
-        score.
-        """
-        return self._moving.schedules
 
     # ------------------------------------------------------------------ steps
 
@@ -289,8 +265,8 @@ class Modular(torch.optim.Optimizer):
         return train_step(self, model, batch, sclip, loss)
 
     def start_round(self) -> None:
-        """Begin a round of federated training: FedProx copies the weights, parts with `round_reset` are reset, and
-        declearn's schedulers count the round.
+        """Begin a round of federated training: FedProx copies the weights, and parts with `round_reset` are
+        reset.
 
         Calls `start_round` of each part for each param that it works on, also before the first step.
         """
@@ -309,7 +285,6 @@ class Modular(torch.optim.Optimizer):
                             part.start_round(kept)
                     if state:
                         self.state[param] = state
-        self._moving.start_round(self.param_groups)
 
     def normalize_before_clipping(self) -> None:
         """Normalize gradients in `before_clipping` instead of `step`."""
@@ -332,8 +307,6 @@ class Modular(torch.optim.Optimizer):
         self, pairs: Sequence[tuple[Tensor, Tensor | None]], updates: Mapping[Tensor, Tensor] | None = None
     ) -> None:
         """Run a step over pairs of params and gradients."""
-        for place in self._moving.begin_step(self.param_groups):
-            self._check_options(self.param_groups[place])
         grads = {param: grad.detach() for param, grad in pairs if grad is not None and param.numel()}
         for param, grad in grads.items():
             if grad.layout is not torch.strided:
@@ -367,7 +340,6 @@ class Modular(torch.optim.Optimizer):
             member.prepare()
         found = None if updates is None else [updates[param] for param in self._in_order(grads)]
         run_chain(self._parts, members, self.shared.parts, factor=factor, updates=found)
-        self._moving.end_step(self.param_groups)
 
     def _in_order(self, grads: Mapping[Tensor, Tensor]) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"] if param in grads]
@@ -449,25 +421,18 @@ class Modular(torch.optim.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """The config for `from_config`, as JSON. It does not have the options of groups.
 
-        RAISES (ConfigError): A part is of a class of your own that has no name of its own, so it can't be built again;
-            or an option is a schedule that JSON can't hold.
+        RAISES (ConfigError): A part is of a class of your own that has no name of its own, so it can't be built again.
         """
         for part in self._parts:
             check_can_be_built_again(part)
         return {
-            "lr": self._option_config("lr"),
-            "weight_decay": self._option_config("weight_decay"),
+            "lr": float(self.defaults["lr"]),
+            "weight_decay": float(self.defaults["weight_decay"]),
             "decay": self.decay,
             "normalize": self.normalize,
-            "regularizers": [[part.name, self._part_config(part)] for part in self.regularizers],
-            "modules": [[part.name, self._part_config(part)] for part in self.modules],
+            "regularizers": [[part.name, part.get_config()] for part in self.regularizers],
+            "modules": [[part.name, part.get_config()] for part in self.modules],
         }
-
-    def _part_config(self, part: Part) -> dict[str, Any]:
-        return {**part.get_config(), **{key: self._option_config(f"{part.label}_{key}") for key in part.moving}}
-
-    def _option_config(self, name: str) -> Any:
-        return self._moving.get_config(name, self.defaults[name])
 
     @classmethod
     def from_config(cls, params: Any, config: Mapping[str, Any]) -> Modular:
@@ -496,7 +461,6 @@ class Modular(torch.optim.Optimizer):
             "_batch_size",
             "_normalizes_early",
             "_told_names",
-            "_moving",
         )
         return {**super().__getstate__(), **{name: vars(self)[name] for name in ours}}
 
@@ -524,41 +488,29 @@ class Modular(torch.optim.Optimizer):
 
         as_json (bool): Only values that JSON has: tensors become dicts with their dtype, shape, and bytes in base64.
         """
-        state = state_by_name(self._parts, self._states(), self.shared.parts, self.schedules.state_dict())
+        state = state_by_name(self._parts, self._states(), self.shared.parts)
         return to_json(state) if as_json else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state` of an optimizer with the same parts and params, as JSON or not; or from that
-        of declearn's Optimizer, which has no state of regularizers: theirs stays. An error changes nothing.
+        """Restore a state from `get_state` of an optimizer with the same parts and params, as JSON or not. An error
+        changes nothing.
 
         RAISES (StateKeyError): Parts, params or values are missing or unknown. (StateError): The state is damaged.
-            (ScheduleError): A schedule of thinc's form is past the state: it can't go back.
         """
-        if is_declearns(state):
-            state = from_declearn(state, self.get_state(), self.named_params())
-        new, shared, schedules = read_state(self._parts, self._states(), self._options_of(), self.named_params(), state)
-        self.schedules.load_state_dict(schedules)
+        new, shared = read_state(self._parts, self._options_of(), self.named_params(), state)
         states = defaultdict(dict, {param: new[name] for name, param in self.named_params().items() if new[name]})
         self.__dict__.update(state=states, shared=SharedState(shared))
-        self._moving.write(self.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """As for any torch optimizer, with the shared state of parts as "shared", and "schedules"."""
-        return {
-            **super().state_dict(),
-            "shared": self.shared.state_dict(),
-            "schedules": self.schedules.state_dict(),
-        }
+        """As for any torch optimizer, with the shared state of parts as "shared"."""
+        return {**super().state_dict(), "shared": self.shared.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As for any torch optimizer, but state keeps its own dtype."""
         shared = check_shared(self._parts, state_dict.get("shared"))
-        self.schedules.check_state_dict(state_dict.get("schedules"))
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         own_state_dict(self, state_dict)
         self.shared = SharedState(shared)
-        self.schedules.load_state_dict(state_dict["schedules"])
-        self._moving.write(self.param_groups)
 
     def collect_aux_var(self) -> dict[str, AuxVar]:
         """Collect the auxiliary variables for other optimizers of the federation, by name."""
@@ -606,6 +558,17 @@ def _as_tensor(grad: Any, name: str, *, like: Tensor) -> Tensor:
     raise ConfigTypeError(
         f"Can't apply the gradient of param '{name}': expected a tensor or a NumPy array of floats, found {found}."
     )
+
+
+def _refuse_schedule(name: str, value: Any) -> None:
+    """RAISES (ConfigTypeError): A schedule, a list, or one of declearn's schedulers by its name."""
+    if isinstance(value, (list, tuple)) or hasattr(value, "__next__"):
+        found = "a schedule" if hasattr(value, "__next__") else repr(value)
+        place = f"optimizer.{name}" if name in _IN_ALL_GROUPS else f"'{name}' in each of optimizer.param_groups"
+        raise ConfigTypeError(
+            f"Can't set '{name}' of Modular: expected a number, found {found}. In a loop of your own, set {place} "
+            "before each step. In a config, TorchOptimizer takes schedules."
+        )
 
 
 def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:

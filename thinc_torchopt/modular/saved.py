@@ -17,7 +17,7 @@ from ..schema import Count, NotNegative, check_names, check_version, read, refus
 from .chain import Kept
 from .module import Part, Regularizer
 
-VERSION = 1
+VERSION = 2
 _KINDS: dict[type, Any] = {bool: bool, int: Count, float: NotNegative}
 
 
@@ -44,22 +44,18 @@ class PartState:
 
 @dataclass
 class ModularState:
-    """The states of all parts, with their names, and of schedules, by option."""
+    """The states of all parts, with their names."""
 
     version: Count
     regularizers: list[tuple[str, PartState]]
     modules: list[tuple[str, PartState]]
-    schedules: dict[str, Any]
 
 
 def state_by_name(
-    parts: Sequence[Part],
-    states: Mapping[str, dict[str, Any]],
-    shared: Mapping[str, Mapping[str, Any]],
-    schedules: dict[str, Any],
+    parts: Sequence[Part], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The states of all parts. shared (Mapping): Their shared state, by label."""
-    found = ModularState(VERSION, [], [], schedules)
+    found = ModularState(VERSION, [], [])
     for part in parts:
         kept = {name: dict(Kept(state, part.label)) or None for name, state in states.items() if part.concerns(name)}
         of_kind = found.regularizers if isinstance(part, Regularizer) else found.modules
@@ -98,17 +94,12 @@ def from_json(tree: Any, what: str) -> Any:
 
 
 def read_state(
-    parts: Sequence[Part],
-    states: Mapping[str, dict[str, Any]],
-    options: Mapping[str, Mapping[str, Any]],
-    params: Mapping[str, Tensor],
-    saved: Any,
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, Any]]:
+    parts: Sequence[Part], options: Mapping[str, Mapping[str, Any]], params: Mapping[str, Tensor], saved: Any
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Read a state. Changes nothing.
 
-    states, options, params (Mapping): The state, the param group and the tensor of each param, by name.
-    RETURNS (tuple): Copies: the new state of each param, by name; the shared state, by label; and the states of
-        schedules, which are not checked yet.
+    options, params (Mapping): The param group and the tensor of each param, by name.
+    RETURNS (tuple): Copies: the new state of each param, by name, and the shared state, by label.
     RAISES (StateKeyError, StateError): It does not fit these parts and params.
     """
     what = "the state of Modular"
@@ -130,7 +121,7 @@ def read_state(
                     values = read_param(part, of_part.params[name], params[name], options[name], name)
                     new[name].update({f"{part.label}/{key}": value for key, value in values.items()})
                 shared[part.label] = check_shared_of(part, of_part.shared)
-        return new, shared, state.schedules
+        return new, shared
 
 
 def read_param(

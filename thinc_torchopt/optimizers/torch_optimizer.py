@@ -150,9 +150,6 @@ class TorchOptimizer(Optimizer):
     new_params_warmup (int): Params added in mid-training start at a tenth of the learning rate, and warm up to the full
         rate in this many updates. 0: the full rate from the start.
     enable_runtime_guards (bool): Check learning rates for changes by other code.
-    runtime_budgets (dict): Milliseconds of CPU time for the work on learning rates: `rate_step` (default 5),
-        `integrity_check` (2), `state_preservation` (100), `adding_params` (20). Overruns are counted, and change
-        nothing.
     precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
         torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
         NVIDIA's GPUs. Params, gradients, the optimizer and all evaluations stay in float32.
@@ -199,7 +196,6 @@ class TorchOptimizer(Optimizer):
         on_growth: OnGrowth = "mean",
         new_params_warmup: int = 100,
         enable_runtime_guards: bool = True,
-        runtime_budgets: Dict[str, float] = {},
         precision: Precision = "float32",
         checkpoint: Optional[CheckpointSettings] = None,
         budget: Optional[BudgetSettings] = None,
@@ -239,8 +235,7 @@ class TorchOptimizer(Optimizer):
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),
             "on_growth": on_growth,
             "master_weights": OPTIMIZER.flag("master_weights", master_weights),
-            "enable_runtime_guards": enable_runtime_guards,
-            "runtime_budgets": runtime_budgets,
+            "enable_runtime_guards": OPTIMIZER.flag("enable_runtime_guards", enable_runtime_guards),
         }
         chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
         self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
@@ -446,19 +441,12 @@ class TorchOptimizer(Optimizer):
                 raise
 
     @contextmanager
-    def joint_step(
-        self,
-        spoiled_by: Exception | None = None,
-        *,
-        epoch: float | None = None,
-        metrics: Mapping[str, Any] | None = None,
-    ) -> Iterator[None]:
+    def joint_step(self, spoiled_by: Exception | None = None, *, epoch: float | None = None) -> Iterator[None]:
         """Inside, `finish_update` only collects gradients; at the end all params are updated together. Other threads
         wait.
 
         spoiled_by (Exception | None): A component's error about a value that is not finite. The update is skipped.
         epoch (float): For the history of learning rates.
-        metrics (Mapping[str, float]): Of this step, e.g. "loss", for learning rates that follow them.
         """
         with self._lock:
             if self._joint:  # nested: the outer one updates
@@ -467,29 +455,21 @@ class TorchOptimizer(Optimizer):
             self._joint = True
             try:
                 yield
-                self.step(spoiled_by, epoch, metrics)
+                self.step(spoiled_by, epoch)
             finally:
                 self._joint = False
                 self._noted.forget()
 
-    def step(
-        self, spoiled_by: Exception | None = None, epoch: float | None = None, metrics: Mapping[str, Any] | None = None
-    ) -> None:
+    def step(self, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
         """Update every param with a gradient collected since the last step.
 
-        spoiled_by, epoch, metrics: As for `joint_step`.
+        spoiled_by, epoch: As for `joint_step`.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
         with self._lock:
-            self._update(1.0, spoiled_by, epoch, metrics)
+            self._update(1.0, spoiled_by, epoch)
 
-    def _update(
-        self,
-        lr_scale: float,
-        spoiled_by: Exception | None = None,
-        epoch: float | None = None,
-        metrics: Mapping[str, Any] | None = None,
-    ) -> None:
+    def _update(self, lr_scale: float, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
         self._settings.schedules.check_end_is_known()
         self._check_settings()
         params, shims = self._noted.pop_all()
@@ -505,7 +485,6 @@ class TorchOptimizer(Optimizer):
                     together=JOINT if self._joint else name_of_set(params),
                     lr_scale=lr_scale,
                     epoch=epoch,
-                    metrics=metrics,
                     spoiled_by=spoiled_by,
                     batch_size=self.batch_size,
                 )
@@ -552,19 +531,14 @@ class TorchOptimizer(Optimizer):
             self._trained.plan.move_to_step(self._settings.step_count)
 
     def observe(self, score: float, scores: Mapping[str, Any] | None = None) -> None:
-        """Pass the scores of an evaluation to schedules and learning rates that follow them. spaCy's training loop
-        calls this.
+        """Pass the scores of an evaluation to schedules that follow them. spaCy's training loop calls this.
 
         score (float): The main score. Higher is better.
         scores (Mapping[str, Any]): All scores, e.g. "ents_f".
-        RAISES (ScheduleError, ConfigError): A schedule or a policy follows a score that is missing.
+        RAISES (ScheduleError): A schedule follows a score that is missing.
         """
         with self._lock:
-            found = {**(scores or {}), "score": score}
-            if scores is not None:
-                self._trained.plan.rates.check_metrics(found)
-            self._trained.writer.observe(found)
-            self._settings.observe(found)
+            self._settings.observe({**(scores or {}), "score": score})
 
     @property
     def spans_training(self) -> bool:

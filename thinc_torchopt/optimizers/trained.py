@@ -31,7 +31,7 @@ class TrainedParams:
     step (int): The next step.
     frozen_grads (FrozenGrads): The optimizer's.
     average_settings (AverageSettings | None): None: keep no averages.
-    on_outside_write, on_growth, master_weights, enable_runtime_guards, runtime_budgets: As in `create_optimizer`.
+    on_outside_write, on_growth, master_weights, enable_runtime_guards: As in `create_optimizer`.
 
     Public: `table` (the params by key), `plan` (which torch optimizer and group updates which param), `writer` (of the
     learning rates), `averages` (or None).
@@ -49,12 +49,10 @@ class TrainedParams:
         on_growth: OnGrowth,
         master_weights: bool = False,
         enable_runtime_guards: bool = True,
-        runtime_budgets: Mapping[str, float] | None = None,
     ):
         self.writer = RateWriter(
             on_outside_write=on_outside_write,
             enable_runtime_guards=enable_runtime_guards,
-            runtime_budgets=runtime_budgets,
         )
         params: dict[Key, Param] = {}
         self.plan = Plan(params, cascade, self.writer, default_rate, step, frozen_grads)

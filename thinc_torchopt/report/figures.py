@@ -38,7 +38,6 @@ _LOOKS: dict[str, tuple[str, str, str | None]] = {
     "went back": ("<", BAD, "--"),
     "resumed": (">", COLOURS[0], ":"),
     "rates written by others": ("D", COLOURS[4], None),
-    "conservative mode began": ("s", COLOURS[4], None),
 }
 _OF_RULES = (COLOURS[2], COLOURS[3], COLOURS[6], COLOURS[5])
 

@@ -19,7 +19,6 @@ COUNTED = {
     "grad_spikes": "gradient spike",
     "skipped_updates": "update skipped",
     "outside_writes": "rates written by others",
-    "conservative_mode": "conservative mode began",
 }
 # All counts of a line.
 COUNTS = ("rollbacks", *COUNTED)

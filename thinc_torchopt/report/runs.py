@@ -29,7 +29,7 @@ class Event:
     """An event of a run.
 
     kind (str): "gradient spike", "update skipped", "went back", "checkpoint saved", "rates written by others",
-        "conservative mode began", "resumed"; or "rule " and its name.
+        "resumed"; or "rule " and its name.
     step (int): Its step; with `every` above 1, perhaps that of the next line.
     text (str): Details.
     """

@@ -42,7 +42,7 @@ from .curves import cosine_at, inverse_sqrt, one_cycle, polynomial, warmup_cosin
 from .plateau import Mode, PlateauSchedule, ThresholdMode, comparison, plateau, worst_score
 from .schedule import Schedule, Schedules, current, is_moving
 from .sequence import SequenceSchedule, sequence
-from .to_the_end import is_waiting, with_end
+from .to_the_end import with_end
 
 __all__ = [
     "Mode",
@@ -56,7 +56,6 @@ __all__ = [
     "current",
     "inverse_sqrt",
     "is_moving",
-    "is_waiting",
     "one_cycle",
     "plateau",
     "polynomial",

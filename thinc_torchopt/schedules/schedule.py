@@ -266,10 +266,9 @@ class ScheduleState:
 
 
 class Schedules:
-    """All schedules of an optimizer, by their places in the config. owner (str): The optimizer, for errors."""
+    """All schedules of an optimizer, by their places in the config."""
 
-    def __init__(self, owner: str = "[training.optimizer]") -> None:
-        self.owner = owner
+    def __init__(self) -> None:
         self.by_name: dict[str, Schedule] = {}
         self._by_source: dict[int, Schedule] = {}
         self._is_end_known = False
@@ -278,33 +277,22 @@ class Schedules:
         """Replace a list or iterator by a Schedule.
 
         name (str): The place of the value in the config, e.g. "learn_rate" or "algorithm.weight_decay".
-        value (Any): A number, a list or iterator of numbers, or a Schedule. A tuple may hold any of these. Other
-            values are left alone.
+        value (Any): A number, or a list or iterator of numbers. A tuple may hold any of these. Other values are left
+            alone.
         RETURNS (Any): The value, with a Schedule in place of each list or iterator.
         """
         if isinstance(value, tuple):
             return tuple(self.track(f"{name}.{i}", item) for i, item in enumerate(value))
         if isinstance(value, list):
             value = iter(value)
-        if not isinstance(value, (Iterator, Schedule)):
+        if not isinstance(value, Iterator):
             return value
-        source = value.source if isinstance(value, Schedule) else value
-        schedule = self._by_source.get(id(source))
+        schedule = self._by_source.get(id(value))
         if schedule is None:
-            schedule = value if isinstance(value, Schedule) else Schedule(name, value)
-            schedule.name, self._by_source[id(source)] = name, schedule
+            schedule = self._by_source[id(value)] = Schedule(name, value)
             self._is_end_known = False
         self.by_name[name] = schedule
         return schedule
-
-    def drop(self, *names: str) -> None:
-        """Forget the schedules of places, and those without a place."""
-        for name in names:
-            self.by_name.pop(name, None)
-        places = {id(schedule): place for place, schedule in reversed(self.by_name.items())}
-        self._by_source = {key: schedule for key, schedule in self._by_source.items() if id(schedule) in places}
-        for schedule in self._by_source.values():
-            schedule.name = places[id(schedule)]
 
     def step(self) -> None:
         """Move every schedule on by one, each exactly once."""
@@ -360,18 +348,6 @@ class Schedules:
         """The states of all schedules by config path, for JSON. Places that share a schedule have the same state."""
         return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
 
-    def check_state_dict(self, state: Any, *, at_most: int | None = None) -> None:
-        """Raise the errors of `load_state_dict`, without any change."""
-        what = f"the state of the schedules of {self.owner}"
-        check_names(read(dict[str, Any], state, what), self.by_name, what)
-        for name, schedule in self.by_name.items():
-            schedule.check_state_dict(state[name])
-            position = state[name]["position"]
-            if at_most is not None and position > at_most:
-                refuse(what, f"{name}/position", f"at most {at_most}, the steps of the run", str(position))
-            if state[name] != state[schedule.name]:
-                refuse(what, name, f"as '{schedule.name}', with which it shares a schedule", "another state")
-
     def load_state_dict(self, state: Any, *, at_most: int | None = None) -> None:
         """Resume from a saved state. Everything is checked before a schedule moves.
 
@@ -380,7 +356,15 @@ class Schedules:
         RAISES (StateError): It has other config paths, or a state can't be loaded. (ScheduleError): A state is of an
             earlier step.
         """
-        self.check_state_dict(state, at_most=at_most)
+        what = "the state of the schedules of [training.optimizer]"
+        check_names(read(dict[str, Any], state, what), self.by_name, what)
+        for name, schedule in self.by_name.items():
+            schedule.check_state_dict(state[name])
+            position = state[name]["position"]
+            if at_most is not None and position > at_most:
+                refuse(what, f"{name}/position", f"at most {at_most}, the steps of the run", str(position))
+            if state[name] != state[schedule.name]:
+                refuse(what, name, f"as '{schedule.name}', with which it shares a schedule", "another state")
         for schedule in self._by_source.values():
             schedule.load_state_dict(state[schedule.name])
 

@@ -7,7 +7,6 @@ changes that rules made during the training; moving.py has the settings of the w
 *block*: a named section of settings for some of the params.
 """
 
-from .blocks import without_policy
 from .cascade import Cascade
 from .freeze_changes import FreezeChange, FreezeChanges
 from .moving import MovingSettings
@@ -24,5 +23,4 @@ __all__ = [
     "RateChange",
     "RateChanges",
     "Rates",
-    "without_policy",
 ]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from ..algorithms import AN_ALGORITHM, Algorithm
 from ..checks import OPTIMIZER, Section, check_number
 from ..errors import ConfigError
-from ..learn_rate import NAMED, NamedPolicy, settings_of
 from ..near_misses import did_you_mean
 from ..params import Pattern
 from ..schedules import Schedule, Schedules
@@ -19,7 +18,12 @@ from ..types import FloatOrSchedule
 GROUPS = "[training.optimizer.param_groups.{}]"
 PER_PARAM_LR = "[training.optimizer.per_param_lr]"
 LAYER_DECAY = "[training.optimizer.layer_decay]"
-_NOT_OPTIONS = ("params", "algorithm", "learn_rate", "lr_scale", "freeze", "unfreeze_at", "policy")
+_NOT_OPTIONS = ("params", "algorithm", "learn_rate", "lr_scale", "freeze", "unfreeze_at")
+
+_NO_POLICY = (
+    " Instead of a policy, make learn_rate a schedule, such as thinc-torchopt.warmup_cosine.v1, or "
+    "thinc-torchopt.plateau.v1, which follows a score. For params that are not trained, set freeze = true."
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,6 @@ class Block:
     learn_rate: float | Schedule | None = None
     lr_scale: float | Schedule | None = None
     frozen_until: float | None = None
-    policy: NamedPolicy | None = None
     given: Collection[str] = ()
     options: Mapping[int, dict[str, Any] | ConfigError] = field(default_factory=dict)
 
@@ -64,11 +67,7 @@ class Block:
     def values(self) -> dict[str, Any]:
         """The settings beside options, as in `ParamSettings`."""
         said = {name: getattr(self, name) for name in ("learn_rate", "lr_scale", "frozen_until")}
-        found = {name: value for name, value in said.items() if value is not None}
-        if self.policy is not None or self.learn_rate is not None:
-            # Both set the rate: the later one wins. A learn_rate in the block of a policy is where the policy starts.
-            found["policy"] = self.policy
-        return found
+        return {name: value for name, value in said.items() if value is not None}
 
 
 class BlockReader:
@@ -113,10 +112,7 @@ class BlockReader:
                 f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found "
                 f"{'none' if texts is None else repr(texts)}."
             )
-        policy, of_policy = _read_policy(given, where)
-        options = {
-            option: value for option, value in given.items() if option not in _NOT_OPTIONS and option not in of_policy
-        }
+        options = {option: value for option, value in given.items() if option not in _NOT_OPTIONS}
         first = None
         if given.get("algorithm") is not None:
             own = Section(where).kind("algorithm", given["algorithm"], Algorithm, AN_ALGORITHM)
@@ -127,10 +123,10 @@ class BlockReader:
         if not set(options) <= known:
             label = self.candidates[first or 0].algorithm.label
             unknown, there_are = sorted(set(options) - known), sorted(known | set(_NOT_OPTIONS))
-            near = did_you_mean(unknown[0], [*there_are, *_settings_in_block(given.get("policy"))], is_setting=True)
+            advice = _NO_POLICY if "policy" in unknown else did_you_mean(unknown[0], there_are, is_setting=True)
             raise ConfigError(
                 f"Can't set {', '.join(unknown)} in {where}: param groups and '{label}' have no such setting. "
-                f"Available: {', '.join(there_are)}.{_advice_on_policies(given, unknown)}{near}"
+                f"Available: {', '.join(there_are)}.{advice}"
             )
         read: dict[int, dict[str, Any] | ConfigError] = {}
         for i in possible:
@@ -146,8 +142,7 @@ class BlockReader:
             [Pattern(text, where) for text in texts],
             learn_rate=self._number(path, given, "learn_rate"),
             lr_scale=self._number(path, given, "lr_scale"),
-            frozen_until=math.inf if given.get("policy") == "frozen" else _frozen_until(given, where),
-            policy=policy,
+            frozen_until=_frozen_until(given, where),
             algorithm=first,
             given=tuple(options),
             options=read,
@@ -215,67 +210,6 @@ def _check_key(text: str, value: Any, where: str) -> None:
         raise ConfigError(
             f"Can't use a pattern as a key in {where}: expected one that a config can hold, found {what}. {_AS_BLOCK}"
         )
-
-
-def _read_policy(given: Mapping[str, Any], where: str) -> tuple[NamedPolicy | None, Mapping[str, Any]]:
-    """The policy of a block, and its settings in the block.
-
-    RAISES (ConfigError): An unknown policy, or another setting of the block excludes it.
-    """
-    name = given.get("policy")
-    if name is None:
-        return None, {}
-    settings = {setting: given[setting] for setting in _settings_in_block(name) if setting in given}
-    policy = NamedPolicy(name, tuple(settings.items()), where)
-    beside = ("learn_rate", "lr_scale", "freeze", "unfreeze_at") if name == "frozen" else ("max_rate",)
-    clash = [setting for setting in beside if given.get(setting) is not None]
-    if name == "frozen" and clash:
-        _refuse_policy(where, name, f"'{clash[0]}' is not allowed beside it")
-    if given.get("freeze") is True:
-        _refuse_policy(where, name, "freeze = true is not allowed beside it")
-    if (rate := given.get("learn_rate")) is not None:
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            _refuse_policy(where, name, "its learn_rate must be a number, and not a schedule: a policy is one itself")
-        if clash:
-            _refuse_policy(where, name, "'learn_rate' and 'max_rate' mean the same")
-    return None if name == "frozen" else policy, settings
-
-
-def without_policy(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the policy of a block of [training.optimizer.param_groups] by its highest rate. Nothing is checked."""
-    name = block.get("policy")
-    if name is None:
-        return dict(block)
-    left = {key: value for key, value in block.items() if key != "policy" and key not in _settings_in_block(name)}
-    if name == "frozen":
-        return left | {"freeze": True}
-    return left | ({} if block.get("max_rate") is None else {"learn_rate": block["max_rate"]})
-
-
-def _settings_in_block(policy: Any) -> list[str]:
-    """The keys of a block that are settings of its policy. `eps` is the algorithm's."""
-    return (
-        [setting for setting in settings_of(policy) if setting != "eps"]
-        if isinstance(policy, str) and policy in NAMED
-        else []
-    )
-
-
-def _refuse_policy(where: str, name: str, reason: str) -> NoReturn:
-    raise ConfigError(f"Can't set policy = '{name}' in {where}: {reason}. Remove one of them.")
-
-
-def _advice_on_policies(given: Mapping[str, Any], unknown: Collection[str]) -> str:
-    """A hint about unknown settings that may belong to a policy."""
-    name = given.get("policy")
-    if name is not None:
-        return f" The policy '{name}' has {', '.join(_settings_in_block(name)) or 'no settings'}."
-    of_policies = {setting for name in NAMED for setting in _settings_in_block(name)}
-    return (
-        f" A block with a policy ({', '.join(sorted(NAMED))}) takes more settings."
-        if of_policies & set(unknown)
-        else ""
-    )
 
 
 def _frozen_until(given: Mapping[str, Any], where: str) -> float | None:

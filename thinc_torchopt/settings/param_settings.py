@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..learn_rate import NamedPolicy, Warmup
+from ..learn_rate import Warmup
 from ..schedules import Schedule
 
 
@@ -24,7 +24,6 @@ class ParamSettings:
     layer (int | None): Its layer, where rates decay by layers.
     layer_scale (float): From [layer_decay].
     frozen_until (float): The first step that updates it; infinite: none.
-    policy (NamedPolicy | None): Sets the learning rate from that step on.
     apart (bool): Share a group only with params of the same label: its rate may change on its own.
     joined_at (int | None): The number of updates before it was added, if in mid-training.
     """
@@ -40,7 +39,6 @@ class ParamSettings:
     joined_at: int | None = None
     apart: bool = False
     new_params: Warmup | None = None
-    policy: NamedPolicy | None = None
 
     @cached_property
     def label(self) -> str:
@@ -57,16 +55,6 @@ class ParamSettings:
     def key(self) -> tuple[Any, ...]:
         """Equal for params that can share a torch param group: numbers by value, schedules by identity."""
         factors = (self.learn_rate, self.lr_scale, self.layer_scale)
-        if self.policy is not None:
-            return (
-                self.algorithm,
-                self.policy,
-                self.frozen_until,
-                *map(_hashable, factors),
-                self.joined_at,
-                self._options_key,
-                *self._label_key,
-            )
         scale = math.prod(factor for factor in factors if isinstance(factor, float))
         moving = tuple(_hashable(factor) for factor in factors if not isinstance(factor, float)) if scale else ()
         return (
@@ -74,17 +62,9 @@ class ParamSettings:
             scale,
             moving,
             self.joined_at,
-            self._options_key,
-            *self._label_key,
+            tuple((name, _hashable(value)) for name, value in sorted(self.options.items())),
+            *((self.blocks, self.layer) if self.apart else ()),
         )
-
-    @property
-    def _label_key(self) -> tuple[Any, ...]:
-        return (self.blocks, self.layer) if self.apart else ()
-
-    @property
-    def _options_key(self) -> tuple[Any, ...]:
-        return tuple((name, _hashable(value)) for name, value in sorted(self.options.items()))
 
 
 def _hashable(value: Any) -> Any:

@@ -16,11 +16,10 @@ from thinc.api import Shim
 from ..algorithms import StateBeside, library_of, restore_beside
 from ..errors import CheckpointWarning, StateError
 from ..host import is_scaling, scaler_of
-from ..learn_rate import kind_of, source_of
 from ..params import Param, inherit_master
 from ..schema import check_names, refuse, write
 from ..update import Group, Plan
-from .forms import WHAT, SavedGroup, SavedParam, SavedPolicy, SavedState
+from .forms import WHAT, SavedGroup, SavedParam, SavedState
 
 OnGrowth = Literal["mean", "zero"]
 
@@ -30,21 +29,20 @@ _OURS = __name__.partition(".")[0]
 
 
 def collect(plan: Plan, params: Sequence[Param], shims: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
-    """Collect the state of params, param groups, policies, algorithms and gradient scalers. Tensors are shared.
+    """Collect the state of params, param groups, algorithms and gradient scalers. Tensors are shared.
 
     shims (Iterable[tuple[str, Shim]]): All shims of the pipeline, with their paths.
     """
     return {
         "params": _collect_params(params),
         "groups": _collect_groups(plan),
-        "policies": _collect_policies(plan),
         "algorithms": {algorithm.name: write(algorithm.state_beside()) for algorithm in plan.algorithms},
         "grad_scalers": _collect_scalers(shims),
     }
 
 
 def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: OnGrowth | None) -> None:
-    """Restore the state of params, param groups, policies and algorithms.
+    """Restore the state of params, param groups and algorithms.
 
     params (Sequence[Param]): The params with saved state.
     on_growth ("mean" | "zero" | None): For a pipeline that has changed since: how to fill new cells of params that have
@@ -62,12 +60,11 @@ def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: O
         _warn_of_options(origins, saved.groups)
     _restore_params(params, saved.params, on_growth or "mean")
     _restore_groups(origins, saved.groups)
-    _restore_policies(plan, saved.policies, may_grow=may_grow)
     _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
 
 
 def roll_back(plan: Plan, params: Iterable[Param], saved: SavedState) -> None:
-    """As `restore`, for this run: without learning rates and policies. Call `check_params` first.
+    """As `restore`, for this run: without learning rates. Call `check_params` first.
 
     params (Iterable[Param]): Params that were trained then, and are now.
     """
@@ -188,29 +185,6 @@ def _restore_algorithms(
         path = paths.get(algorithm.name, algorithm.name)
         if path in saved:
             restore_beside(algorithm.optimizer, saved[path])
-
-
-def _collect_policies(groups: Plan) -> dict[str, dict[str, Any]]:
-    """The states of policies, by the config paths of their blocks."""
-    return {
-        where: {"kind": kind_of(policy), "state": source_of(policy).state_dict()}
-        for where, policy in groups.policies.items()
-        if hasattr(source_of(policy), "state_dict")
-    }
-
-
-def _restore_policies(groups: Plan, saved: Mapping[str, SavedPolicy], *, may_grow: bool = False) -> None:
-    """Restore policies. may_grow (bool): Other policies are allowed."""
-    here = _collect_policies(groups)
-    if not may_grow:
-        check_names(saved, here, WHAT, "policies")
-    both = {where: source_of(policy) for where, policy in groups.policies.items() if where in saved}
-    for where, policy in both.items():
-        if saved[where].kind != here[where]["kind"]:
-            refuse(WHAT, f"policies/{where}/kind", repr(here[where]["kind"]), repr(saved[where].kind))
-        policy.check_state_dict(saved[where].state)
-    for where, policy in both.items():
-        policy.load_state_dict(saved[where].state)
 
 
 def _collect_scalers(shims: Iterable[tuple[str, Shim]]) -> dict[str, dict[str, Any]]:

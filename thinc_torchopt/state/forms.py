@@ -12,7 +12,7 @@ from ..learn_rate import WriterState
 from ..schema import Count, FirstStep, NotNegative
 from ..settings import FreezeChange, RateChange
 
-VERSION = 1
+VERSION = 2
 WHAT = "the state of the optimizer"
 
 
@@ -62,14 +62,6 @@ class SavedGroup:
 
 
 @dataclass
-class SavedPolicy:
-    """The policy of a block that keeps a state. kind (str): Its name."""
-
-    kind: str
-    state: Any
-
-
-@dataclass
 class SavedSettings:
     """The values of settings that schedules may move."""
 
@@ -84,7 +76,6 @@ class SavedState:
     step (int): Of the schedules.
     params, groups: By name, and by id. Params are in the order in which they were added.
     grads: The gradients of params that have one, by name. None: zeros, see grads.py.
-    policies: By the config path of the block.
     algorithms: Their state beside params and groups, by config path. averages, grad_scalers (by the path of the shim),
     guard, schedules: In the forms of their owners.
     """
@@ -98,7 +89,6 @@ class SavedState:
     params: dict[str, SavedParam]
     groups: dict[str, SavedGroup]
     grads: dict[str, Optional[torch.Tensor]]
-    policies: dict[str, SavedPolicy]
     algorithms: dict[str, StateBeside]
     averages: Optional[dict[str, Any]]
     grad_scalers: dict[str, dict[str, Any]]

@@ -64,7 +64,7 @@ from .records import Record, is_rejected, make_example, read_examples, read_reco
 from .source import Line, Place, Source
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
-_VERSION = 1
+_VERSION = 2
 _COMMAND = Section("spacy torchopt learn")
 _OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
 

@@ -61,9 +61,7 @@ class Facts(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Counts since the start of the run: `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes`,
-        `conservative_mode`.
-        """
+        """Counts since the start of the run: `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes`."""
 
     @property
     def words(self) -> int:

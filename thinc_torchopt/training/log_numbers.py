@@ -4,13 +4,12 @@ Always:
 
 - `learn_rates`: rates of this step by param group; and each as `learn_rate_<group>`.
 - `grad_norm`: norm of all gradients, before clipping; None if not measured.
-- `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes` (of learning rates) and `conservative_mode` (how often
-        it began): counts so far. `since_evaluation`: the same since the last evaluation.
+- `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes` (of learning rates): counts so far.
+        `since_evaluation`: the same since the last evaluation.
 - `elapsed`: `seconds`, not rounded down.
 
 If there is something to report:
 
-- `overruns`: how often the rate writer exceeded its time limits.
 - `last_checkpoint`: step of the newest checkpoint, before that of this step is written.
 - `last_rollback`: the step after which it happened, and the step that it went back to.
 - `last_resume`: first step after the run was resumed. `losses_before`: in that step, `losses` before it.
@@ -55,7 +54,6 @@ def counts_of(optimizer: TorchOptimizer, progress: Progress) -> dict[str, int]:
         "grad_spikes": optimizer.grad_spikes,
         "rollbacks": len(progress.rollbacks),
         "outside_writes": optimizer.controller.outside_writes,
-        "conservative_mode": optimizer.controller.times_conservative,
     }
 
 
@@ -86,8 +84,6 @@ class LogNumbers:
         # Also as single numbers, for services that accept no dicts. They allow fewer characters in names.
         info |= {f"learn_rate_{clean(group)}": rate for group, rate in rates.items()}
         info |= {"grad_norm": run.grad_norm, **counts}
-        if overruns := run.optimizer.controller.overruns:
-            info["overruns"] = overruns  # not always: depends on the speed of the machine
         info |= self._safety_net()
         if self._resumed_at is not None:
             info["last_resume"] = self._resumed_at

@@ -34,7 +34,6 @@ from spacy.util import registry, resolve_dot_names
 from ..errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
 from ..optimizers import TorchOptimizer
 from ..schedules import with_end
-from ..settings import without_policy
 from .components import sums_of_gradients
 from .dev_loss import DevLosses
 from .random_state import preserved_random
@@ -211,7 +210,7 @@ def rates_of_settings(config: Mapping[str, Any]) -> dict[Place, list[float]]:
     """The rates of every setting over the training; of one that does not move, only that."""
     block = config["training"]["optimizer"]
     given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
-    groups = {name: without_policy(group) for name, group in block.get("param_groups", {}).items()}
+    groups = block.get("param_groups", {})
     given |= {("param_groups", name, "learn_rate"): group.get("learn_rate") for name, group in groups.items()}
     given |= {("per_param_lr", pattern): rate for pattern, rate in (block.get("per_param_lr") or {}).items()}
     given = {path: value for path, value in given.items() if value is not None}
@@ -243,8 +242,6 @@ def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequ
             "0: the test keeps only the ratios between the learning rates."
         )
     changed: dict[str, Any] = deepcopy(dict(block))
-    if "param_groups" in changed:
-        changed["param_groups"] = {name: without_policy(group) for name, group in changed["param_groups"].items()}
     for path, peak in peaks.items():
         section = changed
         for part in path[:-1]:

@@ -269,11 +269,6 @@ def _check_settings(optimizer: TorchOptimizer) -> None:
         raise ConfigError(
             f"Can't train with {BLOCK} and precision = {optimizer.precision!r}: the norms of gradients need float32."
         )
-    if optimizer.controller.goes_by_metrics:
-        raise ConfigError(
-            f"Can't train with {BLOCK} and a learning rate that follows losses or scores: they are not private. Use "
-            "a schedule."
-        )
     for name, algorithm in optimizer.torch_optimizers.items():
         if getattr(algorithm, "normalize", None) is not None:
             raise ConfigError(

@@ -300,7 +300,7 @@ class Run:
         before = {name: _kept(loss) for name, loss in all_losses.items()}
         self._losses = before, all_losses
         part, losses = self.ranks.begin_update(batch, all_losses, self.batches.checksum)
-        drop, goes_by_loss = next(self._dropouts), optimizer.controller.goes_by_metrics
+        drop = next(self._dropouts)
         optimizer.keep_buffers()  # also after resuming or a rollback
         # For one step at a time, as an abandoned training can't be noticed.
         with optimizer.training():
@@ -322,13 +322,11 @@ class Run:
                 if not str(error).startswith(_NOT_FINITE) or self._private is not None:
                     raise
                 spoiled_by = error
-            # Only if needed: it waits for the GPU.
-            metrics = {"loss": _sum(losses) - (_sum(before) if losses is all_losses else 0.0)} if goes_by_loss else None
         self.ranks.end_backward()
         skipped = optimizer.skipped_updates
         if self._private is None:
             optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
-        with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch, metrics=metrics):
+        with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch):
             for name, proc in nlp.pipeline:
                 if name not in self._exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
@@ -468,10 +466,6 @@ class Run:
         if is_something:
             self.optimizer.initialize(self.nlp, self._exclude)
         return is_something
-
-
-def _sum(losses: dict[str, Any]) -> float:
-    return sum(map(float, losses.values()))
 
 
 def _kept(loss: Any) -> Any:

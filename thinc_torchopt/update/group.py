@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..learn_rate import Policy, WatchedGroup
+from ..learn_rate import WatchedGroup
 from ..params import Param
 from ..schedules import is_moving
 from ..settings import ParamSettings, Rates
@@ -93,14 +93,6 @@ class Group:
             param.group = self
 
     # ------------------------------------------------------------------ learning rates
-
-    @property
-    def policy(self) -> Policy | None:
-        return self._rates.policy_of(self.settings)
-
-    def heeds_metrics(self, step: int) -> bool:
-        policy: Any = self.policy
-        return not (hasattr(policy, "is_warming_up") and policy.is_warming_up(self._rates.policy_step(self.settings)))
 
     def rate_at(self, step: int) -> float:
         """The rate of the next step by schedules, before the writer's changes."""

@@ -21,7 +21,7 @@ import torch
 from ..algorithms import Fill
 from ..checks import Section, check_texts
 from ..errors import ConfigError
-from ..learn_rate import Policy, RateWriter
+from ..learn_rate import RateWriter
 from ..params import Param, Released, unique
 from ..schedules import current
 from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
@@ -69,7 +69,7 @@ class Plan:
         step: int,
         frozen_grads: FrozenGrads,
     ):
-        self.rates = Rates(default_rate, lambda: self._step)
+        self.rates = Rates(default_rate)
         self.freeze_changes = FreezeChanges()
         self.rate_changes = RateChanges()
         self._params = params
@@ -97,14 +97,6 @@ class Plan:
     def frozen_params(self) -> list[Param]:
         """Params that are not trained, or not yet."""
         return [param for param in self._params.values() if param.group is None]
-
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """The policies of all params, by the config paths of their blocks. With those of frozen params: they may have
-        state, and the params may be trained again.
-        """
-        found = {param.settings.policy: self.rates.policy_of(param.settings) for param in self._params.values()}
-        return {wanted.where: policy for wanted, policy in found.items() if wanted is not None and policy is not None}
 
     # ------------------------------------------------------------------ deriving it
 

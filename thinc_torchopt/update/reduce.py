@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from ..params import Param
 
@@ -32,16 +32,11 @@ class Reduce(Protocol):
     def shards(self) -> SplitState | None: ...
 
     def __call__(
-        self,
-        params: Sequence[Param],
-        known: Sequence[Param],
-        spoiled_by: Exception | None,
-        metrics: Mapping[str, Any] | None,
-    ) -> tuple[list[Param], Exception | None, Mapping[str, Any] | None]:
+        self, params: Sequence[Param], known: Sequence[Param], spoiled_by: Exception | None
+    ) -> tuple[list[Param], Exception | None]:
         """Called by every process at each joint update, even without a gradient.
 
         params (Sequence[Param]): The params that have a gradient here. known (Sequence[Param]): All params.
         spoiled_by (Exception | None): The error that prevented gradients here.
-        metrics (Mapping | None): Of this step, for learning rates.
-        RETURNS (tuple): Over all processes: params with a gradient in any, the first error, and metrics.
+        RETURNS (tuple): Over all processes: params with a gradient in any, and the first error.
         """

@@ -16,7 +16,7 @@ statistics are restored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinc.api import Shim
@@ -74,7 +74,6 @@ class Step:
         together: str,
         lr_scale: float = 1.0,
         epoch: float | None = None,
-        metrics: Mapping[str, Any] | None = None,
         spoiled_by: Exception | None = None,
         batch_size: BatchSize | None = None,
     ) -> bool:
@@ -86,7 +85,7 @@ class Step:
         grad_clip (float): The largest norm, or value. 0: no clipping.
         together (str): The guard's name for the set of params.
         lr_scale (float): Multiplies all learning rates.
-        epoch, metrics: For the writer of learning rates.
+        epoch (float | None): For the history of learning rates.
         spoiled_by (Exception | None): The error that prevented gradients. The update is skipped then.
         batch_size (BatchSize | None): For algorithms that normalize gradients.
         RETURNS (bool): Whether it was made.
@@ -96,7 +95,7 @@ class Step:
         with threads_for([param.tensor for param in params]):
             try:
                 if reduce is not None:
-                    params, spoiled_by, metrics = reduce(params, trained.params, spoiled_by, metrics)
+                    params, spoiled_by = reduce(params, trained.params, spoiled_by)
                     lr_scale *= reduce.lr_scale
                     if not params and spoiled_by is None:
                         return False
@@ -111,7 +110,7 @@ class Step:
                 if factor is not None:
                     if averages is not None:
                         averages.before_update(params)
-                    trained.writer.step(epoch, metrics, scale=lr_scale)
+                    trained.writer.step(epoch, scale=lr_scale)
                     shards = None if reduce is None else reduce.shards
                     for algorithm, groups in chosen if shards is None else trained.plan.choose(shards.own(params)):
                         algorithm.step(groups, factor)
