@@ -153,7 +153,8 @@ def guide_command() -> None:
     ]
     _, version, known, _ = _SPACY
     # In one process, only wording is at stake: no warning for an unknown spaCy.
-    if is_launched() or (version.startswith(known) and all(command.is_known for command in commands)):
+    # A wrong environment is no concern of other configs.
+    if (version.startswith(known) and all(command.is_known for command in commands)) or is_launched():
         _replace(*_SPACY[:-1], commands)
 
 
