@@ -1,5 +1,5 @@
-"""What no honest client sends, far beyond any limit of [federated.guard]. One such number, and the model of the round
-or its score is infinite, or all clients diverge in the next round.
+"""Limits for the numbers in a report, which no honest client reaches, whatever [federated.guard] says. One number
+beyond them, and the model of the round or its score is infinite, or all clients diverge in the next round.
 """
 
 from __future__ import annotations
