@@ -3,7 +3,7 @@
 import pytest
 
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.launched import is_launched, master_in_environment, rank_in_environment
+from thinc_torchopt.launched import is_launched, is_one_machine, master_in_environment, rank_in_environment
 
 from .conftest import CONFIGS
 from .spacy_cli import spacy_process
@@ -18,10 +18,11 @@ LAUNCHED = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_
         (LAUNCHED, True),
         (LAUNCHED | {"WORLD_SIZE": "1"}, False),
         (LAUNCHED | {"WORLD_SIZE": "1", "RANK": "x"}, False),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
-        ({"RANK": "1", "WORLD_SIZE": "two"}, False),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, False),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, False),
+        ({"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "localhost"}, False),
     ],
-    ids=["none", "four", "one", "one that is nobody", "half", "half and wrong"],
+    ids=["none", "four", "one", "one that is nobody", "one and half", "only an address", "empty"],
 )
 def test_launched_is_known_by_the_environment(environment, launched, monkeypatch):
     set_environment(monkeypatch, environment)
@@ -44,6 +45,35 @@ def test_launched_refuses_what_cannot_be(name, value, message, monkeypatch):
     set_environment(monkeypatch, LAUNCHED | {name: value})
     with pytest.raises(ConfigError, match=f"Can't train in several processes: .*{message}.*spacy torchopt train"):
         assert is_launched() and rank_in_environment() and master_in_environment()
+
+
+@pytest.mark.parametrize(
+    ("left", "unset"),
+    [("RANK", "RANK"), ("WORLD_SIZE", "WORLD_SIZE"), ("RANK WORLD_SIZE MASTER_PORT", "RANK and WORLD_SIZE")],
+)
+@pytest.mark.parametrize("others", ["unset", "empty"])
+def test_launched_says_what_is_left_over(left, unset, others, monkeypatch):
+    environment = dict.fromkeys(LAUNCHED, "") if others == "empty" else {}
+    set_environment(monkeypatch, environment | {name: LAUNCHED[name] for name in left.split()})
+    found = ", ".join(left.split())
+    with pytest.raises(ConfigError, match=f"found only {found}.* To train in one process, unset {unset}\\.$"):
+        is_launched()
+
+
+def test_launched_refuses_a_wrong_number_of_processes_here(monkeypatch):
+    set_environment(monkeypatch, LAUNCHED)
+    for local, expected in (("", False), ("2", False), ("4", True)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        assert is_one_machine() == expected
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "x")
+    with pytest.raises(ConfigError, match="expected LOCAL_WORLD_SIZE in the environment to be a whole number"):
+        is_one_machine()
+
+
+def test_launched_environment_that_is_left_over_is_one_line(monkeypatch):
+    set_environment(monkeypatch, {"RANK": "0"})
+    trained = spacy_process("train", CONFIGS / "cnn.cfg", check=False)
+    assert trained.returncode == 1 and "unset RANK" in trained.stderr and "Traceback" not in trained.stderr
 
 
 def test_launched_leaves_other_commands_alone(monkeypatch):

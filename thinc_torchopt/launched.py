@@ -7,11 +7,26 @@ import os
 from .errors import ConfigError
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# For errors: another process does not come, or never was.
+LEFT_OVER = "If no launcher has started this process, RANK and WORLD_SIZE are left over: unset them."
 
 
 def is_launched() -> bool:
-    """Whether there are several processes. RAISES (ConfigError): Invalid values in the environment."""
-    return all(name in os.environ for name in _NEEDED) and world_size_in_environment() > 1
+    """Whether there are several processes.
+
+    RAISES (ConfigError): Invalid values in the environment, or only some of those that a launcher sets.
+    """
+    given = [name for name in _NEEDED if os.environ.get(name)]
+    ranks = [name for name in ("RANK", "WORLD_SIZE") if name in given]
+    if not ranks or ("WORLD_SIZE" in given and world_size_in_environment() == 1):
+        return False
+    if len(given) < len(_NEEDED):
+        raise ConfigError(
+            f"Can't train in several processes: expected {', '.join(_NEEDED)} in the environment, found only "
+            f"{', '.join(given)}. A launcher sets them all: start the training with spacy torchopt train or torchrun. "
+            f"To train in one process, unset {' and '.join(ranks)}."
+        )
+    return True
 
 
 def rank_in_environment() -> int:
@@ -33,6 +48,11 @@ def world_size_in_environment() -> int:
 def master_in_environment() -> tuple[str, int]:
     """The address of the processes' store: a host and a port. RAISES (ConfigError): Not a valid port."""
     return os.environ["MASTER_ADDR"], _whole("MASTER_PORT", 1, 65535, ", a port of 1 to 65535")
+
+
+def is_one_machine() -> bool:
+    """Whether all processes are on this machine. RAISES (ConfigError): Not a valid number of them."""
+    return bool(os.environ.get("LOCAL_WORLD_SIZE")) and _whole("LOCAL_WORLD_SIZE", 1) == world_size_in_environment()
 
 
 def _whole(name: str, at_least: int, at_most: float = float("inf"), more: str = "") -> int:

@@ -35,7 +35,7 @@ from torch.nn.functional import linear
 
 from thinc_torchopt.errors import ConfigError, ParamError
 from thinc_torchopt.host import module_of
-from thinc_torchopt.privacy import Book, clip_each_example
+from thinc_torchopt.privacy import Book, check_layers, clip_each_example
 
 from ..models import toy_examples, toy_pipeline
 
@@ -356,6 +356,27 @@ class Shared(torch.nn.Module):
 
     def forward(self, X):
         return self.other(self.one(X))
+
+
+@pytest.mark.parametrize(
+    ("layer", "pad", "expected"),
+    [
+        (lambda: expand_window(2), 1, 2),
+        (lambda: chain(expand_window(1), Linear(8, 24), expand_window(1)), 1, 2),
+        (lambda: concatenate(expand_window(1), expand_window(2)), 2, None),
+        (lambda: chain(concatenate(expand_window(2), expand_window(1)), Linear(8, 64), expand_window(1)), 2, 3),
+        (lambda: clone(residual(chain(expand_window(1), Maxout(8, 24))), 3), 3, None),
+        (lambda: with_array(expand_window(1)), 1, None),  # the padding of the outer one counts
+        (lambda: Linear(8, 8), 0, None),
+    ],
+)
+def test_book_check_finds_windows_that_are_too_wide(layer, pad, expected):
+    nlp = tagger_of(chain(embedding(), with_array(layer(), pad=pad)))
+    if expected is None:
+        check_layers(nlp)
+    else:
+        with pytest.raises(ParamError, match=f"expected padding of at least {expected} rows, found {pad}"):
+            check_layers(nlp)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from spacy.language import Language
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning, RollbackWarning, StateError
-from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schedules import warmup_stable_decay
 from thinc_torchopt.training import Budget
 

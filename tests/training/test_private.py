@@ -393,11 +393,34 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
             ParamError,
             "component 'ner'",
         ),
+        (
+            {
+                "components__tok2vec__model": {
+                    "@architectures": "spacy.Tok2Vec.v2",
+                    "embed": {
+                        "@architectures": "spacy.MultiHashEmbed.v2",
+                        "width": 96,
+                        "attrs": ["NORM"],
+                        "rows": [50],
+                        "include_static_vectors": False,
+                    },
+                    "encode": {
+                        "@architectures": "spacy.MishWindowEncoder.v2",
+                        "width": 96,
+                        "depth": 2,
+                        "window_size": 1,
+                    },
+                }
+            },
+            ParamError,
+            "mixes tokens of one example with those of the next: expected padding of at least 2 rows, found 0",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:precision = .bf16. in")
-def test_private_refuses_before_the_first_step(tmp_path, corpus, changes, error, expected):
+def test_private_refuses_before_the_first_step(tmp_path, corpus, changes, error, expected, monkeypatch):
     config = private(tmp_path, corpus, **changes)
+    monkeypatch.setattr(Run, "begin", lambda run: pytest.fail("the training begins"))
     with pytest.raises(error, match=expected):
         trained(config)
 

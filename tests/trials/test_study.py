@@ -3,12 +3,14 @@ pipelines: tests/cli/test_tune.py.
 """
 
 import math
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +66,17 @@ def test_study_goes_on_and_draws_the_same(tmp_path):
         parts.search(trials, train)
         assert len(parts.found()) == trials
     assert [one.values for one in parts.found()] == [one.values for one in whole.found()]
+
+
+@pytest.mark.parametrize("name", ["a?b", "100%", "a%41", "{x}", "a#b", "a b", ":memory:"])
+def test_study_is_in_the_file_of_its_name(name, tmp_path, monkeypatch):
+    """Optuna gets a URL, where these have a meaning. A study is found again, also by another path."""
+    monkeypatch.chdir(tmp_path)
+    for path, trials in (Path(name), 1), (tmp_path / name, 2):
+        opened = open_study(path)
+        opened.search(trials, train)
+        assert len(opened.found()) == trials
+    assert os.listdir(tmp_path) == [name]
 
 
 def test_study_prunes_what_is_worse_after_its_warm_up(tmp_path):

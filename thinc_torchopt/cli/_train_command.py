@@ -41,7 +41,7 @@ def guide_command() -> None:
     ]
     _, version, known = SPACY
     # In one process, only wording is at stake: no warning for an unknown spaCy.
-    if is_launched() or (version.startswith(known) and all(command.is_known for command in commands)):
+    if (version.startswith(known) and all(command.is_known for command in commands)) or is_launched():
         replace(*SPACY, commands)
 
 

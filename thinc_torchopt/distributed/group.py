@@ -33,7 +33,13 @@ import torch
 
 from ..errors import DistributedError
 from ..host import default_store, gloo_of_world
-from ..launched import master_in_environment, rank_in_environment, world_size_in_environment
+from ..launched import (
+    LEFT_OVER,
+    is_one_machine,
+    master_in_environment,
+    rank_in_environment,
+    world_size_in_environment,
+)
 from ..types import DistributedSettings
 from .addresses import choose_interface
 
@@ -89,7 +95,7 @@ class Group:
             return cls(dist.get_rank(), dist.get_world_size(), store, settings.timeout_seconds, is_own=False)
         rank, size = rank_in_environment(), world_size_in_environment()
         master, port = master_in_environment()
-        choose_interface(master, port, one_machine=int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size)
+        choose_interface(master, port, one_machine=is_one_machine())
         # Params may be on a GPU, but other values that ranks exchange are on the CPU.
         backend = settings.backend or ("nccl" if on_gpu else "gloo")
         try:
@@ -111,7 +117,7 @@ class Group:
             raise DistributedError(
                 f"Can't connect {size} ranks at {master}:{port}: {_first_line(error)} on rank {rank}. Check that "
                 "machines reach each other at that address, and that GLOO_SOCKET_IFNAME "
-                f"({os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}) is the interface for it."
+                f"({os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}) is the interface for it. {LEFT_OVER}"
             ) from error
         return cls(rank, size, store, settings.timeout_seconds, is_own=True)
 
@@ -364,7 +370,7 @@ def wait_for_store(master: str, port: int) -> None:
         if time.monotonic() > deadline:
             raise DistributedError(
                 f"Can't connect to rank 0 at {master}:{port}: nothing accepted connections there for "
-                f"{JOIN_SECONDS:g} seconds. Check the address, and that the machine of rank 0 has started."
+                f"{JOIN_SECONDS:g} seconds. Check the address, and that the machine of rank 0 has started. {LEFT_OVER}"
             )
         time.sleep(10 * _POLL_SECONDS)
     timeout = timedelta(seconds=ANSWER_SECONDS)
@@ -418,7 +424,7 @@ def _find_each_other(store: Any, rank: int, size: int, nth: int) -> str:
     who = f"no rank {_listed(missing)}" if rank == 0 else "no word from rank 0, or not all others came"
     raise DistributedError(
         f"Can't connect {size} ranks: expected all of them within {JOIN_SECONDS:g} seconds, found {who}. Start "
-        "the same command on all machines, with the same --nnodes and --nproc-per-node."
+        f"the same command on all machines, with the same --nnodes and --nproc-per-node. {LEFT_OVER}"
     )
 
 

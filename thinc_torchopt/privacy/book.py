@@ -28,7 +28,7 @@ from ..host import forward_of, is_in_mixed_precision, module_of, swap_forward, s
 from ..types import Key
 from . import torch_modules
 from .components import models_of
-from .forms import FORMS, Form
+from .forms import FORMS, Form, check_windows
 from .records import Lookup, Product, Record, Terms
 from .rows import Rows
 from .slots import Slot, add_grad
@@ -60,12 +60,13 @@ def clip_each_example(
 
 
 def check_layers(nlp: Language, exclude: Collection[str] = ()) -> None:
-    """RAISES (ParamError): A component or layer has no form."""
+    """RAISES (ParamError): A component or layer has no form, or a window reaches into the next example."""
     for model in models_of(nlp, exclude):
         for node in model.walk():
             _form_of(node)
             for shim in node.shims:
                 torch_modules.check_module(node.name, _module_in(node, shim))
+        check_windows(model)
 
 
 class Book:

@@ -19,6 +19,7 @@ from spacy.vectors import Mode
 from thinc.api import Ragged, get_width
 
 from ..errors import ParamError
+from ..host import forward_of
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -100,14 +101,40 @@ def expand_window(book: Book, forward: Forward, model: Node, X: Any, is_train: b
     Y, backprop = forward(model, X, is_train)
     if book.is_array(X):
         rows, window = book.rows_of(model, X), model.attrs["window_size"]
-        if rows.reach < window:
-            raise ParamError(
-                f"Can't clip the gradient of each example: layer '{model.name}' mixes tokens of one example with those "
-                f"of the next: expected padding of at least {window} rows, found {rows.reach}. Give the with_array "
-                "around it a 'pad' of the number of layers times the window."
-            )
+        _check_pad(model, window, rows.reach)
         book.tell(Y, rows.after(window))
     return Y, backprop
+
+
+def check_windows(model: Node) -> None:
+    """Check the padding of all windows in a model, as far as it is known before the first batch.
+
+    RAISES (ParamError): A window would reach into the next example.
+    """
+    if FORMS.get(forward_of(model)) is with_array:
+        _check_pad(model, _reach_of(model.layers[0]), model.attrs["pad"])
+    else:
+        for layer in model.layers:
+            check_windows(layer)
+
+
+def _reach_of(model: Node) -> int:
+    """How many neighbours on each side a layer mixes into a row."""
+    forward = forward_of(model)
+    if FORMS.get(forward) is expand_window:
+        return int(model.attrs["window_size"])
+    parts = [_reach_of(layer) for layer in model.layers]
+    return max(parts, default=0) if forward in _SIDE_BY_SIDE else sum(parts)
+
+
+def _check_pad(model: Node, expected: int, found: int) -> None:
+    """RAISES (ParamError): There is too little padding."""
+    if found < expected:
+        raise ParamError(
+            f"Can't clip the gradient of each example: layer '{model.name}' mixes tokens of one example with those "
+            f"of the next: expected padding of at least {expected} rows, found {found}. Give the with_array "
+            "around it a 'pad' of the number of layers times the window."
+        )
 
 
 # ---------------------------------------------------------------------- layers with params
@@ -370,4 +397,5 @@ _BY_FORM: dict[Form, list[Forward]] = {
     attention: _thinc("parametricattention parametricattention_v2"),
     torch_module: _thinc("pytorchwrapper"),
 }
+_SIDE_BY_SIDE = _thinc("concatenate add")
 FORMS: dict[Forward, Form] = {forward: form for form, forwards in _BY_FORM.items() for forward in forwards}

@@ -80,7 +80,7 @@ class Study:
             path.parent.mkdir(parents=True, exist_ok=True)
             _refuse_others(path)
             self._storage = optuna.storages.RDBStorage(
-                f"sqlite:///{path}",
+                _url_of(path),
                 # How long to wait for other processes that write.
                 engine_kwargs={"connect_args": {"timeout": _GRACE}},
                 heartbeat_interval=_HEARTBEAT,
@@ -253,7 +253,7 @@ class Study:
 
     def _fail_stale(self, study: Any) -> None:
         """Mark running trials without a heartbeat as failed, and queue them again."""
-        with closing(sqlite3.connect(self.path, timeout=_GRACE)) as database:
+        with closing(sqlite3.connect(self.path.absolute(), timeout=_GRACE)) as database:
             beating = "SELECT trial_id FROM trial_heartbeats"
             silent = database.execute(
                 f"SELECT trial_id FROM trials WHERE state = 'RUNNING' AND trial_id NOT IN ({beating})"
@@ -299,10 +299,21 @@ class Study:
 
 def _refuse_others(path: Path) -> None:
     """Refuse other databases, to which Optuna would add its tables. RAISES (ValueError): It is another database."""
-    with closing(sqlite3.connect(path)) as database:
+    with closing(sqlite3.connect(path.absolute())) as database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if tables and "studies" not in tables:
         raise ValueError(f"a database with the table '{tables[0]}'")
+
+
+def _url_of(path: Path) -> str:
+    """The URL of a file, for Optuna. RAISES (ValueError): There is none."""
+    from sqlalchemy.engine import URL, make_url
+
+    file = str(path.absolute())
+    url = URL.create("sqlite", database=file).render_as_string()
+    if make_url(url).database != file:
+        raise ValueError("SQLAlchemy before 2.1 can't open a path with '?'")
+    return url.replace("{", "{{").replace("}", "}}")  # Optuna fills in the version of its tables
 
 
 class _Failed(Exception):

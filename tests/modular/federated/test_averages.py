@@ -132,12 +132,12 @@ def test_averages_keep_half_precision():
 
 @pytest.mark.parametrize("name", ["FedMedian", "FedTrimmedAvg", "Krum", "FedAdam", "FedAvgM"])
 def test_averages_from_a_config(texts, tmp_path, name):
-    """In a run with five clients, of which one sends a model of a billion in each round."""
+    """In a run with five clients, of which one sends a model of a million in each round."""
 
     def spoil(kind, client, reply):
         if kind == "train":
             if client == "centre" and name not in ("FedAdam", "FedAvgM"):
-                arrays = {key: torch.full_like(torch.from_numpy(one.numpy()), 1e9) for key, one in of(reply).items()}
+                arrays = {key: torch.full_like(torch.from_numpy(one.numpy()), 1e6) for key, one in of(reply).items()}
                 reply.content["arrays"] = to_arrays(arrays)
             sent.setdefault(client, []).append(from_arrays(reply.content, weights))
         return reply

@@ -45,6 +45,7 @@ DELTA = {name: torch.ones_like(value, dtype=torch.float32) for name, value in WE
 def report(**changes):
     values = {
         "name": "north",
+        "round": 2,
         "score": 0.5,
         "scores": {"ents_f": 0.5},
         "dev_examples": 4,
@@ -59,7 +60,7 @@ def report(**changes):
 
 
 def read(content, exchanged=("scaffold",)):
-    return read_report(content, "north", WEIGHTS, list(exchanged))
+    return read_report(content, "north", 2, WEIGHTS, list(exchanged))
 
 
 def equal(one, other):
@@ -91,8 +92,8 @@ def test_messages_say_what_was_said():
 
 
 def test_messages_of_an_evaluation_have_no_weights():
-    content = report_records(Report("north", 0.5, {"ents_f": 0.5}, 4))
-    assert read_report(content, "north", None).dev_examples == 4
+    content = report_records(Report("north", 2, 0.5, {"ents_f": 0.5}, 4))
+    assert read_report(content, "north", 2, None).dev_examples == 4
     assert "arrays" not in content and "aux-values" not in content
 
 
@@ -118,6 +119,13 @@ def with_arrays(name, value):
 def with_value(record, key, value):
     def change(content):
         content[record][key] = value
+
+    return change
+
+
+def without_value(record, key):
+    def change(content):
+        del content[record][key]
 
     return change
 
@@ -151,9 +159,14 @@ DAMAGE = {
     "a score of NaN": (with_value("metrics", "score", math.nan), "expected a finite number as 'score'"),
     "a loss of NaN": (with_value("losses", "ner", math.inf), "expected a finite number as 'ner'"),
     "scores that are lists": (with_value("scores", "ents_f", [0.5]), "expected a finite number as 'ents_f'"),
+    "a score that is none": (with_value("metrics", "score", 1e308), "of 'north': expected 'score' from -1,000,000"),
+    "scores that are none": (with_value("scores", "ents_f", -1e7), "of 'north': expected 'ents_f' from -1,000,000"),
+    "a weight that is none": (with_arrays("ner/W", torch.full((2, 3), 6e6)), "of 'north': .* largest weight, 5, in"),
+    "the round before": (with_value("head", "round", 1), "of 'north': expected that of round 2, found one of round 1"),
+    "no round": (without_value("head", "round"), "expected a count as 'round', found None"),
     "another name": (with_value("head", "name", "south"), "expected that name in it, found 'south'"),
     "a name that is none": (with_value("head", "name", 3), "expected a text as 'name'"),
-    "another protocol": (with_value("head", "protocol", 99), "expected protocol 3, found 99"),
+    "another protocol": (with_value("head", "protocol", 99), "expected protocol 4, found 99"),
     "no auxiliary variables": (
         without("aux-values"),
         "expected the auxiliary variables \\['scaffold'\\], found \\[\\]",
@@ -185,6 +198,7 @@ def test_messages_that_are_damaged_are_refused(damage):
     ("key", "value", "message"),
     [
         ("scaffold:ner/W", torch.full((2, 3), math.nan), "expected finite numbers"),
+        ("scaffold:ner/W", torch.full((2, 3), 1e30), "the report of 'north': expected numbers .* in 'scaffold'"),
         ("scaffold:ner/W", torch.ones(3, 2), "its shape is unknown"),
         ("other:ner/W", torch.ones(2, 3), "its name or its shape"),
     ],

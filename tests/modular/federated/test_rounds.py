@@ -1,6 +1,8 @@
 """Rounds over Flower's apps and messages, in one process: what comes out, and what happens to clients that fail."""
 
+import json
 import math
+from itertools import count
 
 import pytest
 import spacy
@@ -16,6 +18,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from thinc_torchopt.modular.federated import server
 from thinc_torchopt.modular.federated.house import House
+from thinc_torchopt.modular.federated.messages import to_arrays
 from thinc_torchopt.modular.federated.results import Results, read_result
 from thinc_torchopt.modular.federated.rounds import Rounds
 from thinc_torchopt.modular.federated.settings import federated_settings
@@ -140,7 +143,7 @@ def test_rounds_take_other_strategies_of_flower(texts, tmp_path):
     def spoil(kind, name, reply):
         if kind == "train" and name == "liar":
             for key, one in reply.content["arrays"].items():
-                reply.content["arrays"][key] = Array(one.numpy() * 0 + 1e9)
+                reply.content["arrays"][key] = Array(one.numpy() * 0 + 1e6)
         return reply
 
     run = Run(texts, tmp_path, small_config(federated__clients=3), spoil=spoil, names=["north", "south", "liar"])
@@ -540,3 +543,53 @@ def test_rounds_take_no_client_with_more_examples_than_may_be(texts, tmp_path):
     run = Run(texts, tmp_path, small_config(federated__min_clients=2, federated__max_examples=30))
     with pytest.raises(FederationError, match=r"at most 30 examples, 'max_examples' in .federated., found 40"):
         run.train()
+
+
+SPOILED = {
+    "scores": lambda content, round: content["scores"].update({"ents_f": 1e308}),
+    "the score": lambda content, round: content["metrics"].update({"score": 1e308}),
+    "the weights": lambda content, round: content.update({"arrays": times(content, 1e37)}),
+    "the round": lambda content, round: content["head"].update({"round": round - 1}),
+}
+
+
+def times(content, factor):
+    return to_arrays({key: factor * torch.from_numpy(one.numpy()) for key, one in content["arrays"].items()})
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_rounds_go_on_without_a_client_that_sends_nonsense(texts, tmp_path, what):
+    """The result is that of the other alone, and can be written as JSON."""
+    rounds = count(1)
+
+    def spoil(kind, name, reply):
+        if name == "south" and kind == "train":
+            SPOILED[what](reply.content, next(rounds))
+        return reply
+
+    run = Run(texts, tmp_path, small_config(), spoil=spoil)
+    result = run.train()
+    assert result["status"] == "finished"
+    for row in result["rounds"][1:]:
+        assert set(row["clients"]) == {"north"} and "the report of 'south'" in row["failed"]["south"]
+    json.dumps(result, allow_nan=False)
+    assert all(abs(row["score"]) <= 1.0 for row in result["rounds"])
+
+
+def test_rounds_name_the_client_that_spoiled_the_model(texts, tmp_path):
+    """Its update passes, and all others diverge in the next round. The error names it, and none of the honest."""
+
+    def spoil(kind, name, reply):
+        rounds = [one for one, client, _ in run.grid.log if (one, client) == ("train", name)]
+        if kind == "train" and len(rounds) == 1 and name == "liar":
+            reply.content["arrays"] = times(reply.content, 1e5)
+        elif kind == "train" and len(rounds) > 1:
+            reply.content["arrays"] = times(reply.content, math.nan)
+        return reply
+
+    names = ["liar", "north", "south"]
+    run = Run(texts, tmp_path, small_config(federated__clients=3, federated__wait_seconds=5), spoil=spoil, names=names)
+    with pytest.raises(FederationError, match="spoiled: in round 1 the update of 'liar' had a norm of") as error:
+        run.train()
+    assert "north" not in str(error.value) and "south" not in str(error.value)
+    assert set(run.result["rounds"][2]["repeated"][-1]) == set(names)

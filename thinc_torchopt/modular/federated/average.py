@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import FederationError, StateError
+from ...errors import FederationError, MessageError, StateError
 from ...schema import read, write
 from .flower import AppExitException, FedOpt, Message, RecordDict, strategies
 from .messages import cast_arrays, from_arrays, to_arrays
@@ -70,7 +70,10 @@ class Average:
                 f"Can't make the model of round {server_round}: {self.name} gave no average of the models of "
                 f"{len(replies)} clients."
             )
-        return from_arrays(RecordDict({"arrays": cast_arrays(averaged, weights)}), weights)
+        try:
+            return from_arrays(RecordDict({"arrays": cast_arrays(averaged, weights)}), weights)
+        except MessageError as error:
+            raise FederationError(f"Can't make the model of round {server_round} by {self.name}: {error}") from error
 
     def _begin(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Tell strategies that work with changes of the model the global one. Flower's get it in `configure_train`,

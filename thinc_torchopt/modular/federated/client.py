@@ -58,7 +58,7 @@ def train(message: Message, context: Context) -> Message:
     LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
     outcome = house.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
     reported = {what: value for what, value in vars(outcome).items() if what != "state"}
-    report = Report(name, score, scores, dev_examples, **reported)
+    report = Report(name, task.plan.round, score, scores, dev_examples, **reported)
     reply = Message(report_records(report), reply_to=message)
     keep_state(folder, task.run, task.taken, task.plan.round, outcome.state)
     return reply
@@ -69,7 +69,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the global model."""
     name, house, _ = open_house(context.node_config)
     task = read_task(message.content, house.weights.collect())
-    return Message(report_records(Report(name, *house.evaluate(task.weights))), reply_to=message)
+    return Message(report_records(Report(name, task.plan.round, *house.evaluate(task.weights))), reply_to=message)
 
 
 # ---------------------------------------------------------------------- settings

@@ -18,10 +18,11 @@ from ...errors import AuxVarError, MessageError
 from ..aux_vars import AUX_VARS, AuxVar
 from .flower import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from .house import Plan
+from .limits import check_score, check_size, largest_of
 from .weights import Tensors
 
 # Version of the messages. Both sides must have the same.
-PROTOCOL = 3
+PROTOCOL = 4
 # A higher count of examples is a mistake, and would outweigh all other clients.
 MOST_EXAMPLES = 10**10
 # Names are shown in logs and tables.
@@ -72,7 +73,7 @@ class Task:
 class Report:
     """A client's message to the server after a round.
 
-    name (str): The client's name.
+    name (str): The client's name. round (int): That of the task.
     score (float): The main score of the received weights on the client's dev corpus. `scores`: all scores.
         `dev_examples`: number of dev examples; 0: there is no score.
     examples, steps, words, skipped, losses, aux_vars, weights: See `house.Outcome`. A report that was read has no
@@ -82,6 +83,7 @@ class Report:
     """
 
     name: str
+    round: int
     score: float
     scores: dict[str, float]
     dev_examples: int
@@ -164,7 +166,7 @@ def read_answer(content: RecordDict) -> Introduction:
 def report_records(report: Report) -> RecordDict:
     values = (report.examples, report.dev_examples, report.steps, report.words, report.skipped)
     metrics = MetricRecord({**dict(zip(_COUNTS, values)), "score": report.score})
-    content = RecordDict({_HEAD: _head(name=report.name), _METRICS: metrics})
+    content = RecordDict({_HEAD: _head(name=report.name, round=report.round), _METRICS: metrics})
     content[_SCORES], content[_LOSSES] = MetricRecord(dict(report.scores)), MetricRecord(dict(report.losses))
     if report.weights:
         content[_ARRAYS] = to_arrays(report.weights)
@@ -174,11 +176,15 @@ def report_records(report: Report) -> RecordDict:
 
 
 def read_report(
-    content: RecordDict, name: str, weights: Mapping[str, torch.Tensor] | None, exchanged: list[str] | None = None
+    content: RecordDict,
+    name: str,
+    round: int,
+    weights: Mapping[str, torch.Tensor] | None,
+    exchanged: list[str] | None = None,
 ) -> Report:
     """Read and check a report. Finds everything that would spoil the global model or stop the server.
 
-    name (str): The expected client.
+    name (str), round (int): The expected client and round.
     weights (Mapping | None): The global model. None: an evaluation, whose report has no weights.
     exchanged (list[str] | None): The names of the auxiliary variables that must be in it.
     RAISES (MessageError): It can't be used.
@@ -186,12 +192,17 @@ def read_report(
     head = _read_head(content)
     if (found := _text(head, "name")) != name:
         raise MessageError(f"Can't use the report of '{name}': expected that name in it, found '{found}'.")
+    if (of := _count(head, "round")) != round:
+        raise MessageError(
+            f"Can't use the report of '{name}': expected that of round {round}, found one of round {of}."
+        )
     metrics = _record(content, _METRICS)
     examples, dev_examples, steps, words, skipped = (_count(metrics, key) for key in _COUNTS)
     report = Report(
         name,
-        _finite(metrics, "score"),
-        _numbers(content, _SCORES),
+        round,
+        check_score(name, "score", _finite(metrics, "score")),
+        {key: check_score(name, key, score) for key, score in _numbers(content, _SCORES).items()},
         dev_examples,
         examples,
         steps,
@@ -201,9 +212,13 @@ def read_report(
         {} if weights is None else _read_aux(content, weights),
     )
     if weights is not None:
-        changes = (tensor.double() - weights[name] for name, tensor in _checked(content, weights))
+        largest = largest_of(weights)
+        changes = (
+            check_size(name, key, tensor, largest).double() - weights[key] for key, tensor in _checked(content, weights)
+        )
         report.norms[UPDATE] = _norm(changes)
-        report.norms.update({name: _norm(aux.to_wire()[0].values()) for name, aux in report.aux_vars.items()})
+        for key, aux in report.aux_vars.items():
+            report.norms[key] = _norm(check_size(name, key, one, largest) for one in aux.to_wire()[0].values())
         if not (examples and steps):
             raise MessageError(
                 f"Can't use the report of '{name}': expected at least one example and one step, found {examples} and "
@@ -267,8 +282,8 @@ def _checked(content: RecordDict, expected: Mapping[str, torch.Tensor]) -> Itera
         tensor = tensor.to(like.dtype)
         if not bool(tensor.isfinite().all()):
             raise MessageError(
-                f"Can't use the weights of param '{name}': expected finite numbers, found NaN or infinite ones. The "
-                "training of that client has diverged."
+                f"Can't use the weights of param '{name}': expected finite numbers, found NaN or infinite ones. A "
+                "training has diverged."
             )
         yield name, tensor
 

@@ -22,6 +22,7 @@ from .average import WEIGHT, Average
 from .flower import Grid, Message, MessageType, MetricRecord, RecordDict, strategies
 from .guard import GUARD, LEAST
 from .house import House, Plan
+from .limits import suspect
 from .messages import (
     UPDATE,
     Report,
@@ -161,7 +162,7 @@ class Rounds:
         """Let clients train. RETURNS (list): The reports that can be used, with their messages."""
         self._sent = self._messages(server_round, MessageType.TRAIN)
         replies = self._grid.send_and_receive(self._sent, timeout=self._settings.timeout_seconds)
-        return self._guarded(self._read(replies, self._weights))
+        return self._guarded(self._read(server_round, replies, self._weights))
 
     def _guarded(self, found: list[tuple[Report, Message]]) -> list[tuple[Report, Message]]:
         """Leave out or clip updates that are much larger than the others: see guard.py."""
@@ -249,6 +250,12 @@ class Rounds:
             )
             return
         times = "" if attempts == 1 else f", in each of {attempts} attempts"
+        if (cause := suspect(self._results.rounds[server_round - 1].clients)) is not None:
+            raise FederationError(
+                f"Can't accept round {server_round}: {expected}{times}. The model that all got was probably "
+                f"spoiled: in round {server_round - 1} {cause}. Leave that client out, or add a block "
+                '[federated.guard], and begin anew by resume = "never" in [federated].'
+            )
         raise FederationError(
             f"Can't accept round {server_round}: {expected}{times}. "
             f"{' '.join(f'{name}: {reason}' for name, reason in row.repeated[-1].items())} Look into the logs of "
@@ -295,7 +302,7 @@ class Rounds:
             self._gather(row.round)
         self._sent = self._messages(row.round, MessageType.EVALUATE)
         replies = self._grid.send_and_receive(self._sent, timeout=self._settings.timeout_seconds)
-        reports = [self._capped(report) for report, _ in self._read(replies, None)]
+        reports = [self._capped(report) for report, _ in self._read(row.round, replies, None)]
         if len(reports) >= self._settings.min_clients:
             self._note_score(row.round, reports)
         else:
@@ -461,7 +468,7 @@ class Rounds:
         return sent
 
     def _read(
-        self, replies: Iterable[Message], weights: dict[str, torch.Tensor] | None
+        self, server_round: int, replies: Iterable[Message], weights: dict[str, torch.Tensor] | None
     ) -> list[tuple[Report, Message]]:
         """The usable reports, with their messages. The reasons of others are recorded."""
         found, failed = _by_node(self._sent, replies), self._results.rounds[-1].failed
@@ -472,7 +479,7 @@ class Rounds:
             try:
                 if node not in found:
                     raise MessageError(f"There was no reply within {self._settings.timeout_seconds:g} seconds.")
-                report = read_report(_content(found[node]), name, weights, self._exchanged)
+                report = read_report(_content(found[node]), name, server_round, weights, self._exchanged)
                 self._check_examples(name, self._counts[name].get("examples", report.examples))
                 self._step.check(name, report.aux_vars)
                 reports.append((report, found[node]))
