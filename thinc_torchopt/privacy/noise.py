@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import zlib
 from collections.abc import Collection, Sequence
 
 import numpy
@@ -79,11 +78,13 @@ class Noise:
         """
         if not std:
             return
-        seen = about, std, [(tuple(one.shape), _checksum(one)) for one in (*sums, *params)]
-        seed = hashlib.blake2b(repr(seen).encode("utf8"), key=self._secret, digest_size=32).digest()
+        shapes = [tuple(one.shape) for one in (*sums, *params)]
+        seed = hashlib.blake2b(repr((about, std, shapes)).encode("utf8"), key=self._secret, digest_size=32)
+        for one in (*sums, *params):
+            seed.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         # On the CPU, so that all machines draw the same. torch's generator would take 32 bits of the seed, which can be
         # found by trying.
-        generator = numpy.random.Generator(numpy.random.SFC64(int.from_bytes(seed, "big")))
+        generator = numpy.random.Generator(numpy.random.SFC64(int.from_bytes(seed.digest(), "big")))
         for one in sums:
             drawn = torch.from_numpy(generator.standard_normal(one.numel(), dtype="float32"))
             one.add_(drawn.reshape(one.shape).to(one), alpha=std)
@@ -106,8 +107,3 @@ def _values_of(slot: Slot) -> torch.Tensor:
     node, name = slot
     values: torch.Tensor = xp2torch(node.get_param(name))
     return values
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    """Of all bits."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
