@@ -623,6 +623,11 @@ for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
 # What can't be set here at all, and the reason.
 NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
 NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
+NOT_HERE |= {
+    name: "of a training's params: tests/training/test_param_norms.py"
+    for name in ARGUMENTS
+    if name.startswith(tuple(f"controller_metrics {kind}" for kind in ("ParamNorm", "UpdateRatio", "GradNorm")))
+}
 NOT_HERE |= {"controller_metrics SystemState every_seconds": "goes by the clock: tests/controller/test_metrics.py"}
 NOT_HERE |= {"batchers poisson.v1 size": "of spaCy's batches: tests/privacy/test_batcher.py"}
 NOT_HERE |= {
@@ -668,6 +673,7 @@ TOLD = {
     "optimizers TorchOptimizer.v1 checkpoint": SAVES,
     "optimizers TorchOptimizer.v1 budget": ENDS,
     **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio")},
+    "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/controller/test_training.py",
     "optimizers TorchOptimizer.v1 distributed": RANKS,
     **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
     **{name: ROUNDS for name, (entry, _) in ARGUMENTS.items() if entry.is_of_federation},
@@ -681,7 +687,6 @@ SENT = "it is sent to the address: tests/controller/test_operations.py"
 AT_THE_END = "the training loop puts weights together: tests/controller/test_best_weights.py"
 HIDDEN = {
     "schedules plateau.v1 metric": "the optimizer gives it the score of that name: tests/schedules/test_schedule.py",
-    "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/controller/test_training.py",
     "misc TrainerController.v1 definition": "the training loop asks it: tests/controller/test_training.py",
     "optimizers TorchOptimizer.v1 master_weights": "params here are float32: tests/params/test_masters.py",
     "misc EMA.v1 device": "there is one device here: tests/averages/test_averages.py",

@@ -93,7 +93,7 @@ def test_cli_is_cheap_to_import():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = [
         f"thinc_torchopt.{name}"
-        for name in ("about", "cli", "cli._screen", "errors", "host", "launched", "near_misses")
+        for name in ("about", "cli", "cli._screen", "config_checks", "errors", "host", "launched", "near_misses")
     ]
     assert run.stdout.strip() == f"[] {ours}"
 

@@ -164,7 +164,7 @@ def test_definition_action_without_a_name():
         (("controler",), [], "the top", "Did you mean 'controllers'?"),
         ((*O, "name"), "a.b", "operations[0].name", "without dots"),
         ((*O, "name"), "", "operations[0].name", "a name"),
-        ((*O, "class"), "Nope", "operations[0].class", "there are"),
+        ((*O, "class"), "Zzz", "operations[0].class", "there are"),
         ((*O, "arguments", "factor"), 1, "operations[0].arguments", "between 0 and 1"),
         ((*C, "name"), None, None, None),
         ((*C, "name"), ["x"], "controllers[0].name", "a name"),

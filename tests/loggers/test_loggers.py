@@ -24,7 +24,6 @@ from thinc.api import Adam, fix_random_seed
 from thinc_torchopt import TorchOptimizer, compat
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, TorchOptWarning
-from thinc_torchopt.loggers import console, steps
 from thinc_torchopt.loggers.console import ConsoleLogger
 from thinc_torchopt.loggers.jsonl import JSONLinesLogger
 from thinc_torchopt.loggers.tensorboard import TensorBoardLogger
@@ -226,12 +225,11 @@ def test_loggers_console_progress_bar_shows_the_rate(kind, described):
     # tqdm draws ten times a second at most, so not every step is seen; drawn anew after the last step, the bar has its
     # rate.
     nlp = pipeline()
-    log_step, finalize = ConsoleLogger(progress_bar=kind)(nlp, StringIO(), screen := Terminal())
-    log_step(info_of(4))
     loop_info = {**info_of(5), "learn_rates": {"a": 0.01, "b": 0.02}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(console, "latest_info", lambda nlp: loop_info)
-        patch.setattr(steps, "latest_info", lambda nlp: loop_info)
+        patch.setattr("thinc_torchopt.training.latest_info", lambda nlp: loop_info)
+        log_step, finalize = ConsoleLogger(progress_bar=kind)(nlp, StringIO(), screen := Terminal())
+        log_step(info_of(4))
         patch.setattr("tqdm.tqdm.update", lambda bar, n: (setattr(bar, "n", bar.n + n), bar.refresh()))
         log_step(None)
     total, done = (20, 5) if kind == "train" else (4, 1)

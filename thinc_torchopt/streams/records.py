@@ -81,7 +81,7 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
             predicted = Doc(nlp.vocab, words=words, spaces=None if spaces is None else [bool(x) for x in spaces])
         example = Example.from_dict(predicted, annotations)
     except Exception as error:  # spaCy's are of many kinds: an OverflowError for a head of 10^20, for example
-        raise StreamError(f"Can't learn from {place}: its annotations don't fit. {error}") from error
+        raise StreamError(f"Can't learn from {place}: its annotations don't fit: {str(error).rstrip('.')}.") from error
     for label, value in example.reference.cats.items():
         if not math.isfinite(value):
             raise StreamError(f"Can't learn from {place}: expected a finite number for '{label}', found {value}.")
