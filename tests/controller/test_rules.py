@@ -274,3 +274,9 @@ def test_rules_logarithms_that_are_none(text, reason):
     """As roots of negative numbers, and divisions by zero."""
     with pytest.raises(ControllerError, match=reason):
         Rule(text, ["x"]).evaluate({"x": 0})
+
+
+def test_rules_errors_end_with_one_stop():
+    for text, keys, end in (("m['z'] > 1", {"m": {"a": None}}, r"found 'z'\.$"), ("m > ", {}, r"[^.]\.$")):
+        with pytest.raises(ControllerError, match=end):
+            Rule(text, ["m"], keys)

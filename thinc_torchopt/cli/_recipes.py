@@ -252,7 +252,7 @@ class Draft(Translation):
             "[training] patience = 0, max_epochs = 0: the training goes on to its end, where the rate is low and the "
             "score is best. For another end change max_steps: the schedule goes with it.",
             f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too.",
-            f"Measured (docs/recipes.md): {best.figures}",
+            f"Measured against a constant rate, not a tuned one (docs/recipes.md): {best.figures}",
         ]
 
     def _rise_and_fall(self, best: Best, end: End) -> None:

@@ -53,7 +53,7 @@ class Rule:
                 compiler = Compiler(parse(self.text), frozenset(metrics), keys or {}, gives=gives)
                 self._code = compile(compiler.tree, "<rule>", "eval")
         except Refused as reason:
-            stop = "" if str(reason).endswith("?") else "."
+            stop = "" if str(reason).endswith((".", "?")) else "."
             raise ControllerError(f"Can't use the rule {reprlib.repr(text)}: {reason}{stop}") from None
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else shown(error)
