@@ -71,8 +71,8 @@ demo: $(VENV)/installed  ## Train a small model, and see it find code in sentenc
 	@echo "Training two small models. This takes about two minutes."
 	$(BIN)/python examples/demo.py --output training/demo
 
-test: $(VENV)/installed  ## Run the tests (12 minutes)
-	@echo "Running the tests. This takes about 12 minutes on two cores."
+test: $(VENV)/installed  ## Run the tests (15 minutes)
+	@echo "Running the tests. This takes about 15 minutes on two cores."
 	$(PYTEST) -n 2 -m "not slow"
 
 test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training
