@@ -71,7 +71,6 @@ PROGRAMS = {
     "a logger with a slip": "import spacy; spacy.registry.get('loggers', 'spacy.ConsolLogger.v1')",
     "info": ["info"],
     "info of a pipeline": ["info", "pipeline"],
-    "validate": ["validate"],
     "help": ["--help"],
     "no such command": ["tran"],
     "init config": ["init", "config", "-", "--lang", "xx", "--pipeline", "ner"],

@@ -130,8 +130,14 @@ class Machine(RuleBasedStateMachine):
         self.whole += texts
         self.write()
 
+    @property
+    def has_learned(self):
+        rows = self.output / "learn.jsonl"
+        learned = [json.loads(row)["texts"] for row in rows.read_text().splitlines()] if rows.exists() else []
+        return (self.output / "state").exists() and any(learned)
+
     @rule(texts=st.lists(TEXTS, max_size=3))
-    @precondition(lambda self: self.options["batch_size"] == 1 and (self.output / "state").exists())
+    @precondition(lambda self: self.options["batch_size"] == 1 and self.has_learned)  # else the place has no file yet
     def rotate(self, texts):
         for i in range(9, 0, -1):
             old = self.stream if i == 1 else self.stream.with_name(f"stream.jsonl.{i - 1}")
