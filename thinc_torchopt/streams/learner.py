@@ -291,6 +291,7 @@ class StreamLearner:
         RAISES (StreamError): A text can't be learned. (StateError): The file is not that of before. What was learned
             until then is saved.
         """
+        self.place = source.begin(self.place)
         batches = self._batches(source)
         if self._watched is not None and not self.goes_on:
             yield self._log(self._make_row(), is_last=False)

@@ -96,6 +96,13 @@ class Source:
             if not (path == self._path and place.offset and self._begins_as(path, place)):
                 place = Place()
 
+    def begin(self, place: Place) -> Place:
+        """A place with its file: also one before the first line, so that the file is known if it is rotated then."""
+        if self._path is None or place.inode:
+            return place
+        with self._reading(self._path) as file:
+            return replace(place, inode=os.fstat(file.fileno()).st_ino)
+
     @contextmanager
     def _reading(self, path: Path) -> Iterator[BinaryIO]:
         """Open a file. RAISES (StreamError): An error of the system, here or inside."""
