@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import srsly
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -130,14 +131,8 @@ class Machine(RuleBasedStateMachine):
         self.whole += texts
         self.write()
 
-    @property
-    def has_learned(self):
-        rows = self.output / "learn.jsonl"
-        learned = [json.loads(row)["texts"] for row in rows.read_text().splitlines()] if rows.exists() else []
-        return (self.output / "state").exists() and any(learned)
-
     @rule(texts=st.lists(TEXTS, max_size=3))
-    @precondition(lambda self: self.options["batch_size"] == 1 and self.has_learned)  # else the place has no file yet
+    @precondition(lambda self: self.options["batch_size"] == 1 and (self.output / "state").exists())
     def rotate(self, texts):
         for i in range(9, 0, -1):
             old = self.stream if i == 1 else self.stream.with_name(f"stream.jsonl.{i - 1}")
@@ -168,9 +163,18 @@ class Machine(RuleBasedStateMachine):
         whole, expected = root / "whole.jsonl", root / "expected"
         whole.write_text("".join(text + "\n" for text in self.whole))
         learn(self.model, whole, expected, **self.options)
-        assert files(self.output) == files(expected)
+        assert without_dropout(files(self.output)) == without_dropout(files(expected))
         assert without_watched(rows(self.output)) == without_watched(rows(expected))
         assert rejected(self.output) == rejected(expected)
+
+
+def without_dropout(found):
+    """The models without the rate of dropout, which each update sets: an evaluation leaves 0 there."""
+    models = {name: srsly.msgpack_loads(content) for name, content in found.items() if name.endswith("/model")}
+    for model in models.values():
+        for attrs in model["attrs"]:
+            attrs.pop("dropout_rate", None)
+    return found | {name: repr(model) for name, model in models.items()}
 
 
 def without_watched(found):
