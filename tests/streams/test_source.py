@@ -214,3 +214,14 @@ def test_source_leaves_a_half_line_when_it_is_stopped(tmp_path):
     reader.join(10)
     assert found == [b"one"] and not reader.is_alive()
     assert read_all(path)[0] == [b"one", b"{half"]  # without follows, the end of the file is its end
+
+
+def test_source_that_is_rotated_before_anything_was_read_goes_on_with_the_old_file(tmp_path):
+    """A run that ended at its first line, which was bad, has a place before it."""
+    path = tmp_path / "stream.jsonl"
+    write_at(path, b"one\n", 1)
+    place = Source(path).begin(Place())
+    rotate(path)
+    write_at(path, b"two\n", 2)
+    assert read_all(path, place)[0] == [b"one", b"two"]
+    assert Source(path).begin(place) == place and Source(None).begin(Place()) == Place()
