@@ -225,3 +225,18 @@ def test_source_that_is_rotated_before_anything_was_read_goes_on_with_the_old_fi
     write_at(path, b"two\n", 2)
     assert read_all(path, place)[0] == [b"one", b"two"]
     assert Source(path).begin(place) == place and Source(None).begin(Place()) == Place()
+
+
+def test_source_that_is_rotated_may_begin_with_the_same_lines(tmp_path):
+    """It is no copy by an editor, as the old file is there."""
+    path = tmp_path / "stream.jsonl"
+    write_at(path, b"one\n", 1)
+    _, place = read_all(path)
+    for i in (2, 3):
+        rotate(path, i - 1)
+        write_at(path, b"same\n", i)
+    found, after = read_all(path, place)
+    assert found == [b"same", b"same"]
+    rotate(path, 3)
+    write_at(path, b"same\nlast\n", 4)
+    assert read_all(path, after)[0] == [b"same", b"last"]

@@ -92,8 +92,9 @@ class Source:
                     place = line.place
                     yield line
                 path = None if self._is_stopped() else self._next(file.fileno())
+            was_rotated = any(stat.st_ino == place.inode for _, stat, _ in self._rotated())
             # An editor, too, puts another file in the place of the one that it has changed.
-            if not (path == self._path and place.offset and self._begins_as(path, place)):
+            if was_rotated or not (path == self._path and place.offset and self._begins_as(path, place)):
                 place = Place()
 
     def begin(self, place: Place) -> Place:
@@ -119,10 +120,16 @@ class Source:
 
         RAISES (StateError): There is none with these lines before the place.
         """
-        if start.offset and self._begins_as(path, start):
-            return path
-        for other in path.parent.iterdir() if start.inode else ():
-            if other.is_file() and other.stat().st_ino == start.inode and self._begins_as(other, start):
+        same = [
+            other
+            for other in (path.parent.iterdir() if start.inode else ())
+            if other.is_file() and other.stat().st_ino == start.inode
+        ]
+        rotated = {other for other, _, _ in self._rotated()}
+        # A rotated file comes first, as the one after it may begin with the same lines. Under another name it may be a
+        # backup, whose later lines were repaired since: it comes last.
+        for other in [*(other for other in same if other in rotated), *([path] if start.offset else []), *same]:
+            if self._begins_as(other, start):
                 return other
         if start.offset:
             raise StateError(
@@ -146,18 +153,16 @@ class Source:
         RAISES (StateError): It is compressed.
         """
         assert self._path is not None
-        own, name = os.fstat(file), re.escape(self._path.name)
+        own = os.fstat(file)
         with suppress(OSError):
             if self._path.stat().st_ino == own.st_ino:
                 return None
         # It may have been rotated more than once.
-        later: list[tuple[int, Path, bool]] = []
-        for path in self._path.parent.iterdir():
-            match = re.fullmatch(rf"{name}[.-]\d[\d.-]*(\.[a-z]+\d?)?", path.name)
-            if match is not None and path.is_file():
-                stat = path.stat()
-                if stat.st_ino != own.st_ino and stat.st_size and stat.st_mtime_ns > own.st_mtime_ns:
-                    later.append((stat.st_mtime_ns, path, match[1] is not None))
+        later = [
+            (stat.st_mtime_ns, path, is_packed)
+            for path, stat, is_packed in self._rotated()
+            if stat.st_ino != own.st_ino and stat.st_size and stat.st_mtime_ns > own.st_mtime_ns
+        ]
         if not later:
             return self._path if self._path.exists() else None
         _, path, is_packed = min(later)
@@ -167,6 +172,14 @@ class Source:
                 "It was rotated more than once. Unpack that file, and remove the packed one."
             )
         return path
+
+    def _rotated(self) -> Iterator[tuple[Path, os.stat_result, bool]]:
+        """The files beside the stream that have its name with a number or a date, and whether they are packed."""
+        assert self._path is not None
+        for path in self._path.parent.iterdir():
+            match = re.fullmatch(rf"{re.escape(self._path.name)}[.-]\d[\d.-]*(\.[a-z]+\d?)?", path.name)
+            if match is not None and path.is_file():
+                yield path, path.stat(), match[1] is not None
 
     # ------------------------------------------------------------------ bytes and lines
 
