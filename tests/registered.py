@@ -191,7 +191,7 @@ def entries() -> list[Entry]:
     found = [
         Entry(group.partition("_")[2], line.partition("=")[0].strip())
         for group, lines in groups.items()
-        if group != "spacy_cli"
+        if group != "spacy_cli" and "torchopt" not in group
         for line in lines.strip().splitlines()
         if not line.startswith("torchao.")  # none works without the library: tests/algorithms/test_torchao.py
     ]

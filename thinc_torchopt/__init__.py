@@ -10,6 +10,7 @@ from .about import __version__
 
 if TYPE_CHECKING:
     from .algorithms import Algorithm
+    from .attachments import Attachment
     from .learn_rate import LearnRateController
     from .optimizers import SGD, Adam, RAdam, TorchOptimizer
     from .state import StateMapping, preserve_optimizer_state
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Adam": "optimizers",
     "Algorithm": "algorithms",
+    "Attachment": "attachments",
     "Checkpoints": "training",
     "LearnRateController": "learn_rate",
     "RAdam": "optimizers",
@@ -32,6 +34,7 @@ __all__ = [
     "SGD",
     "Adam",
     "Algorithm",
+    "Attachment",
     "Checkpoints",
     "LearnRateController",
     "RAdam",

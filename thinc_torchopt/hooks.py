@@ -199,7 +199,7 @@ def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any
                 f"Can't run spacy pretrain in {os.environ['WORLD_SIZE']} processes: all would do the same and write to "
                 "the same folder. Run it without torchrun; only spacy train shares the work."
             )
-        if isinstance(optimizer, _ours) and optimizer.checkpoint is not None:  # type: ignore[attr-defined]
+        if isinstance(optimizer, _ours) and "checkpoint" in optimizer.attachments:  # type: ignore[attr-defined]
             raise ConfigError(
                 "Can't use [pretraining.optimizer.checkpoint]: only spacy train saves and resumes the state of a "
                 "training. Remove the block; to go on with a pretraining, spacy pretrain has --resume-path."

@@ -44,7 +44,7 @@ def arguments_of(cls: type) -> list[Parameter]:
     init = cls.__init__  # type: ignore[misc]
     hints = get_type_hints(init)
     _, *arguments = inspect.signature(init).parameters.values()
-    return [argument.replace(annotation=hints.get(argument.name, Any)) for argument in arguments]
+    return [argument.replace(annotation=hints.get(argument.name, argument.annotation)) for argument in arguments]
 
 
 def signed(

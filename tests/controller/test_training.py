@@ -522,7 +522,7 @@ def test_controller_rules_that_could_never_act_are_refused(rules, reason):
     """Before the training: a loop of one's own may send other events, so the definition alone is in order."""
     optimizer = TorchOptimizer(AdamW(), controller=trainer_controller(rules))
     with pytest.raises(ControllerError, match=reason):
-        Rules(optimizer.rules, optimizer)
+        Rules(optimizer.attachments["controller"], optimizer)
 
 
 LAST = {"class": "LogControl", "arguments": {"log_format": "{error_type}: {error_text} at {step}, {state/error_type}"}}

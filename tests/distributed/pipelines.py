@@ -127,7 +127,7 @@ def modular(parts, **settings):
     algorithm = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "modules": modules, **settings}
     block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "learn_rate": 0.02, "algorithm": algorithm}
     optimizer = spacy.registry.resolve({"optimizer": block})["optimizer"]
-    optimizer.distributed = Distributed(check_every=1)
+    optimizer.attachments["distributed"] = Distributed(check_every=1)
     return optimizer
 
 

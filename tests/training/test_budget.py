@@ -66,7 +66,7 @@ def falling(begin, steps):
 )
 def test_budget_reads_a_limit(text, amount, unit):
     found = Budget(text)
-    assert (found.limit, found.unit, found.decay_ratio) == (amount, unit, 0.2)
+    assert (found.amount, found.unit, found.decay_ratio) == (amount, unit, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -73,17 +73,17 @@ def count_work(setup: Setup, train: Corpus) -> Work | None:
     first = [_words(batch) for batch in batcher()(iter(train.examples))]
     if not first:
         return None
-    max_epochs, budget = training["max_epochs"], setup.optimizer.budget
+    max_epochs, budget = training["max_epochs"], setup.optimizer.attachments.get("budget")
     limits = [training["max_steps"] + 1] if training["max_steps"] else []
     if budget is not None and budget.unit == "steps":
-        limits.append(round(budget.limit))
+        limits.append(round(budget.amount))
     batches = create_train_batches(setup.nlp, lambda nlp: iter(train.examples), batcher(), max(max_epochs, 0))
     # A training without an end: count one epoch.
     most = min([_MOST_BATCHES, *(limits or [len(first)] * (max_epochs <= 0))])
     words = [_words(batch) for _, batch in islice(batches, most)]
     mean = sum(words) / len(words)
     if budget is not None and budget.unit == "words":
-        limits.append(math.ceil(budget.limit / mean))
+        limits.append(math.ceil(budget.amount / mean))
     if max_epochs > 0:
         # Fewer batches than requested: these are all.
         is_all = len(words) < most

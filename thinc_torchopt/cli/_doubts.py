@@ -104,7 +104,7 @@ def doubts_of_schedules(setup: Setup, trained: Sequence[Trained], last: int, *, 
             "patience = 0, and max_steps to the number of steps that you want."
         )
     told = [path for path, source in optimizer.schedules.items() if getattr(source, "waits_to_be_told", False)]
-    if told and optimizer.budget is None:
+    if told and "budget" not in optimizer.attachments:
         yield (
             f"{', '.join(told)} falls only on demand: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill -USR1 "
             "with the id of the process). When it has fallen, the training ends."
@@ -242,7 +242,7 @@ def device_problem(use_gpu: int) -> str | None:
 
 
 def doubts_of_device(setup: Setup, use_gpu: int) -> Iterator[str]:
-    several = setup.optimizer.distributed
+    several = setup.optimizer.attachments.get("distributed")
     if use_gpu < 0 and torch.cuda.is_available():
         yield "The training runs on the CPU, but this machine has a GPU: add --gpu-id 0."
     if use_gpu >= 0 and setup.config["training"]["gpu_allocator"] is None:
@@ -268,7 +268,7 @@ def lack_of_room(setup: Setup, sizes: Sizes) -> Iterator[str]:
             f"Params, gradients and the optimizer's state need {size_in_words(sizes.total)}, and {where} has "
             f"{size_in_words(there)} of memory."
         )
-    checkpoint = setup.optimizer.checkpoint
+    checkpoint = setup.optimizer.attachments.get("checkpoint")
     if checkpoint is None:
         return
     disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)

@@ -13,7 +13,8 @@ from ..controller import HFControls
 from ..layers import describe as describe_layers
 from ..learn_rate import RateWriter
 from ..optimizers import TorchOptimizer
-from ..types import BudgetSettings, DistributedSettings, ParamInfo
+from ..run_settings import Budget, Distributed
+from ..types import ParamInfo
 from ._in_words import actions_of, count, plain, tell_limits, tell_rates
 from ._util import Setup
 from .params import Row, sums_by_component
@@ -71,15 +72,18 @@ def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], ra
         )
     yield "Averages", _averages(settings, is_thinc)
     yield "Ends", _end(setup.config["training"], _rules_that_stop(setup.optimizer))
-    if (rules := setup.optimizer.rules) is not None:
+    if (rules := setup.optimizer.attachments.get("controller")) is not None:
         for i, spec in enumerate(rules.definition.controllers):
             does, events = ", ".join(actions_of(spec)), ", ".join(spec.triggers)
             yield "" if i else "Rules", f"{spec.name} takes {does} on {events}: {tell_limits(spec)}."
-    if (budget := setup.optimizer.budget) is not None:
-        yield "Budget", _budget(budget, settings["budget"]["limit"])
+    if (budget := setup.optimizer.attachments.get("budget")) is not None:
+        yield "Budget", _budget(budget)
     yield "Saves", _saves(setup.optimizer, setup.config["training"])
-    if (several := setup.optimizer.distributed) is not None:
+    if (several := setup.optimizer.attachments.get("distributed")) is not None:
         yield "Processes", _processes(several)
+    for name, attachment in setup.optimizer.attachments.items():
+        if name.startswith("attachments."):
+            yield "Attached", f"{type(attachment).__name__}, by [training.optimizer.{name}]."
 
 
 def _recurrent(setup: Setup) -> str:
@@ -244,7 +248,7 @@ def _averages(settings: Mapping[str, Any], is_thinc: bool) -> str:
 
 def _rules_that_stop(optimizer: TorchOptimizer) -> list[str]:
     """The names of the rules that may end the training."""
-    if (rules := optimizer.rules) is None:
+    if (rules := optimizer.attachments.get("controller")) is None:
         return []
     operations = rules.definition.operations
     return [
@@ -280,7 +284,7 @@ def _end(training: Mapping[str, Any], rules: Sequence[str]) -> str:
 
 def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
     text = "model-best and model-last, in the folder of --output."
-    checkpoint = optimizer.checkpoint
+    checkpoint = optimizer.attachments.get("checkpoint")
     if checkpoint is None:
         return f"{text} No checkpoints: a training that is killed has to start again."
     every = f"every {count(checkpoint.every, 'step')} and " if checkpoint.every else ""
@@ -293,11 +297,12 @@ def _saves(optimizer: TorchOptimizer, training: Mapping[str, Any]) -> str:
     return f"{text} The whole state in '{checkpoint.path}' {every}after each evaluation; {kept}. {again}"
 
 
-def _budget(settings: BudgetSettings, limit: str) -> str:
-    return f"The training ends after {limit}. The learning rate falls in the last {settings.decay_ratio:.0%} of it."
+def _budget(budget: Budget) -> str:
+    fall = f"The learning rate falls in the last {budget.decay_ratio:.0%} of it."
+    return f"The training ends after {budget.limit}. {fall}"
 
 
-def _processes(settings: DistributedSettings) -> str:
+def _processes(settings: Distributed) -> str:
     """Describe the differences when several processes train."""
     reduced = "sum" if settings.reduce == "sum" else "mean"
     by = {"none": "", "linear": ", learning rates n times as high", "sqrt": ", learning rates sqrt(n) times as high"}

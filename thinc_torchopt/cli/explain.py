@@ -24,10 +24,10 @@ from ..errors import ConfigError, ControllerError, MissingPackageError, ParamErr
 from ..host import cli_util
 from ..host_errors import is_spacys_own, line_of_others, plain_errors
 from ..optimizers import TorchOptimizer
-from ..privacy import History, epsilon_of
+from ..privacy import History, PrivacySettings, epsilon_of
 from ..progress_bars import show_activity
 from ..training import Rules, count_steps, plan_private_training, what_is_not_covered
-from ..types import ParamInfo, PrivacySettings
+from ..types import ParamInfo
 from ._corpora import Setting, read_corpus
 from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
 from ._data_check import MOST_WORDS, Corpus, Findings, check_data
@@ -142,12 +142,12 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     told.notes += [
         *doubts_of_rates(setup, trained),
         *doubts_of_schedules(setup, trained, last, has_end=bool(has_end)),
-        *doubts_of_end(training, last, has_end=bool(has_end), has_budget=setup.optimizer.budget is not None),
+        *doubts_of_end(training, last, has_end=bool(has_end), has_budget="budget" in setup.optimizer.attachments),
         *doubts_of_device(setup, use_gpu),
     ]
-    if setup.optimizer.rules is not None:
+    if (rules := setup.optimizer.attachments.get("controller")) is not None:
         try:
-            told.notes += Rules(setup.optimizer.rules, setup.optimizer).doubts_of_names(setup.nlp)
+            told.notes += Rules(rules, setup.optimizer).doubts_of_names(setup.nlp)
         except (ConfigError, ControllerError) as error:
             told.stops.append(str(error))
     if training["optimizer"]["@optimizers"] in THINC:
@@ -155,8 +155,9 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
             "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
         )
     told.lines += lines_of(setup, rows, now, rates)
-    if setup.optimizer.privacy is not None and train is not None:
-        _tell_privacy(told, setup, setup.optimizer.privacy, train, last + 1 if has_end else None)
+    privacy = setup.optimizer.attachments.get("privacy")
+    if privacy is not None and train is not None:
+        _tell_privacy(told, setup, privacy, train, last + 1 if has_end else None)
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
 
 
@@ -304,7 +305,7 @@ def _tell_costs(
     sizes = find_sizes(setup, rows, infos, is_averaged=is_averaged)
     told.stops += lack_of_room(setup, sizes)
     models = f"About {size_in_words(sizes.model)} each for model-best and model-last"
-    checkpoint = setup.optimizer.checkpoint
+    checkpoint = setup.optimizer.attachments.get("checkpoint")
     copied = sizes.checkpoint if checkpoint is not None and checkpoint.in_background else 0
     told.cost_lines.append(("Memory", tell_memory(sizes, copied)))
     told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}

@@ -133,7 +133,7 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
             "schedule with total_steps, found one that ends with the training, and a stream has no end. Set "
             "--learn-rate, for example to a third of the highest rate in training."
         )
-    if optimizer.privacy is not None:
+    if "privacy" in optimizer.attachments:
         raise ConfigError(
             "Can't learn from a stream with [training.optimizer.privacy]: its noise is for batches that are drawn from "
             "a known number of examples. Remove it: --training.optimizer.privacy null."

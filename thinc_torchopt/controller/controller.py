@@ -13,8 +13,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, Optional, Union
+from typing import Any, ClassVar, Dict, Optional, Union
 
+from ..attachments import Attachment
 from ..checks import own_errors
 from ..errors import ControllerError
 from ..near_misses import did_you_mean
@@ -437,11 +438,17 @@ def _keys_in_run(
 # ---------------------------------------------------------------------- settings
 
 
-class ControllerSettings:
+class ControllerSettings(Attachment):
     """Rules that were read and checked. `build` makes a controller for one run.
 
     Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups).
     """
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
+        "thinc_torchopt.controller.trainer_controller()"
+    )
+    comes_first: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -468,6 +475,13 @@ class ControllerSettings:
         self.definition = self.build().definition  # finds all faults
         acting = [part.instance for part in self.definition.operations.values()]
         self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in acting)
+
+    def join(self, run: Any) -> Sequence[Any]:
+        from ..training.rules import Rules
+
+        rules = Rules(self, run.optimizer)
+        rules.join(run)
+        return [rules]
 
     def changed(self, changes: Mapping[tuple[str, ...], Any]) -> ControllerSettings:
         """The same with other settings of rules. changes (Mapping): Values by path: the name of a rule, and its keys.

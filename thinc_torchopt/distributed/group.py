@@ -40,7 +40,7 @@ from ..launched import (
     rank_in_environment,
     world_size_in_environment,
 )
-from ..types import DistributedSettings
+from ..run_settings import Distributed
 from .addresses import choose_interface
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Group:
         self._pulse.start()
 
     @classmethod
-    def open(cls, settings: DistributedSettings, *, on_gpu: bool) -> Group:
+    def open(cls, settings: Distributed, *, on_gpu: bool) -> Group:
         """Connect to the other ranks, or use the existing process group.
 
         on_gpu (bool): Whether params are on a GPU.

@@ -14,7 +14,7 @@ from spacy.language import Language
 from wasabi.printer import Printer
 
 from ..errors import ConfigError
-from .steps import COUNTS, IF_ANY, Info, Logger, LogStep, block_of, check_path, log_steps, plain, until_free
+from .steps import COUNTS, Info, Logger, LogStep, added_to, block_of, check_path, log_steps, plain, until_free
 
 
 def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
@@ -76,8 +76,8 @@ def record_of(info: Info, losses: dict[str, float]) -> dict[str, Any]:
         record["seconds"] = round(info["elapsed"], 3)
     if info["score"] is not None:
         record |= {"score": info["score"], "scores": info["other_scores"]}
-    keys = ("learn_rates", "grad_norm", *COUNTS, *IF_ANY, "sums_of_gradients")
-    return record | {key: info[key] for key in keys if key in info}
+    keys = ("learn_rates", "grad_norm", *COUNTS)
+    return record | {key: info[key] for key in keys if key in info} | added_to(info)
 
 
 def _open_log(path: Path, step: int) -> FileIO:

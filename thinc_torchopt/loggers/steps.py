@@ -29,11 +29,10 @@ Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None
 
 # Counts of our loop since the training began.
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
-# Keys that are only there if there is something to report.
-IF_ANY = (
-    *("last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller", "put_together"),
-    *("epsilon", "privacy"),
-)
+# Keys of a log entry that are no numbers of their own: other keys have them, or they are for the loop and the console.
+_OTHERS = ("checkpoints", "elapsed", "since_evaluation", "losses_before", "fired", "log_now", "output_path")
+# Keys that each logger has its own way for.
+_KNOWN = ("step", "epoch", "seconds", "words", "losses", "score", "other_scores", "learn_rates", "grad_norm", *COUNTS)
 
 
 # ---------------------------------------------------------------------- console
@@ -52,6 +51,12 @@ def check_path(block: Section, name: str, path: Any, expected: str) -> Path:
     if not isinstance(path, (str, Path)) or not str(path):
         block.refuse(name, expected, path)
     return Path(path)
+
+
+def added_to(info: Info) -> Info:
+    """The part of a log entry that the run and its listeners added."""
+    added = (key for key in info if key not in _KNOWN and key not in _OTHERS and not key.startswith("learn_rate_"))
+    return {key: info[key] for key in added}
 
 
 def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]], None], path: Path) -> LogStep:

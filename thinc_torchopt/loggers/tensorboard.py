@@ -14,7 +14,7 @@ from wasabi.printer import Printer
 
 from ..compat import import_tensorboard
 from ..errors import ConfigError
-from .steps import COUNTS, Info, Logger, LogStep, block_of, check_path, log_steps, numbered, plain
+from .steps import COUNTS, Info, Logger, LogStep, added_to, block_of, check_path, log_steps, numbered, plain
 
 
 def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
@@ -68,6 +68,7 @@ def _scalars(info: Info, losses: dict[str, float]) -> Iterator[tuple[str, float]
     found |= {f"loss/{pipe}": loss for pipe, loss in losses.items()}
     if info["score"] is not None:
         found |= {"score": info["score"]} | {f"score/{name}": score for name, score in info["other_scores"].items()}
+    found |= added_to(info)
     for tag, value in found.items():
         number = value if isinstance(value, Real) else plain(value)
         if isinstance(number, Real):

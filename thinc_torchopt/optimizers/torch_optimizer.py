@@ -27,9 +27,9 @@ from thinc.api import Model, Optimizer
 
 from .. import hooks
 from ..algorithms import AN_ALGORITHM, Algorithm
+from ..attachments import Attachment, collect_attachments, taking_blocks
 from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
 from ..checks import OPTIMIZER, known_settings, own_errors
-from ..controller import ControllerSettings
 from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from ..learn_rate import RateWriter
 from ..near_misses import did_you_mean
@@ -52,10 +52,7 @@ from ..settings import Cascade, MovingSettings
 from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, restore_grads, write_folder
 from ..types import (
     BatchSize,
-    BudgetSettings,
-    CheckpointSettings,
     ClipBy,
-    DistributedSettings,
     FloatOrSchedule,
     Key,
     OnGrowth,
@@ -63,39 +60,11 @@ from ..types import (
     OnSpike,
     ParamInfos,
     Precision,
-    PrivacySettings,
     SkipDecay,
 )
 from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
 from .lock import lock_for
 from .trained import TrainedParams
-
-# The settings that are blocks: their class, and how to make one.
-_BLOCKS: dict[str, tuple[type, str]] = {
-    "checkpoint": (
-        CheckpointSettings,
-        'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python the result of '
-        "thinc_torchopt.training.Checkpoint()",
-    ),
-    "budget": (
-        BudgetSettings,
-        'a block with @misc = "thinc-torchopt.Budget.v1", or in Python the result of thinc_torchopt.training.Budget()',
-    ),
-    "controller": (
-        ControllerSettings,
-        'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
-        "thinc_torchopt.controller.trainer_controller()",
-    ),
-    "distributed": (
-        DistributedSettings,
-        'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of '
-        "thinc_torchopt.distributed.Distributed()",
-    ),
-    "privacy": (
-        PrivacySettings,
-        'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()',
-    ),
-}
 
 # thinc's attributes that have the same meaning here. The others are left out of completion.
 _THINCS = {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"}
@@ -153,25 +122,19 @@ class TorchOptimizer(Optimizer):
     precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
         torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
         NVIDIA's GPUs. Params, gradients, the optimizer and all evaluations stay in float32.
-    checkpoint (CheckpointSettings): A block with `@misc = "thinc-torchopt.Checkpoint.v1"`: save the training state, and
-        resume from it.
-    distributed (DistributedSettings): A block with `@misc = "thinc-torchopt.Distributed.v1"`: train one pipeline in
-        several processes.
-    privacy (PrivacySettings): A block with `@misc = "thinc-torchopt.Privacy.v1"`: clip the gradient of each example and
-        add noise, with differential privacy.
-    budget (BudgetSettings): A block with `@misc = "thinc-torchopt.Budget.v1"`: train for a given time, and let the
-        learning rate fall before it ends.
-    controller (ControllerSettings): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: steer `spacy train`
-        by rules.
+    attachments (dict): Blocks that take part in a run: any `Attachment`, by a name of your own. See attachments.md.
+    blocks (Attachment): Attachments with blocks of their own names: `checkpoint` (save the training state, and resume
+        from it), `controller` (steer the training by rules), `budget` (train for a given time), `distributed` (train in
+        several processes), `privacy` (differential privacy), and those of other packages.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `checkpoint`, `rollback`, `rules`,
-        `distributed`, `budget` and `privacy` (settings for the training loop, or None); `controller` (of the learning
-        rates); `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it
-        for each step, other loops set it before an update; `has_noise` (whether the gradients of the next update are
-        private), set by spaCy's loop.
+    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `attachments` (by the names of their blocks);
+        `rollback` (settings for the training loop, or None); `controller` (of the learning rates); `batch_size`
+        (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
+        loops set it before an update.
     """
 
     @known_settings
+    @taking_blocks
     def __init__(
         self,
         algorithm: Algorithm,
@@ -197,19 +160,12 @@ class TorchOptimizer(Optimizer):
         new_params_warmup: int = 100,
         enable_runtime_guards: bool = True,
         precision: Precision = "float32",
-        checkpoint: Optional[CheckpointSettings] = None,
-        budget: Optional[BudgetSettings] = None,
-        controller: Optional[ControllerSettings] = None,
-        distributed: Optional[DistributedSettings] = None,
-        privacy: Optional[PrivacySettings] = None,
+        attachments: Dict[str, Any] = {},
+        **blocks: Optional[Attachment],
     ):
         self._lock = lock_for(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
-        blocks = (checkpoint, budget, controller, distributed, privacy)
-        for (name, (cls, expected)), block in zip(_BLOCKS.items(), blocks):
-            if block is not None:
-                OPTIMIZER.kind(name, block, cls, expected)
-        self.rules = controller
+        self.attachments = collect_attachments(blocks, attachments)
         self._settings = MovingSettings(learn_rate, grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))
         guard = Guard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
@@ -222,15 +178,13 @@ class TorchOptimizer(Optimizer):
             layer_decay=layer_decay,
             skip_decay=skip_decay,
             new_params_warmup=new_params_warmup,
-            keep_apart=controller is not None and controller.names_groups,
+            keep_apart=any(attachment.names_groups for attachment in self.attachments.values()),
         )
         on_growth = OPTIMIZER.choice("on_growth", on_growth, get_args(OnGrowth))
-        self.checkpoint = checkpoint
-        self.distributed = distributed
-        self.privacy = privacy
-        self.has_noise = False
         self.max_rollbacks = max_rollbacks
-        self.rollback = rollback_settings(rollback_after, rollback_factor, max_rollbacks, guard, checkpoint)
+        self.rollback = rollback_settings(
+            rollback_after, rollback_factor, max_rollbacks, guard, "checkpoint" in self.attachments
+        )
         self._of_trained = {
             "on_outside_write": OPTIMIZER.choice("on_outside_write", on_outside_write, get_args(OnOutsideWrite)),
             "on_growth": on_growth,
@@ -241,12 +195,11 @@ class TorchOptimizer(Optimizer):
         self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
         for found in () if chosen is None else self._cascade.candidates:
             found.algorithm.check_allows_averages()
-        if budget is not None:
-            self._check_budget()
-        self.budget = budget
         self._joint = False
         self.batch_size: BatchSize | None = None
         self._reset()
+        for attachment in self.attachments.values():
+            attachment.check(self)
         self._is_built = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -268,15 +221,6 @@ class TorchOptimizer(Optimizer):
     def __dir__(self) -> list[str]:
         """Without thinc's attributes that are not of this class."""
         return [name for name in super().__dir__() if name not in _HIDDEN]
-
-    def _check_budget(self) -> None:
-        """RAISES (ConfigError): A setting that the budget needs is missing."""
-        if not self.can_begin_decay:
-            raise ConfigError(
-                "Can't use [training.optimizer.budget]: expected a schedule that can decay, found none. Set "
-                "learn_rate to thinc-torchopt.warmup_stable_decay.v1, or let a command do it: spacy torchopt train "
-                "--budget."
-            )
 
     def _reset(self) -> None:
         self._is_over = self._is_checked = False
@@ -374,16 +318,6 @@ class TorchOptimizer(Optimizer):
                 stacklevel=3,
             )
 
-    def _check_noise(self) -> None:
-        """RAISES (ConfigError): The update is to be private, and nobody has made its gradients so."""
-        if self.privacy is not None and not self.has_noise:
-            raise ConfigError(
-                "Can't update with [training.optimizer.privacy]: expected gradients that were clipped for each example "
-                "and have noise, found plain ones. Only spacy train makes them private by this block: remove it for "
-                "spacy pretrain and for a loop of your own. docs/privacy.md has a private loop."
-            )
-        self.has_noise = False
-
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
             self._step.buffers.keep(shim for _, shim in self._trained.table.pipeline.shim_paths())
@@ -474,7 +408,8 @@ class TorchOptimizer(Optimizer):
         self._check_settings()
         params, shims = self._noted.pop_all()
         if params:
-            self._check_noise()
+            for attachment in self.attachments.values():
+                attachment.check_update(self)
         if params or spoiled_by is not None or (self._joint and self._step.reduce is not None):
             with in_order():
                 is_made = self._step.make(

@@ -10,7 +10,7 @@ from .batcher import PoissonBatcher, poisson
 from .book import Book, check_layers, clip_each_example
 from .noise import Noise
 from .plan import PrivacyPlan, plan_privacy
-from .settings import BLOCK, Privacy, check_privacy
+from .settings import BLOCK, Privacy, PrivacySettings, check_privacy
 from .slots import slots_of
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "PoissonBatcher",
     "Privacy",
     "PrivacyPlan",
+    "PrivacySettings",
     "check_layers",
     "check_privacy",
     "clip_each_example",

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from ..checks import Section
 from ..compat import check_opacus
-from ..types import PrivacySettings
 from .accounting import Account, least_noise, most_steps
-from .settings import PRIVACY
+from .settings import PRIVACY, PrivacySettings
 
 
 @dataclass(frozen=True)

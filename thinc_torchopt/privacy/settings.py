@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Optional
 
+from ..attachments import Attachment
 from ..checks import Section
-from ..types import Accountant, PrivacySettings
+from ..errors import ConfigError
+from ..types import Accountant
 
 BLOCK = "[training.optimizer.privacy]"
 PRIVACY = Section(BLOCK)
+
+
+@dataclass
+class PrivacySettings(Attachment):
+    """The settings of [training.optimizer.privacy]: see `privacy.Privacy`, which makes them.
+
+    has_noise (bool): Whether the gradients of the next update are private. A run sets it.
+    """
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()'
+    )
+
+    clip: float
+    delta: float
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    accountant: Accountant
+    seed: int | None
+    has_noise: bool = field(default=False, compare=False, repr=False)
+
+    def check_update(self, optimizer: Any) -> None:
+        if not self.has_noise:
+            raise ConfigError(
+                f"Can't update with {BLOCK}: expected gradients that were clipped for each example and have noise, "
+                "found plain ones. Only spacy train makes them private by this block: remove it for spacy pretrain and "
+                "for a loop of your own. docs/privacy.md has a private loop."
+            )
+        self.has_noise = False
+
+    def join(self, run: Any) -> Sequence[Any]:
+        from ..training.private import PrivateUpdates
+
+        return [PrivateUpdates(self, run)]
 
 
 def Privacy(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Final, Literal
 
+from ..attachments import Attachment
 from ..checks import Section
-from ..types import BudgetSettings
+from ..errors import ConfigError
 
 _SECTION = Section("[training.optimizer.budget]")
 Unit = Literal["seconds", "steps", "words"]
@@ -18,7 +21,8 @@ _COUNT: Final = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([kM]?)\s*(steps|words)")
 EXPECTED: Final = 'a time such as "20m", "1h30m" or "90s", or "5000 steps", or "2M words"'
 
 
-def Budget(limit: str, *, decay_ratio: float = 0.2) -> BudgetSettings:
+@dataclass
+class Budget(Attachment):
     """End the training after a time or a number of steps or words, and lower the learning rate in time. Registered as
     `thinc-torchopt.Budget.v1`.
 
@@ -28,10 +32,35 @@ def Budget(limit: str, *, decay_ratio: float = 0.2) -> BudgetSettings:
         such as "5000 steps" or "2M words".
     decay_ratio (float): Part of the limit in which the rate falls, above 0 and up to 1.
     RAISES (ConfigError): An argument is out of its range.
+
+    Public: `amount` and `unit` (of the limit).
     """
-    amount, unit = read_limit(limit, _SECTION)
-    ratio = _SECTION.number("decay_ratio", decay_ratio, above=0.0, at_most=1.0)
-    return BudgetSettings(amount, unit, ratio)
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.Budget.v1", or in Python the result of thinc_torchopt.training.Budget()'
+    )
+    plans_decay: ClassVar[bool] = True
+    may_change: ClassVar[bool] = True
+
+    limit: str
+    _: KW_ONLY
+    decay_ratio: float = 0.2
+
+    def __post_init__(self) -> None:
+        self.amount, self.unit = read_limit(self.limit, _SECTION)
+        self.decay_ratio = _SECTION.number("decay_ratio", self.decay_ratio, above=0.0, at_most=1.0)
+
+    def check(self, optimizer: Any) -> None:
+        if not optimizer.can_begin_decay:
+            raise ConfigError(
+                f"Can't use {_SECTION.path}: expected a schedule that can decay, found none. Set learn_rate to "
+                "thinc-torchopt.warmup_stable_decay.v1, or let a command do it: spacy torchopt train --budget."
+            )
+
+    def join(self, run: Any) -> Sequence[Any]:
+        from ..training.budget import BudgetKeeper
+
+        return [BudgetKeeper(self, run)]
 
 
 def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float, Unit]:

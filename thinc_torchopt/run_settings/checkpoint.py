@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+from ..attachments import Attachment
 from ..checks import Section
-from ..types import CheckpointSettings
 
 CHECKPOINT = "[training.optimizer.checkpoint]"
 
 
-def Checkpoint(
-    path: str,
-    *,
-    every: int = 0,
-    keep: int = 2,
-    resume: Literal["auto", "must", "never"] = "auto",
-    on_config_change: Literal["refuse", "warn"] = "refuse",
-    in_background: bool = True,
-    progress_bar: bool = True,
-) -> CheckpointSettings:
+@dataclass
+class Checkpoint(Attachment):
     """Save the state of a training run, and resume from it. Registered as `thinc-torchopt.Checkpoint.v1`.
 
     path (str): A folder for this run alone.
@@ -37,16 +30,31 @@ def Checkpoint(
         terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
     """
-    section = Section(CHECKPOINT)
-    folder = str(path) if isinstance(path, Path) else path
-    if not isinstance(folder, str) or not folder or Path(folder).is_file():
-        section.refuse("path", "a folder", path)
-    return CheckpointSettings(
-        folder,
-        section.whole("every", every),
-        section.whole("keep", keep, at_least=1),
-        section.choice("resume", resume, ("auto", "must", "never")),
-        section.choice("on_config_change", on_config_change, ("refuse", "warn")),
-        section.flag("in_background", in_background),
-        section.flag("progress_bar", progress_bar),
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.Checkpoint.v1", or in Python the result of '
+        "thinc_torchopt.training.Checkpoint()"
     )
+    may_change: ClassVar[bool] = True
+
+    path: str
+    _: KW_ONLY
+    every: int = 0
+    keep: int = 2
+    resume: Literal["auto", "must", "never"] = "auto"
+    on_config_change: Literal["refuse", "warn"] = "refuse"
+    in_background: bool = True
+    progress_bar: bool = True
+
+    def __post_init__(self) -> None:
+        section = Section(CHECKPOINT)
+        given = self.path
+        self.path = str(given) if isinstance(given, Path) else given
+        if not isinstance(self.path, str) or not self.path or Path(self.path).is_file():
+            section.refuse("path", "a folder", given)
+        self.every = section.whole("every", self.every)
+        self.keep = section.whole("keep", self.keep, at_least=1)
+        section.choice("resume", self.resume, ("auto", "must", "never"))
+        section.choice("on_config_change", self.on_config_change, ("refuse", "warn"))
+        section.flag("in_background", self.in_background)
+        section.flag("progress_bar", self.progress_bar)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Optional
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Optional
 
+from ..attachments import Attachment
 from ..checks import Section
-from ..types import DistributedSettings
 
 DISTRIBUTED = "[training.optimizer.distributed]"
 
 
-def Distributed(
-    *,
-    reduce: Literal["sum", "mean"] = "sum",
-    backend: Optional[str] = None,
-    timeout_seconds: float = 60.0,
-    check_every: int = 100,
-    share_evaluation: bool = True,
-    shard_state: bool = False,
-    scale_learn_rate: Literal["none", "linear", "sqrt"] = "none",
-) -> DistributedSettings:
+@dataclass(kw_only=True)
+class Distributed(Attachment):
     """Train one pipeline in several processes. Registered as `thinc-torchopt.Distributed.v1`.
 
     It has no effect in a single process. Several processes without this block use the defaults.
@@ -39,13 +32,33 @@ def Distributed(
         of ranks ("linear") or its square root ("sqrt").
     RAISES (ConfigError): An argument is out of its range.
     """
-    section = Section(DISTRIBUTED)
-    return DistributedSettings(
-        section.choice("reduce", reduce, ("sum", "mean")),
-        section.choice("backend", backend, (None, "gloo", "nccl")),
-        section.number("timeout_seconds", timeout_seconds, "a number of at least 1", at_least=1.0),
-        section.whole("check_every", check_every),
-        section.flag("share_evaluation", share_evaluation),
-        section.flag("shard_state", shard_state),
-        section.choice("scale_learn_rate", scale_learn_rate, ("none", "linear", "sqrt")),
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.Distributed.v1", or in Python the result of '
+        "thinc_torchopt.distributed.Distributed()"
     )
+    may_change: ClassVar[bool] = True
+
+    reduce: Literal["sum", "mean"] = "sum"
+    backend: Optional[str] = None
+    timeout_seconds: float = 60.0
+    check_every: int = 100
+    share_evaluation: bool = True
+    shard_state: bool = False
+    scale_learn_rate: Literal["none", "linear", "sqrt"] = "none"
+
+    def __post_init__(self) -> None:
+        section = Section(DISTRIBUTED)
+        section.choice("reduce", self.reduce, ("sum", "mean"))
+        section.choice("backend", self.backend, (None, "gloo", "nccl"))
+        self.timeout_seconds = section.number(
+            "timeout_seconds", self.timeout_seconds, "a number of at least 1", at_least=1.0
+        )
+        self.check_every = section.whole("check_every", self.check_every)
+        section.flag("share_evaluation", self.share_evaluation)
+        section.flag("shard_state", self.shard_state)
+        section.choice("scale_learn_rate", self.scale_learn_rate, ("none", "linear", "sqrt"))
+
+    def rate_factor(self, ranks: int) -> float:
+        """The factor for all learning rates."""
+        return {"none": 1.0, "linear": float(ranks), "sqrt": ranks**0.5}[self.scale_learn_rate]

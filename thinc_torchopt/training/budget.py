@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, StateError
-from ..optimizers import TorchOptimizer
+from ..run_settings import Budget
 from ..schema import NotNegative, read, write
-from ..types import BudgetSettings
 from .events import Control, Evaluate, Event, StepBegin, StepEnd, TrainBegin
-from .ranks import Alone
+from .run import Run
 
 T = TypeVar("T")
 
@@ -61,10 +60,15 @@ class BudgetState:
     eval_cost: Cost = field(default_factory=Cost)
 
 
-def check_ends_alone(settings: BudgetSettings, *, patience: int, max_steps: int, max_epochs: int | None) -> None:
+def check_ends_alone(settings: Budget, run: Run) -> None:
     """RAISES (ConfigError): Another setting may end the training first, at the full learning rate."""
-    is_later = settings.unit == "steps" and max_steps + 1 >= settings.limit
-    others = {"patience": patience, "max_steps": 0 if is_later else max_steps, "max_epochs": max(0, max_epochs or 0)}
+    arguments, max_steps = run.arguments, run.max_steps
+    is_later = settings.unit == "steps" and max_steps + 1 >= settings.amount
+    others = {
+        "patience": arguments.patience,
+        "max_steps": 0 if is_later else max_steps,
+        "max_epochs": max(0, run.batches.max_epochs or 0),
+    }
     found = [f"{name} = {value}" for name, value in others.items() if value]
     if found:
         raise ConfigError(
@@ -76,18 +80,20 @@ def check_ends_alone(settings: BudgetSettings, *, patience: int, max_steps: int,
 class BudgetKeeper:
     """Lowers learning rates in time for a budget. The run ends with the fall: see decay.py. A listener.
 
-    settings (BudgetSettings): From the config.
-    optimizer (TorchOptimizer), ranks (Alone): The run's.
-    eval_frequency (int): The run's.
+    settings (Budget): From the config.
+    run (Run): The run.
+    RAISES (ConfigError): Another setting may end the run first.
     """
 
     name = "budget"
 
-    def __init__(self, settings: BudgetSettings, optimizer: TorchOptimizer, ranks: Alone, *, eval_frequency: int):
+    def __init__(self, settings: Budget, run: Run):
+        check_ends_alone(settings, run)
         self._settings = settings
-        self._optimizer = optimizer
-        self._ranks = ranks
-        self._eval_frequency = eval_frequency
+        self._optimizer = run.optimizer
+        self._ranks = run.ranks
+        self._eval_frequency = run.arguments.eval_frequency
+        run.decay.begin = self.end_now
         self._state = BudgetState(settings.unit)
         self._began = self._ended = 0.0
         self._was_evaluated = False
@@ -96,14 +102,14 @@ class BudgetKeeper:
 
     @property
     def _end(self) -> float:
-        return self._settings.limit if self._state.end is None else self._state.end
+        return self._settings.amount if self._state.end is None else self._state.end
 
     def end_now(self, event: StepEnd) -> None:
         """End the run with a fall that begins now, unless it has begun."""
         if self._state.end is None:
             used = self._used(event, done=event.step + 1)
             falls_to = used / max(1.0 - self._settings.decay_ratio, 0.5)
-            self._state.end = min(self._agreed(falls_to), self._settings.limit)
+            self._state.end = min(self._agreed(falls_to), self._settings.amount)
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         self._began = self._ended = self._used(event, done=event.step + 1)
@@ -120,11 +126,11 @@ class BudgetKeeper:
         self._began = now
         if state.fell_for is None and is_known and self._agreed(now + self._cost_of_fall(event.step, end) >= end):
             steps = self._steps_of_fall(event.step, end - now)
-            state.fell_for = self._settings.limit
+            state.fell_for = self._settings.amount
             self._optimizer.begin_decay(steps)
             logger.info(
                 "Budget: %s used after step %d. The learning rate falls in %s, and the training ends.",
-                self._shown(now, self._settings.limit),
+                self._shown(now, self._settings.amount),
                 event.step - 1,
                 "1 step" if steps == 1 else f"{steps:,} steps",
             )
@@ -189,11 +195,11 @@ class BudgetKeeper:
                 f"{self._settings.unit}. The cost of steps was measured in {state.unit}. Change 'limit' in "
                 "[training.optimizer.budget] (--budget), or start again in another folder."
             )
-        if state.fell_for not in (None, self._settings.limit):
+        if state.fell_for not in (None, self._settings.amount):
             raise StateError(
                 f"Can't resume with this budget: expected a limit of {self._shown(state.fell_for)}, as when the "
-                f"learning rate began to fall, found {self._shown(self._settings.limit)}. After a fall there is no way "
-                "back to the full rate. Restore 'limit' in [training.optimizer.budget] (--budget), or begin a new run "
-                "in another folder."
+                f"learning rate began to fall, found {self._shown(self._settings.amount)}. After a fall there is no "
+                "way back to the full rate. Restore 'limit' in [training.optimizer.budget] (--budget), or begin a new "
+                "run in another folder."
             )
         self._state = state

@@ -25,10 +25,9 @@ from spacy.language import Language
 from ..checks import own_errors
 from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
-from ..run_settings import CHECKPOINT
+from ..run_settings import CHECKPOINT, Checkpoint
 from ..schema import write
 from ..state import clear_leftovers
-from ..types import CheckpointSettings
 from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_writer import CheckpointWriter
 from .config_check import (
@@ -50,9 +49,9 @@ from .model_state import (
     restore_setup,
 )
 from .output_folder import OutputFolder
+from .processes import Alone
 from .progress import Progress, plain_scores
 from .random_state import RandomState, check_generators, collect_random, restore_random
-from .ranks import Alone
 from .run_lock import RunLock
 from .signals import Signals
 
@@ -64,36 +63,34 @@ logger.setLevel(logging.INFO)
 class RunCheckpoints:
     """The checkpoints of a run: of `spacy train`, where it is a listener, or of a user's own loop (own_loop.py).
 
-    settings (CheckpointSettings): From the config.
+    settings (Checkpoint): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
     own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
-    keeps_best (bool): Keep the checkpoint of the best evaluation, as the run may go back to it.
     ranks (Alone): This process among several. Rank 0 reads and writes.
 
     Public: `stream` (the batches, which a resumed run draws again), `signals` (which stop the run after its step),
     `output` (the folder where spaCy saves models), `goes_on` (whether the run was resumed), `own`, `seed` (of a resumed
-    run of several processes).
+    run of several processes), `keeps_best` (keep the checkpoint of the best evaluation, as the run may go back to it).
     """
 
     name = "checkpoints"
 
     def __init__(
         self,
-        settings: CheckpointSettings,
+        settings: Checkpoint,
         nlp: Language,
         optimizer: TorchOptimizer,
         batches: Iterator[Any],
         *,
         own: dict[str, Any] | None = None,
-        keeps_best: bool = False,
         ranks: Alone | None = None,
     ):
         self.ranks = ranks or Alone()
         self.seed: int | None = None
         self.settings = settings
         self.own = {} if own is None else own
-        self._keeps_best = keeps_best
+        self.keeps_best = False
         self.folder = Path(settings.path).absolute()
         self.stream = DataStream(batches, self.ranks.size)
         self.signals = Signals()
@@ -317,7 +314,7 @@ class RunCheckpoints:
     def _save(self, *, is_last: bool) -> None:
         if not self._goes_wrong:
             self._write(keep=self.settings.keep)
-        elif is_last or self._keeps_best:
+        elif is_last or self.keeps_best:
             # Not a good point to go back to, unless it is the best: it must not replace one. A run resumed from an
             # earlier checkpoint gets here again.
             self._write(keep=None)
@@ -346,7 +343,7 @@ class RunCheckpoints:
         """After a checkpoint is written, remove old ones. keep (int | None): How many to keep; None: all."""
         self._damaged.discard(self.folder / name_of(step))
         if keep is not None:
-            ranked = {"ranked": self._progress.ranked} if self._keeps_best else {}
+            ranked = {"ranked": self._progress.ranked} if self.keeps_best else {}
             prune(self.folder, keep, self._damaged, **ranked)
 
     def wait(self) -> None:

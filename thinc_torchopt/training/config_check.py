@@ -16,6 +16,8 @@ import numpy
 from spacy.language import Language
 from spacy.util import registry
 
+from ..attachments import blocks_that_may_change
+
 # Settings that may change when a run is resumed. The data behind paths is checked by the checksum of its batches.
 _MAY_CHANGE = (
     "paths.",
@@ -24,9 +26,6 @@ _MAY_CHANGE = (
     "training.max_epochs",
     "training.patience",
     "training.eval_frequency",
-    "training.optimizer.checkpoint",
-    "training.optimizer.distributed",
-    "training.optimizer.budget",
 )
 # Settings that may differ between processes: the paths of files, and settings that only rank 0 uses.
 _MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path")
@@ -40,7 +39,11 @@ def collect_values(nlp: Language) -> dict[str, str]:
 
     Variables are filled in, except paths: `total_steps = ${training.max_steps}` changes with `max_steps`.
     """
-    return _values(nlp, _MAY_CHANGE)
+    return _values(nlp, _may_change())
+
+
+def _may_change() -> tuple[str, ...]:
+    return (*_MAY_CHANGE, *blocks_that_may_change())
 
 
 def collect_values_of_all(nlp: Language) -> dict[str, str]:
@@ -140,15 +143,17 @@ def compare_configs(
     at_default: Collection[str] = (),
     *,
     words: tuple[str, str] = BEFORE_AND_NOW,
-    left_out: tuple[str, ...] = _MAY_CHANGE,
+    left_out: tuple[str, ...] | None = None,
 ) -> list[str]:
     """List the settings that differ, one line each.
 
     at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
         no change: this version has it, and the saved run's version had not.
-    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...]): Prefixes of paths to skip.
+    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...] | None): Prefixes of paths
+        to skip. None: those that may change when a run is resumed.
     """
-    paths = (path for path in before.keys() | now.keys() if not path.startswith(left_out))
+    skipped = _may_change() if left_out is None else left_out
+    paths = (path for path in before.keys() | now.keys() if not path.startswith(skipped))
     changed = sorted(
         path
         for path in paths

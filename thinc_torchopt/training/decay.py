@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable
 
 from ..optimizers import TorchOptimizer
-from .budget import BudgetKeeper
 from .events import Control, StepEnd, TrainBegin
-from .ranks import Alone
+from .processes import Alone
 from .signals import Signals
 
 logger = logging.getLogger("spacy.torchopt")
@@ -22,14 +22,15 @@ class Decay:
 
     optimizer (TorchOptimizer): The run's.
 
-    Public: `ranks` (this process among several), `budget` (which decides on the length of the fall, if there is one).
+    Public: `ranks` (this process among several), `begin` (starts the fall at the event `on_step_end`: an attachment
+    that plans the decay sets its own).
     """
 
     name = "decay"
 
     def __init__(self, optimizer: TorchOptimizer):
         self.ranks = Alone()
-        self.budget: BudgetKeeper | None = None
+        self.begin: Callable[[StepEnd], object] = lambda event: optimizer.begin_decay()
         self._optimizer = optimizer
         # Windows has no such signal. A handler of the user's stays in place.
         number = getattr(signal, "SIGUSR1", None)
@@ -49,10 +50,7 @@ class Decay:
         if self.ranks.is_told_to_decay(self.noted):
             self._signals.noted = None
             logger.info("SIGUSR1 after step %d: the learning rate falls, and then the training ends.", event.step)
-            if self.budget is None:
-                self._optimizer.begin_decay()
-            else:
-                self.budget.end_now(event)
+            self.begin(event)
         if self._optimizer.decay_is_over:
             control.should_evaluate = control.should_stop = True
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar
 
@@ -263,6 +264,14 @@ class Listener(Protocol):
         state_dict()            its state: numbers, texts, lists, dicts, arrays, tensors
         load_state_dict(state)  restore it in a resumed run; not called for an empty state. Raises StateError if invalid
 
+    For attachments, all of it optional:
+
+        before_run()            called when a saved state was loaded, before spaCy removes old models
+        around_part(examples)   a context manager around the forward and backward pass of each part of a batch
+        after_backward(losses)  called when the gradients of all parts are in the models; losses by component
+        awaits_end              whether a run that is over still owes it `on_train_end`
+        needs_each_update       whether an update that can't be made ends the run, in place of being skipped
+
     name (str): The key of its saved state. Unique among the listeners of a run.
     """
 
@@ -278,13 +287,16 @@ class Listeners:
     RAISES (ConfigError): Two have the same name, or one listens to an unknown event.
 
 
-    Public: `control`.
+    Public: `control`, `need_each_update` (whether any does).
     """
 
     def __init__(self, listeners: Sequence[Listener]):
         self.control = Control()
         self._all = list(listeners)
         self._calls: dict[type[Event], list[Callable[[Any, Control], None]]] = {kind: [] for kind in EVENTS.values()}
+        self._around = self._methods("around_part")
+        self._after = self._methods("after_backward")
+        self.need_each_update = any(getattr(listener, "needs_each_update", False) for listener in listeners)
         names: set[str] = set()
         for listener in self._all:
             if listener.name in names:
@@ -321,11 +333,37 @@ class Listeners:
             except Exception as another:
                 logger.warning("A listener failed at on_exception. %s: %s", type(another).__name__, another)
 
+    def before_run(self) -> None:
+        """Begin the run for all listeners."""
+        for call in self._methods("before_run"):
+            call()
+
     def close(self) -> None:
         """End the run for all listeners."""
-        for listener in self._all:
-            if (close := getattr(listener, "close", None)) is not None:
-                close()
+        for close in self._methods("close"):
+            close()
+
+    def _methods(self, name: str) -> list[Callable[..., Any]]:
+        return [getattr(listener, name) for listener in self._all if hasattr(listener, name)]
+
+    def around_part(self, examples: Sequence[Example]) -> AbstractContextManager[object]:
+        """Around the forward and backward pass of a part of a batch."""
+        if not self._around:
+            return nullcontext()
+        stack = ExitStack()
+        for around in self._around:
+            stack.enter_context(around(examples))
+        return stack
+
+    def after_backward(self, losses: dict[str, Any]) -> None:
+        """Tell listeners that the gradients of all parts are in the models."""
+        for after in self._after:
+            after(losses)
+
+    @property
+    def await_end(self) -> bool:
+        """Whether any listener awaits `on_train_end`."""
+        return any(getattr(listener, "awaits_end", False) for listener in self._all)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all listeners that have one, by name."""

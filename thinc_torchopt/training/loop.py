@@ -18,7 +18,8 @@ from spacy.training import Example
 
 from ..optimizers import TorchOptimizer
 from .events import Listener
-from .run import Run, Scores
+from .processes import Scores
+from .run import LoopArguments, Run
 
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]
 
@@ -29,41 +30,21 @@ def train_while_improving(
     train_data: Iterable[tuple[int, list[Example]]],
     evaluate: Callable[[], Scores],
     *,
-    dropout: float | Iterator[float],
-    eval_frequency: int,
-    accumulate_gradient: int,
-    patience: int,
-    max_steps: int,
-    exclude: list[str],
-    annotating_components: list[str],
-    before_update: Callable[[Language, dict[str, Any]], None] | None,
     listeners: Sequence[Listener] = (),
+    **arguments: Any,
 ) -> Iterator[_Step]:
     """Train until the score stops improving.
 
     train_data (Iterable): Epoch and batch of each step.
     evaluate (Callable): Returns the main score, higher is better, and all scores.
+    arguments (Any): Those of `LoopArguments`.
     listeners (Sequence[Listener]): More listeners. They get events before the package's own.
     RETURNS (Iterator[tuple]): For each step the batch, the log entry (see log_numbers.py), and whether this is the best
         model so far (None: not evaluated).
     """
     # Not in the generator: here spaCy has not yet removed the old models, so errors that can be found early are raised
     # now.
-    run = Run(
-        nlp,
-        optimizer,
-        train_data,
-        evaluate,
-        dropout=dropout,
-        eval_frequency=eval_frequency,
-        accumulate_gradient=accumulate_gradient,
-        patience=patience,
-        max_steps=max_steps,
-        exclude=exclude,
-        annotating_components=annotating_components,
-        before_update=before_update,
-        listeners=listeners,
-    )
+    run = Run(nlp, optimizer, train_data, evaluate, LoopArguments(**arguments), listeners)
     steps = _steps(run)
     return steps if run.checkpoints is None else run.checkpoints.signals.within_each(steps)
 
@@ -71,7 +52,6 @@ def train_while_improving(
 def _steps(run: Run) -> Iterator[_Step]:
     with run:
         if not run.begin():
-            yield from run.finish()
             return
         while (batch := run.next_batch()) is not None:
             run.begin_step(batch)
@@ -84,4 +64,3 @@ def _steps(run: Run) -> Iterator[_Step]:
             if run.save(info, is_best):
                 break
         run.end()
-        yield from run.finish()

@@ -26,13 +26,24 @@ from spacy.training import Example
 from ..errors import ConfigError
 from ..launched import is_launched
 from ..optimizers import TorchOptimizer
-from ..privacy import BLOCK, Account, Book, Noise, PoissonBatcher, PrivacyPlan, check_layers, plan_privacy
+from ..privacy import (
+    BLOCK,
+    Account,
+    Book,
+    Noise,
+    PoissonBatcher,
+    PrivacyPlan,
+    PrivacySettings,
+    check_layers,
+    plan_privacy,
+)
 from ..schema import Count, NotNegative, read, write
-from ..types import Accountant, PrivacySettings
+from ..types import Accountant
 from .components import is_trained
 from .config_check import collect_values
 from .data_stream import Batches, DataStream, batches_of, checksums_of
-from .events import Control, Evaluate, Log, StepEnd, TrainBegin
+from .events import Control, Evaluate, Log, PreOptimizerStep, StepEnd, TrainBegin
+from .run import Run
 
 logger = logging.getLogger("spacy.torchopt")
 
@@ -63,32 +74,24 @@ class PrivateUpdates:
     """Makes the gradients of a run private, and counts. A listener.
 
     settings (PrivacySettings): From the config.
-    nlp (Language), optimizer (TorchOptimizer), batches (Batches): The run's.
-    exclude (Sequence[str]): Components that are not trained.
-    max_steps (int): The run's.
+    run (Run): The run.
     RAISES (ConfigError): The settings can't be private, or the batches are no Poisson samples. (ParamError): A
         component is not known to treat examples apart.
     """
 
     name = "privacy"
 
-    def __init__(
-        self,
-        settings: PrivacySettings,
-        nlp: Language,
-        optimizer: TorchOptimizer,
-        batches: Batches,
-        exclude: Sequence[str],
-        *,
-        max_steps: int,
-    ):
-        self._settings = settings
-        self._nlp = nlp
-        self._optimizer = optimizer
-        self._exclude = exclude
-        self._batches = batches
-        self._max_steps = max_steps
-        self._batcher = _check_all(nlp, optimizer, batches, exclude)
+    # A batch that is left out would tell of its examples.
+    needs_each_update = True
+
+    def __init__(self, settings: PrivacySettings, run: Run):
+        self._settings = self._block = settings
+        self._nlp = run.nlp
+        self._optimizer = run.optimizer
+        self._exclude = run.arguments.exclude
+        self._batches = run.batches
+        self._max_steps = run.max_steps
+        self._batcher = _check_all(run.nlp, run.optimizer, run.batches, self._exclude)
         self._book = Book(settings.clip)
         self._noise = Noise(settings.seed)
         self._account = Account(settings.delta, settings.accountant)
@@ -96,7 +99,7 @@ class PrivateUpdates:
         self._plan: PrivacyPlan | None = None
         self._epsilons: dict[Accountant, float] | None = None
 
-    def prepare(self) -> None:
+    def before_run(self) -> None:
         """Find the noise and the number of updates that the target allows, and tell the user what is private. After a
         saved state was loaded, as it draws the first batch: the number of examples is known then.
 
@@ -111,18 +114,18 @@ class PrivateUpdates:
 
     @property
     def plan(self) -> PrivacyPlan:
-        """RAISES (RuntimeError): `prepare` was not called."""
+        """RAISES (RuntimeError): `before_run` was not called."""
         if self._plan is None:
-            raise RuntimeError("Call prepare() before.")
+            raise RuntimeError("Call before_run() before.")
         return self._plan
 
     # ------------------------------------------------------------------ one step
 
-    def recording(self, examples: Sequence[Example]) -> AbstractContextManager[None]:
+    def around_part(self, examples: Sequence[Example]) -> AbstractContextManager[None]:
         """Inside, `nlp.update` of a part of the batch is recorded. At its end its clipped sum is in the models."""
         return self._book.recording(self._nlp, len(examples), self._exclude, self._optimizer.frozen_keys)
 
-    def add_noise(self, losses: dict[str, Any]) -> None:
+    def after_backward(self, losses: dict[str, Any]) -> None:
         """Add the noise to the sums in the models, and divide them by the size that batches have on average.
 
         losses (dict): Those of an empty batch are 0, for spaCy's table.
@@ -139,8 +142,11 @@ class PrivateUpdates:
             divide_by=plan.size,
             about=(self._account.steps, *self._about),
         )
-        self._optimizer.has_noise = True
+        self._block.has_noise = True
         self._account.count(plan.noise_multiplier, plan.sample_rate)
+
+    def on_pre_optimizer_step(self, event: PreOptimizerStep, control: Control) -> None:
+        self._optimizer.batch_size = None  # the size of a batch is not private
 
     # ------------------------------------------------------------------ the run
 

@@ -1,7 +1,7 @@
 """A run in several processes, the *ranks*, that train one pipeline: see distributed/.
 
 All ranks run the same loop over the same batches, and each trains on its part of a batch. Decisions that must be equal
-come from rank 0 or from all ranks: see the methods of `Ranks`. `Alone` is for a single process.
+come from rank 0 or from all ranks: see the methods of `Ranks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from spacy.training import Example
 from torch.nn.parameter import is_lazy
 
 from .. import hooks
-from ..controller import Firing
 from ..distributed import (
     FlatReduce,
     Group,
@@ -34,111 +33,21 @@ from ..distributed import (
 from ..errors import ConfigError, DistributedError, StateError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, shim_paths, torch_params
+from ..run_settings import Distributed
 from ..state import in_main_memory
-from ..types import DistributedSettings
 from .checkpoint_folder import RanksState
 from .config_check import collect_identity, collect_values_of_all, compare_configs, compare_identities
 from .data_stream import checksums_of
-from .events import EVENTS, Control, Event
+from .events import EVENTS, Control, Event, Listener
 from .model_state import check_model, collect_model, restore_model
+from .processes import Alone, Scores
 from .random_state import load_generators, read_generators, save_generators, seed_all, set_generators
 
 T = TypeVar("T")
-Scores = tuple[float, dict[str, Any]]
-
 logger = logging.getLogger("spacy.torchopt")
 
 # The most lines of an error about different configs.
 _LINES = 20
-
-
-class Alone:
-    """A single process.
-
-    Public: `rank`, `size` (the world size).
-    """
-
-    rank = 0
-    size = 1
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes files and logs."""
-        return self.rank == 0
-
-    def share_generators(self) -> None:
-        """Start the data with the random generators of rank 0."""
-
-    def compare_settings(self, arguments: dict[str, Any]) -> None:
-        """Check that settings are equal on all ranks. arguments (dict): The run's arguments, by config path.
-
-        RAISES (DistributedError): They differ.
-        """
-
-    def compare_data(self, examples: Callable[[], list[Example]]) -> None:
-        """Check that all ranks have the same training data. RAISES (DistributedError): They differ."""
-
-    def begin(self, seed: int | None) -> None:
-        """Begin or resume the run. seed (int | None): The seed of a resumed run."""
-
-    def begin_step(self, step: int, hook: Callable[[], None] | None) -> None:
-        """Begin a step. hook (Callable): The user's `before_update`, which may change the pipeline."""
-        if hook is not None:
-            hook()
-
-    def begin_update(
-        self, batch: list[Example], losses: dict[str, Any], checksum: int
-    ) -> tuple[list[Example], dict[str, Any]]:
-        """This process's part of the batch, and the dict for its losses. checksum (int): Of all batches so far, 32
-        bits.
-        """
-        return batch, losses
-
-    def end_backward(self) -> None:
-        """Called when all gradients of this process are computed."""
-
-    def end_update(self, losses: dict[str, Any]) -> None:
-        """Add the losses of all ranks."""
-
-    def end_step(self, step: int) -> None:
-        """End a step. RAISES (DistributedError): Params differ between ranks."""
-
-    def compare_params(self, step: int) -> None:
-        """Check params before they are evaluated or saved. RAISES (DistributedError): They differ between ranks."""
-
-    def evaluate(self, evaluate: Callable[[], Scores]) -> Scores:
-        """Score and scores."""
-        return evaluate()
-
-    def stopped_by(self, noted: int | None) -> int | None:
-        """The number of the signal that stops the run after this step. noted (int | None): The one this process got."""
-        return noted
-
-    def is_told_to_decay(self, noted: bool) -> bool:
-        """Whether learning rates start to fall after this step. noted (bool): Whether this process was told so."""
-        return noted
-
-    def from_rank_0(self, compute: Callable[[], T]) -> T:
-        """Rank 0's result of a function, on all ranks."""
-        return compute()
-
-    def share_firings(self, firings: list[Firing], values: Any) -> tuple[list[Firing], Any]:
-        """Rank 0's firings and the values of its metrics, on all ranks."""
-        return firings, values
-
-    def whole_state(self, optimizer: TorchOptimizer) -> dict[str, Any] | None:
-        """The whole state of an optimizer. None: on ranks that don't write it."""
-        return optimizer.state_dict()
-
-    def barrier(self) -> None:
-        """Wait until all ranks have called it."""
-
-    def snapshot(self) -> RanksState | None:
-        """The part of a checkpoint about ranks."""
-        return None
-
-    def close(self, error: BaseException | None) -> None:
-        """End the run in this process. error (BaseException | None): The error that ended it."""
 
 
 class Ranks(Alone):
@@ -157,11 +66,12 @@ class Ranks(Alone):
         optimizer: TorchOptimizer,
         introduce: Callable[[], object],
         noted: Callable[[], int | None],
-        told_to_decay: Callable[[], bool] = lambda: False,
+        told_to_decay: Callable[[], bool],
     ):
         hooks.check_all_in_place()
         _check_begins_anew(nlp)
-        self.settings = optimizer.distributed or DistributedSettings()
+        block = optimizer.attachments.get("distributed")
+        self.settings = block if isinstance(block, Distributed) else Distributed()
         self.group = Group.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
         self.rank, self.size = self.group.rank, self.group.size
         self.group.hurries = lambda: noted() is not None
@@ -349,11 +259,11 @@ class Ranks(Alone):
     def from_rank_0(self, compute: Callable[[], T]) -> T:
         return self.group.from_rank_0(compute)
 
-    def share_firings(self, firings: list[Firing], values: Any) -> tuple[list[Firing], Any]:
-        found, values = self.group.broadcast(  # the slow one: a metric may have read the development data
-            ([asdict(firing) for firing in firings], dict(values) if firings else {})
-        )
-        return [Firing(**firing) for firing in found], values
+    def share(self, value: T) -> T:
+        return self.group.broadcast(value)
+
+    def listeners(self) -> list[Listener]:
+        return [SameRequests(self.group)]
 
     def whole_state(self, optimizer: TorchOptimizer) -> dict[str, Any] | None:
         if self._shards is None:
@@ -371,13 +281,13 @@ class Ranks(Alone):
         self.group.close(error)
 
 
-class SameWishes:
+class SameRequests:
     """Makes the requests of listeners on rank 0 apply to all ranks. A listener after the user's.
 
     group (Group): The ranks.
     """
 
-    name = "same wishes"
+    name = "same requests"
 
     def __init__(self, group: Group):
         self._group = group

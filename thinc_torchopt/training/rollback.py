@@ -18,8 +18,8 @@ from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedRun, best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
+from .processes import Alone
 from .progress import Progress
-from .ranks import Alone
 
 
 class Rollback:

@@ -36,7 +36,8 @@ from ..params import components_with_model
 from ..schema import Count, Limit, Positive, read, write
 from .best_weights import BestWeights
 from .events import EVENTS, Control, Event, TrainEnd
-from .ranks import Alone
+from .processes import Alone
+from .run import Run
 from .saved_models import SavedModels
 
 # spaCy shows what is logged here.
@@ -121,6 +122,7 @@ class Rules:
 
     def __init__(self, settings: ControllerSettings, optimizer: TorchOptimizer):
         self.ranks = Alone()
+        self._run: Run | None = None
         self._optimizer = optimizer
         self._controller = settings.build()
         self._rules_on = {event for spec in self._controller.definition.controllers for event in spec.triggers}
@@ -199,7 +201,7 @@ class Rules:
                     f"Can't use the action {name}.{action} on on_exception: an error ends the training there. Only "
                     "LogControl, NotifyControl and operations of your own act after it."
                 )
-            if isinstance(operation, RollbackControl) and self._optimizer.checkpoint is None:
+            if isinstance(operation, RollbackControl) and "checkpoint" not in self._optimizer.attachments:
                 raise ControllerError(
                     f"Can't use the action {name}.{action}: it needs a block [training.optimizer.checkpoint]. Add it."
                 )
@@ -208,16 +210,32 @@ class Rules:
                     f"Can't use the action {name}.{action}: it needs use_averages = true in [training.optimizer], or a "
                     "block [training.optimizer.averages]. Add one."
                 )
-            if isinstance(operation, DecayControl) and self._optimizer.budget is not None:
+            planned = [block for block, one in self._optimizer.attachments.items() if one.plans_decay]
+            if isinstance(operation, DecayControl) and planned:
                 raise ControllerError(
-                    f"Can't use the action {name}.{action}: [training.optimizer.budget] decides when the decay begins. "
-                    "Remove one of them."
+                    f"Can't use the action {name}.{action}: [training.optimizer.{planned[0]}] decides when the decay "
+                    "begins. Remove one of them."
                 )
             if isinstance(operation, DecayControl) and not self._optimizer.can_begin_decay:
                 raise ControllerError(
                     f"Can't use the action {name}.{action}: no schedule has a decay that it could begin. Use "
                     '@schedules = "thinc-torchopt.warmup_stable_decay.v1".'
                 )
+
+    def join(self, run: Run) -> None:
+        """Take part in a run. RAISES (ConfigError): A pattern matches nothing. (ControllerError): There is no
+        development data for a metric.
+        """
+        self.ranks = run.ranks
+        self._run = self._steering.run = run
+        if self._optimizer.knows(run.nlp):
+            self.check_names(run.nlp)
+        if self.ranks.writes:
+            self._steering.models = run.models
+        if run.checkpoints is not None:
+            run.checkpoints.keeps_best |= self.goes_back_to_best
+        if self.reads_dev_losses:
+            run.prepare_dev_losses()
 
     def check_names(self, nlp: Language) -> None:
         """Check the patterns of operations and the keys in rules, now that the optimizer knows its pipeline. Warns of
@@ -252,16 +270,6 @@ class Rules:
     def _is_quiet(self, name: str, action: str) -> bool:
         operation = self._controller.definition.operations[name].instance
         return action in getattr(operation, "quiet", ())
-
-    @property
-    def substeps(self) -> int | None:
-        """The number of parts into which a batch is divided, if a rule has set it."""
-        return self._steering.substeps
-
-    def keep_models(self, models: SavedModels) -> None:
-        """Save the best models there, if rules ask for it."""
-        if self.ranks.writes:
-            self._steering.models = models
 
     @property
     def awaits_end(self) -> bool:
@@ -310,7 +318,7 @@ class Rules:
         elif name == "on_train_end":
             self._has_ended = True
             # Save that rules got the event, or the next run would repeat it.
-            control.should_save |= self._optimizer.checkpoint is not None
+            control.should_save |= "checkpoint" in self._optimizer.attachments
         self._tell(name, event, control)
         if name == "on_log" and self._untold:
             event.info["controller"] = [asdict(firing) for firing in self._untold]
@@ -353,7 +361,9 @@ class Rules:
             return []
         if waits:
             firings, self._of_substeps = self._of_substeps + firings, []
-        firings, values = self.ranks.share_firings(firings, self._controller.values)
+        shared = [asdict(firing) for firing in firings], dict(self._controller.values) if firings else {}
+        found, values = self.ranks.share(shared)
+        firings = [Firing(**firing) for firing in found]
         done = firings if self.ranks.writes else [firing for firing in firings if not self._is_message(firing)]
         self._controller.act(done, decided_by=values, **payload)
         return firings
@@ -401,7 +411,7 @@ class Rules:
                 dict(self._fired),
                 self._is_stopped,
                 self._has_ended,
-                self._steering.substeps,
+                None if self._run is None else self._run.substeps,
             )
         )
 
@@ -411,7 +421,8 @@ class Rules:
         self._controller.load_state_dict(saved.controller)
         self._pending, self._untold, self._fired = saved.pending, saved.untold, Counter(saved.fired)
         self._is_stopped, self._has_ended = saved.is_stopped, saved.has_ended
-        self._steering.substeps = saved.substeps
+        if self._run is not None:
+            self._run.substeps = saved.substeps
 
 
 @dataclass
@@ -441,14 +452,13 @@ class RunSteering:
     """The effects of rules on a run beside the requests of its `Control`: see `controller.Steering`.
 
     Public: `waits` (during an update: some changes wait until it is done, as gradients are computed already), `wanted`
-    (where to go back to, and whether to combine the best weights), `substeps` (into how many parts batches are
-    divided; None: as in the config), `models` (saves the best models; None in processes that write nothing).
+    (where to go back to), `run`, `models` (saves the best models; None in processes that write nothing).
     """
 
     def __init__(self, optimizer: TorchOptimizer):
         self._optimizer = optimizer
         self.waits = False
-        self.substeps: int | None = None
+        self.run: Run | None = None
         self.models: SavedModels | None = None
         self.wanted: set[str] = set()
         self._waiting: list[Callable[[], object]] = []
@@ -472,7 +482,8 @@ class RunSteering:
         self.wanted.add("put together")
 
     def accumulate_gradient(self, substeps: int) -> None:
-        self.substeps = substeps
+        if self.run is not None:
+            self.run.substeps = substeps
 
     def begin_averages(self, *, anew: bool) -> None:
         self._do(partial(self._optimizer.begin_averages, anew=anew))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
+from dataclasses import dataclass
 from timeit import default_timer
 from typing import Any
 
@@ -14,12 +15,11 @@ from spacy.training.loop import subdivide_batch
 
 from .. import hooks
 from ..errors import PipelineError
-from ..launched import is_launched
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, trainable_components
+from ..run_settings import Checkpoint
 from ..types import BatchSize
 from ..update import grad_norms, total_norm
-from .budget import BudgetKeeper, check_ends_alone
 from .checkpoint import RunCheckpoints
 from .components import grads_of, is_trained, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream
@@ -44,17 +44,39 @@ from .events import (
 )
 from .log_numbers import LogNumbers, counts_of
 from .param_norms import ParamNorms
-from .private import PrivateUpdates
+from .processes import Alone, Scores, processes_of
 from .progress import Progress
-from .ranks import Alone, Ranks, SameWishes
 from .rollback import Rollback
-from .rules import Rules
 from .saved_models import SavedModels
-
-Scores = tuple[float, dict[str, Any]]
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
+
+
+@dataclass(kw_only=True)
+class LoopArguments:
+    """The arguments of spaCy's loop, by their names there."""
+
+    dropout: float | Iterator[float]
+    eval_frequency: int
+    accumulate_gradient: int
+    patience: int
+    max_steps: int
+    exclude: list[str]
+    annotating_components: list[str]
+    before_update: Callable[[Language, dict[str, Any]], None] | None
+
+    def settings(self) -> dict[str, Any]:
+        """By config path, as far as they can be compared."""
+        return {
+            **({"training.dropout": self.dropout} if isinstance(self.dropout, float) else {}),
+            "training.eval_frequency": self.eval_frequency,
+            "training.accumulate_gradient": self.accumulate_gradient,
+            "training.patience": self.patience,
+            "training.max_steps": self.max_steps,
+            "training.frozen_components": self.exclude,
+            "training.annotating_components": self.annotating_components,
+        }
 
 
 class Run:
@@ -62,8 +84,9 @@ class Run:
 
     Errors that can be found before the first step are raised here.
 
-    Public: `progress`, `batches`, `control`, `checkpoints` (None without such a block), and the facts that listeners
-    get: see `events.Facts`.
+    Public, for attachments: `arguments`; `progress`; `batches`; `control`; `ranks` (the processes); `checkpoints` (None
+    without such a block); `models` (saves models); `decay` (the fall of learning rates on demand); `substeps` (into how
+    many parts batches are divided; None: as in the config); and the facts that listeners get: see `events.Facts`.
     """
 
     def __init__(
@@ -72,135 +95,117 @@ class Run:
         optimizer: TorchOptimizer,
         train_data: Iterable[tuple[int, list[Example]]],
         evaluate: Callable[[], Scores],
-        *,
-        dropout: float | Iterator[float],
-        eval_frequency: int,
-        accumulate_gradient: int,
-        patience: int,
-        max_steps: int,
-        exclude: list[str],
-        annotating_components: list[str],
-        before_update: Callable[[Language, dict[str, Any]], None] | None,
+        arguments: LoopArguments,
         listeners: Sequence[Listener],
     ):
         self.nlp = nlp
         self.optimizer = optimizer
+        self.arguments = arguments
         self.progress = Progress()
-        data = iter(train_data)
-        self.batches = Batches(data)
-        self.checkpoints: RunCheckpoints | None = None
         self.learn_rates: dict[str, float] = {}
         self.batch: list[Example] = []
-        self.max_steps = max_steps
+        self.max_steps = arguments.max_steps
+        self.substeps: int | None = None
+        self.norms = ParamNorms(optimizer)
+        self.decay = Decay(optimizer)
+        self.ranks = Alone()
+        self.checkpoints: RunCheckpoints | None = None
         self._evaluate = evaluate
-        self._dropouts = itertools.repeat(dropout) if isinstance(dropout, (int, float)) else dropout
-        self._eval_frequency = eval_frequency
-        self._accumulate_gradient = accumulate_gradient
-        self._limits = patience, max_steps
-        self._exclude = exclude
-        self._annotating_components = annotating_components
-        self._before_update = before_update
+        drop = arguments.dropout
+        self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
         # Losses by component: at the end of the last step, and now.
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
-        self._is_ready = self._has_told_error = False
-        self.ranks = Alone()
-        self.norms = ParamNorms(optimizer)
-        if optimizer.budget is not None:
-            max_epochs = self.batches.max_epochs
-            check_ends_alone(optimizer.budget, patience=patience, max_steps=max_steps, max_epochs=max_epochs)
-        decay = Decay(optimizer)
-        self._rules = rules = None if optimizer.rules is None else Rules(optimizer.rules, optimizer)
-        try:
-            if self._introduce() and rules is not None:
-                rules.check_names(nlp)
-        except PipelineError:
-            if before_update is None:
-                raise  # otherwise the hook may still complete the pipeline
+        self._listeners = Listeners([])
+        self._has_told_error = False
         end = hooks.end_of_training()
-        if is_launched():
-            self.ranks = Ranks(nlp, optimizer, self._introduce, lambda: self._noted_signal, lambda: decay.noted)
-            decay.ranks = self.ranks
-            if end is not None:
-                end.push(lambda kind, error, trace: self.ranks.close(error))
-            self.ranks.compare_settings(
-                {
-                    **({"training.dropout": dropout} if isinstance(dropout, float) else {}),
-                    "training.eval_frequency": eval_frequency,
-                    "training.accumulate_gradient": accumulate_gradient,
-                    "training.patience": patience,
-                    "training.max_steps": max_steps,
-                    "training.frozen_components": exclude,
-                    "training.annotating_components": annotating_components,
-                    "listeners": [type(listener).__qualname__ for listener in listeners],
-                }
-            )
-            self.ranks.share_generators()
-            self.batches = DataStream(data, self.ranks.size)
-            if rules is not None:
-                rules.ranks = self.ranks
-            listeners = [*listeners, SameWishes(self.ranks.group)] if listeners else []
-        if optimizer.checkpoint is not None:
-            keeps_best = rules is not None and rules.goes_back_to_best
-            self.checkpoints = RunCheckpoints(
-                optimizer.checkpoint, nlp, optimizer, data, keeps_best=keeps_best, ranks=self.ranks
-            )
-            self.batches = self.checkpoints.stream
-        if rules is not None and rules.reads_dev_losses:
-            self._dev_losses = DevLosses(nlp, optimizer, exclude, annotating_components)
-        self._private: PrivateUpdates | None = None
-        if optimizer.privacy is not None:
-            self._private = PrivateUpdates(
-                optimizer.privacy, nlp, optimizer, self.batches, exclude, max_steps=max_steps
-            )
-        self._log_numbers = LogNumbers(self.progress, self.checkpoints)
-        ours: list[Listener] = [
-            *([] if rules is None else [rules]),
-            Rollback(nlp, optimizer, self.progress, self.checkpoints, self.ranks),
-            decay,
-            self._log_numbers,
-            *([] if self._private is None else [self._private]),
-        ]
-        if optimizer.budget is not None:
-            decay.budget = BudgetKeeper(optimizer.budget, optimizer, self.ranks, eval_frequency=eval_frequency)
-            ours.append(decay.budget)
-        self._models = models = SavedModels(
-            nlp, optimizer, None if self.checkpoints is None else self.checkpoints.output
-        )
-        if rules is not None:
-            rules.keep_models(models)
-        if rules is not None and (best_weights := rules.keep_best_weights(nlp, exclude)) is not None:
-            ours.append(best_weights)
-        self._listeners = Listeners([*listeners, *ours, models, *([self.checkpoints] if self.checkpoints else [])])
-        self.control = self._listeners.control
-        if self.checkpoints is not None:
-            self._is_ready = self.checkpoints.open(self.progress, self._dropouts, self._listeners)
-        if self._private is not None:
-            try:
-                self._private.prepare()
-            except BaseException as error:
-                self.close(error)
-                raise
-        hooks.tell_output_to(self.checkpoints.output if self.checkpoints else models)  # spaCy cleans its folder next
-        if end is not None:  # errors of spaCy's part of a step, as in loggers
-            end.push(lambda kind, error, trace: self.close(error))
-        if isinstance(self.batches, DataStream):
-            self.ranks.compare_data(self.batches.all_examples)
-        if optimizer.spans_training:
-            self._tell_end()
-        self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
-
-    def _tell_end(self) -> None:
-        """Tell schedules how many steps there will be."""
-        checkpoint = self.optimizer.checkpoint
-        may_change = checkpoint is not None and checkpoint.on_config_change == "warn"
+        self._name_params()
         try:
-            total = self.batches.count_steps(self.max_steps)
-            self.optimizer.set_total_steps(total, may_change=may_change)
+            self._open_processes(listeners, end)
+            self._open_data(iter(train_data))
+            self._join(listeners)
+            self._is_ready = self.checkpoints is not None and self.checkpoints.open(
+                self.progress, self._dropouts, self._listeners
+            )
+        except BaseException as error:
+            self.ranks.close(error)
+            raise
+        try:
+            self._listeners.before_run()
+            # spaCy cleans its folder next.
+            hooks.tell_output_to(self.models if self.checkpoints is None else self.checkpoints.output)
+            if end is not None:  # errors of spaCy's part of a step, as in loggers
+                end.push(lambda kind, error, trace: self.close(error))
+            if isinstance(self.batches, DataStream):
+                self.ranks.compare_data(self.batches.all_examples)
+            if optimizer.spans_training:
+                self._tell_end()
+            self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
         except BaseException as error:
             self.close(error)
             raise
+
+    # ------------------------------------------------------------------ before the first step
+
+    def _name_params(self) -> None:
+        """Let attachments prepare the pipeline, and the optimizer name its params."""
+        for attachment in self.optimizer.attachments.values():
+            attachment.prepare(self.nlp)
+        try:
+            self._introduce()
+        except PipelineError:
+            if self.arguments.before_update is None:
+                raise  # otherwise the hook may still complete the pipeline
+
+    def _open_processes(self, listeners: Sequence[Listener], end: ExitStack | None) -> None:
+        """Find the other processes of the run, and check that they have the same settings."""
+        self.ranks = self.decay.ranks = processes_of(
+            self.nlp, self.optimizer, self._introduce, lambda: self._noted_signal, lambda: self.decay.noted
+        )
+        if self.ranks.size > 1 and end is not None:
+            end.push(lambda kind, error, trace: self.ranks.close(error))
+        names = [type(listener).__qualname__ for listener in listeners]
+        self.ranks.compare_settings({**self.arguments.settings(), "listeners": names})
+        self.ranks.share_generators()
+
+    def _open_data(self, data: Iterator[tuple[int, list[Example]]]) -> None:
+        """Prepare the batches, with checkpoints where there is such a block."""
+        block = self.optimizer.attachments.get("checkpoint")
+        if isinstance(block, Checkpoint):
+            self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, ranks=self.ranks)
+            self.batches: Batches = self.checkpoints.stream
+        else:
+            self.batches = DataStream(data, self.ranks.size) if self.ranks.size > 1 else Batches(data)
+
+    def _join(self, listeners: Sequence[Listener]) -> None:
+        """Let attachments join, and put all listeners in order."""
+        output = None if self.checkpoints is None else self.checkpoints.output
+        self.models = SavedModels(self.nlp, self.optimizer, output)
+        self._log_numbers = LogNumbers(self.progress, self.checkpoints)
+        first: list[Listener] = [*listeners, *(self.ranks.listeners() if listeners else ())]
+        last: list[Listener] = [
+            Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.ranks),
+            self.decay,
+            self._log_numbers,
+        ]
+        for attachment in self.optimizer.attachments.values():
+            (first if attachment.comes_first else last).extend(attachment.join(self))
+        last += [self.models, *([] if self.checkpoints is None else [self.checkpoints])]
+        self._listeners = Listeners([*first, *last])
+        self.control = self._listeners.control
+
+    def _introduce(self) -> bool:
+        """Tell the optimizer its pipeline. RETURNS (bool): Whether there is something to train."""
+        is_something = bool(trainable_components(self.nlp, self.arguments.exclude))
+        if is_something:
+            self.optimizer.initialize(self.nlp, self.arguments.exclude)
+        return is_something
+
+    def _tell_end(self) -> None:
+        """Tell schedules how many steps there will be."""
+        may_change = self.checkpoints is not None and self.checkpoints.settings.on_config_change == "warn"
+        self.optimizer.set_total_steps(self.batches.count_steps(self.max_steps), may_change=may_change)
 
     def __enter__(self) -> Run:
         return self
@@ -227,10 +232,10 @@ class Run:
         if self.checkpoints is not None:
             self.checkpoints.begin()
             if self.checkpoints.goes_on:
-                is_over = self.progress.is_over(*self._limits) or self.batches.next_epoch is None
+                is_over = self._is_over or self.batches.next_epoch is None
                 self.checkpoints.report(is_over)
                 if is_over:
-                    (self.end if self._rules is not None and self._rules.awaits_end else self.checkpoints.end)()
+                    (self.end if self._listeners.await_end else self.checkpoints.end)()
                     return False
                 self.checkpoints.restore_random()
         self._started = default_timer() - self.progress.seconds
@@ -260,43 +265,25 @@ class Run:
         self.ranks.compare_params(self.progress.step)
         self.emit(TrainEnd)
 
-    def finish(self) -> Iterator[tuple[list[Example], dict[str, Any], bool]]:
-        """If rules asked for it, combine the best weights of components.
-
-        YIELDS (tuple): As for a step, for spaCy to log and save.
-        """
-        weights = None if self._rules is None else self._rules.best_weights
-        if weights is None or not weights.is_asked or not weights.steps:
-            return
-        weights.put_together()
-        self.ranks.compare_params(self.progress.step)
-        score, scores = self.ranks.evaluate(self._evaluate)
-        best = self.progress.best_score
-        weights.report(score, best)
-        losses = dict.fromkeys((name for name, proc in self.nlp.pipeline if is_trained(proc)), 0.0)
-        info = self._plain_info(score, scores) | {"losses": losses | self.progress.losses}
-        self._log_numbers.on_log(Log(self.progress.step, self.progress.epoch, self, info), self.control)
-        info["put_together"] = weights.steps
-        yield self.batch, info, score >= best
-
     # ------------------------------------------------------------------ one step
 
     def begin_step(self, batch: list[Example]) -> None:
         """Count the step, and call the user's hook, which may change the pipeline."""
         self.progress.step += 1
         self.batch = batch
-        hook = None if self._before_update is None else self._call_hook
+        hook = None if self.arguments.before_update is None else self._call_hook
         self.ranks.begin_step(self.progress.step, hook)
         if not self._is_ready:
             # Again, as the hook may have changed the pipeline.
             if not self._introduce():
-                warn_of_nothing_to_train(self.nlp, self._exclude)
+                warn_of_nothing_to_train(self.nlp, self.arguments.exclude)
             self._is_ready = True
         self.emit(StepBegin, batch)
 
     def update(self, batch: list[Example]) -> None:
         """Compute the gradients of a batch, and update the whole pipeline."""
-        nlp, optimizer, all_losses, spoiled_by = self.nlp, self.optimizer, self.progress.losses, None
+        nlp, optimizer, arguments = self.nlp, self.optimizer, self.arguments
+        all_losses, spoiled_by = self.progress.losses, None
         before = {name: _kept(loss) for name, loss in all_losses.items()}
         self._losses = before, all_losses
         part, losses = self.ranks.begin_update(batch, all_losses, self.batches.checksum)
@@ -305,30 +292,28 @@ class Run:
         # For one step at a time, as an abandoned training can't be noticed.
         with optimizer.training():
             try:
-                for i, examples in enumerate(subdivide_batch(part, self._substeps)):
-                    with nullcontext() if self._private is None else self._private.recording(examples):
+                for i, examples in enumerate(subdivide_batch(part, self.substeps or arguments.accumulate_gradient)):
+                    with self._listeners.around_part(examples):
                         nlp.update(
                             examples,
                             drop=drop,
                             losses=losses,
                             sgd=False,  # type: ignore[arg-type]
-                            exclude=self._exclude,
-                            annotates=self._annotating_components,
+                            exclude=arguments.exclude,
+                            annotates=arguments.annotating_components,
                         )
                     self.emit(SubstepEnd, i, examples)
-                if self._private is not None:
-                    self._private.add_noise(losses)
+                self._listeners.after_backward(losses)
             except ValueError as error:
-                if not str(error).startswith(_NOT_FINITE) or self._private is not None:
+                if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
                     raise
                 spoiled_by = error
         self.ranks.end_backward()
         skipped = optimizer.skipped_updates
-        if self._private is None:
-            optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
+        optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
         with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch):
             for name, proc in nlp.pipeline:
-                if name not in self._exclude and is_trained(proc):
+                if name not in arguments.exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
                     if spoiled_by is not None:
                         losses.setdefault(
@@ -339,11 +324,6 @@ class Run:
         self.ranks.end_update(all_losses)
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
-
-    @property
-    def _substeps(self) -> int:
-        """The number of parts into which a batch is divided: from the config, or as a rule has set it."""
-        return (None if self._rules is None else self._rules.substeps) or self._accumulate_gradient
 
     def end_step(self, batch: list[Example]) -> None:
         """End the step, after the update and the schedules."""
@@ -356,7 +336,7 @@ class Run:
         """Evaluate, if it is due; the averages, if there are some. RETURNS (tuple): Score, all scores, and whether none
         was better. All None: not evaluated.
         """
-        if self.progress.step % self._eval_frequency and not self.control.should_evaluate:
+        if self.progress.step % self.arguments.eval_frequency and not self.control.should_evaluate:
             return None, None, None
         self.ranks.compare_params(self.progress.step)  # spaCy saves these params
         with self.nlp.use_params(self.optimizer.averages):
@@ -369,13 +349,8 @@ class Run:
 
     def info(self, score: float | None, scores: dict[str, Any] | None) -> dict[str, Any]:
         """The log entry of the step: that of spaCy's loop, and the numbers that listeners add."""
-        info = self._plain_info(score, scores)
-        self.emit(Log, info)
-        return info
-
-    def _plain_info(self, score: float | None, scores: dict[str, Any] | None) -> dict[str, Any]:
         progress = self.progress
-        return {
+        info = {
             "epoch": progress.epoch,
             "step": progress.step,
             "score": score,
@@ -385,17 +360,19 @@ class Run:
             "seconds": int(progress.seconds),
             "words": progress.words,
         }
+        self.emit(Log, info)
+        return info
 
     def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
         """Save the state, if it is due. spaCy has logged the step and saved its model. RETURNS (bool): Whether the run
         is over.
         """
         progress, control = self.progress, self.control
-        self._models.keep_asked()
+        self.models.keep_asked()
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
         progress.was_stopped = control.should_stop
-        is_over = progress.is_over(*self._limits)
+        is_over = self._is_over
         if control.should_epoch_stop and not is_over:
             while self.batches.next_epoch == progress.epoch:
                 next(self.batches)
@@ -441,31 +418,34 @@ class Run:
         return default_timer() - self._started
 
     def dev_losses(self, at_most: int | None = None) -> dict[str, Any]:
-        if self._dev_losses is None:
-            self._dev_losses = DevLosses(self.nlp, self.optimizer, self._exclude, self._annotating_components)
+        self.prepare_dev_losses()
+        assert self._dev_losses is not None
         found, logged = self._dev_losses(at_most), self._log_numbers.dev_losses
         if logged is None or logged["examples"] < found["examples"]:
             self._log_numbers.dev_losses = found
         return found
+
+    def prepare_dev_losses(self) -> None:
+        """Prepare `dev_losses`. RAISES (ControllerError): The config has no development data."""
+        if self._dev_losses is None:
+            arguments = self.arguments
+            self._dev_losses = DevLosses(self.nlp, self.optimizer, arguments.exclude, arguments.annotating_components)
 
     @property
     def results(self) -> list[tuple[float, int]]:
         return self.progress.results
 
     @property
+    def _is_over(self) -> bool:
+        return self.progress.is_over(self.arguments.patience, self.max_steps)
+
+    @property
     def _noted_signal(self) -> int | None:
         return None if self.checkpoints is None else self.checkpoints.signals.noted
 
     def _call_hook(self) -> None:
-        assert self._before_update is not None
-        self._before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
-
-    def _introduce(self) -> bool:
-        """Tell the optimizer its pipeline. RETURNS (bool): Whether there is something to train."""
-        is_something = bool(trainable_components(self.nlp, self._exclude))
-        if is_something:
-            self.optimizer.initialize(self.nlp, self._exclude)
-        return is_something
+        assert self.arguments.before_update is not None
+        self.arguments.before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
 
 
 def _kept(loss: Any) -> Any:

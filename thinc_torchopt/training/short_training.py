@@ -70,10 +70,10 @@ def begin_training(
     training = config["training"]
     block = {name: training[name] for name in _WANTED} | {"optimizer": optimizer}
     T = registry.resolve({"training": block})["training"]
-    if (privacy := getattr(T["optimizer"], "privacy", None)) is not None:
+    if (privacy := getattr(T["optimizer"], "attachments", {}).get("privacy")) is not None:
         # With the noise of the whole training, not of these few steps.
         plan = plan_private_training(privacy, nlp, config, T["optimizer"], None if corpora is None else corpora[0])
-        T["optimizer"].privacy = plan.of_each_update
+        T["optimizer"].attachments["privacy"] = plan.of_each_update
     if training.get("seed") is not None:
         fix_random_seed(training["seed"])
     train_corpus, dev_corpus = corpora or resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])

@@ -30,7 +30,7 @@ from ..checks import OPTIMIZER
 from ..errors import ConfigError, GradSpikeWarning, NonFiniteGradError, NonFiniteGradWarning
 from ..params import Param
 from ..schema import Count, NotNegative, read, write
-from ..types import CheckpointSettings, OnSpike, RollbackSettings
+from ..types import OnSpike, RollbackSettings
 
 DECAY = 0.99
 # Norms to collect before a spike is possible.
@@ -237,7 +237,7 @@ class Guard:
 
 
 def rollback_settings(
-    after: int, factor: float, at_most: int, guard: Guard, checkpoint: CheckpointSettings | None
+    after: int, factor: float, at_most: int, guard: Guard, has_checkpoints: bool
 ) -> RollbackSettings | None:
     """The settings for rollbacks in a config. None: they are off.
 
@@ -248,7 +248,7 @@ def rollback_settings(
         OPTIMIZER.refuse("rollback_factor", "a number above 0 and at most 1", factor)
     if not after:
         return None
-    if checkpoint is None:
+    if not has_checkpoints:
         raise ConfigError(
             "Can't set 'rollback_after' in [training.optimizer]: expected checkpoints to go back to, found no block "
             "[training.optimizer.checkpoint]. Add the block, or remove the setting."

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Optional
 
 from ...checks import Section
-from ...privacy import check_privacy
-from ...types import Accountant, PrivacySettings
+from ...privacy import PrivacySettings, check_privacy
+from ...types import Accountant
 
 PRIVACY = Section("[federated.privacy]")
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientPrivacySettings(PrivacySettings):
     """The settings in [federated.privacy]: see `ClientPrivacy`."""
 

@@ -283,14 +283,14 @@ def _optimizer_of(training: Mapping[str, Any]) -> TorchOptimizer:
     optimizer: TorchOptimizer = _OPTIMIZER.kind(
         "@optimizers", training["optimizer"], TorchOptimizer, '"thinc-torchopt.TorchOptimizer.v1"'
     )
-    if optimizer.checkpoint is not None:
+    if (checkpoint := optimizer.attachments.get("checkpoint")) is not None:
         _OPTIMIZER.refuse(
             "checkpoint",
             "no such block in federated training",
-            optimizer.checkpoint.path,
+            checkpoint.path,
             "Flower keeps the state of clients.",
         )
-    if optimizer.privacy is not None:
+    if "privacy" in optimizer.attachments:
         _OPTIMIZER.refuse(
             "privacy",
             "no such block in federated training",
