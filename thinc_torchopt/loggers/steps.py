@@ -31,7 +31,7 @@ Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 # Keys that are only there if there is something to report.
 IF_ANY = (
-    *("last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller", "put_together"),
+    *("last_checkpoint", "last_rollback", "last_resume", "dev_losses", "controller"),
     *("epsilon", "privacy"),
 )
 

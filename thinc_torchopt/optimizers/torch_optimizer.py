@@ -27,7 +27,7 @@ from thinc.api import Model, Optimizer
 
 from .. import hooks
 from ..algorithms import AN_ALGORITHM, Algorithm
-from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
+from ..averages import AverageSettings, check_not_in_use, chosen_averages
 from ..checks import OPTIMIZER, known_settings, own_errors
 from ..controller import ControllerSettings
 from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
@@ -279,7 +279,7 @@ class TorchOptimizer(Optimizer):
             )
 
     def _reset(self) -> None:
-        self._is_over = self._is_checked = False
+        self._is_checked = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -311,7 +311,6 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._trained.plan.check(all_names(nlp))
             self._reset_if_other(nlp)
-            self._is_over = False
             self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
@@ -332,11 +331,6 @@ class TorchOptimizer(Optimizer):
     def knows(self, nlp: Language) -> bool:
         """Whether this is the current pipeline."""
         return self._trained.table.pipeline.is_(nlp)
-
-    def end_training(self) -> None:
-        """End the training. Params are now the values to evaluate and save: `averages` is empty until `initialize`."""
-        self._is_over = True
-        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), "float32")
 
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
@@ -782,7 +776,7 @@ class TorchOptimizer(Optimizer):
     def averages(self) -> dict[Any, Any]:
         """The averages for `nlp.use_params` and `Model.use_params`; perhaps empty. See `Averages.as_thinc`."""
         with self._lock:
-            return AveragedParams() if self._is_over else self._trained.averages_for_thinc()
+            return self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:

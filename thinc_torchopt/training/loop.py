@@ -71,7 +71,6 @@ def train_while_improving(
 def _steps(run: Run) -> Iterator[_Step]:
     with run:
         if not run.begin():
-            yield from run.finish()
             return
         while (batch := run.next_batch()) is not None:
             run.begin_step(batch)
@@ -84,4 +83,3 @@ def _steps(run: Run) -> Iterator[_Step]:
             if run.save(info, is_best):
                 break
         run.end()
-        yield from run.finish()

@@ -170,8 +170,6 @@ class Run:
         )
         if rules is not None:
             rules.keep_models(models)
-        if rules is not None and (best_weights := rules.keep_best_weights(nlp, exclude)) is not None:
-            ours.append(best_weights)
         self._listeners = Listeners([*listeners, *ours, models, *([self.checkpoints] if self.checkpoints else [])])
         self.control = self._listeners.control
         if self.checkpoints is not None:
@@ -259,25 +257,6 @@ class Run:
         """End the run after its last step."""
         self.ranks.compare_params(self.progress.step)
         self.emit(TrainEnd)
-
-    def finish(self) -> Iterator[tuple[list[Example], dict[str, Any], bool]]:
-        """If rules asked for it, combine the best weights of components.
-
-        YIELDS (tuple): As for a step, for spaCy to log and save.
-        """
-        weights = None if self._rules is None else self._rules.best_weights
-        if weights is None or not weights.is_asked or not weights.steps:
-            return
-        weights.put_together()
-        self.ranks.compare_params(self.progress.step)
-        score, scores = self.ranks.evaluate(self._evaluate)
-        best = self.progress.best_score
-        weights.report(score, best)
-        losses = dict.fromkeys((name for name, proc in self.nlp.pipeline if is_trained(proc)), 0.0)
-        info = self._plain_info(score, scores) | {"losses": losses | self.progress.losses}
-        self._log_numbers.on_log(Log(self.progress.step, self.progress.epoch, self, info), self.control)
-        info["put_together"] = weights.steps
-        yield self.batch, info, score >= best
 
     # ------------------------------------------------------------------ one step
 
