@@ -599,12 +599,8 @@ OTHER = {
     "controller_metrics FileWatch path": ("another", {}),
     "controller_operations LearnRateControl groups": (["default"], {}),
     "controller_operations FreezeControl params": (["tagger/matrix"], {}),
-    "controller_operations BestWeightsControl components": (["tagger"], {}),
-    "controller_operations BestWeightsControl scores": ({"tagger": "tag_acc"}, {}),
     "controller_operations LogControl log_format": ("at {step}", {}),
     "controller_operations LogControl log_level": ("error", {}),
-    "controller_operations NotifyControl url": ("https://example.org", {}),
-    "controller_operations NotifyControl message": ("another", {}),
 }
 for where in ("layers OnlineRNN.v1", "architectures OnlineRNNEncoder.v1"):
     OTHER |= {
@@ -651,7 +647,6 @@ NOT_HERE |= {
             ),
             "operations.py",
         ),
-        (tuple(f"controller_operations NotifyControl {key}" for key in ("url_from", "allow")), "named_rules.py"),
     )
     if name.startswith(kinds)
 }
@@ -683,8 +678,6 @@ TOLD = {
 ROUNDING = {name for name in ARGUMENTS if name.endswith((" foreach", " fused"))}
 # What neither shows.
 SAME = "the same gradient, with less memory: tests/layers/test_gradients.py"
-SENT = "it is sent to the address: tests/controller/test_operations.py"
-AT_THE_END = "the training loop puts weights together: tests/controller/test_best_weights.py"
 HIDDEN = {
     "schedules plateau.v1 metric": "the optimizer gives it the score of that name: tests/schedules/test_schedule.py",
     "misc TrainerController.v1 definition": "the training loop asks it: tests/controller/test_training.py",
@@ -700,9 +693,6 @@ HIDDEN = {
     **{name: PRIVATE for name in ARGUMENTS if name.startswith("misc Privacy.v1")},
     "layers OnlineRNN.v1 traces": SAME,
     "architectures OnlineRNNEncoder.v1 traces": SAME,
-    "controller_operations BestWeightsControl components": AT_THE_END,
-    "controller_operations BestWeightsControl scores": AT_THE_END,
-    **{f"controller_operations NotifyControl {name}": SENT for name in ("url", "message", "timeout_seconds")},
 }
 
 

@@ -1,6 +1,10 @@
 """docs/controller.md: each definition in it fires when it should, and stays quiet when not; each list is complete."""
 
+import json
 import re
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from unittest.mock import Mock
 
 import pytest
@@ -56,7 +60,6 @@ RUNS = {
         [("on_exception", {"error_type": "RuntimeError", "error_text": "no memory"})],
         [("on_train_end", {}), ("on_exception", {"error_type": "KeyboardInterrupt", "error_text": ""})],
     ),
-    "put-together": ([("on_train_begin", {})], steps(1.0)),
     "cut-on-plateau": (scores(0.5, 0.4, 0.4, 0.4), scores(0.5, 0.4, 0.4, 0.6, 0.4)),
 }
 
@@ -104,3 +107,52 @@ def test_docs_limits_are_true():
         *(compiler.MAX_TEXT, compiler.MAX_NODES, compiler.MAX_DEPTH),
         *(guard.MAX_BITS, guard.MAX_PASSES, guard.MAX_KEYS, guard.MAX_WORK),
     ]
+
+
+@contextmanager
+def server(status):
+    """A web server. RETURNS (tuple): Its address, and what it got."""
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/hook?token=secret", got
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def test_docs_message_to_a_web_address(monkeypatch, caplog):
+    """As the page says: its own operation, in its own definition for `on_exception`. A failure harms nothing."""
+    [text] = [text for text in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "Notify" in text]
+    exec(text, {})
+    [block] = [block for block in BLOCKS if block["controllers"][0]["name"] == "tell-of-errors"]
+    hook = srsly.yaml_loads(re.search(r"Use `(\{name: hook.*?\})` and", PAGE)[1])
+    rule = {**block["controllers"][0], "operations": ["hook.should_notify"]}
+    definition = {**block, "operations": [hook], "controllers": [rule]}
+    error = {"step": 3, "error_type": "RuntimeError", "error_text": "no memory"}
+    for status in (200, 500):
+        with server(status) as (url, got):
+            monkeypatch.setenv(hook["arguments"]["url_from"], url)
+            controller = TrainerController(definition)
+            controller.on_event("on_exception", **error)
+            assert got == []  # without a control
+            controller.on_event("on_exception", **error, control=Control())
+            monkeypatch.setenv("RANK", "1")
+            controller.on_event("on_exception", **error, control=Control())
+            monkeypatch.delenv("RANK")
+        [message] = got
+        assert message["error"] == "no memory" and "hook.should_notify on on_exception at step 3" in message["text"]
+        assert ("HTTPError" in caplog.text) == (status == 500)
+    controller.on_event("on_exception", **error, control=Control())  # nobody listens any more
+    assert "URLError" in caplog.text and "secret" not in caplog.text

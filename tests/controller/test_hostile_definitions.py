@@ -176,8 +176,8 @@ def test_hostile_rules_as_series():
     assert all(refused)
 
 
-NAMED = ["stop_early", "cut_on_plateau", "roll_back_on_spike", "unfreeze_when", "notify", "keep_best"]
-NEEDED = {"params": ["*"], "when": "scores['score'] > 0.5", "url": "https://example.org"}
+NAMED = ["stop_early", "cut_on_plateau", "roll_back_on_spike", "unfreeze_when", "keep_best"]
+NEEDED = {"params": ["*"], "when": "scores['score'] > 0.5"}
 
 
 def named(name, **arguments):

@@ -289,13 +289,10 @@ LOGS = [
 
 
 @pytest.mark.parametrize("log_format", LOGS, ids=lambda text: ascii(text)[:40])
-@pytest.mark.parametrize(
-    "kind, setting, more", [("LogControl", "log_format", {}), ("NotifyControl", "message", {"url": "http://h/x"})]
-)
-def test_hostile_messages_are_refused(log_format, kind, setting, more):
+def test_hostile_messages_are_refused(log_format):
     definition = {
         "controller_metrics": [{"name": "m", "class": "Loss"}, {"name": "n", "class": "Loss"}],
-        "operations": [{"name": "log", "class": kind, "arguments": {setting: log_format, **more}}],
+        "operations": [{"name": "log", "class": "LogControl", "arguments": {"log_format": log_format}}],
         "controllers": [],
     }
     with measured() as done, pytest.raises(ControllerError, match=r"operations\[0\]\.arguments"):

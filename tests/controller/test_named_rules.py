@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spacy.util import registry
 
 from thinc_torchopt.controller import Control, Rule, Steering, TrainerController, trainer_controller
-from thinc_torchopt.errors import ConfigError, ControllerError
+from thinc_torchopt.errors import ConfigError
 
 
 def named(kind, **arguments):
@@ -109,30 +109,6 @@ def test_named_keep_best():
     ]
 
 
-def test_named_notify(monkeypatch):
-    monkeypatch.setenv("TEST_HOOK", "http://localhost:1/secret")
-    definition = named("notify", when="True", on="on_train_begin", url_from="TEST_HOOK", message="{state/step} {dev}")
-    assert "secret" not in str(definition)  # nor in checkpoints
-    assert [one["name"] for one in definition["controller_metrics"]] == ["dev", "state"]
-    TrainerController(definition)
-    monkeypatch.setenv("TEST_HOOK", "http://169.254.169.254/secret")
-    with pytest.raises(ControllerError, match="link-local") as caught:
-        TrainerController(definition)
-    assert "secret" not in str(caught.value)
-    allowed = named("notify", when="True", url_from="TEST_HOOK", allow_link_local=True)
-    TrainerController(allowed)
-    monkeypatch.setenv("TEST_HOOK", "no address, but secret")
-    with pytest.raises(ControllerError, match=r"'url_from'.*an address as in") as caught:
-        TrainerController(definition)
-    assert "secret" not in str(caught.value)
-    monkeypatch.delenv("TEST_HOOK")
-    with pytest.raises(ControllerError, match="environment variable that is set, found 'TEST_HOOK'"):
-        TrainerController(definition)
-    for both in ({}, {"url": "http://localhost/", "url_from": "TEST_HOOK"}):
-        with pytest.raises(ControllerError, match="an address, or 'url_from' without it"):
-            TrainerController(named("notify", when="True", **both))
-
-
 def test_named_several_of_a_kind_in_one_config():
     """Each has its own best value; metrics that the config defines replace the standard ones."""
     metrics = {"scores": registry.controller_metrics.get("EvalMetrics")(min_delta=0.5)}
@@ -170,7 +146,6 @@ def test_named_own_metrics_are_not_those_of_the_config():
         ("stop_early", {"min_steps": -1}, "'min_steps'.*at least 0"),
         ("cut_on_plateau", {"evaluations": 0}, "at least 1"),
         ("roll_back_on_spike", {"times": 1.0}, "above 1"),
-        ("notify", {"when": "True", "message": "{"}, "fields in braces"),
     ],
 )
 def test_named_bad_input(kind, arguments, reason):

@@ -1,10 +1,5 @@
-"""What operations do: with flags, with a loop that can be steered, and with a real web server."""
+"""What operations do: with flags, and with a loop that can be steered."""
 
-import json
-import socket
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from unittest.mock import Mock
 
 import pytest
@@ -66,7 +61,6 @@ def test_controls_set_flags(name, flag):
         ("should_freeze", "FreezeControl", {"params": ["ner/*"]}, "freeze", (["ner/*"],)),
         ("should_unfreeze", "FreezeControl", {"params": ["ner/*"]}, "unfreeze", (["ner/*"],)),
         ("should_rollback", "RollbackControl", {"to": "last"}, "roll_back", ("last",)),
-        ("should_put_together", "BestWeightsControl", {}, "put_together", ()),
     ],
 )
 def test_operations_steer_the_training(action, kind, arguments, call, args):
@@ -109,20 +103,6 @@ def test_operations_steer_the_training(action, kind, arguments, call, args):
         ("should_log", "LogControl", {"log_format": "x", "log_level": "loud"}, "debug, info"),
         ("should_log", "LogControl", {"log_format": "{loss/los}"}, "fields of loss among loss/loss, "),
         ("should_log", "LogControl", {"log_format": "{loss[loss]}"}, "without attributes and indices"),
-        ("should_notify", "NotifyControl", {"url": "file:///etc/passwd"}, "an address"),
-        ("should_notify", "NotifyControl", {"url": "http://a b"}, "an address"),
-        ("should_notify", "NotifyControl", {"url": "http://h:99999/"}, "an address"),
-        ("should_notify", "NotifyControl", {"url": 3}, "an address"),
-        ("should_notify", "NotifyControl", {"url": "http://h/", "timeout_seconds": 0}, "above 0"),
-        ("should_notify", "NotifyControl", {"url": "http://user:secret@h/"}, "without user and password"),
-        *(
-            ("should_notify", "NotifyControl", {"url": f"http://{host}/latest/meta-data"}, "not link-local")
-            for host in (
-                *("169.254.169.254", "169.254.0.1:8080", "[fe80::1]", "[febf::1]:80"),
-                *("[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]", "2852039166", "0xa9fea9fe", "169.254.43518"),
-            )
-        ),
-        ("should_notify", "NotifyControl", {"url": "https://169.254.169.254"}, "not link-local"),
         ("should_log", "LogControl", {"log_format": "a\n[INFO] b"}, "one line without control characters"),
         ("should_log", "LogControl", {"log_format": "\x1b[2J{step}"}, "one line without control characters"),
         ("should_log", "LogControl", {"log_format": "a\u2028b"}, "one line without control characters"),
@@ -191,119 +171,6 @@ def test_log_control_writes_one_line(letter, shown, caplog):
         made.on_event("on_save", step=1, path=path)
     assert caplog.messages == [f"a{shown}[INFO] b, a{shown}[INFO] b, {{'text': {path!r}}}"]
     assert len(caplog.messages[0].splitlines()) == 1
-
-
-@contextmanager
-def server(status=200, wait=None):
-    """A web server. RETURNS (tuple): Its address, and what it got."""
-    got = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if wait is not None:
-                wait.wait(10)
-            got.append(json.loads(body))
-            self.send_response(status)
-            if status == 302:
-                self.send_header("Location", "http://169.254.169.254/elsewhere")
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    http = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}/hook?token=secret", got
-    finally:
-        http.shutdown()
-        http.server_close()
-
-
-def notifier(url, timeout=5.0):
-    controller = doing(
-        "op.should_notify", "NotifyControl", {"url": url, "message": "loss {loss/loss}", "timeout_seconds": timeout}
-    )
-    return controller, controller.definition.operations["op"].instance._webhook
-
-
-def test_notify_control_posts():
-    with server() as (url, got):
-        controller, webhook = notifier(url)
-        for step in range(3):
-            controller.on_event("on_step_end", step=step, losses={"ner": 1.0}, control=Control())
-        webhook.wait()
-    assert [message["step"] for message in got] == [0, 1, 2]
-    assert got[0] == {"text": "loss 1.0", "controller": "c", "event": "on_step_end", "step": 0, "values": {}}
-
-
-@pytest.mark.parametrize("status", [302, 404, 500])
-def test_notify_control_failures_harm_nothing(status, caplog):
-    with server(status) as (url, got):
-        controller, webhook = notifier(url)
-        controller.on_event("on_step_end", control=Control())
-        webhook.wait()
-    assert len(got) == 1 and f"answered {status}" in caplog.text and "secret" not in caplog.text
-    controller.on_event("on_step_end", control=Control())  # nobody listens any more
-    webhook.wait()
-    assert "127.0.0.1" in caplog.messages[-1] and "secret" not in caplog.text
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_notify_control_goes_to_no_name_that_leads_to_link_local_addresses(scheme, monkeypatch, caplog):
-    """There is no such name here: what tells the addresses of names is replaced."""
-    real, leads_to = socket.getaddrinfo, ["127.0.0.1"]
-
-    def getaddrinfo(host, *args, **kwargs):
-        return [one for ip in leads_to for one in real(ip if host == "hook.example" else host, *args, **kwargs)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    seen = []
-    monkeypatch.setattr(socket, "create_connection", lambda *args: seen.append(args))
-    for key in ("http_proxy", "https_proxy"):
-        monkeypatch.delenv(key, raising=False)
-    for addresses in (["169.254.169.254"], ["127.0.0.1", "::ffff:169.254.169.254"], ["fe80::1"]):
-        leads_to[:] = ["127.0.0.1"]
-        controller, webhook = notifier(f"{scheme}://hook.example/x?token=secret")
-        leads_to[:] = addresses
-        controller.on_event("on_step_end", control=Control())
-        webhook.wait()
-        assert "hook.example" in caplog.messages[-1] and "not link-local" in caplog.messages[-1]
-    assert len(caplog.messages) == 3 and not seen and "secret" not in caplog.text
-
-
-def test_notify_control_says_nothing_to_a_link_local_address(monkeypatch, caplog):
-    """A name that leads elsewhere when it is asked for again: what is connected counts."""
-    with server() as (url, got):
-        controller, webhook = notifier(url)
-        monkeypatch.setattr(socket.socket, "getpeername", lambda self: ("169.254.169.254", 80))
-        controller.on_event("on_step_end", control=Control())
-        webhook.wait()
-    assert got == [] and "not link-local" in caplog.messages[-1]
-
-
-def test_notify_control_does_not_wait(caplog):
-    go = threading.Event()
-    with server(wait=go) as (url, got):
-        controller, webhook = notifier(url)
-        for step in range(105):
-            controller.on_event("on_step_end", step=step, control=Control())
-        assert got == [] and "Dropped" in caplog.text
-        go.set()
-        webhook.wait()
-    assert 100 <= len(got) <= 101 and got[-1]["step"] == 104
-
-
-def test_notify_control_gives_up_after_a_time(caplog):
-    go = threading.Event()
-    with server(wait=go) as (url, got):
-        controller, webhook = notifier(url, 0.05)
-        controller.on_event("on_step_end", control=Control())
-        webhook._thread.join(10)
-        assert got == [] and "Can't send" in caplog.text
-        go.set()
 
 
 def test_own_operations():

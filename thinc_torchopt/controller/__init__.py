@@ -4,8 +4,7 @@ The controller is a plain object that knows nothing of spaCy or torch. events.py
 definition_file.py reads a definition, in_config.py makes one of blocks of the config, named_rules.py has those with a
 name; definition.py checks it. rules.py evaluates rules, which compiler.py and guard.py make safe; metrics.py,
 series.py, run_metrics.py and operations.py have the classes that a definition can name. plain.py copies values,
-lookups.py picks those that a rule uses, rolling.py has their statistics, messages.py fills texts with them, webhook.py
-sends them.
+lookups.py picks those that a rule uses, rolling.py has their statistics, messages.py fills texts with them.
 """
 
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
@@ -17,7 +16,6 @@ from .lookups import Path, value_at
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import (
     AveragesControl,
-    BestWeightsControl,
     Control,
     DecayControl,
     FreezeControl,
@@ -25,7 +23,6 @@ from .operations import (
     KeepBestControl,
     LearnRateControl,
     LogControl,
-    NotifyControl,
     Operation,
     RollbackControl,
     Steering,
@@ -39,7 +36,6 @@ __all__ = [
     "FUNCTIONS",
     "RULE_KEYS",
     "AveragesControl",
-    "BestWeightsControl",
     "Control",
     "ControllerSettings",
     "ControllerSpec",
@@ -52,7 +48,6 @@ __all__ = [
     "LogControl",
     "Metric",
     "MetricUnavailable",
-    "NotifyControl",
     "Operation",
     "Path",
     "RollbackControl",

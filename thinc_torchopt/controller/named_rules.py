@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Dict, List, Literal, Optional, Union
+from typing import Any, Dict, List, Literal, Optional
 
 from ..checks import Section
 from ..registry import registry
-from .messages import Message
 from .rules import names_in
 
 Definition = Dict[str, Any]
@@ -187,32 +186,6 @@ def unfreeze_when(params: List[str], when: str, freeze_first: bool = True) -> De
     if freeze_first:
         rules.insert(0, _rule("freeze", "on_train_begin", "True", "frozen.should_freeze"))
     return define(*rules, operations=[frozen])
-
-
-@rules_by_name("thinc-torchopt.notify.v1")
-def notify(
-    when: str,
-    on: Union[str, List[str]] = "on_evaluate",
-    url: Optional[str] = None,
-    url_from: Optional[str] = None,
-    message: str = "{control_name} fired on {event_name} at step {step}",
-    allow_link_local: bool = False,
-    max_firings: Optional[int] = None,
-) -> Definition:
-    """Send a message to a web address at an event on which an expression is true.
-
-    when (str): The expression, such as "scores['score'] > 0.9".
-    on (str | list[str]): The event, or several.
-    url, url_from, message, allow_link_local: As in `NotifyControl`.
-    max_firings (int | None): Send at most so many.
-    """
-    arguments: Dict[str, Any] = {"message": message, "allow_link_local": allow_link_local}
-    arguments |= {key: value for key, value in (("url", url), ("url_from", url_from)) if value is not None}
-    rule = _rule("notify", "", when, "note.should_notify") | {"triggers": [on] if isinstance(on, str) else on}
-    if max_firings is not None:
-        rule["max_firings"] = max_firings
-    note = {"name": "note", "class": "NotifyControl", "arguments": arguments}
-    return define(rule, operations=[note], names=Message("message", message).names)
 
 
 @rules_by_name("thinc-torchopt.keep_best.v1")

@@ -16,7 +16,6 @@ event. It changes the training through `control`. Without one it does nothing, a
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -28,7 +27,6 @@ from .given import Given
 from .guard import MetricUnavailable
 from .messages import Message, level_of, one_line
 from .rules import Rule, expression
-from .webhook import Webhook
 
 T = TypeVar("T", bound=type)
 _SECTION = Section("the arguments")
@@ -57,9 +55,6 @@ class Steering(Protocol):
 
     def roll_back(self, to: Literal["best", "last"]) -> None:
         """Go back to the weights of the best evaluation, or of the last checkpoint."""
-
-    def put_together(self) -> None:
-        """At the end of the training, give each component its best weights."""
 
     def accumulate_gradient(self, substeps: int) -> None:
         """Set the number of parts into which each batch is divided."""
@@ -275,28 +270,6 @@ class RollbackControl(Operation):
             steering.roll_back(self.to)
 
 
-@controller_operations("BestWeightsControl")
-class BestWeightsControl(Operation):
-    """Keeps the best weights of each component, and combines them at the end of the training.
-
-    components (list[str] | None): Names of components. None: all trained components that have a score.
-    scores (dict[str, str]): The score to use, by component. Default: the component's own scores.
-    """
-
-    def __init__(self, components: list[str] | None = None, scores: dict[str, str] = {}):
-        self.components = None if components is None else patterns("components", components)
-        if not isinstance(scores, Mapping) or not all(
-            isinstance(text, str) for pair in scores.items() for text in pair
-        ):
-            _SECTION.refuse("scores", "names of scores by component, as in {ner: ents_f}", scores)
-        self.scores = dict(scores)
-
-    def should_put_together(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Combine the best weights at the end of the training, whenever the rule fires."""
-        if (steering := _steering(control, "put weights together")) is not None:
-            steering.put_together()
-
-
 @controller_operations("AccumulationControl")
 class AccumulationControl(Operation):
     """Divides batches into another number of parts, from the next step on, as `accumulate_gradient` in `[training]`.
@@ -406,64 +379,6 @@ class LogControl(Operation):
     def should_log(self, *, values: Mapping[str, Any], **kwargs: Any) -> None:
         """Write the line."""
         logger.log(self._level, "%s", one_line(self._message.fill(values, kwargs)))
-
-
-@controller_operations("NotifyControl")
-class NotifyControl(Operation):
-    """Sends a message to a web address by POST, as JSON: `text`, `controller`, `event`, `step`, `values`.
-
-    The training does not wait for it, and a failure is only logged. Messages are sent in order; if more than a
-    hundred wait, the oldest are dropped. Redirects are not followed, and link-local addresses (169.254.0.0/16,
-    fe80::/10), where clouds keep the keys of a machine, are refused, also behind a name. A proxy of the environment
-    looks up names itself. The log shows only the host of the address.
-
-    url (str | None): "https://..." or "http://...".
-    url_from (str | None): The environment variable with the address, which may have a secret in it. Instead of `url`.
-    message (str): Text with fields, as for `LogControl`.
-    timeout_seconds (float): How long to wait for an answer, up to 300.
-    allow_link_local (bool): Send to link-local addresses too.
-    """
-
-    quiet = ("should_notify",)
-
-    def __init__(
-        self,
-        url: str | None = None,
-        message: str = "{control_name} fired on {event_name} at step {step}",
-        timeout_seconds: float = 10.0,
-        url_from: str | None = None,
-        allow_link_local: bool = False,
-    ):
-        if (url is None) == (url_from is None):
-            _SECTION.refuse("url", "an address, or 'url_from' without it", url)
-        if url_from is not None and (not isinstance(url_from, str) or not (url := os.environ.get(url_from))):
-            _SECTION.refuse("url_from", "the name of an environment variable that is set", url_from)
-        _SECTION.flag("allow_link_local", allow_link_local)
-        timeout = _SECTION.number("timeout_seconds", timeout_seconds, "a number above 0, at most 300", at_most=300.0)
-        if timeout == 0.0:
-            _SECTION.refuse("timeout_seconds", "a number above 0, at most 300", timeout_seconds)
-        self._webhook = Webhook(
-            url, timeout, setting="url" if url_from is None else "url_from", may_be_link_local=allow_link_local
-        )
-        self._message = Message("message", message)
-
-    def prepare(self, metrics: Collection[str]) -> None:
-        self._message.check(metrics)
-
-    def should_notify(
-        self, *, values: Mapping[str, Any], firing: Any, control: Control | None = None, **kwargs: Any
-    ) -> None:
-        """Send the message."""
-        if control is not None:
-            self._webhook.send(
-                {
-                    "text": self._message.fill(values, kwargs),
-                    "controller": firing.controller,
-                    "event": firing.event,
-                    "step": firing.step,
-                    "values": firing.values,
-                }
-            )
 
 
 def patterns(name: str, value: Any) -> list[str]:

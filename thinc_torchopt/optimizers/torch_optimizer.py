@@ -28,7 +28,7 @@ from thinc.api import Model, Optimizer
 from .. import hooks
 from ..algorithms import AN_ALGORITHM, Algorithm
 from ..attachments import Attachment, collect_attachments, taking_blocks
-from ..averages import AveragedParams, AverageSettings, check_not_in_use, chosen_averages
+from ..averages import AverageSettings, check_not_in_use, chosen_averages
 from ..checks import OPTIMIZER, known_settings, own_errors
 from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from ..learn_rate import RateWriter
@@ -223,7 +223,7 @@ class TorchOptimizer(Optimizer):
         return [name for name in super().__dir__() if name not in _HIDDEN]
 
     def _reset(self) -> None:
-        self._is_over = self._is_checked = False
+        self._is_checked = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -255,7 +255,6 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._trained.plan.check(all_names(nlp))
             self._reset_if_other(nlp)
-            self._is_over = False
             self._trained.table.add_all(nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
@@ -276,11 +275,6 @@ class TorchOptimizer(Optimizer):
     def knows(self, nlp: Language) -> bool:
         """Whether this is the current pipeline."""
         return self._trained.table.pipeline.is_(nlp)
-
-    def end_training(self) -> None:
-        """End the training. Params are now the values to evaluate and save: `averages` is empty until `initialize`."""
-        self._is_over = True
-        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), "float32")
 
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
@@ -717,7 +711,7 @@ class TorchOptimizer(Optimizer):
     def averages(self) -> dict[Any, Any]:
         """The averages for `nlp.use_params` and `Model.use_params`; perhaps empty. See `Averages.as_thinc`."""
         with self._lock:
-            return AveragedParams() if self._is_over else self._trained.averages_for_thinc()
+            return self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
     def averages(self, value: None) -> None:

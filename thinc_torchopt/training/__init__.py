@@ -6,7 +6,7 @@ loop.py defines the order of a step's parts (run.py), and events.py the events t
         state: progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.
 - rollback.py goes back to a checkpoint.
 - rules.py connects the trainer controller. dev_loss.py computes the loss on the development data for it.
-- saved_models.py saves models, best_weights.py combines the best weights of components, log_numbers.py feeds loggers.
+- saved_models.py saves models, log_numbers.py feeds loggers.
 - decay.py starts the fall of learning rates on demand, budget.py in time for a budget.
 
 ranks.py keeps several processes in step. own_loop.py saves and resumes a user's own loop; signals.py stops a run after

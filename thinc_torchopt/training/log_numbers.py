@@ -17,7 +17,6 @@ If there is something to report:
 - `controller`: firings of rules since the last step (see rules.py). `fired`: their number by rule since the last
         evaluation.
 - `epsilon`, and `privacy` with both accountants' values: of a private training, at an evaluation (see private.py).
-- `put_together`: at the end, the best step of each component (see best_weights.py).
 - `log_now`: a listener asked to log this step.
 """
 

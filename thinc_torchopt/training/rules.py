@@ -18,7 +18,6 @@ from spacy.language import Language
 
 from ..controller import (
     AveragesControl,
-    BestWeightsControl,
     ControllerSettings,
     DecayControl,
     Firing,
@@ -26,7 +25,6 @@ from ..controller import (
     HFControls,
     LearnRateControl,
     LogControl,
-    NotifyControl,
     RollbackControl,
 )
 from ..controller import Control as Wishes
@@ -34,7 +32,6 @@ from ..errors import ConfigWarning, ControllerError
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model
 from ..schema import Count, Limit, Positive, read, write
-from .best_weights import BestWeights
 from .events import EVENTS, Control, Event, TrainEnd
 from .processes import Alone
 from .run import Run
@@ -63,7 +60,6 @@ Request = Annotated[str, Limit(" or ".join(_TOO_LATE), lambda request: request i
 _HELD: Final = ("on_init_end", *EVENTS)
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end", "on_exception")
 # Requests that make no sense when the training has ended.
-_MESSAGES: Final = (LogControl, NotifyControl)
 _NOT_AT_END: Final = ("should_epoch_stop", "should_evaluate", "should_log")
 # Scores of the tokenizer, and words per second, which have no weights.
 _SPACYS_SCORES: Final = ("token_acc", "token_p", "token_r", "token_f", "speed")
@@ -135,7 +131,6 @@ class Rules:
         self._fired: Counter[str] = Counter()  # since the last evaluation
         self._is_stopped = False
         self._has_ended = False
-        self.best_weights: BestWeights | None = None
         # Actions to log here. The controller logs those with a log_level in the definition.
         self._told = {
             spec.name: {
@@ -196,10 +191,10 @@ class Rules:
                     "Use on_evaluate, for example."
                 )
             is_ours = type(operation).__module__.startswith("thinc_torchopt.")
-            if "on_exception" in triggers and is_ours and not isinstance(operation, _MESSAGES):
+            if "on_exception" in triggers and is_ours and not isinstance(operation, LogControl):
                 raise ControllerError(
                     f"Can't use the action {name}.{action} on on_exception: an error ends the training there. Only "
-                    "LogControl, NotifyControl and operations of your own act after it."
+                    "LogControl and operations of your own act after it."
                 )
             if isinstance(operation, RollbackControl) and "checkpoint" not in self._optimizer.attachments:
                 raise ControllerError(
@@ -254,18 +249,6 @@ class Rules:
             elif isinstance(operation, FreezeControl):
                 self._optimizer.check_param_names(operation.params)
         return self._controller.check_keys(self._optimizer.rate_names, *names_in_run(nlp))
-
-    def keep_best_weights(self, nlp: Language, exclude: Sequence[str]) -> BestWeights | None:
-        """The listener that keeps the best weights of components, if a rule combines them.
-
-        RAISES (ControllerError): Their weights can't be kept.
-        """
-        found = {id(one): one for _, _, one, _ in self._actions() if isinstance(one, BestWeightsControl)}
-        if len(found) > 1:
-            raise ControllerError("Can't use several operations BestWeightsControl. Remove all but one.")
-        for settings in found.values():
-            self.best_weights = BestWeights(nlp, self._optimizer, exclude, settings)
-        return self.best_weights
 
     def _is_quiet(self, name: str, action: str) -> bool:
         operation = self._controller.definition.operations[name].instance
@@ -369,9 +352,9 @@ class Rules:
         return firings
 
     def _is_message(self, firing: Firing) -> bool:
-        """Whether its operation only sends or logs a message, which rank 0 does."""
+        """Whether its operation only logs a message, which rank 0 does."""
         operation = self._controller.definition.operations[firing.operation].instance
-        return isinstance(operation, _MESSAGES)
+        return isinstance(operation, LogControl)
 
     def _pass_on(self, name: str, control: Control, firings: Sequence[Firing]) -> None:
         wishes = self._wishes
@@ -393,8 +376,6 @@ class Rules:
             goes_back = bool(self._steering.wanted & {"best", "last"})
             control.should_roll_back |= "last" in self._steering.wanted
             control.should_roll_back_to_best |= "best" in self._steering.wanted
-            if "put together" in self._steering.wanted and self.best_weights is not None:
-                self.best_weights.is_asked = True
             self._steering.wanted.clear()
             # After on_step_end, it is done at on_save.
             control.should_save |= goes_back and name in ("on_evaluate", "on_log")
@@ -477,9 +458,6 @@ class RunSteering:
 
     def roll_back(self, to: Literal["best", "last"]) -> None:
         self.wanted.add(to)
-
-    def put_together(self) -> None:
-        self.wanted.add("put together")
 
     def accumulate_gradient(self, substeps: int) -> None:
         if self.run is not None:

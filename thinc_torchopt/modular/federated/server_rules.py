@@ -15,7 +15,6 @@ from ...controller import (
     KeepBestControl,
     LearnRateControl,
     LogControl,
-    NotifyControl,
 )
 from ...errors import ControllerError
 from ...schema import read, write
@@ -27,7 +26,7 @@ from .weights import Tensors
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
 _EVENT = "on_evaluate"
-_ACTIONS = (KeepBestControl, LearnRateControl, LogControl, NotifyControl)
+_ACTIONS = (KeepBestControl, LearnRateControl, LogControl)
 
 
 @dataclass
