@@ -239,7 +239,7 @@ def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, mon
     """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before."""
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
     rates = rates_in(train(tmp_path, corpus, limit))
-    budget = Budget(limit).limit
+    budget = Budget(limit).amount
     used = clock.now - 1000.0
     assert budget - 2.0 - evaluation <= used <= budget + 1.0
     first = rates.index(rates[-1]) - len([rate for rate in rates if 0 < rate < 0.01]) + 2
