@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from typing import Any
 import numpy
 import torch
 
-from ..errors import ConfigError, StateError
+from ..errors import ConfigError, ScheduleError, StateError
 from ..kernels import NO_KERNEL, FusedKernel
+from ..schedules import Schedule, current
 from .state_beside import check_plain, collect_beside
 from .state_roles import roles_of
 
@@ -61,7 +63,7 @@ class Algorithm:
         see state_size.py.
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
 
-    Public: `trial` (Trial).
+    Public: `trial` (Trial), `ranges` (OptionRanges).
     """
 
     label: str
@@ -74,9 +76,18 @@ class Algorithm:
     counts_for_group: bool = False
     state_bytes: Callable[[Mapping[str, Any], tuple[int, ...]], int] | None = None
     trial: Trial = field(init=False, repr=False)
+    ranges: OptionRanges = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
+        object.__setattr__(self, "ranges", OptionRanges(self))
+
+    def fuses(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> bool:
+        """Whether a fused kernel should update a param with these options."""
+        fused = options.get("fused", False)
+        if fused is None:  # the device has a kernel, and the config does not choose another one
+            fused = not options.get("foreach") and tensor.device.type in self.kernel.devices
+        return bool(fused) and self.kernel.accepts(tensor)
 
     def check_options(self, given: Mapping[str, Any], where: str, own: str = IN_ALGORITHM) -> dict[str, Any]:
         """Check options for some of the params, from a config.
@@ -275,3 +286,76 @@ def may_move(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(may_move, value))
     return isinstance(value, list) or hasattr(value, "__next__")
+
+
+# ---------------------------------------------------------------------- values of schedules
+
+# The first values to try. Valid ranges usually begin or end at 0 or 1.
+_TRIED = (-1000.0, -1.0, 0.0, 1e-12, 0.5, 1.0 - 1e-7, 1.0, 1.0 + 1e-7, 1000.0)
+
+
+class OptionRanges:
+    """The valid values of an algorithm's options that schedules move, as far as they are known.
+
+    A torch class checks its options only when it is built: a NaN that a schedule puts in `weight_decay` later goes into
+    the weights. So each value is checked before it is written. The class itself checks a value, when a small optimizer
+    is built with it. That is too slow for every step, so each option has a range, which spans all values accepted so
+    far, beginning with a few that are tried at first.
+
+    algorithm (Algorithm): The algorithm.
+    """
+
+    def __init__(self, algorithm: Algorithm):
+        self.algorithm = algorithm
+        self._ranges: dict[tuple[str, int | None], tuple[float, float]] = {}
+
+    def check(self, name: str, sources: Mapping[str, Any]) -> None:
+        """Check the value of an option at this step.
+
+        name (str): The option.
+        sources (Mapping[str, Any]): All options of the algorithm, including schedules, and tuples with schedules.
+        RAISES (ScheduleError): It is not finite, or the algorithm does not accept it.
+        """
+        source = sources[name]
+        for place, schedule in enumerate(source) if isinstance(source, tuple) else ((None, source),):
+            if isinstance(schedule, Schedule):
+                low, high = self._ranges.get((name, place)) or self._begin(name, place, sources)
+                if not low <= schedule.value <= high:
+                    self._try(name, place, schedule, sources)
+
+    def _begin(self, name: str, place: int | None, sources: Mapping[str, Any]) -> tuple[float, float]:
+        taken = [value for value in _TRIED if self._refusal(_with(sources, name, place, value)) is None]
+        self._ranges[name, place] = found = (min(taken), max(taken)) if taken else (math.inf, -math.inf)
+        return found
+
+    def _try(self, name: str, place: int | None, schedule: Schedule, sources: Mapping[str, Any]) -> None:
+        """Try a value outside the range; if it is accepted, the range grows."""
+        value = schedule.value
+        refusal = self._refusal(_with(sources, name, place, value)) if math.isfinite(value) else "It is not finite"
+        if refusal is not None:
+            raise ScheduleError(
+                f"Can't use the schedule of '{schedule.name}' at step {schedule.position}: expected a value that "
+                f"'{self.algorithm.label}' accepts for {option_entry(name, place)}, found {value}. "
+                f"{refusal.rstrip('.')}. No param was updated at this step. Give the schedule values in the range of "
+                "the option."
+            )
+        low, high = self._ranges[name, place]
+        self._ranges[name, place] = min(low, value), max(high, value)
+
+    def _refusal(self, options: Mapping[str, Any]) -> str | None:
+        """The algorithm's reason for refusing options. None: it accepts them."""
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                self.algorithm.build([small_matrix(options)], lr=0.001, **options)
+            except Exception as error:
+                return str(error)
+        return None
+
+
+def _with(sources: Mapping[str, Any], name: str, place: int | None, value: float) -> dict[str, Any]:
+    """The options of this step, with one of them replaced."""
+    options = {other: current(source) for other, source in sources.items()}
+    if place is None:
+        return options | {name: value}
+    return options | {name: (*options[name][:place], value, *options[name][place + 1 :])}

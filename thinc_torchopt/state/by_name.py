@@ -13,10 +13,11 @@ from typing import Any, Literal
 import torch
 from thinc.api import Shim
 
-from ..algorithms import StateBeside, library_of, restore_beside
+from ..algorithms import StateBeside, example_state, library_of, restore_beside
 from ..errors import CheckpointWarning, StateError
 from ..host import is_scaling, scaler_of
 from ..params import Param, inherit_master
+from ..schedules import current
 from ..schema import check_names, refuse, write
 from ..update import Group, Plan
 from .forms import WHAT, SavedGroup, SavedParam, SavedState
@@ -318,7 +319,11 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
         n_dimensions = len(found.shape)
         key = id(param.group), n_dimensions
         if key not in examples:
-            examples[key] = param.group.owner.builder.example_state(param.settings, param.device, n_dimensions)
+            options = {name: current(value) for name, value in param.settings.options.items()}
+            try:
+                examples[key] = example_state(param.group.owner.algorithm, options, (2,) * n_dimensions)
+            except Exception:  # it can't be found out on a small param
+                examples[key] = {}
         example, label = examples[key], param.group.owner.algorithm.label
         if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
             # torch makes the buffer in the first step with momentum.
