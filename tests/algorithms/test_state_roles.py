@@ -6,8 +6,7 @@ from torch import nn
 
 from thinc_torchopt import Algorithm, TorchOptimizer, preserve_optimizer_state
 from thinc_torchopt.algorithms.pytorch_optimizer import _FACTS, create
-from thinc_torchopt.algorithms.state_checks import check_states
-from thinc_torchopt.algorithms.state_roles import ROLES, roles_of
+from thinc_torchopt.algorithms.state_roles import ROLES, check_states, roles_of
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, StateError
 

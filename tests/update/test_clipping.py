@@ -17,9 +17,16 @@ from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, RMSprop
 from thinc_torchopt.errors import NonFiniteGradWarning
 from thinc_torchopt.params.param import Param
 from thinc_torchopt.types import ClipBy
-from thinc_torchopt.update.clipping import clip_factors, clip_grads, clip_units, clip_values, scale_grads, total_norm
+from thinc_torchopt.update.clipping import (
+    clip_factors,
+    clip_grads,
+    clip_units,
+    clip_values,
+    grad_norms,
+    scale_grads,
+    total_norm,
+)
 from thinc_torchopt.update.guard import Guard
-from thinc_torchopt.update.norms import grad_norms
 
 from ..conftest import needs_gpu
 from ..models import toy_examples, toy_pipeline

@@ -17,9 +17,8 @@ from thinc_torchopt.errors import ConfigError, GradSpikeWarning, NonFiniteGradEr
 from thinc_torchopt.params.param import Param
 from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
-from thinc_torchopt.update.clipping import total_norm
+from thinc_torchopt.update.clipping import grad_norms, total_norm
 from thinc_torchopt.update.guard import MIN_UPDATES, Guard
-from thinc_torchopt.update.norms import grad_norms
 
 from ..models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 from ..peek import guard_in

@@ -8,9 +8,8 @@ param grows; state_beside.py handles state that belongs to no param.
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
 from .pytorch_optimizer import create
 from .state_beside import StateBeside, collect_beside, map_tensors, restore_beside
-from .state_checks import check_states
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
-from .state_roles import Roles, library_of
+from .state_roles import Roles, check_states, library_of
 from .state_size import StateSizes, example_state
 from .thinc import ThincAdam, ThincSGD, check_numbers
 from .torch_classes import (

@@ -1,11 +1,10 @@
 """Learning from a stream of texts with labels: `spacy torchopt learn`.
 
-learner.py learns and saves; source.py reads lines, records.py makes examples of them, memory.py keeps old ones.
+learner.py learns and saves; source.py reads lines, records.py makes examples of them and keeps some.
 """
 
 from .learner import LearnSettings, Row, StreamLearner, read_log
-from .memory import Memory
-from .records import read_examples
+from .records import Memory, read_examples
 from .source import Line, Place, Source
 
 __all__ = ["LearnSettings", "Line", "Memory", "Place", "Row", "Source", "StreamLearner", "read_examples", "read_log"]

@@ -59,8 +59,7 @@ from ..training import (
     restore_model,
     restore_random,
 )
-from .memory import Memory
-from .records import Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
+from .records import Memory, Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
 from .source import Line, Place, Source
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"

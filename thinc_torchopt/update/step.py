@@ -17,7 +17,7 @@ statistics are restored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thinc.api import Shim
 
@@ -25,13 +25,45 @@ from ..params import Param, clear_grads, follow_models, round_to_models
 from ..threads import threads_for
 from ..types import BatchSize, ClipBy
 from .buffers import KeptBuffers
-from .clipping import clip_grads
+from .clipping import clip_grads, norms_of_grads, total_norm
 from .guard import JOINT, Guard, Verdict
-from .norms import norms_of_grads, total_norm
-from .reduce import Reduce
 
 if TYPE_CHECKING:
     from ..optimizers import TrainedParams
+
+
+class SplitState(Protocol):
+    """Splits the updates of params, and their state, between processes."""
+
+    def own(self, params: Sequence[Param]) -> list[Param]:
+        """The params that this process updates, among those to update."""
+
+    def exchange(self, params: Sequence[Param]) -> None:
+        """Get the values of params that other processes have updated."""
+
+
+class Reduce(Protocol):
+    """Combines each gradient over all processes, in place. distributed/reduce.py implements it for data parallel
+    training.
+
+    lr_scale (float): Multiplies all learning rates.
+    shards (SplitState | None): None: each process updates all params.
+    """
+
+    lr_scale: float
+
+    @property
+    def shards(self) -> SplitState | None: ...
+
+    def __call__(
+        self, params: Sequence[Param], known: Sequence[Param], spoiled_by: Exception | None
+    ) -> tuple[list[Param], Exception | None]:
+        """Called by every process at each joint update, even without a gradient.
+
+        params (Sequence[Param]): The params that have a gradient here. known (Sequence[Param]): All params.
+        spoiled_by (Exception | None): The error that prevented gradients here.
+        RETURNS (tuple): Over all processes: params with a gradient in any, and the first error.
+        """
 
 
 class Step:
