@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 
+from ..checks import Section
 from ..errors import ConfigError, ScheduleError, StateError
 from ..kernels import NO_KERNEL, FusedKernel
 from ..schedules import Schedule, current
@@ -33,7 +34,7 @@ def accepts_all(name: str, param: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """Facts about a torch optimizer, found by a few steps on a small matrix.
 
     in_group (frozenset[str]): Options that each param group has for itself.
@@ -63,7 +64,7 @@ class Algorithm:
         see state_size.py.
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
 
-    Public: `trial` (Trial), `ranges` (OptionRanges).
+    Public: `trial` (TrialResult), `ranges` (OptionRanges).
     """
 
     label: str
@@ -75,7 +76,7 @@ class Algorithm:
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
     state_bytes: Callable[[Mapping[str, Any], tuple[int, ...]], int] | None = None
-    trial: Trial = field(init=False, repr=False)
+    trial: TrialResult = field(init=False, repr=False)
     ranges: OptionRanges = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -126,10 +127,10 @@ def as_torch_option(name: str, default: Any, value: Any, where: str) -> Any:
     value = as_plain(value)
     is_switch = isinstance(default, bool) or (default is None and name in ("foreach", "fused"))
     if is_switch and not isinstance(value, (bool, type(default))):
-        raise ConfigError(f"Can't set '{name}' in {where}: expected true or false, found {value!r}.")
+        Section(where).refuse(name, "true or false", value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(default, (int, float)) and not is_switch and not is_number and not may_move(value):
-        raise ConfigError(f"Can't set '{name}' in {where}: expected a number, found {value!r}.")
+        Section(where).refuse(name, "a number", value)
     if not isinstance(default, tuple):
         return value
     # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
@@ -139,10 +140,8 @@ def as_torch_option(name: str, default: Any, value: Any, where: str) -> Any:
         or len(value) != len(entries)
         or (isinstance(value, dict) and set(value) != set(entries))
     ):
-        raise ConfigError(
-            f"Can't set '{name}' in {where}: expected {len(entries)} values, as in {list(default)}, "
-            f"or a section with {' and '.join(entries)}, found {value}."
-        )
+        expected = f"{len(entries)} values, as in {list(default)}, or a section with {' and '.join(entries)}"
+        Section(where).refuse(name, expected, value)
     return tuple(as_plain(value[key] if isinstance(value, dict) else value[i]) for i, key in enumerate(entries))
 
 
@@ -165,7 +164,9 @@ def small_matrix(options: Mapping[str, Any]) -> torch.Tensor:
     return torch.ones(2, 2, device=device, requires_grad=True)
 
 
-def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM) -> Trial:
+def try_out(
+    build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM
+) -> TrialResult:
     """Build a torch optimizer for a small matrix and let it step, to find errors before the training.
 
     Values of schedules can't be checked here. Random generators keep their state.
@@ -183,7 +184,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
                 raise TypeError(
                     "it wraps another optimizer and takes no params itself. Name the other optimizer instead"
                 )
-            entry = _Watched(optimizer.param_groups[0])
+            entry = _RecordingGroup(optimizer.param_groups[0])
             before = dict(entry)
             optimizer.param_groups = [entry]
             for step in range(_STEPS):
@@ -223,7 +224,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
             f"Can't train with '{label}' in {where}: its state can't be saved. {error} Choose another algorithm."
         ) from error
     roles_of(type(optimizer))
-    return Trial(frozenset(before), reads, has_eval_form)
+    return TrialResult(frozenset(before), reads, has_eval_form)
 
 
 @contextmanager
@@ -243,7 +244,7 @@ _RATE = 0.001
 _STEPS = 3
 
 
-class _Watched(dict[str, Any]):
+class _RecordingGroup(dict[str, Any]):
     """A param group that records which of its keys were read."""
 
     def __init__(self, group: dict[str, Any]):

@@ -518,7 +518,11 @@ def check_regions(name: str, regions: Sequence[Region], shape: Shape, taken: int
         and all(start < stop <= size for (start, stop), size in zip(region.cells, shape))
         for region in regions
     )
-    overlap = any(_overlap(one, other) for i, one in enumerate(regions) for other in regions[:i])
+    overlap = any(
+        all(a < d and c < b for (a, b), (c, d) in zip(one.cells, other.cells))
+        for i, one in enumerate(regions)
+        for other in regions[:i]
+    )
     if (
         not regions
         or not fit
@@ -528,7 +532,3 @@ def check_regions(name: str, regions: Sequence[Region], shape: Shape, taken: int
     ):
         expected = f"regions that make up its shape {tuple(shape)}, the first with {taken} values"
         refuse("the averages", f"regions/{name}", expected, "others")
-
-
-def _overlap(one: Region, other: Region) -> bool:
-    return all(a < d and c < b for (a, b), (c, d) in zip(one.cells, other.cells))

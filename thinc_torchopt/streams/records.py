@@ -24,7 +24,7 @@ from spacy.training import Example
 
 from ..errors import StreamError
 from ..schema import Count
-from .source import Place, Source
+from .source import LineReader, Place
 
 _OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
 _OF_DOCS = ("entities", "cats", "links", "spans")
@@ -121,7 +121,7 @@ def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
             record = Example(doc, doc).to_dict()
             yield json.dumps(record), make_example(nlp, record, f"'{path}'")
         return
-    for line in Source(path).read(Place()):
+    for line in LineReader(path).read(Place()):
         where = f"line {line.place.lines} of '{path}'"
         record = read_record(line.content, where)
         if not is_rejected(record):

@@ -13,19 +13,19 @@ from .buffers import KeptBuffers
 from .clipping import grad_norms, total_norm
 from .frozen_grads import FrozenGrads
 from .group import Group
-from .guard import JOINT, Guard, rollback_settings
+from .guard import JOINT, GradGuard, name_of_set, rollback_settings
 from .noted import NotedGrads
-from .plan import Plan
-from .step import Reduce, Step, name_of_set
+from .plan import GroupPlan
+from .step import Reduce, Step
 
 __all__ = [
     "JOINT",
     "FrozenGrads",
+    "GradGuard",
     "Group",
-    "Guard",
+    "GroupPlan",
     "KeptBuffers",
     "NotedGrads",
-    "Plan",
     "Reduce",
     "Step",
     "grad_norms",

@@ -1,6 +1,6 @@
 """The plan of an optimizer: the torch optimizer and the param group of each param.
 
-It is derived from all params whenever one of them is added, removed or changed: see `Plan.sync`. Params with equal
+It is derived from all params whenever one of them is added, removed or changed: see `GroupPlan.sync`. Params with equal
 settings, and equal changes of rates by rules, are in one param group. torch keeps its state by tensor, so groups can be
 made anew at any time.
 
@@ -36,14 +36,14 @@ Chosen = list[tuple[BuiltAlgorithm, list[tuple[Group, Sequence[Param]]]]]
 _Derived = dict[int, dict[tuple[Any, ...], list[Param]]]
 
 
-class Kept(NamedTuple):
+class InheritedState(NamedTuple):
     """The state in torch that a param passes to its successor."""
 
     optimizer_class: type[torch.optim.Optimizer]
     state: dict[str, Any]
 
 
-class Plan:
+class GroupPlan:
     """The torch optimizers behind a TorchOptimizer, with their param groups.
 
     params (Mapping[Key, Param]): All params of the optimizer, in the order in which they were added. Code that changes
@@ -254,13 +254,13 @@ class Plan:
 
     # ------------------------------------------------------------------ the state of a param
 
-    def release(self, param: Param) -> Kept | None:
+    def release(self, param: Param) -> InheritedState | None:
         """The state in torch of a param, for its successor."""
         if param.group is None or not (state := param.group.owner.states.get(param)):
             return None
-        return Kept(param.group.owner.states.optimizer_class, state)
+        return InheritedState(param.group.owner.states.optimizer_class, state)
 
-    def inherit(self, param: Param, released: Kept, old: Released, on_growth: OnGrowth) -> None:
+    def inherit(self, param: Param, released: InheritedState, old: Released, on_growth: OnGrowth) -> None:
         """Give a param the state of its predecessor, if the same class optimizes both.
 
         RAISES (StateError): The state can't be fitted to its shape.

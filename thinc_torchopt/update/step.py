@@ -26,7 +26,7 @@ from ..threads import threads_for
 from ..types import BatchSize, ClipBy
 from .buffers import KeptBuffers
 from .clipping import clip_grads, norms_of_grads, total_norm
-from .guard import JOINT, Guard, Verdict
+from .guard import JOINT, GradGuard, Verdict
 
 if TYPE_CHECKING:
     from ..optimizers import TrainedParams
@@ -69,7 +69,7 @@ class Reduce(Protocol):
 class Step:
     """Makes updates.
 
-    guard (Guard): Decides which updates are made.
+    guard (GradGuard): Decides which updates are made.
     clip_by (ClipBy): The kind of clipping.
 
     Public: `grad_norm` (of the last update, before clipping; 2-norm over all gradients; None if it was not measured),
@@ -77,7 +77,7 @@ class Step:
         process).
     """
 
-    def __init__(self, guard: Guard, clip_by: ClipBy):
+    def __init__(self, guard: GradGuard, clip_by: ClipBy):
         self.guard = guard
         self.clip_by: ClipBy = clip_by
         self.reduce: Reduce | None = None
@@ -133,7 +133,8 @@ class Step:
                         return False
                 follow_models(params)
                 if spoiled_by is not None:
-                    factor, verdict = self._refuse(spoiled_by)
+                    self.grad_norm = factor = None
+                    verdict = self.guard.refuse(spoiled_by)
                 else:
                     chosen = trained.plan.choose(params)
                     for algorithm, groups in chosen:
@@ -166,10 +167,6 @@ class Step:
                 averages.update(params, trained.table.shims.values())
         return factor is not None
 
-    def _refuse(self, spoiled_by: Exception) -> tuple[None, Verdict]:
-        self.grad_norm = None
-        return None, self.guard.refuse(spoiled_by)
-
     def _measure_and_clip(self, params: Sequence[Param], grad_clip: float) -> tuple[float | None, Verdict]:
         """Clip, or return the factor to clip by.
 
@@ -186,8 +183,3 @@ class Step:
         if verdict.factor is None or not grad_clip:
             return verdict.factor, verdict
         return clip_grads(params, norms, grad_clip, self.clip_by, scale=verdict.factor), verdict
-
-
-def name_of_set(params: Sequence[Param]) -> str:
-    """The guard's name for params that are updated outside a joint step: their components, or the only param."""
-    return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))
