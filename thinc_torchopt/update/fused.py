@@ -210,21 +210,19 @@ class KernelLists:
     def are_current(self, state: Any, names: tuple[str, ...]) -> bool:
         """Whether no tensor was replaced since."""
         by_param = self._by_param
-        return (
-            state is self._state
-            and names == self._names
-            and all(map(is_, [param.tensor for param in self._params], self.tensors))
+        if (
+            state is not self._state
+            or names != self._names
+            or not all(map(is_, [param.tensor for param in self._params], self.tensors))
             # Nobody else has the tensors of arrays.
-            and all(param.is_on(param.source) for param in self._not_arrays)
-            and all(map(is_, map(state.get, self.tensors if by_param else ()), by_param))
-            and all(
-                all(map(is_, map(itemgetter(name), by_param), tensors)) for name, tensors in zip(names, self.of_state)
-            )
-            and self._counts_are_current()
-        )
-
-    def _counts_are_current(self) -> bool:
-        counts = map(itemgetter("step"), self._by_param)
+            or not all(param.is_on(param.source) for param in self._not_arrays)
+            or not all(map(is_, map(state.get, self.tensors if by_param else ()), by_param))
+        ):
+            return False
+        for name, tensors in zip(names, self.of_state):
+            if not all(map(is_, map(itemgetter(name), by_param), tensors)):
+                return False
+        counts = map(itemgetter("step"), by_param)
         if self._counts == "tensors":
             return all(map(is_, counts, self._views))
         return self._counts is None or set(counts) == {self.steps}
