@@ -37,8 +37,7 @@ from thinc.api import Optimizer, fix_random_seed
 from thinc_torchopt.layers import CELLS, Cell, OnlineRNN, OnlineTrainer, ParamDimTraces, eligibility_gradients
 from thinc_torchopt.layers.adjoint import adjoint_gradients
 from thinc_torchopt.layers.gradients import Method, TracedGradients, exact_gradients
-from thinc_torchopt.layers.node import recurrent_nodes
-from thinc_torchopt.layers.params import weights_of
+from thinc_torchopt.layers.node import recurrent_nodes, weights_of
 from thinc_torchopt.layers.scan import scan
 
 CONFIG = Path(__file__).parent.parent / "configs" / "online_rnn.cfg"

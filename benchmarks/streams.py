@@ -37,7 +37,7 @@ from spacy.training.loop import train
 from spacy.util import registry
 
 from thinc_torchopt.corpora import PythonDocs
-from thinc_torchopt.streams import LearnSettings, Source, StreamLearner, read_examples
+from thinc_torchopt.streams import LearnSettings, LineReader, StreamLearner, read_examples
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "streams.jsonl"
@@ -196,7 +196,7 @@ def learned(folder: Path, settings: dict[str, Any], is_frozen: bool) -> dict[str
         old=folder / "train.spacy" if has_memory else None,
         watched=folder / "dev.spacy",
     ) as learner:
-        rows = list(learner.learn(Source(folder / "stream.jsonl")))
+        rows = list(learner.learn(LineReader(folder / "stream.jsonl")))
     scores = [row.score for row in rows if row.score is not None]
     watched = [row.watched for row in rows if row.watched is not None]
     last = evaluate(spacy.load(folder / "out" / "model-last"), folder / "dev.spacy")
@@ -281,7 +281,7 @@ def measure_memory(data: Path, folder: Path, tokens: int) -> list[tuple[int, flo
     with StreamLearner(
         pipeline, optimizer, folder / "out", LearnSettings(batch_size=16, every=800, save_every=8000, replay=16)
     ) as learner:
-        for row in learner.learn(Source(folder / "stream.jsonl")):
+        for row in learner.learn(LineReader(folder / "stream.jsonl")):
             held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             rows.append((row.tokens, round(held, 1)))
     return rows[:: max(1, len(rows) // 50)]

@@ -12,7 +12,7 @@ from thinc_torchopt.averages.settings import AverageSettings
 from thinc_torchopt.params import Param
 from thinc_torchopt.schedules.schedule import Schedules
 from thinc_torchopt.training import log_numbers
-from thinc_torchopt.update import Guard, Plan
+from thinc_torchopt.update import GradGuard, GroupPlan
 
 
 def averages_in(optimizer: TorchOptimizer) -> Averages:
@@ -29,7 +29,7 @@ def average_settings_in(optimizer: TorchOptimizer) -> AverageSettings:
     return settings
 
 
-def groups_in(optimizer: TorchOptimizer) -> Plan:
+def groups_in(optimizer: TorchOptimizer) -> GroupPlan:
     """The param groups, to which params can be added by hand."""
     return optimizer._trained.plan
 
@@ -54,7 +54,7 @@ def add_params(optimizer: TorchOptimizer, params: list[Param]) -> None:
     plan.sync(params)
 
 
-def guard_in(optimizer: TorchOptimizer) -> Guard:
+def guard_in(optimizer: TorchOptimizer) -> GradGuard:
     """The guard, with its settings; `state_dict()["guard"]` needs a pipeline."""
     return optimizer._step.guard
 

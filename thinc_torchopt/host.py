@@ -7,7 +7,7 @@ are replaced.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ def back_off(scaler: Any, scale: tuple[torch.Tensor, torch.Tensor]) -> None:
     scaler.update()
 
 
-def grads_of(node: Model) -> Iterator[tuple[tuple[int, str], Any, Any]]:
+def grads_of(node: Model) -> Sequence[tuple[tuple[int, str], Any, Any]]:
     """The params of a node that have a gradient: thinc's key, the array (None: `get_param` knows it), the gradient.
 
     The same as `has_grad`, `get_param` and `get_grad`, with fewer calls: this runs for each node at each step.
@@ -92,12 +92,11 @@ def grads_of(node: Model) -> Iterator[tuple[tuple[int, str], Any, Any]]:
     """
     server = node._params
     grads = server._grads
-    if grads:
-        arrays: Any = server._params if server.proxy is None else {}
-        for name in node._has_params:
-            key = (node.id, name)
-            if key in grads:
-                yield key, arrays.get(key), grads[key]
+    if not grads:
+        return ()
+    arrays: Any = server._params if server.proxy is None else {}
+    keys = [(node.id, name) for name in node._has_params]
+    return [(key, arrays.get(key), grads[key]) for key in keys if key in grads]
 
 
 def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:

@@ -11,7 +11,7 @@ import torch
 import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms import algorithm
-from thinc_torchopt.algorithms.option_ranges import OptionRanges
+from thinc_torchopt.algorithms.algorithm import OptionRanges
 from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.algorithms.torch_classes import SGD, Adafactor, AdamW, Muon, RMSprop, Rprop
 from thinc_torchopt.errors import ConfigError, ScheduleError

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from thinc_torchopt import Algorithm, TorchOptimizer, preserve_optimizer_state
-from thinc_torchopt.algorithms.pytorch_optimizer import _FACTS, create
-from thinc_torchopt.algorithms.state_checks import check_states
-from thinc_torchopt.algorithms.state_roles import ROLES, roles_of
+from thinc_torchopt.algorithms.pytorch_optimizer import _TRAITS, create
+from thinc_torchopt.algorithms.state_roles import ROLES, check_states, roles_of
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, StateError
 
@@ -87,13 +86,13 @@ def test_state_roles_that_there_are_not_are_refused_early(roles):
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-@pytest.mark.parametrize("name", [name for name, facts in _FACTS.items() if "sum" in facts.state_roles.values()])
+@pytest.mark.parametrize("name", [name for name, facts in _TRAITS.items() if "sum" in facts.state_roles.values()])
 def test_state_roles_of_the_library_say_what_is_a_sum(name):
     """With the same gradient all the time, a sum becomes several times what is added at each step; an average never."""
     param = nn.Parameter(torch.eye(2))
     algorithm = create(name, {"momentum": 0.9} if name in ("pid", "sgdp", "sgdw") else {})
     optimizer = algorithm.build([param], lr=1e-6, **algorithm.options)
-    [key] = [key for key, role in _FACTS[name].state_roles.items() if role == "sum"]
+    [key] = [key for key, role in _TRAITS[name].state_roles.items() if role == "sum"]
     sizes = []
     for _ in range(100):
         param.grad = torch.ones(2, 2)

@@ -24,8 +24,7 @@ from thinc_torchopt.layers import (
     eligibility_gradients,
     gradients,
 )
-from thinc_torchopt.layers.node import recurrent_nodes
-from thinc_torchopt.layers.params import weights_of
+from thinc_torchopt.layers.node import recurrent_nodes, weights_of
 from thinc_torchopt.params import all_names, walk
 from thinc_torchopt.torch_optimizers import AdamW
 

@@ -10,7 +10,7 @@ from spacy.training import Example
 from thinc.api import fix_random_seed
 
 from thinc_torchopt.optimizers import TorchOptimizer
-from thinc_torchopt.streams import LearnSettings, Source, StreamLearner
+from thinc_torchopt.streams import LearnSettings, LineReader, StreamLearner
 
 from ..models import toy_examples, toy_pipeline
 
@@ -60,9 +60,9 @@ def learn(model: Path, stream: Path, output: Path, *, is_stopped=lambda: False, 
     nlp, optimizer = load(model)
     chosen = LearnSettings(**{"every": 5, "save_every": 10, **settings})
     with StreamLearner(
-        nlp, optimizer, output, chosen, old=old, watched=watched, tell=told.append, is_stopped=is_stopped
+        nlp, optimizer, output, chosen, old=old, watched=watched, notify=told.append, is_stopped=is_stopped
     ) as learner:
-        return list(learner.learn(Source(stream, is_stopped=is_stopped))), told
+        return list(learner.learn(LineReader(stream, is_stopped=is_stopped))), told
 
 
 def files(folder: Path) -> dict[str, bytes]:

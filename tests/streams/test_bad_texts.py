@@ -8,7 +8,7 @@ import pytest
 import spacy
 
 from thinc_torchopt.errors import StreamError
-from thinc_torchopt.streams import LearnSettings, Source, StreamLearner
+from thinc_torchopt.streams import LearnSettings, LineReader, StreamLearner
 
 from .streams import files, learn, load, make_model, rows, write_stream
 
@@ -206,8 +206,8 @@ def test_bad_texts_of_the_watched_corpus_end_nothing(model, good, tmp_path, dama
     told = []
     settings = LearnSettings(every=2, watch_every=2, replay=1, memory=4)
     found = []
-    with StreamLearner(nlp, optimizer, tmp_path / "out", settings, watched=watched, tell=told.append) as learner:
-        for row in learner.learn(Source(stream)):
+    with StreamLearner(nlp, optimizer, tmp_path / "out", settings, watched=watched, notify=told.append) as learner:
+        for row in learner.learn(LineReader(stream)):
             found.append(row)
             if row.texts == 2:
                 watched.unlink() if damage == "vanished" else watched.write_bytes(b"{\xff")

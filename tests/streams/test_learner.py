@@ -15,7 +15,7 @@ from spacy.training import Example
 from thinc.api import fix_random_seed
 
 from thinc_torchopt.errors import ConfigError, StateError, StreamError
-from thinc_torchopt.streams import LearnSettings, Source, StreamLearner, read_examples
+from thinc_torchopt.streams import LearnSettings, LineReader, StreamLearner, read_examples
 from thinc_torchopt.streams.records import make_example
 
 from ..models import pipeline_params, same
@@ -165,7 +165,7 @@ def test_learner_refuses_another_pipeline_and_a_damaged_state(model, unbroken, t
 
 
 def test_learner_saves_before_it_ends_with_an_error_of_the_stream(model, unbroken, tmp_path):
-    class Shortened(Source):
+    class Shortened(LineReader):
         def read(self, start):
             for line in super().read(start):
                 if line.place.lines == 8:
@@ -301,7 +301,7 @@ def test_learner_begins_its_memory_with_old_texts(model, tmp_path):
     learner = StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old)
     with learner:
         assert learner._memory.seen == 10 and len(learner._memory.lines) == 8
-        list(learner.learn(Source(stream)))
+        list(learner.learn(LineReader(stream)))
         assert learner._memory.seen == 16 and len(learner._memory.lines) == 8
 
 
@@ -313,7 +313,7 @@ def test_learner_does_not_look_at_labels_of_frozen_components(model, tmp_path):
     nlp.config["training"]["frozen_components"] = ["tagger"]
     before = [value.clone() for value in pipeline_params(nlp)["tagger"]]
     with StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings()) as learner:
-        assert [row.texts for row in learner.learn(Source(stream))] == [3]
+        assert [row.texts for row in learner.learn(LineReader(stream))] == [3]
     assert same(pipeline_params(nlp)["tagger"], before)
 
 
@@ -327,7 +327,7 @@ def test_learner_keeps_the_words_of_no_text(model, tmp_path):
     nlp, optimizer = load(model)
     before = len(nlp.vocab.strings)
     with StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings(every=10)) as learner:
-        list(learner.learn(Source(stream)))
+        list(learner.learn(LineReader(stream)))
     assert len(nlp.vocab.strings) - before < 50
     assert not any(text.startswith("word3") for text in nlp.vocab.strings)
 

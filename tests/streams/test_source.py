@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import StateError
-from thinc_torchopt.streams import Memory, Place, Source
+from thinc_torchopt.streams import LineReader, Memory, Place
 
 LINES = st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b" ").replace(b"\r", b" ")), max_size=12)
 
@@ -25,7 +25,7 @@ def test_source_reads_each_line_once(tmp_path_factory, lines, cuts, ended):
         content = b"\n".join(lines[:cut]) + (b"\n" if ended and cut else b"")
         # Without a line end, the last line is complete: more is added behind a line end.
         path.write_bytes(content)
-        for line in Source(path).read(place):
+        for line in LineReader(path).read(place):
             found.append(line.content)
             place = line.place
     assert found == [line.strip() for line in lines if line.strip()]
@@ -36,7 +36,7 @@ def test_source_follows_a_file_that_grows(tmp_path):
     path.write_bytes(b"one\ntw")
     reader = threading.Thread(
         target=lambda: found.extend(
-            line.content for line in Source(path, follows=True, is_stopped=stop.is_set).read(Place())
+            line.content for line in LineReader(path, follows=True, is_stopped=stop.is_set).read(Place())
         )
     )
     reader.start()
@@ -55,7 +55,7 @@ def test_source_follows_a_file_that_grows(tmp_path):
 def test_source_that_becomes_shorter_is_an_error(tmp_path):
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b"one\ntwo\n")
-    lines = Source(path, follows=True).read(Place())
+    lines = LineReader(path, follows=True).read(Place())
     assert [next(lines).content, next(lines).content] == [b"one", b"two"]
     path.write_bytes(b"on")
     with pytest.raises(StateError, match="has become shorter"):
@@ -64,8 +64,8 @@ def test_source_that_becomes_shorter_is_an_error(tmp_path):
 
 def test_source_reads_standard_input():
     code = (
-        "from thinc_torchopt.streams import Place, Source\n"
-        "for line in Source(None).read(Place()): print(line.place.lines, line.content, flush=True)"
+        "from thinc_torchopt.streams import Place, LineReader\n"
+        "for line in LineReader(None).read(Place()): print(line.place.lines, line.content, flush=True)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"one\n\ntw")
@@ -97,14 +97,14 @@ def test_memory_is_a_uniform_sample():
 def test_source_has_no_newline_translation(tmp_path):
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b"one\r\ntwo" + os.linesep.encode())
-    assert [line.content for line in Source(path).read(Place())] == [b"one", b"two"]
+    assert [line.content for line in LineReader(path).read(Place())] == [b"one", b"two"]
 
 
 # ---------------------------------------------------------------------- rotation
 
 
 def read_all(path, place=Place(), **options):  # noqa: B008
-    found = list(Source(path, **options).read(place))
+    found = list(LineReader(path, **options).read(place))
     return [line.content for line in found], found[-1].place if found else place
 
 
@@ -132,7 +132,7 @@ def test_source_that_was_rotated_while_nobody_read(tmp_path, n):
         rotate(path, i + 1)
         write_at(path, b"%d\n%d\n" % (i, i), 3 + i)
     (tmp_path / "stream.jsonl.bak").write_bytes(b"a copy\n")
-    lines = list(Source(path).read(place))
+    lines = list(LineReader(path).read(place))
     assert [line.content for line in lines] == [b"three", *(b"%d" % i for i in range(n) for _ in range(2))]
     assert lines[0].where == f"line 3 of '{path}.{n}'" and lines[-1].where == "line 2 of the stream"
     assert read_all(path, lines[-1].place)[0] == []
@@ -156,7 +156,7 @@ def test_source_that_an_editor_has_replaced_goes_on(tmp_path):
     """The old file may be a backup beside it, with the inode of before."""
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b"one\ntwo\n{\nfour\n")
-    _, place = next(lines := Source(path).read(Place())), next(lines).place
+    _, place = next(lines := LineReader(path).read(Place())), next(lines).place
     path.rename(tmp_path / "stream.jsonl~")
     path.write_bytes(b"one\ntwo\nthree\nfour\n")
     assert read_all(path, place)[0] == [b"three", b"four"]
@@ -169,7 +169,7 @@ def test_source_that_an_editor_has_replaced_goes_on(tmp_path):
 def following(path):
     found, stop = [], threading.Event()
 
-    source = Source(path, follows=True, is_stopped=stop.is_set)
+    source = LineReader(path, follows=True, is_stopped=stop.is_set)
     reader = threading.Thread(target=lambda: found.extend(line.content for line in source.read(Place())))
     reader.start()
     return found, stop, reader
@@ -220,11 +220,11 @@ def test_source_that_is_rotated_before_anything_was_read_goes_on_with_the_old_fi
     """A run that ended at its first line, which was bad, has a place before it."""
     path = tmp_path / "stream.jsonl"
     write_at(path, b"one\n", 1)
-    place = Source(path).begin(Place())
+    place = LineReader(path).begin(Place())
     rotate(path)
     write_at(path, b"two\n", 2)
     assert read_all(path, place)[0] == [b"one", b"two"]
-    assert Source(path).begin(place) == place and Source(None).begin(Place()) == Place()
+    assert LineReader(path).begin(place) == place and LineReader(None).begin(Place()) == Place()
 
 
 def test_source_that_is_rotated_may_begin_with_the_same_lines(tmp_path):

@@ -17,9 +17,16 @@ from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, RMSprop
 from thinc_torchopt.errors import NonFiniteGradWarning
 from thinc_torchopt.params.param import Param
 from thinc_torchopt.types import ClipBy
-from thinc_torchopt.update.clipping import clip_factors, clip_grads, clip_units, clip_values, scale_grads, total_norm
-from thinc_torchopt.update.guard import Guard
-from thinc_torchopt.update.norms import grad_norms
+from thinc_torchopt.update.clipping import (
+    clip_factors,
+    clip_grads,
+    clip_units,
+    clip_values,
+    grad_norms,
+    scale_grads,
+    total_norm,
+)
+from thinc_torchopt.update.guard import GradGuard
 
 from ..conftest import needs_gpu
 from ..models import toy_examples, toy_pipeline
@@ -306,7 +313,7 @@ def test_clipping_waits_for_the_device_once(clip_by):
     ]
     for param in params:
         param.tensor.grad = torch.full_like(param.tensor, 5.0)
-    guard = Guard(20, spike_factor=3.0)
+    guard = GradGuard(20, spike_factor=3.0)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:

@@ -17,9 +17,8 @@ from thinc_torchopt.errors import ConfigError, GradSpikeWarning, NonFiniteGradEr
 from thinc_torchopt.params.param import Param
 from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.training.loop import train_while_improving
-from thinc_torchopt.update.clipping import total_norm
-from thinc_torchopt.update.guard import MIN_UPDATES, Guard
-from thinc_torchopt.update.norms import grad_norms
+from thinc_torchopt.update.clipping import grad_norms, total_norm
+from thinc_torchopt.update.guard import MIN_UPDATES, GradGuard
 
 from ..models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 from ..peek import guard_in
@@ -74,7 +73,7 @@ NORMS = st.one_of(st.floats(0.5, 2.0), st.floats(1e-3, 1e5), st.sampled_from([0.
 )
 def test_guard_equals_one_that_looks_at_the_whole_past(norms, level, factor, policy):
     norms = [1.0] * level + norms
-    guard = Guard(1000, spike_factor=factor, on_spike=policy)
+    guard = GradGuard(1000, spike_factor=factor, on_spike=policy)
     scales = [judge(guard, norm) or 0.0 for norm in norms]
     expected, spikes, in_a_row = naive_guard(norms, factor, policy)
     assert scales == pytest.approx(expected, rel=1e-9)
@@ -85,7 +84,7 @@ def test_guard_equals_one_that_looks_at_the_whole_past(norms, level, factor, pol
 @pytest.mark.parametrize("factor", [2.0, 5.0, 10.0])
 def test_guard_gets_over_a_new_level(factor):
     """The average rises by (factor - 1) percent with each spike, so it takes a logarithm of the rise."""
-    guard = Guard(20, spike_factor=factor)
+    guard = GradGuard(20, spike_factor=factor)
     for _ in range(1000):
         judge(guard, 1.0)
     found = [judge(guard, 1000.0) for _ in range(2000)]
@@ -96,7 +95,7 @@ def test_guard_gets_over_a_new_level(factor):
 @pytest.mark.parametrize("every, is_spike", [(3, False), (4, False), (6, True), (20, True)])
 def test_guard_gets_used_to_what_comes_often(every, is_spike):
     """With a factor of 5: more often than at each fifth update."""
-    guard = Guard(20, spike_factor=5.0)
+    guard = GradGuard(20, spike_factor=5.0)
     for _ in range(100):
         judge(guard, 1.0)
     found = [judge(guard, 1e3 if i % every == 0 else 1.0) for i in range(3000)]
@@ -104,13 +103,13 @@ def test_guard_gets_used_to_what_comes_often(every, is_spike):
 
 
 def test_guard_learns_nothing_from_batches_without_gradients():
-    guard = Guard(20, spike_factor=2.0)
+    guard = GradGuard(20, spike_factor=2.0)
     assert [judge(guard, norm) for norm in [0.0] * 50 + [1.0] * 50 + [0.0] * 500 + [1.5] * 5] == [1.0] * 605
 
 
 def test_guard_leaves_it_to_max_nonfinite_what_is_not_finite():
     for max_nonfinite, scale in ((0, 1.0), (20, None)):
-        guard = Guard(max_nonfinite, spike_factor=2.0, on_spike="clip")
+        guard = GradGuard(max_nonfinite, spike_factor=2.0, on_spike="clip")
         for _ in range(30):
             judge(guard, 1.0)
         assert judge(guard, math.inf) == scale and judge(guard, math.nan) == scale and guard.spikes == 0
@@ -118,7 +117,7 @@ def test_guard_leaves_it_to_max_nonfinite_what_is_not_finite():
 
 
 def test_guard_keeps_an_average_for_each_set_of_params():
-    guard = Guard(20, spike_factor=3.0)
+    guard = GradGuard(20, spike_factor=3.0)
     tagger = [Param(name, name, None, torch.ones(1)) for name in ("tagger/W", "tagger/b")]
     ner = [Param(name, name, None, torch.ones(1)) for name in ("ner/W", "ner/b")]
     sets = [(tagger, 1.0), (ner, 100.0), (tagger + ner, 1e4), (ner[:1], 1e-4)]
@@ -132,9 +131,9 @@ def test_guard_keeps_an_average_for_each_set_of_params():
 
 
 def test_guard_that_is_off_keeps_no_averages():
-    guard = Guard(20)
+    guard = GradGuard(20)
     assert [judge(guard, 10.0**i) for i in range(30)] == [1.0] * 30 and guard.averages == {}
-    assert guard.wants_norms and not Guard(0).wants_norms and Guard(0, spike_factor=2.0).wants_norms
+    assert guard.wants_norms and not GradGuard(0).wants_norms and GradGuard(0, spike_factor=2.0).wants_norms
 
 
 # ---------------------------------------------------------------- in training
@@ -429,7 +428,7 @@ def test_guard_warns_once_of_each_kind():
 
 
 def test_guard_warns_of_a_spike_that_it_scales_down():
-    guard = Guard(20, spike_factor=5.0, on_spike="clip")
+    guard = GradGuard(20, spike_factor=5.0, on_spike="clip")
     for _ in range(MIN_UPDATES):
         judge(guard, 2.0)
     verdict = guard.judge(W, [40.0], 40.0)
@@ -447,7 +446,7 @@ def test_guard_warns_of_a_spike_that_it_scales_down():
 @given(norms=st.lists(NORMS, min_size=20, max_size=80), data=st.data())
 def test_guard_resumes_exactly(norms, data):
     cut = data.draw(st.integers(0, len(norms)))
-    whole, first, second = (Guard(1000, spike_factor=2.0) for _ in range(3))
+    whole, first, second = (GradGuard(1000, spike_factor=2.0) for _ in range(3))
     expected = [judge(whole, norm) for norm in norms]
     found = [judge(first, norm) for norm in norms[:cut]]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -483,7 +482,7 @@ AVERAGE = {"norm": 1.0, "updates": 3}
     ],
 )
 def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):
-    guard = Guard(20, spike_factor=2.0)
+    guard = GradGuard(20, spike_factor=2.0)
     judge(guard, 3.0)
     before = guard.state_dict()
     with pytest.raises(StateError, match=message):

@@ -6,13 +6,11 @@ param grows; state_beside.py handles state that belongs to no param.
 """
 
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
-from .option_ranges import OptionRanges
 from .pytorch_optimizer import create
 from .state_beside import StateBeside, collect_beside, map_tensors, restore_beside
-from .state_checks import check_states
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
-from .state_roles import Roles, library_of
-from .state_size import StateSizes
+from .state_roles import Roles, check_states, library_of
+from .state_size import StateSizes, example_state
 from .thinc import ThincAdam, ThincSGD, check_numbers
 from .torch_classes import (
     ASGD,
@@ -58,7 +56,6 @@ __all__ = [
     "Kind",
     "Muon",
     "NAdam",
-    "OptionRanges",
     "Quantized",
     "RAdam",
     "RMSprop",
@@ -77,6 +74,7 @@ __all__ = [
     "check_states",
     "collect_beside",
     "create",
+    "example_state",
     "fit_param_state",
     "fresh_state",
     "library_of",

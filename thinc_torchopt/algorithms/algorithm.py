@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from typing import Any
 import numpy
 import torch
 
-from ..errors import ConfigError, StateError
+from ..checks import Section
+from ..errors import ConfigError, ScheduleError, StateError
 from ..kernels import NO_KERNEL, FusedKernel
+from ..schedules import Schedule, current
 from .state_beside import check_plain, collect_beside
 from .state_roles import roles_of
 
@@ -31,7 +34,7 @@ def accepts_all(name: str, param: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """Facts about a torch optimizer, found by a few steps on a small matrix.
 
     in_group (frozenset[str]): Options that each param group has for itself.
@@ -61,7 +64,7 @@ class Algorithm:
         see state_size.py.
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
 
-    Public: `trial` (Trial).
+    Public: `trial` (TrialResult), `ranges` (OptionRanges).
     """
 
     label: str
@@ -73,10 +76,19 @@ class Algorithm:
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
     state_bytes: Callable[[Mapping[str, Any], tuple[int, ...]], int] | None = None
-    trial: Trial = field(init=False, repr=False)
+    trial: TrialResult = field(init=False, repr=False)
+    ranges: OptionRanges = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trial", try_out(self.build, self.label, self.options))
+        object.__setattr__(self, "ranges", OptionRanges(self))
+
+    def fuses(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> bool:
+        """Whether a fused kernel should update a param with these options."""
+        fused = options.get("fused", False)
+        if fused is None:  # the device has a kernel, and the config does not choose another one
+            fused = not options.get("foreach") and tensor.device.type in self.kernel.devices
+        return bool(fused) and self.kernel.accepts(tensor)
 
     def check_options(self, given: Mapping[str, Any], where: str, own: str = IN_ALGORITHM) -> dict[str, Any]:
         """Check options for some of the params, from a config.
@@ -115,10 +127,10 @@ def as_torch_option(name: str, default: Any, value: Any, where: str) -> Any:
     value = as_plain(value)
     is_switch = isinstance(default, bool) or (default is None and name in ("foreach", "fused"))
     if is_switch and not isinstance(value, (bool, type(default))):
-        raise ConfigError(f"Can't set '{name}' in {where}: expected true or false, found {value!r}.")
+        Section(where).refuse(name, "true or false", value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(default, (int, float)) and not is_switch and not is_number and not may_move(value):
-        raise ConfigError(f"Can't set '{name}' in {where}: expected a number, found {value!r}.")
+        Section(where).refuse(name, "a number", value)
     if not isinstance(default, tuple):
         return value
     # A section for `betas` has `beta1` and `beta2`, in any order: confection puts plain values before sections.
@@ -128,10 +140,8 @@ def as_torch_option(name: str, default: Any, value: Any, where: str) -> Any:
         or len(value) != len(entries)
         or (isinstance(value, dict) and set(value) != set(entries))
     ):
-        raise ConfigError(
-            f"Can't set '{name}' in {where}: expected {len(entries)} values, as in {list(default)}, "
-            f"or a section with {' and '.join(entries)}, found {value}."
-        )
+        expected = f"{len(entries)} values, as in {list(default)}, or a section with {' and '.join(entries)}"
+        Section(where).refuse(name, expected, value)
     return tuple(as_plain(value[key] if isinstance(value, dict) else value[i]) for i, key in enumerate(entries))
 
 
@@ -154,7 +164,9 @@ def small_matrix(options: Mapping[str, Any]) -> torch.Tensor:
     return torch.ones(2, 2, device=device, requires_grad=True)
 
 
-def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM) -> Trial:
+def try_out(
+    build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM
+) -> TrialResult:
     """Build a torch optimizer for a small matrix and let it step, to find errors before the training.
 
     Values of schedules can't be checked here. Random generators keep their state.
@@ -172,7 +184,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
                 raise TypeError(
                     "it wraps another optimizer and takes no params itself. Name the other optimizer instead"
                 )
-            entry = _Watched(optimizer.param_groups[0])
+            entry = _RecordingGroup(optimizer.param_groups[0])
             before = dict(entry)
             optimizer.param_groups = [entry]
             for step in range(_STEPS):
@@ -212,7 +224,7 @@ def try_out(build: Callable[..., Any], label: str, options: Mapping[str, Any], w
             f"Can't train with '{label}' in {where}: its state can't be saved. {error} Choose another algorithm."
         ) from error
     roles_of(type(optimizer))
-    return Trial(frozenset(before), reads, has_eval_form)
+    return TrialResult(frozenset(before), reads, has_eval_form)
 
 
 @contextmanager
@@ -232,7 +244,7 @@ _RATE = 0.001
 _STEPS = 3
 
 
-class _Watched(dict[str, Any]):
+class _RecordingGroup(dict[str, Any]):
     """A param group that records which of its keys were read."""
 
     def __init__(self, group: dict[str, Any]):
@@ -275,3 +287,76 @@ def may_move(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(may_move, value))
     return isinstance(value, list) or hasattr(value, "__next__")
+
+
+# ---------------------------------------------------------------------- values of schedules
+
+# The first values to try. Valid ranges usually begin or end at 0 or 1.
+_TRIED = (-1000.0, -1.0, 0.0, 1e-12, 0.5, 1.0 - 1e-7, 1.0, 1.0 + 1e-7, 1000.0)
+
+
+class OptionRanges:
+    """The valid values of an algorithm's options that schedules move, as far as they are known.
+
+    A torch class checks its options only when it is built: a NaN that a schedule puts in `weight_decay` later goes into
+    the weights. So each value is checked before it is written. The class itself checks a value, when a small optimizer
+    is built with it. That is too slow for every step, so each option has a range, which spans all values accepted so
+    far, beginning with a few that are tried at first.
+
+    algorithm (Algorithm): The algorithm.
+    """
+
+    def __init__(self, algorithm: Algorithm):
+        self.algorithm = algorithm
+        self._ranges: dict[tuple[str, int | None], tuple[float, float]] = {}
+
+    def check(self, name: str, sources: Mapping[str, Any]) -> None:
+        """Check the value of an option at this step.
+
+        name (str): The option.
+        sources (Mapping[str, Any]): All options of the algorithm, including schedules, and tuples with schedules.
+        RAISES (ScheduleError): It is not finite, or the algorithm does not accept it.
+        """
+        source = sources[name]
+        for place, schedule in enumerate(source) if isinstance(source, tuple) else ((None, source),):
+            if isinstance(schedule, Schedule):
+                low, high = self._ranges.get((name, place)) or self._begin(name, place, sources)
+                if not low <= schedule.value <= high:
+                    self._try(name, place, schedule, sources)
+
+    def _begin(self, name: str, place: int | None, sources: Mapping[str, Any]) -> tuple[float, float]:
+        taken = [value for value in _TRIED if self._refusal(_with(sources, name, place, value)) is None]
+        self._ranges[name, place] = found = (min(taken), max(taken)) if taken else (math.inf, -math.inf)
+        return found
+
+    def _try(self, name: str, place: int | None, schedule: Schedule, sources: Mapping[str, Any]) -> None:
+        """Try a value outside the range; if it is accepted, the range grows."""
+        value = schedule.value
+        refusal = self._refusal(_with(sources, name, place, value)) if math.isfinite(value) else "It is not finite"
+        if refusal is not None:
+            raise ScheduleError(
+                f"Can't use the schedule of '{schedule.name}' at step {schedule.position}: expected a value that "
+                f"'{self.algorithm.label}' accepts for {option_entry(name, place)}, found {value}. "
+                f"{refusal.rstrip('.')}. No param was updated at this step. Give the schedule values in the range of "
+                "the option."
+            )
+        low, high = self._ranges[name, place]
+        self._ranges[name, place] = min(low, value), max(high, value)
+
+    def _refusal(self, options: Mapping[str, Any]) -> str | None:
+        """The algorithm's reason for refusing options. None: it accepts them."""
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                self.algorithm.build([small_matrix(options)], lr=0.001, **options)
+            except Exception as error:
+                return str(error)
+        return None
+
+
+def _with(sources: Mapping[str, Any], name: str, place: int | None, value: float) -> dict[str, Any]:
+    """The options of this step, with one of them replaced."""
+    options = {other: current(source) for other, source in sources.items()}
+    if place is None:
+        return options | {name: value}
+    return options | {name: (*options[name][:place], value, *options[name][place + 1 :])}

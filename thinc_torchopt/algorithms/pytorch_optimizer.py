@@ -18,8 +18,8 @@ from .torch_classes import AdamW, is_matrix
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts about one of the library's optimizers.
+class Traits:
+    """What is known about one of the library's optimizers.
 
     state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than in torch.
     matrices_only (bool): It is for matrices: AdamW optimizes the rest. Most need a flag in the param group for that.
@@ -34,48 +34,48 @@ class Facts:
 
 
 _LOW_RANK = "its low-rank projections are objects that can't be saved, and without them it is no more than Adam."
-_FACTS = {
-    "a2grad": Facts({"x_k": "copy"}),
-    "accsgd": Facts({"momentum_buffer": "copy"}),
-    "adabound": Facts(refusal="it knows param groups by their place, which changes from update to update."),
-    "adago": Facts(matrices_only=True),
-    "adamp": Facts(contiguous_only=True),
-    "adamuon": Facts(matrices_only=True),
-    "adasmooth": Facts({"prev_param": "copy"}),
-    "adatam": Facts({"exp_avg": "sum"}),
-    "apollo": Facts(refusal=_LOW_RANK),
-    "dadaptadagrad": Facts({"x0": "copy"}),
-    "dadaptsgd": Facts({"x0": "copy", "z": "copy"}),
-    "emofact": Facts({"shadow": "copy"}),
-    "emolynx": Facts({"shadow": "copy"}),
-    "emonavi": Facts({"shadow": "copy"}),
-    "fira": Facts(refusal=_LOW_RANK),
-    "galore": Facts(refusal=_LOW_RANK),
-    "lars": Facts({"momentum_buffer": "sum"}),
-    "lorarite": Facts(refusal="it is for pairs of low-rank matrices, not for params of any shape."),
-    "madgrad": Facts({"x0": "copy"}),
-    "muon": Facts(matrices_only=True),
-    "muonclip": Facts({"momentum_buffer": "sum"}, matrices_only=True),
-    "nero": Facts(contiguous_only=True),
-    "normuon": Facts(matrices_only=True),
-    "novograd": Facts({"moments": "sum"}),
-    "pid": Facts({"i_buffer": "sum"}),
-    "prodigy": Facts({"p0": "copy"}),
-    "ranger": Facts({"slow_buffer": "copy"}),
-    "ranger21": Facts({"lookahead_params": "copy"}),
-    "sara": Facts(refusal="it computes values from its state only once, and would keep them when a state is loaded."),
-    "schedulefreeadamw": Facts({"z": "copy"}),
-    "schedulefreeradam": Facts({"z": "copy"}),
-    "schedulefreesgd": Facts({"z": "copy"}),
-    "sgdp": Facts({"momentum": "sum"}, contiguous_only=True),
-    "sgdw": Facts({"momentum_buffer": "sum"}),
-    "spectralsphere": Facts(matrices_only=True),
-    "srmm": Facts({"mov_avg_param": "copy"}),
-    "swats": Facts({"momentum_buffer": "sum"}, contiguous_only=True),
-    "tam": Facts({"momentum_buffer": "sum"}),
+_TRAITS = {
+    "a2grad": Traits({"x_k": "copy"}),
+    "accsgd": Traits({"momentum_buffer": "copy"}),
+    "adabound": Traits(refusal="it knows param groups by their place, which changes from update to update."),
+    "adago": Traits(matrices_only=True),
+    "adamp": Traits(contiguous_only=True),
+    "adamuon": Traits(matrices_only=True),
+    "adasmooth": Traits({"prev_param": "copy"}),
+    "adatam": Traits({"exp_avg": "sum"}),
+    "apollo": Traits(refusal=_LOW_RANK),
+    "dadaptadagrad": Traits({"x0": "copy"}),
+    "dadaptsgd": Traits({"x0": "copy", "z": "copy"}),
+    "emofact": Traits({"shadow": "copy"}),
+    "emolynx": Traits({"shadow": "copy"}),
+    "emonavi": Traits({"shadow": "copy"}),
+    "fira": Traits(refusal=_LOW_RANK),
+    "galore": Traits(refusal=_LOW_RANK),
+    "lars": Traits({"momentum_buffer": "sum"}),
+    "lorarite": Traits(refusal="it is for pairs of low-rank matrices, not for params of any shape."),
+    "madgrad": Traits({"x0": "copy"}),
+    "muon": Traits(matrices_only=True),
+    "muonclip": Traits({"momentum_buffer": "sum"}, matrices_only=True),
+    "nero": Traits(contiguous_only=True),
+    "normuon": Traits(matrices_only=True),
+    "novograd": Traits({"moments": "sum"}),
+    "pid": Traits({"i_buffer": "sum"}),
+    "prodigy": Traits({"p0": "copy"}),
+    "ranger": Traits({"slow_buffer": "copy"}),
+    "ranger21": Traits({"lookahead_params": "copy"}),
+    "sara": Traits(refusal="it computes values from its state only once, and would keep them when a state is loaded."),
+    "schedulefreeadamw": Traits({"z": "copy"}),
+    "schedulefreeradam": Traits({"z": "copy"}),
+    "schedulefreesgd": Traits({"z": "copy"}),
+    "sgdp": Traits({"momentum": "sum"}, contiguous_only=True),
+    "sgdw": Traits({"momentum_buffer": "sum"}),
+    "spectralsphere": Traits(matrices_only=True),
+    "srmm": Traits({"mov_avg_param": "copy"}),
+    "swats": Traits({"momentum_buffer": "sum"}, contiguous_only=True),
+    "tam": Traits({"momentum_buffer": "sum"}),
 }
-for _name, _facts in _FACTS.items():
-    register_roles("pytorch_optimizer", _name, _facts.state_roles)
+for _name, _traits in _TRAITS.items():
+    register_roles("pytorch_optimizer", _name, _traits.state_roles)
 
 
 def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
@@ -100,9 +100,9 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
             f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer of the name '{name}'."
             f"{near or ' pytorch_optimizer.get_supported_optimizers() lists them.'}"
         )
-    facts = _FACTS.get(name.lower(), Facts())
-    if facts.refusal:
-        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {facts.refusal} Choose another algorithm.")
+    traits = _TRAITS.get(name.lower(), Traits())
+    if traits.refusal:
+        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {traits.refusal} Choose another algorithm.")
     cls = library.load_optimizer(name)
     known = {
         key: p
@@ -113,10 +113,10 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     options = defaults | {
         key: tuple(value) if isinstance(value, list) else as_plain(value) for key, value in options.items()
     }
-    build = partial(_build, cls, frozenset(known), {"use_muon": True} if facts.matrices_only else {})
+    build = partial(_build, cls, frozenset(known), {"use_muon": True} if traits.matrices_only else {})
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # for its defaults
-    fallback = AdamW() if facts.matrices_only else None
-    accepts = partial(_accepts, facts)
+    fallback = AdamW() if traits.matrices_only else None
+    accepts = partial(_accepts, traits)
     algorithm = Algorithm(label, build, options, accepts=accepts, fallback=fallback, counts_for_group=True)
     offered = set(known) | algorithm.trial.reads
     unknown = sorted(set(options) - offered)
@@ -128,8 +128,10 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     return algorithm
 
 
-def _accepts(facts: Facts, name: str, param: torch.Tensor) -> bool:
-    return (is_matrix(name, param) or not facts.matrices_only) and (param.is_contiguous() or not facts.contiguous_only)
+def _accepts(traits: Traits, name: str, param: torch.Tensor) -> bool:
+    return (is_matrix(name, param) or not traits.matrices_only) and (
+        param.is_contiguous() or not traits.contiguous_only
+    )
 
 
 def _build(

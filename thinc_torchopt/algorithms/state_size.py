@@ -1,6 +1,6 @@
-"""Estimate the memory for the state of a param, by a stand-in.
+"""The state that an algorithm will have of a param, by the example of a small one; and the memory for it.
 
-The stand-in has as many dimensions as the param, each of another prime size (a size of 1 stays). After one step, the
+For the memory, the example has as many dimensions as the param, each of another prime size (a size of 1 stays). The
 prime factors of the sizes of its state tell its dimensions: 7 x 11 is one number for each cell, 7 one for each row.
 """
 
@@ -46,7 +46,10 @@ class StateSizes:
         )
         key = id(algorithm), switches, sizes, dtype
         if key not in self._known:
-            self._known[key] = [_read_off(tensor) for tensor in _state_of(algorithm, options, sizes, dtype)]
+            both = {**algorithm.options, **options}
+            fixed = {name: value for name, value in both.items() if not may_move(value)}
+            state = example_state(algorithm, fixed, sizes, dtype, updates=2)
+            self._known[key] = [_read_off(value) for value in state.values() if isinstance(value, torch.Tensor)]
         real = dict(zip(sizes, shape))
         return sum(
             fixed * math.prod(real[prime] ** power for prime, power in powers.items())
@@ -54,18 +57,28 @@ class StateSizes:
         )
 
 
-def _state_of(
-    algorithm: Algorithm, options: Mapping[str, Any], sizes: tuple[int, ...], dtype: torch.dtype
-) -> list[torch.Tensor]:
-    device = small_matrix(algorithm.options).device.type
-    fixed = {name: value for name, value in {**algorithm.options, **options}.items() if not may_move(value)}
+def example_state(
+    algorithm: Algorithm,
+    options: Mapping[str, Any],
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    updates: int = 1,
+) -> dict[str, Any]:
+    """The state of a param of this shape after its first updates. Random generators keep their state.
+
+    options (Mapping[str, Any]): Options at some step: numbers, no schedules.
+    updates (int): The number of its updates.
+    RAISES (Exception): Whatever the algorithm says of such a param.
+    """
+    device = small_matrix(options).device.type
     with same_generators(device):
-        param = torch.ones(sizes, device=device, dtype=dtype, requires_grad=True)
-        optimizer = algorithm.build([param], lr=0.001, **fixed)
-        for _ in range(2):
-            param.grad = torch.randn(sizes, device=device, dtype=dtype)
+        param = torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
+        optimizer = algorithm.build([param], lr=0.001, **options)
+        for _ in range(updates):
+            param.grad = torch.randn(shape, device=device, dtype=dtype)
             optimizer.step()
-    return [value for value in optimizer.state.get(param, {}).values() if isinstance(value, torch.Tensor)]
+    return dict(optimizer.state.get(param, {}))
 
 
 def _read_off(tensor: torch.Tensor) -> tuple[int, dict[int, int]]:

@@ -173,7 +173,7 @@ class ThincSGD(_ThincOptimizer):
 
 
 def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
-    """Check options that are numbers, and return them in torch's form. option_ranges.py checks schedules at each step.
+    """Check options that are numbers, and return them in torch's form. `OptionRanges` checks schedules at each step.
 
     RAISES (ConfigError): A number is out of its range.
     """

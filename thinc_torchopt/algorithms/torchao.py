@@ -18,6 +18,7 @@ from typing import Any, Optional
 
 import torch
 
+from ..checks import Section
 from ..compat import import_torchao_optim
 from ..errors import ConfigError, StateError
 from ..registry import signed
@@ -164,10 +165,7 @@ def _offer(name: str, *, bits: int, weight_decay: float, block_size: int) -> Cal
                 "value. Set a number. Only learning rates can be scheduled."
             )
         if taken["block_size"] < 2 or taken["block_size"] % 2:
-            raise ConfigError(
-                f"Can't set 'block_size' in {IN_ALGORITHM}: expected an even number above 0, found "
-                f"{taken['block_size']}."
-            )
+            Section(IN_ALGORITHM).refuse("block_size", "an even number above 0", taken["block_size"])
         return Algorithm(label, partial(_build, name), taken, state_bytes=partial(_state_bytes, bits))
 
     doc = f"""torchao.optim.{name} (library torchao): state of {bits or 8} bits a number{"" if bits else ", in fp8"}.

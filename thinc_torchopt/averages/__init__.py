@@ -1,7 +1,6 @@
 """Averages of params, thinc's and torch's, for evaluation and for saved models. Open averages.py first.
 
-settings.py has the settings of a config (`EMA`, `SWA`), kept.py one average, use_params.py puts averages into a
-pipeline for a while.
+settings.py has the settings of a config (`EMA`, `SWA`), use_params.py puts averages into a pipeline for a while.
 """
 
 from .averages import AveragedParams, Averages

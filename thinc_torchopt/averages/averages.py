@@ -1,15 +1,20 @@
 """Averages of every param, thinc's and torch's, and of the float buffers of torch modules. settings.py has the
 formulas.
 
+The number of values in an average decides how it begins and warms up. When labels are added, old rows have hundreds of
+values and new ones none. So each *region*, cells that were added together, has its own number: the old rows continue as
+if nothing had been added.
+
 Averages of buffers never begin at zero, but at the first value: their module needs them to work, a variance for
-example. Neither do those of rows for a new label; the old rows continue as if nothing had been added (kept.py).
+example. Neither do those of rows for a new label.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,19 +22,17 @@ from thinc.api import Shim
 
 from .. import kernels
 from ..errors import StateError
-from ..host import module_of
-from ..schema import Positive, check_names, read, refuse, write
+from ..host import buffers_of, module_of
+from ..schema import Count, Positive, check_names, read, refuse, write
 from ..types import Key, OnGrowth
-from .kept import Average, BufferAverages, Region, check_regions, regions_of_grown
 from .settings import THINC, AverageSettings
 
 if TYPE_CHECKING:  # spaCy loads EMA and SWA when it lists their registry, and params/ is not needed for that
     from ..params import Param, Released
 
+Shape = Sequence[int]
 # Averages and values, by the weight of the values, and whether these have the device and dtype of their average.
 Moves = dict[tuple[float, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
-
-
 BUFFER = "buffer:"
 
 
@@ -42,7 +45,7 @@ class Averages:
     def __init__(self, settings: AverageSettings = THINC):
         self.settings = self._as_configured = settings
         self._has_begun = False  # by `begin`
-        self._of: dict[Key, Average] = {}
+        self._of: dict[Key, TensorAverage] = {}
         self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
 
     @classmethod
@@ -50,7 +53,7 @@ class Averages:
         """Averages that were computed elsewhere: params with their values."""
         made = cls()
         for param, value in values:
-            average = made._of[param.key] = Average(param, value)
+            average = made._of[param.key] = TensorAverage(param, value)
             average.taken = 1
         return made
 
@@ -111,12 +114,12 @@ class Averages:
         for (weight, are_alike), (averages, values) in moves.items():
             kernels.lerp_(averages, values if are_alike else kernels.alike(values, averages), weight)
 
-    def release(self, param: Param) -> Average | None:
+    def release(self, param: Param) -> TensorAverage | None:
         """Forget a param, and return its average."""
         return self._of.pop(param.key, None)
 
     @torch.no_grad()
-    def inherit(self, param: Param, released: Average, old: Released, on_growth: OnGrowth) -> None:
+    def inherit(self, param: Param, released: TensorAverage, old: Released, on_growth: OnGrowth) -> None:
         """Give a param the average of its predecessor, which may have another shape.
 
         Old cells keep their average. New cells have the param's values until their first value, and warm up by
@@ -225,7 +228,7 @@ class Averages:
             )
         unknown = set(tensors)
 
-        def restore(name: str, value: torch.Tensor, param: Param | None = None) -> Average | None:
+        def restore(name: str, value: torch.Tensor, param: Param | None = None) -> TensorAverage | None:
             if name not in tensors:
                 return None
             unknown.discard(name)
@@ -270,7 +273,7 @@ class Averages:
 
     # ------------------------------------------------------------------ one average
 
-    def _begin(self, value: torch.Tensor, param: Param | None) -> Average:
+    def _begin(self, value: torch.Tensor, param: Param | None) -> TensorAverage:
         # In half precision a weight of 1e-4 would be rounded away.
         dtype = (
             getattr(torch, self.settings.dtype)
@@ -279,10 +282,10 @@ class Averages:
         )
         device = self.settings.device or value.device
         if self.settings.begins_as_param:
-            return Average(param, value.detach().to(device, dtype, copy=True))
-        return Average(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
+            return TensorAverage(param, value.detach().to(device, dtype, copy=True))
+        return TensorAverage(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
 
-    def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> Average:
+    def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> TensorAverage:
         """An average in a param's shape with the cells of an old one. New cells begin as the param's. Both have as many
         dimensions.
         """
@@ -294,7 +297,7 @@ class Averages:
         average.taken, average.regions = taken, found if len(found) > 1 else None
         return average
 
-    def _note(self, average: Average, value: torch.Tensor, weight: float, moves: Moves) -> None:
+    def _note(self, average: TensorAverage, value: torch.Tensor, weight: float, moves: Moves) -> None:
         tensor = average.tensor
         if value.device != tensor.device and self.settings.device is None:
             tensor = average.tensor = tensor.to(value.device)
@@ -307,7 +310,7 @@ class Averages:
         averages.append(tensor)
         values.append(value)
 
-    def _note_regions(self, average: Average, value: torch.Tensor, moves: Moves) -> None:
+    def _note_regions(self, average: TensorAverage, value: torch.Tensor, moves: Moves) -> None:
         """As `_note`, region by region, until all have the same weight: then they are merged."""
         assert average.regions is not None
         weights = []
@@ -372,3 +375,160 @@ class AveragedParams(dict[Any, Any]):
 def _buffer_name(path: str, buffer: str) -> str:
     """A name that no param can have."""
     return f"{BUFFER}{path}/{buffer}"
+
+
+# ---------------------------------------------------------------------- one average
+
+
+@dataclass
+class Region:
+    """Cells that were added together.
+
+    cells (tuple[tuple[int, int], ...]): Start and end in each dimension.
+    taken (int): The number of values in them.
+    """
+
+    cells: tuple[tuple[Count, Count], ...]
+    taken: Count
+
+    @classmethod
+    def whole(cls, shape: Shape, taken: int) -> Region:
+        """All cells of a tensor."""
+        return cls(tuple((0, size) for size in shape), taken)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These cells of a tensor. Shares its memory."""
+        return tensor[tuple(slice(start, stop) for start, stop in self.cells)]
+
+    def clipped(self, shape: Shape) -> Region:
+        """The part of the region inside a smaller tensor."""
+        return Region(
+            tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken
+        )
+
+    @property
+    def size(self) -> int:
+        return math.prod(stop - start for start, stop in self.cells)
+
+
+class TensorAverage:
+    """The average of a param or a buffer.
+
+    param (Param): Its param. None: a buffer's average.
+    tensor (Tensor): The average. Shape: as the param.
+    taken (int): The number of values in it.
+    regions (list[Region] | None): Regions with different numbers; the first one has the largest.
+    """
+
+    __slots__ = ("param", "regions", "taken", "tensor")
+
+    def __init__(self, param: Any, tensor: torch.Tensor):
+        self.param = param
+        self.tensor = tensor
+        self.taken = 0
+        self.regions: list[Region] | None = None
+
+    def copy(self) -> TensorAverage:
+        """An independent copy."""
+        made = TensorAverage(self.param, self.tensor.clone())
+        made.taken, made.regions = self.taken, self.regions and [replace(region) for region in self.regions]
+        return made
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it replaces its param: not before its first value, and not if the param was frozen since."""
+        return self.taken > 0 and self.param.group is not None
+
+
+class BufferSlot(NamedTuple):
+    """The place of a buffer in a module: its tensor may be replaced.
+
+    path (str): Its name in the state dict, with dots.
+    """
+
+    path: str
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The buffer, if it still exists."""
+        return buffers_of(self.owner).get(self.name)
+
+
+class BufferAverages:
+    """The averages of a torch module's buffers: of the floats that are saved with it.
+
+    before (BufferAverages): Averages to start with, of an earlier module.
+    all_of_them (bool): Copy all of them, or only those of buffers in parts that both modules share.
+
+    Public: `averages` (by the buffer's name in the state dict; None: it can't be averaged), `steps` (the number of the
+        module's updates).
+    """
+
+    def __init__(self, module: torch.nn.Module, before: BufferAverages | None = None, *, all_of_them: bool = True):
+        self.module = module
+        named = {
+            path: buffer for path, buffer in module.named_buffers(remove_duplicate=False) if buffer.is_floating_point()
+        }
+        saved = module.state_dict().keys() if named else ()
+        parts = {path: path.rpartition(".") for path in named if path in saved}
+        self.slots = [BufferSlot(path, module.get_submodule(owner), name) for path, (owner, _, name) in parts.items()]
+        self._params: set[Key] = set()
+        self.averages: dict[str, TensorAverage | None] = {}
+        self.steps = 0
+        if before is not None:
+            owners = {slot.path: slot.owner for slot in before.slots}
+            paths = [slot.path for slot in self.slots if all_of_them or slot.owner is owners.get(slot.path)]
+            # Copies: the other shim may still exist, around the same module.
+            found = {path: before.averages[path] for path in paths if path in before.averages}
+            self.averages = {path: None if average is None else average.copy() for path, average in found.items()}
+            self.steps = before.steps
+
+    def belong_to_any(self, params: set[Key]) -> bool:
+        """Whether any of these params belongs to the module."""
+        if self._params.isdisjoint(params):
+            self._params = {id(param) for param in self.module.parameters()}
+        return not self._params.isdisjoint(params)
+
+
+def regions_of_grown(regions: Sequence[Region], old: Shape, new: Shape) -> list[Region]:
+    """The regions after a tensor changed its shape. The first is the oldest; new cells have no values.
+
+    regions (Sequence[Region]): The regions before. old, new (Shape): Same number of dimensions.
+    """
+    common = [min(sizes) for sizes in zip(old, new)]
+    found = [clipped for region in regions if (clipped := region.clipped(common)).size]
+    for i, size in enumerate(new):
+        if size > common[i]:
+            before, after = ((0, known) for known in common[:i]), ((0, other) for other in new[i + 1 :])
+            found.append(Region((*before, (common[i], size), *after), 0))
+    return found
+
+
+def check_regions(name: str, regions: Sequence[Region], shape: Shape, taken: int) -> None:
+    """Check that regions from a saved state fit together.
+
+    name (str): The average's name. shape (Shape): Of the average. taken (int): The number of values in the oldest
+        region.
+    RAISES (StateError): They don't.
+    """
+    fit = all(
+        len(region.cells) == len(shape)
+        and all(start < stop <= size for (start, stop), size in zip(region.cells, shape))
+        for region in regions
+    )
+    overlap = any(
+        all(a < d and c < b for (a, b), (c, d) in zip(one.cells, other.cells))
+        for i, one in enumerate(regions)
+        for other in regions[:i]
+    )
+    if (
+        not regions
+        or not fit
+        or overlap
+        or sum(region.size for region in regions) != math.prod(shape)
+        or regions[0].taken != taken
+    ):
+        expected = f"regions that make up its shape {tuple(shape)}, the first with {taken} values"
+        refuse("the averages", f"regions/{name}", expected, "others")

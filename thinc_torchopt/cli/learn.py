@@ -15,7 +15,7 @@ from rich.console import Console
 from ..errors import ConfigError
 from ..optimizers import TorchOptimizer
 from ..report import check_picture, plot_stream
-from ..streams import LearnSettings, Row, Source, StreamLearner, read_log
+from ..streams import LearnSettings, LineReader, LogRow, StreamLearner, read_log
 from ..training import WRITES, Signals
 from ._util import build, errors_shown, make_console, print_notes, resolve_optimizer, short
 
@@ -75,12 +75,12 @@ def learn(
                 learn_settings,
                 old=old,
                 watched=watched,
-                tell=lambda text: print_notes(console, [text]),
+                notify=lambda text: print_notes(console, [text]),
                 is_stopped=lambda: signals.noted is not None,
             ) as learner,
         ):
             _tell_start(console, learner, output, from_stdin=from_stdin)
-            source = Source(
+            source = LineReader(
                 None if from_stdin else stream, follows=follows, is_stopped=lambda: signals.noted is not None
             )
             before, drawn = learner.texts, -math.inf
@@ -156,7 +156,7 @@ def _tell_start(console: Console, learner: StreamLearner, output: Path, *, from_
     console.print(_in_columns(["-" * (width - 2) for width in _COLUMNS.values()]))
 
 
-def _print_row(console: Console, row: Row) -> None:
+def _print_row(console: Console, row: LogRow) -> None:
     cells = [f"{row.texts:,}", f"{row.tokens:,}", _percent(row.score), _percent(row.watched), short(row.learn_rate)]
     console.print(_in_columns(cells))
 

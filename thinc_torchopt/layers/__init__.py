@@ -1,8 +1,8 @@
 """A recurrent layer that is trained online, with eligibility traces instead of back-propagation through time.
 
 cells.py has the cells and the terms; eligibility.py the traces, adjoint.py the same gradient without traces;
-gradients.py chooses between them: `eligibility_gradients`. online_rnn.py is the layer of thinc and spaCy, with node.py
-and params.py; online_trainer.py trains it on streams.
+gradients.py chooses between them: `eligibility_gradients`. online_rnn.py is the layer of thinc and spaCy, made of
+nodes (node.py); online_trainer.py trains it on streams.
 """
 
 from .cells import CELLS, Cell

@@ -143,6 +143,13 @@ def check_weights(cell: Cell, weights: Weights, width: int, units: int, where: S
         where.refuse("weights", "floats of one dtype, e.g. float32", ", ".join(dtypes))
 
 
+def check_real(name: str, tensor: Tensor, where: Section) -> Tensor:
+    """RAISES (ConfigError): Complex numbers: torch would drop their imaginary part."""
+    if tensor.is_complex():
+        where.refuse(name, "real numbers", str(tensor.dtype))
+    return tensor
+
+
 def _shape(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else f"shape {shape}"
 

@@ -15,8 +15,7 @@ from ..errors import ShapeError
 from .adjoint import adjoint_gradients, input_gradient, states_to_keep
 from .cells import Cell, State, make_cell
 from .eligibility import BLOCK, ParamDimTraces, check_trace_dtype
-from .functional import ByFunc, check_cell, check_weights
-from .params import check_real
+from .functional import ByFunc, check_cell, check_real, check_weights
 from .relations import Weights
 from .scan import scan
 

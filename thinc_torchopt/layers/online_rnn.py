@@ -10,20 +10,21 @@ layers below the last one learn from such gradients.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, List, Literal, Optional, Sequence, TypeVar, Union
 
 import torch
 from thinc.api import Model, chain, noop, with_padded
 from thinc.types import Floats2d, Floats3d, Padded, Ragged
+from torch import Tensor
 
 from ..checks import Section
 from ..errors import ShapeError
 from .cells import Cell, make_cell
 from .functional import warn_of_truncation
 from .gradients import How, Method, VjpMethod
-from .node import SETTINGS, Settings, both_ways, one_way, recurrent_nodes
-from .params import as_tensor, params_from_torch
+from .node import SETTINGS, Settings, as_tensor, both_ways, one_way, recurrent_nodes
 
 SequencesT = TypeVar("SequencesT", bound=Union[Padded, Ragged, Sequence[Any], Floats3d])
 
@@ -160,7 +161,7 @@ def copy_torch_weights(model: Model, module: torch.nn.RNNBase) -> None:
     for i, node in enumerate(nodes):
         if (own := getattr(node.attrs[SETTINGS].cell, "activation", None)) != activation:
             where.refuse("module", f"one with the activation of the model, {own!r}", activation)
-        params = params_from_torch(module, i // directions, reverse=bool(i % directions))
+        params = _params_from_torch(module, i // directions, reverse=bool(i % directions))
         if set(params) != set(node.param_names):
             where.refuse("module", f"one with the cell of the model, '{node.name}'", type(module).__name__)
         for name, tensor in params.items():
@@ -170,5 +171,30 @@ def copy_torch_weights(model: Model, module: torch.nn.RNNBase) -> None:
                     f"{tuple(tensor.shape)}."
                 )
     for i, node in enumerate(nodes):
-        for name, tensor in params_from_torch(module, i // directions, reverse=bool(i % directions)).items():
+        for name, tensor in _params_from_torch(module, i // directions, reverse=bool(i % directions)).items():
             as_tensor(node.get_param(name)).copy_(tensor)
+
+
+# The gates in torch's order.
+_GATES = {torch.nn.GRU: "rzn", torch.nn.LSTM: "ifgo", torch.nn.RNN: ("",)}
+
+
+def _params_from_torch(module: torch.nn.RNNBase, layer: int, *, reverse: bool) -> Mapping[str, Tensor]:
+    """The params of one layer and direction of a torch module, by our names. torch has two biases for each gate; only
+    their sum matters, except for the last gate of a GRU.
+    """
+    suffix = f"_l{layer}" + "_reverse" * reverse
+    gates = next(gates for cls, gates in _GATES.items() if isinstance(module, cls))
+    parts = {}
+    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        tensor = getattr(module, name + suffix, torch.zeros(len(gates) * module.hidden_size)).detach()
+        parts[name] = tensor.chunk(len(gates))
+    found: dict[str, Tensor] = {}
+    for i, gate in enumerate(gates):
+        end = f"_{gate}" if gate else ""
+        W, U, b_x, b_h = (parts[name][i] for name in parts)
+        if gate == "n":
+            found |= {"W_n": W, "b_n": b_x, "U_hn": U, "b_hn": b_h}
+        else:
+            found |= {f"W{end}": W, f"U{end}": U, f"b{end}": b_x + b_h}
+    return found

@@ -32,9 +32,8 @@ from ..threads import threads_for
 from .adjoint import input_gradient
 from .cells import Cell, Linearized, State
 from .eligibility import BLOCK, ParamDimTraces, TracesState, check_trace_dtype
-from .functional import warn_of_truncation
-from .node import SETTINGS, Settings, recurrent_nodes
-from .params import add_grads, as_array, as_tensor, check_real, weights_of
+from .functional import check_real, warn_of_truncation
+from .node import SETTINGS, Settings, add_grads, as_array, as_tensor, recurrent_nodes, weights_of
 
 _VERSION = 1
 _WHAT = "the state of the online trainer"

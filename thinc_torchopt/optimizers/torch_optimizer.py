@@ -62,7 +62,7 @@ from ..types import (
     Precision,
     SkipDecay,
 )
-from ..update import JOINT, FrozenGrads, Guard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
+from ..update import JOINT, FrozenGrads, GradGuard, NotedGrads, Reduce, Step, name_of_set, rollback_settings
 from .lock import lock_for
 from .trained import TrainedParams
 
@@ -168,7 +168,7 @@ class TorchOptimizer(Optimizer):
         self.attachments = collect_attachments(blocks, attachments)
         self._settings = MovingSettings(learn_rate, grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))
-        guard = Guard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
+        guard = GradGuard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
         self._step = Step(guard, clip_by)
         self._cascade = Cascade(
             OPTIMIZER.kind("algorithm", algorithm, Algorithm, AN_ALGORITHM),
@@ -545,7 +545,7 @@ class TorchOptimizer(Optimizer):
         """Multiply the learning rates of param groups, from the next step on.
 
         groups (Sequence[str]): Their names in the config, or patterns over these.
-        factor, min_rate, max_rate: As in `Plan.change_rates`.
+        factor, min_rate, max_rate: As in `GroupPlan.change_rates`.
         RAISES (ConfigError): No such group, or an invalid factor.
         """
         with self._lock:

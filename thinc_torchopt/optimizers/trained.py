@@ -20,7 +20,7 @@ from ..params import Param, ParamTable, Pattern
 from ..settings import Cascade, FreezeChanges, RateChanges
 from ..state import WHAT, SavedState, by_name, check_grads, collect_grads, match
 from ..types import Key, OnGrowth, OnOutsideWrite
-from ..update import FrozenGrads, Plan
+from ..update import FrozenGrads, GroupPlan
 
 
 class TrainedParams:
@@ -55,7 +55,7 @@ class TrainedParams:
             enable_runtime_guards=enable_runtime_guards,
         )
         params: dict[Key, Param] = {}
-        self.plan = Plan(params, cascade, self.writer, default_rate, step, frozen_grads)
+        self.plan = GroupPlan(params, cascade, self.writer, default_rate, step, frozen_grads)
         self.averages = None if average_settings is None else Averages(average_settings)
         self.table = ParamTable(params, self.plan, self.averages, on_growth, master_weights=master_weights)
 

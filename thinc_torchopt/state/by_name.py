@@ -13,12 +13,13 @@ from typing import Any, Literal
 import torch
 from thinc.api import Shim
 
-from ..algorithms import StateBeside, library_of, restore_beside
+from ..algorithms import StateBeside, example_state, library_of, restore_beside
 from ..errors import CheckpointWarning, StateError
 from ..host import is_scaling, scaler_of
 from ..params import Param, inherit_master
+from ..schedules import current
 from ..schema import check_names, refuse, write
-from ..update import Group, Plan
+from ..update import Group, GroupPlan
 from .forms import WHAT, SavedGroup, SavedParam, SavedState
 
 OnGrowth = Literal["mean", "zero"]
@@ -28,7 +29,7 @@ _SWITCHES = ("fused", "foreach", "capturable", "differentiable")
 _OURS = __name__.partition(".")[0]
 
 
-def collect(plan: Plan, params: Sequence[Param], shims: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
+def collect(plan: GroupPlan, params: Sequence[Param], shims: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
     """Collect the state of params, param groups, algorithms and gradient scalers. Tensors are shared.
 
     shims (Iterable[tuple[str, Shim]]): All shims of the pipeline, with their paths.
@@ -41,7 +42,7 @@ def collect(plan: Plan, params: Sequence[Param], shims: Iterable[tuple[str, Shim
     }
 
 
-def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: OnGrowth | None) -> None:
+def restore(plan: GroupPlan, params: Sequence[Param], saved: SavedState, on_growth: OnGrowth | None) -> None:
     """Restore the state of params, param groups and algorithms.
 
     params (Sequence[Param]): The params with saved state.
@@ -63,7 +64,7 @@ def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: O
     _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
 
 
-def roll_back(plan: Plan, params: Iterable[Param], saved: SavedState) -> None:
+def roll_back(plan: GroupPlan, params: Iterable[Param], saved: SavedState) -> None:
     """As `restore`, for this run: without learning rates. Call `check_params` first.
 
     params (Iterable[Param]): Params that were trained then, and are now.
@@ -108,7 +109,7 @@ def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on
             )
 
 
-def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
+def _collect_groups(groups: GroupPlan) -> dict[str, dict[str, Any]]:
     """By the group's id: see `SavedGroup`."""
     return {
         group.id: {
@@ -150,7 +151,7 @@ def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGrou
             )
 
 
-def _origins_of(groups: Plan, saved: Mapping[str, SavedGroup]) -> dict[Group, str]:
+def _origins_of(groups: GroupPlan, saved: Mapping[str, SavedGroup]) -> dict[Group, str]:
     """The id of the saved group that had most params of each group, if any."""
     by_name = {name: group_id for group_id, part in saved.items() for name in part.params}
     origins: dict[Group, str] = {}
@@ -173,7 +174,7 @@ def _restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup
 
 
 def _restore_algorithms(
-    groups: Plan,
+    groups: GroupPlan,
     saved: Mapping[str, StateBeside],
     origins: Mapping[Group, str],
     saved_groups: Mapping[str, SavedGroup],
@@ -318,7 +319,11 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
         n_dimensions = len(found.shape)
         key = id(param.group), n_dimensions
         if key not in examples:
-            examples[key] = param.group.owner.builder.example_state(param.settings, param.device, n_dimensions)
+            options = {name: current(value) for name, value in param.settings.options.items()}
+            try:
+                examples[key] = example_state(param.group.owner.algorithm, options, (2,) * n_dimensions)
+            except Exception:  # it can't be found out on a small param
+                examples[key] = {}
         example, label = examples[key], param.group.owner.algorithm.label
         if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
             # torch makes the buffer in the first step with momentum.

@@ -178,7 +178,7 @@ class _Flat:
         a part of a tensor is copied.
         """
         if tensor.numel() == 1 and tensor.untyped_storage().nbytes() > tensor.itemsize:
-            tensor = tensor.clone()  # a view into the tensor with the counts of all params: see update/direct.py
+            tensor = tensor.clone()  # a view into the tensor with the counts of all params: see update/fused.py
         sharing = self._names_by_memory.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
         for name in sharing:
             other = self.tensors[name]

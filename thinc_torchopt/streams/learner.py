@@ -29,7 +29,7 @@ import numpy
 import torch
 from spacy.language import Language
 from spacy.scorer import Scorer
-from spacy.tokens import Doc, DocBin
+from spacy.tokens import DocBin
 from spacy.training import Example
 from spacy.util import registry
 from thinc.api import fix_random_seed
@@ -59,9 +59,8 @@ from ..training import (
     restore_model,
     restore_random,
 )
-from .memory import Memory
-from .records import Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
-from .source import Line, Place, Source
+from .records import Memory, Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
+from .source import Line, LineReader, Place
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
 _VERSION = 2
@@ -111,7 +110,7 @@ class LearnSettings:
 
 
 @dataclass
-class Row:
+class LogRow:
     """A row of the log.
 
     texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far, by their labels or annotators.
@@ -138,7 +137,7 @@ class Row:
 
 
 @dataclass
-class Block:
+class TextBlock:
     """The texts since the last row. losses (dict): Sums. n (int): Texts of the updates, those of the memory too."""
 
     texts: Count = 0
@@ -167,7 +166,7 @@ class LearnerState:
     random: RandomState
     place: Place
     memory: Memory
-    block: Block
+    block: TextBlock
     scored: list[torch.Tensor]
     texts: Count
     tokens: Whole
@@ -194,7 +193,7 @@ class StreamLearner:
     settings (LearnSettings): How to learn.
     old (Path | None): Texts that were learned before, to begin the memory with. watched (Path | None): A corpus to
         evaluate. Both are .jsonl as the stream, or .spacy.
-    tell (Callable): Called with what the user should know.
+    notify (Callable): Called with what the user should know.
     is_stopped (Callable): Asked after each update: whether to end.
     RAISES (StateError): Another run uses the folder, its state is damaged or of another pipeline, or that of this
         pipeline can't be saved. (PipelineError): There is nothing to train.
@@ -212,12 +211,12 @@ class StreamLearner:
         *,
         old: Path | None = None,
         watched: Path | None = None,
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
         is_stopped: Callable[[], bool] = lambda: False,
     ):
         self._nlp, self._optimizer = nlp, optimizer
         self.folder, self._settings = folder, settings
-        self._watched, self._tell, self._is_stopped = watched, tell, is_stopped
+        self._watched, self._notify, self._is_stopped = watched, notify, is_stopped
         training = nlp.config.interpolate()["training"]
         self._dropout: float = training["dropout"]
         self._frozen: list[str] = training["frozen_components"]
@@ -231,7 +230,7 @@ class StreamLearner:
         self._added: list[tuple[str, str]] = []
         self.place = Place()
         self._memory = Memory(settings.memory if settings.replay else 0)
-        self._block = Block()
+        self._block = TextBlock()
         # The scored texts of the block; outside the memory zone as bytes.
         self._scored: list[Example] = []
         self._packed: list[torch.Tensor] = []
@@ -240,7 +239,7 @@ class StreamLearner:
         self._undo = Undo(nlp)
         self._changes = False  # the weights, at this moment
         self._unwritten: list[dict[str, Any]] = []  # rows of texts that can't be learned
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         # By component and label, the line with it; and the texts that wait for them.
         self._new_labels: dict[tuple[str, str], str] = {}
         self._refused_labels: dict[tuple[str, str], str] = {}  # with the reason
@@ -272,9 +271,6 @@ class StreamLearner:
         for name in (LOG, REJECTED):  # of a run that was killed before it saved
             (self.folder / name).unlink(missing_ok=True)
         self._initialize()
-        self._remember(old)
-
-    def _remember(self, old: Path | None) -> None:
         for line, _ in read_examples(self._nlp, old) if old is not None else ():
             self._memory.add(line)
 
@@ -284,7 +280,7 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ learning
 
-    def learn(self, source: Source) -> Iterator[Row]:
+    def learn(self, source: LineReader) -> Iterator[LogRow]:
         """Learn all texts that are left in the stream.
 
         RETURNS (Iterator): A row for each block, when it was learned and saved.
@@ -298,7 +294,7 @@ class StreamLearner:
         is_over = False
         while not is_over:
             failed: TorchOptError | None = None
-            row: Row | None = None
+            row: LogRow | None = None
             # spaCy keeps words of the texts, and frees them at the end of the zone.
             with self._nlp.memory_zone():
                 self._unpack()
@@ -338,7 +334,7 @@ class StreamLearner:
             self._learn(batch)
         return False
 
-    def _batches(self, source: Source) -> Iterator[list[Line]]:
+    def _batches(self, source: LineReader) -> Iterator[list[Line]]:
         batch: list[Line] = []
         for line in source.read(self.place):
             batch.append(line)
@@ -382,7 +378,7 @@ class StreamLearner:
             self._unwritten.append(
                 {"number": self.rejected, "where": line.where, "reason": rejected[line], "text": text}
             )
-            self._tell_once(f"Texts that can't be learned are left out, and are in '{self.folder / REJECTED}'.")
+            self._notify_once(f"Texts that can't be learned are left out, and are in '{self.folder / REJECTED}'.")
         self._write_rejected()
 
     @property
@@ -396,13 +392,13 @@ class StreamLearner:
         """RETURNS (Example | None): None: the text is skipped. RAISES (StreamError): It can't be learned."""
         record: Record = read_record(line.content, line.where)
         for key in unknown_keys(record):
-            self._tell_once(f"'{key}' of texts is not used.")
+            self._notify_once(f"'{key}' of texts is not used.")
         if is_rejected(record):
             return None
         example = make_example(self._nlp, record, line.where)
         for component, label in unknown_labels(self._nlp, example, self._frozen):
             if self._settings.new_labels == "skip":
-                self._tell_once(f"Texts with the label '{label}', which '{component}' does not have, are skipped.")
+                self._notify_once(f"Texts with the label '{label}', which '{component}' does not have, are skipped.")
                 return None
             if self._settings.new_labels == "refuse":
                 raise StreamError(
@@ -434,7 +430,7 @@ class StreamLearner:
                 self.save()
                 raise StreamError(reason) from error
             self._added.append((component, label))
-            self._tell(f"'{component}' has got the label '{label}', of {where}.")
+            self._notify(f"'{component}' has got the label '{label}', of {where}.")
         self._new_labels = {}
         # Now, not with the next gradient: the state of new rows is a mean of the old ones, which rounds.
         self._optimizer.initialize(self._nlp, self._frozen)
@@ -466,7 +462,7 @@ class StreamLearner:
                 raise StreamError(f"Can't learn from {where}: {reason} {self._advice}") from error
             for line in bad_old:
                 self._memory.lines.remove(line)
-                self._tell_once(f"A text of the memory can't be learned, and is forgotten: {line[:60]}")
+                self._notify_once(f"A text of the memory can't be learned, and is forgotten: {line[:60]}")
             return bad or self._try_update(found)
 
     def _find_bad(self, found: list[_Text], old: list[str], error: Exception) -> tuple[dict[Line, str], list[str]]:
@@ -543,7 +539,7 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ scores
 
-    def _make_row(self) -> Row:
+    def _make_row(self) -> LogRow:
         scores = self._scores_of(self._scored) if self._scored else {}
         watched: dict[str, float] = {}
         is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
@@ -554,11 +550,11 @@ class StreamLearner:
             except StreamError as error:
                 if not self.texts:
                     raise
-                self._tell_once(f"{error} The run goes on, and tries again at the next row.")
+                self._notify_once(f"{error} The run goes on, and tries again at the next row.")
         rates = self._optimizer.learn_rates
         if self.texts and not any(rates.values()):
-            self._tell_once("All learning rates are 0: nothing more is learned. Set --learn-rate.")
-        return Row(
+            self._notify_once("All learning rates are 0: nothing more is learned. Set --learn-rate.")
+        return LogRow(
             self.texts,
             self._tokens,
             self._skipped,
@@ -576,7 +572,7 @@ class StreamLearner:
         try:
             return self._numbers(Scorer(nlp=self._nlp).score(examples))
         except Exception as error:  # a scorer's, about annotations that can be learned
-            self._tell_once(f"The texts of a row can't be scored: {_in_words(error)}")
+            self._notify_once(f"The texts of a row can't be scored: {_in_words(error)}")
             return {}
 
     def _evaluate(self, path: Path) -> dict[str, float]:
@@ -606,19 +602,19 @@ class StreamLearner:
         averages = self._optimizer.averages
         return self._nlp.use_params(averages) if averages else nullcontext()
 
-    def _log(self, row: Row, *, is_last: bool) -> Row:
+    def _log(self, row: LogRow, *, is_last: bool) -> LogRow:
         """Write a row, and begin the next block, unless the run ends."""
         if is_last and self._block.texts < self._settings.every:
             row.is_last = True
         else:
-            self._logged, self._block = self.texts, Block()
+            self._logged, self._block = self.texts, TextBlock()
         self._append(LOG, [vars(row)])
         return row
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
+    def _notify_once(self, text: str) -> None:
+        if text not in self._notified:
+            self._notified.add(text)
+            self._notify(text)
 
     # ------------------------------------------------------------------ state
 
@@ -732,13 +728,11 @@ class StreamLearner:
 
     def _unpack(self) -> None:
         if self._packed:
-            predicted, reference = (self._docs(one) for one in self._packed)
+            predicted, reference = (
+                DocBin().from_bytes(one.numpy().tobytes()).get_docs(self._nlp.vocab) for one in self._packed
+            )
             self._scored = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
             self._packed = []
-
-    def _docs(self, packed: torch.Tensor) -> Iterator[Doc]:
-        docs: Iterator[Doc] = DocBin().from_bytes(packed.numpy().tobytes()).get_docs(self._nlp.vocab)
-        return docs
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
 from ..errors import StreamError
-from .source import Place, Source
+from ..schema import Count
+from .source import LineReader, Place
 
 _OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
 _OF_DOCS = ("entities", "cats", "links", "spans")
@@ -118,7 +121,7 @@ def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
             record = Example(doc, doc).to_dict()
             yield json.dumps(record), make_example(nlp, record, f"'{path}'")
         return
-    for line in Source(path).read(Place()):
+    for line in LineReader(path).read(Place()):
         where = f"line {line.place.lines} of '{path}'"
         record = read_record(line.content, where)
         if not is_rejected(record):
@@ -158,3 +161,33 @@ def _labels(factory: str, proc: Any, doc: Doc) -> set[str]:
 def _short(content: bytes) -> str:
     text = content.decode("utf8", errors="replace")
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+# ---------------------------------------------------------------------- old texts
+
+
+@dataclass
+class Memory:
+    """A memory of old texts, from which some are learned again with each new one (experience replay).
+
+    It is a uniform sample of all lines that were seen, of constant size. Draws from Python's global random generator.
+
+    size (int): The most lines. seen (int): The lines that were offered. lines (list[str]): Those that are kept.
+    SOURCE: Vitter 1985, Random Sampling with a Reservoir, algorithm R.
+    """
+
+    size: Count
+    seen: Count = 0
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """Offer a line, which is kept with a probability of size / seen."""
+        self.seen += 1
+        if len(self.lines) < self.size:
+            self.lines.append(line)
+        elif (place := random.randrange(self.seen)) < self.size:
+            self.lines[place] = line
+
+    def draw(self, n: int) -> list[str]:
+        """Draw n different lines, or all if there are fewer."""
+        return random.sample(self.lines, min(n, len(self.lines)))

@@ -59,7 +59,7 @@ class Place:
         )
 
 
-class Source:
+class LineReader:
     """Reads lines.
 
     path (Path | None): The file. None: standard input.

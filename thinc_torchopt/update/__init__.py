@@ -1,32 +1,31 @@
 """One update: from gradients to new values.
 
-Open step.py first: an update from top to bottom. noted.py collects the gradients. norms.py, guard.py and clipping.py
-check and scale them; buffers.py restores buffers after a skipped batch. plan.py decides which torch optimizer and which
-param group (group.py) updates a param; built_algorithm.py is one torch optimizer, which building.py builds and
-stepping.py and direct.py step; param_states.py has its state. frozen_grads.py stops gradients of frozen params.
+Open step.py first: an update from top to bottom. noted.py collects the gradients. clipping.py measures and scales them,
+guard.py checks them; buffers.py restores buffers after a skipped batch. plan.py decides which torch optimizer and which
+param group (group.py) updates a param; built_algorithm.py builds and steps one torch optimizer, fused.py calls its
+fused kernel, param_states.py has its state. frozen_grads.py stops gradients of frozen params.
 
 *group*: one of torch's param groups. Params with equal settings are in one group, even if the settings are from
 different blocks.
 """
 
 from .buffers import KeptBuffers
+from .clipping import grad_norms, total_norm
 from .frozen_grads import FrozenGrads
 from .group import Group
-from .guard import JOINT, Guard, rollback_settings
-from .norms import grad_norms, total_norm
+from .guard import JOINT, GradGuard, name_of_set, rollback_settings
 from .noted import NotedGrads
-from .plan import Plan
-from .reduce import Reduce
-from .step import Step, name_of_set
+from .plan import GroupPlan
+from .step import Reduce, Step
 
 __all__ = [
     "JOINT",
     "FrozenGrads",
+    "GradGuard",
     "Group",
-    "Guard",
+    "GroupPlan",
     "KeptBuffers",
     "NotedGrads",
-    "Plan",
     "Reduce",
     "Step",
     "grad_norms",

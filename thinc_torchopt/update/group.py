@@ -24,7 +24,7 @@ _NO_STATE = ("params", "param_names", "lr", "step")
 class Group:
     """A torch param group, and the source of its learning rates: see `learn_rate.RateSource`.
 
-    key (tuple): The common values of its params, see `Plan`.
+    key (tuple): The common values of its params, see `GroupPlan`.
     params (list[Param]): In the order in which they were added, which is torch's.
     entry (dict): torch's own dict.
     owner (BuiltAlgorithm): Its torch optimizer.

@@ -97,7 +97,7 @@ class Verdict:
     found: NonFinite | Spike | None = None
 
 
-class Guard:
+class GradGuard:
     """Decides whether each update is made, and counts skipped ones.
 
     max_nonfinite (int): It stops the training after this many updates in a row with non-finite gradients. 0: never skip
@@ -143,7 +143,9 @@ class Guard:
             return Verdict()
         if not self.spike_factor or norm == 0.0:
             return Verdict()
-        updated_together = set_name(params)
+        updated_together = name_of_set(params)
+        if len(params) > 1:  # unfreezing layers changes the norms
+            updated_together += f" ({len(params)} params)"
         average = self.averages.setdefault(updated_together, MovingAverage())
         limit = self.spike_factor * average.norm
         if average.updates < MIN_UPDATES or norm <= limit:
@@ -237,7 +239,7 @@ class Guard:
 
 
 def rollback_settings(
-    after: int, factor: float, at_most: int, guard: Guard, has_checkpoints: bool
+    after: int, factor: float, at_most: int, guard: GradGuard, has_checkpoints: bool
 ) -> RollbackSettings | None:
     """The settings for rollbacks in a config. None: they are off.
 
@@ -259,21 +261,14 @@ def rollback_settings(
             "detect bad updates, found 0 for both. Set one of them."
         )
     if 0 < guard.max_nonfinite <= after:
-        raise ConfigError(
-            "Can't set 'rollback_after' in [training.optimizer]: expected less than max_nonfinite = "
-            f"{guard.max_nonfinite}, after which the training stops, found {after}. Lower it, or raise max_nonfinite."
-        )
+        expected = f"less than max_nonfinite = {guard.max_nonfinite}, after which the training stops"
+        OPTIMIZER.refuse("rollback_after", expected, after, "Lower it, or raise max_nonfinite.")
     return RollbackSettings(after, float(factor), at_most)
 
 
-def set_name(params: Sequence[Param]) -> str:
-    """Name of a set of params that is updated together: its components and number of params, or its only param.
-
-    The number is part of it because unfreezing layers changes the norms.
-    """
-    if len(params) == 1:
-        return params[0].name
-    return f"{'+'.join(sorted({param.component for param in params}))} ({len(params)} params)"
+def name_of_set(params: Sequence[Param]) -> str:
+    """The name of params that are updated together outside a joint step: their components, or the only param."""
+    return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))
 
 
 def _renamed_set(name: str, renamed: Mapping[str, str]) -> str:

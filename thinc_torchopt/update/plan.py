@@ -1,6 +1,6 @@
 """The plan of an optimizer: the torch optimizer and the param group of each param.
 
-It is derived from all params whenever one of them is added, removed or changed: see `Plan.sync`. Params with equal
+It is derived from all params whenever one of them is added, removed or changed: see `GroupPlan.sync`. Params with equal
 settings, and equal changes of rates by rules, are in one param group. torch keeps its state by tensor, so groups can be
 made anew at any time.
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..algorithms import Fill
+from ..algorithms import Algorithm, Fill
 from ..checks import Section, check_texts
 from ..errors import ConfigError
 from ..learn_rate import RateWriter
@@ -26,26 +26,24 @@ from ..params import Param, Released, unique
 from ..schedules import current
 from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
 from ..types import Key, OnGrowth, ParamInfo
-from .building import Builder
-from .built_algorithm import BuiltAlgorithm
+from .built_algorithm import BuiltAlgorithm, build_optimizer, check_options
 from .frozen_grads import FrozenGrads
 from .group import Group
-from .stepping import Stepper
 
-Chosen = list[tuple[Stepper, list[tuple[Group, Sequence[Param]]]]]
+Chosen = list[tuple[BuiltAlgorithm, list[tuple[Group, Sequence[Param]]]]]
 
 # By the algorithm's index, and by the key of the group: the params of a group.
 _Derived = dict[int, dict[tuple[Any, ...], list[Param]]]
 
 
-class Kept(NamedTuple):
+class InheritedState(NamedTuple):
     """The state in torch that a param passes to its successor."""
 
     optimizer_class: type[torch.optim.Optimizer]
     state: dict[str, Any]
 
 
-class Plan:
+class GroupPlan:
     """The torch optimizers behind a TorchOptimizer, with their param groups.
 
     params (Mapping[Key, Param]): All params of the optimizer, in the order in which they were added. Code that changes
@@ -77,10 +75,6 @@ class Plan:
         self._writer = writer
         self._step = step
         self._frozen_grads = frozen_grads
-        self._builders = [
-            Builder(found.path, found.algorithm, cascade.moving(i), self.rates)
-            for i, found in enumerate(cascade.candidates)
-        ]
         self._built: dict[int, BuiltAlgorithm] = {}
         self._next_thaw = math.inf  # the next step at which a frozen param is trained again
 
@@ -128,13 +122,14 @@ class Plan:
                     freeze_change.apply_to(param)
                 for rate_change in self.rate_changes.matching(param.settings.names):
                     rate_change.apply_to([param], self._rate_to_come(param))
+            checked: set[Any] = set()
             for param in changed:
-                if self._step < param.settings.frozen_until < math.inf:
-                    self._builders[param.settings.algorithm].check(param)
+                settings = param.settings
+                if self._step < settings.frozen_until < math.inf and settings.key not in checked:
+                    check_options(self._algorithm(settings), param)
+                    checked.add(settings.key)
             derived = self._derive()
-            built = {
-                i: self._build(self._builders[i], self._built.get(i), groups) for i, groups in sorted(derived.items())
-            }
+            built = {i: self._build(self._built.get(i), groups) for i, groups in sorted(derived.items())}
         except BaseException:
             for param, known in zip(changed, before):
                 param.settings = known
@@ -151,12 +146,14 @@ class Plan:
 
     def _key_of(self, param: Param) -> tuple[Any, ...]:
         """Equal for params of one group: their settings, whether they can be fused, and the changes of their rates."""
-        is_fused = self._builders[param.settings.algorithm].fuses(param.tensor, param.settings)
+        is_fused = self._algorithm(param.settings).fuses(param.tensor, param.settings.options)
         return param.settings.key, is_fused, param.rate_factor, param.held_rate
 
-    @staticmethod
+    def _algorithm(self, settings: ParamSettings) -> Algorithm:
+        return self._cascade.candidates[settings.algorithm].algorithm
+
     def _build(
-        builder: Builder, of: BuiltAlgorithm | None, groups: Mapping[tuple[Any, ...], list[Param]]
+        self, of: BuiltAlgorithm | None, groups: Mapping[tuple[Any, ...], list[Param]]
     ) -> dict[tuple[Any, ...], torch.optim.Optimizer]:
         """Build an optimizer for each group that is new, or has new params, from these. Changes nothing."""
         known = set() if of is None else {group.key for group in of.groups}
@@ -164,14 +161,19 @@ class Plan:
         for key, params in groups.items():
             new = [param for param in params if of is None or param.group is None or param.group.owner is not of]
             if new or key not in known:
-                built[key] = builder.build(new or params, fused=key[1])
+                settings = params[0].settings
+                rate = self.rates.at_next_step(settings)
+                built[key] = build_optimizer(self._algorithm(settings), new or params, rate, fused=key[1])
         return built
 
     def _apply(self, derived: _Derived, built: Mapping[int, Mapping[tuple[Any, ...], torch.optim.Optimizer]]) -> None:
         entries = {i: {key: optimizer.param_groups[0] for key, optimizer in made.items()} for i, made in built.items()}
         for i, made in built.items():
             if i not in self._built:
-                self._built[i] = BuiltAlgorithm(self._builders[i], next(iter(made.values())), self._writer)
+                found, optimizer = self._cascade.candidates[i], next(iter(made.values()))
+                self._built[i] = BuiltAlgorithm(
+                    found.path, found.algorithm, optimizer, self._cascade.moving(i), self.rates, self._writer
+                )
         taken: dict[int, dict[Group, list[Param]]] = {}
         for i, algorithm in self._built.items():
             known = {group.key: group for group in algorithm.groups}
@@ -252,13 +254,13 @@ class Plan:
 
     # ------------------------------------------------------------------ the state of a param
 
-    def release(self, param: Param) -> Kept | None:
+    def release(self, param: Param) -> InheritedState | None:
         """The state in torch of a param, for its successor."""
         if param.group is None or not (state := param.group.owner.states.get(param)):
             return None
-        return Kept(param.group.owner.states.optimizer_class, state)
+        return InheritedState(param.group.owner.states.optimizer_class, state)
 
-    def inherit(self, param: Param, released: Kept, old: Released, on_growth: OnGrowth) -> None:
+    def inherit(self, param: Param, released: InheritedState, old: Released, on_growth: OnGrowth) -> None:
         """Give a param the state of its predecessor, if the same class optimizes both.
 
         RAISES (StateError): The state can't be fitted to its shape.
@@ -293,7 +295,7 @@ class Plan:
     def forget_lists(self) -> None:
         """Drop references to states that are replaced now."""
         for algorithm in self.algorithms:
-            algorithm.stepper.direct.forget()
+            algorithm.forget_lists()
 
     # ------------------------------------------------------------------ changes during a training
 
@@ -401,7 +403,7 @@ class Plan:
                 entry for entry in by_group.items() if entry[0].owner is algorithm
             ]
             if chosen:
-                found.append((algorithm.stepper, chosen))
+                found.append((algorithm, chosen))
         return found
 
     # ------------------------------------------------------------------ for inspection

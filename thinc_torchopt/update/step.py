@@ -17,7 +17,7 @@ statistics are restored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thinc.api import Shim
 
@@ -25,19 +25,51 @@ from ..params import Param, clear_grads, follow_models, round_to_models
 from ..threads import threads_for
 from ..types import BatchSize, ClipBy
 from .buffers import KeptBuffers
-from .clipping import clip_grads
-from .guard import JOINT, Guard, Verdict
-from .norms import norms_of_grads, total_norm
-from .reduce import Reduce
+from .clipping import clip_grads, norms_of_grads, total_norm
+from .guard import JOINT, GradGuard, Verdict
 
 if TYPE_CHECKING:
     from ..optimizers import TrainedParams
 
 
+class SplitState(Protocol):
+    """Splits the updates of params, and their state, between processes."""
+
+    def own(self, params: Sequence[Param]) -> list[Param]:
+        """The params that this process updates, among those to update."""
+
+    def exchange(self, params: Sequence[Param]) -> None:
+        """Get the values of params that other processes have updated."""
+
+
+class Reduce(Protocol):
+    """Combines each gradient over all processes, in place. distributed/reduce.py implements it for data parallel
+    training.
+
+    lr_scale (float): Multiplies all learning rates.
+    shards (SplitState | None): None: each process updates all params.
+    """
+
+    lr_scale: float
+
+    @property
+    def shards(self) -> SplitState | None: ...
+
+    def __call__(
+        self, params: Sequence[Param], known: Sequence[Param], spoiled_by: Exception | None
+    ) -> tuple[list[Param], Exception | None]:
+        """Called by every process at each joint update, even without a gradient.
+
+        params (Sequence[Param]): The params that have a gradient here. known (Sequence[Param]): All params.
+        spoiled_by (Exception | None): The error that prevented gradients here.
+        RETURNS (tuple): Over all processes: params with a gradient in any, and the first error.
+        """
+
+
 class Step:
     """Makes updates.
 
-    guard (Guard): Decides which updates are made.
+    guard (GradGuard): Decides which updates are made.
     clip_by (ClipBy): The kind of clipping.
 
     Public: `grad_norm` (of the last update, before clipping; 2-norm over all gradients; None if it was not measured),
@@ -45,7 +77,7 @@ class Step:
         process).
     """
 
-    def __init__(self, guard: Guard, clip_by: ClipBy):
+    def __init__(self, guard: GradGuard, clip_by: ClipBy):
         self.guard = guard
         self.clip_by: ClipBy = clip_by
         self.reduce: Reduce | None = None
@@ -101,7 +133,8 @@ class Step:
                         return False
                 follow_models(params)
                 if spoiled_by is not None:
-                    factor, verdict = self._refuse(spoiled_by)
+                    self.grad_norm = factor = None
+                    verdict = self.guard.refuse(spoiled_by)
                 else:
                     chosen = trained.plan.choose(params)
                     for algorithm, groups in chosen:
@@ -134,10 +167,6 @@ class Step:
                 averages.update(params, trained.table.shims.values())
         return factor is not None
 
-    def _refuse(self, spoiled_by: Exception) -> tuple[None, Verdict]:
-        self.grad_norm = None
-        return None, self.guard.refuse(spoiled_by)
-
     def _measure_and_clip(self, params: Sequence[Param], grad_clip: float) -> tuple[float | None, Verdict]:
         """Clip, or return the factor to clip by.
 
@@ -154,8 +183,3 @@ class Step:
         if verdict.factor is None or not grad_clip:
             return verdict.factor, verdict
         return clip_grads(params, norms, grad_clip, self.clip_by, scale=verdict.factor), verdict
-
-
-def name_of_set(params: Sequence[Param]) -> str:
-    """The guard's name for params that are updated outside a joint step: their components, or the only param."""
-    return params[0].name if len(params) == 1 else "+".join(sorted({param.component for param in params}))

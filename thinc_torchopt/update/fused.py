@@ -1,4 +1,4 @@
-"""torch's fused step, with the kernel's lists of tensors kept between steps.
+"""torch's fused kernels, called without torch's `step`. built_algorithm.py decides when.
 
 torch's `step` collects params, gradients and state anew each time, and counts steps with one small tensor per param:
 for small params that takes longer than the kernel. Here the lists are kept, and their sources are compared by identity,
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .. import kernels
 from ..algorithms import ThincAdam, ThincSGD
-from ..host import is_hooked_after_step, is_hooked_before_step
 from ..params import Param
 
 Entry = dict[str, Any]
@@ -144,7 +143,7 @@ class _ThincSGD(_OfThinc):
         ThincSGD.step_alike(entry, tensors, grads, fused=True)
 
 
-_KERNELS: dict[type[torch.optim.Optimizer], Kernel] = {
+KERNELS: dict[type[torch.optim.Optimizer], Kernel] = {
     torch.optim.Adam: _Adam(),
     torch.optim.AdamW: _AdamW(),
     torch.optim.Adagrad: _Adagrad(),
@@ -154,67 +153,7 @@ _KERNELS: dict[type[torch.optim.Optimizer], Kernel] = {
 }
 
 
-class DirectStep:
-    """Makes the steps of a torch optimizer's param groups, where its class has a fused kernel.
-
-    optimizer (torch.optim.Optimizer): Any.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer = optimizer
-        self._kernel = _KERNELS.get(type(optimizer))
-        # By the `id` of a group: the params of its last step, and their lists. False: no lists are possible.
-        self._last: dict[int, tuple[Sequence[Param], _KeptLists | Literal[False] | None]] = {}
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether no other code observes or changes the optimizer's own steps."""
-        optimizer = self._optimizer
-        return self._kernel is not None and not (
-            is_hooked_before_step(optimizer)
-            or is_hooked_after_step(optimizer)
-            or "step" in vars(optimizer)  # replaced, as by torch's learning rate schedulers
-            or getattr(optimizer, "found_inf", None) is not None
-        )
-
-    def make(self, entry: Entry, params: Sequence[Param], scale: Tensor | None = None) -> bool:
-        """Make the step of a group. Call `is_possible` first.
-
-        entry (dict): The group.
-        params (Sequence[Param]): Its params to update, all accepted by its kernel. Each has a gradient.
-        scale (Tensor | None): Divides gradients.
-        RETURNS (bool): Whether it was made. If not, nothing has changed, and torch's `step` must make it.
-        """
-        kernel = self._kernel
-        if kernel is None or not kernel.is_wanted(entry):
-            return False
-        before, lists = self._last.get(id(entry), ((), None))
-        if len(before) != len(params) or not all(map(is_, before, params)):
-            # Lists are made when the same params come twice in a row.
-            self._last[id(entry)] = list(params), None
-            return False
-        if lists is False:
-            return False
-        state = self._optimizer.state
-        if lists is None or not lists.are_current(state, kernel.state_names(entry)):
-            if not _go_together(before, kernel.fused):
-                self._last[id(entry)] = before, False
-                return False
-            lists = _KeptLists.gathered(state, before, kernel.state_names(entry), kernel)
-            self._last[id(entry)] = before, lists
-            if not lists:
-                return False
-        grads: Any = [tensor.grad for tensor in lists.tensors]
-        with torch.set_grad_enabled(False):  # `torch.no_grad`, in half the time
-            kernel.call(entry, lists.tensors, grads, lists.of_state, lists.count(), scale)
-        return True
-
-    def forget(self) -> None:
-        """Drop the lists: groups were removed or changed."""
-        self._last.clear()
-
-
-class _KeptLists:
+class KernelLists:
     """The kernel's lists for some params, and the objects that they were made from.
 
     tensors (list[Tensor]): The params. of_state (Lists): Their state tensors, by name.
@@ -244,13 +183,16 @@ class _KeptLists:
     @classmethod
     def gathered(
         cls, state: Any, params: Sequence[Param], names: tuple[str, ...], kernel: Kernel
-    ) -> _KeptLists | Literal[False] | None:
-        """params (Sequence[Param]): They fit into one call.
+    ) -> KernelLists | Literal[False] | None:
+        """The lists for params that a kernel can update in one call.
 
-        RETURNS (_KeptLists | False | None): None: something is missing. False: their numbers of steps differ, and
-            always will.
+        RETURNS (KernelLists | False | None): None: something is missing. False: it can't, which changes only with the
+            groups.
         """
         first, counts = params[0], kernel.counts
+        for param in params:
+            if param.device != first.device or param.dtype != first.dtype or not kernel.fused.accepts(param.tensor):
+                return False
         for param in params:
             if not param.is_on(param.source):
                 return None
@@ -268,21 +210,19 @@ class _KeptLists:
     def are_current(self, state: Any, names: tuple[str, ...]) -> bool:
         """Whether no tensor was replaced since."""
         by_param = self._by_param
-        return (
-            state is self._state
-            and names == self._names
-            and all(map(is_, [param.tensor for param in self._params], self.tensors))
+        if (
+            state is not self._state
+            or names != self._names
+            or not all(map(is_, [param.tensor for param in self._params], self.tensors))
             # Nobody else has the tensors of arrays.
-            and all(param.is_on(param.source) for param in self._not_arrays)
-            and all(map(is_, map(state.get, self.tensors if by_param else ()), by_param))
-            and all(
-                all(map(is_, map(itemgetter(name), by_param), tensors)) for name, tensors in zip(names, self.of_state)
-            )
-            and self._counts_are_current()
-        )
-
-    def _counts_are_current(self) -> bool:
-        counts = map(itemgetter("step"), self._by_param)
+            or not all(param.is_on(param.source) for param in self._not_arrays)
+            or not all(map(is_, map(state.get, self.tensors if by_param else ()), by_param))
+        ):
+            return False
+        for name, tensors in zip(names, self.of_state):
+            if not all(map(is_, map(itemgetter(name), by_param), tensors)):
+                return False
+        counts = map(itemgetter("step"), by_param)
         if self._counts == "tensors":
             return all(map(is_, counts, self._views))
         return self._counts is None or set(counts) == {self.steps}
@@ -297,14 +237,6 @@ class _KeptLists:
             for found in self._by_param:
                 found["step"] = self.steps
         return self.steps
-
-
-def _go_together(params: Sequence[Param], fused: kernels.FusedKernel) -> bool:
-    """Whether a kernel can update params in one call. That does not change until `DirectStep.forget`."""
-    first = params[0]
-    return all(
-        param.device == first.device and param.dtype == first.dtype and fused.accepts(param.tensor) for param in params
-    )
 
 
 def _fits(value: Any, param: Param) -> bool:

@@ -1,4 +1,4 @@
-"""The direct step against torch's own step on the same tensors, to the last bit: the kernel is the same one."""
+"""Steps by the kernel alone against torch's own step on the same tensors, to the last bit: the kernel is the same."""
 
 import copy
 import weakref
@@ -14,7 +14,7 @@ from tests.models import toy_examples, toy_pipeline
 from thinc_torchopt import TorchOptimizer, kernels
 from thinc_torchopt.algorithms import Algorithm
 from thinc_torchopt.torch_optimizers import SGD, Adagrad, Adam, AdamW
-from thinc_torchopt.update import direct
+from thinc_torchopt.update.built_algorithm import BuiltAlgorithm
 
 # Every option that torch's kernels take.
 CLASSES = {
@@ -48,14 +48,14 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 def made(monkeypatch):
     """How many params each step that torch did not make had."""
     found = []
-    make = direct.DirectStep.make
+    make = BuiltAlgorithm._step_by_kernel
 
-    def noting(self, entry, params, scale=None):
-        is_made = make(self, entry, params, scale)
+    def noting(self, group, params, scale):
+        is_made = make(self, group, params, scale)
         found.append(len(params) if is_made else 0)
         return is_made
 
-    monkeypatch.setattr(direct.DirectStep, "make", noting)
+    monkeypatch.setattr(BuiltAlgorithm, "_step_by_kernel", noting)
     return found
 
 
@@ -67,7 +67,7 @@ def bare(params, cls, options):
 
 @settings(deadline=None, max_examples=80)
 @given(st.data(), st.sampled_from(sorted(CLASSES)), st.sampled_from(DTYPES), st.integers(0, 2**16))
-def test_direct_is_torchs_step(data, name, dtype, seed):
+def test_fused_is_torchs_step(data, name, dtype, seed):
     """Any sets of params, one after the other; the state that is left is torch's as well."""
     factory, cls, choices = CLASSES[name]
     if cls is torch.optim.SGD and dtype.itemsize < 4:
@@ -108,7 +108,7 @@ def test_direct_is_torchs_step(data, name, dtype, seed):
             assert torch.equal(state[ours][key], value), key
 
 
-def test_direct_makes_all_steps_but_the_first_two(made):
+def test_fused_makes_all_steps_but_the_first_two(made):
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(4)]
     optimizer = TorchOptimizer(AdamW(), 0.1)
     for _ in range(5):
@@ -167,11 +167,11 @@ def as_bytes(optimizer):
     ],
     ids=["load", "load in torch", "other tensors", "roll back"],
 )
-def test_direct_follows_whatever_happens_to_the_state(change, made, monkeypatch):
+def test_fused_follows_whatever_happens_to_the_state(change, made, monkeypatch):
     """As a run whose steps are all torch's: state that is loaded, or exchanged by others, counts from then on."""
     found = trained(7, at_4=change)
     assert sum(map(bool, made)) >= 4
-    monkeypatch.setattr(direct.DirectStep, "is_possible", False)
+    monkeypatch.setattr(BuiltAlgorithm, "_is_observed", True)
     assert found == trained(7, at_4=change)
 
 
@@ -193,7 +193,7 @@ def load_into_torchs(optimizer):
 @pytest.mark.parametrize(
     "replace", [lambda optimizer: optimizer.roll_back(copy.deepcopy(optimizer.state_dict())), load_into_torchs]
 )
-def test_direct_holds_on_to_no_state_that_was_replaced(replace):
+def test_fused_holds_on_to_no_state_that_was_replaced(replace):
     """Else it would take memory twice until the next step, in the forward pass of all times."""
     nlp = toy_pipeline(["tagger"], shared=False)
     tagger = nlp.get_pipe("tagger").model = chain(Linear(4, 3), Linear(2, 4)).initialize()
@@ -211,12 +211,12 @@ def test_direct_holds_on_to_no_state_that_was_replaced(replace):
 
 
 @pytest.mark.parametrize("odd", [torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64)])
-def test_direct_tries_once_to_put_together_what_does_not_go_together(odd, made, monkeypatch):
+def test_fused_tries_once_to_put_together_what_does_not_go_together(odd, made, monkeypatch):
     """Else each step would look at all params in vain; until their group changes."""
     looked, accepts = [], kernels.FusedKernel.accepts
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(odd)]
     optimizer = TorchOptimizer(AdamW(), 0.1)
-    monkeypatch.setattr(direct.kernels.FusedKernel, "accepts", lambda *args: looked.append(args) or accepts(*args))
+    monkeypatch.setattr(kernels.FusedKernel, "accepts", lambda *args: looked.append(args) or accepts(*args))
     for _ in range(3):
         for param in params:
             optimizer.set_grad(param, torch.ones_like(param))
@@ -235,7 +235,7 @@ def test_direct_tries_once_to_put_together_what_does_not_go_together(odd, made, 
     assert made[-3:] == [0, 2, 2]
 
 
-def test_direct_leaves_steps_with_hooks_to_torch(made):
+def test_fused_leaves_steps_with_hooks_to_torch(made):
     param = torch.nn.Parameter(torch.ones(3))
     optimizer = TorchOptimizer(AdamW(), 0.1)
     seen = []
@@ -247,7 +247,7 @@ def test_direct_leaves_steps_with_hooks_to_torch(made):
     assert made == [0, 1, 1] and seen == ["a step"] * 3
 
 
-def test_direct_sees_the_schedulers_of_torch(made):
+def test_fused_sees_the_schedulers_of_torch(made):
     """They replace `step` of the optimizer, to count how often it is called."""
     param = torch.nn.Parameter(torch.ones(3))
     optimizer = TorchOptimizer(SGD(), 0.1, on_outside_write="adopt")
@@ -259,7 +259,7 @@ def test_direct_sees_the_schedulers_of_torch(made):
     assert made == [0, 1, 1]
 
 
-def test_direct_keeps_away_from_a_param_that_no_longer_fits_its_state(made):
+def test_fused_keeps_away_from_a_param_that_no_longer_fits_its_state(made):
     """Its kernel walks through memory from the first cell on, whatever the shape of the state is."""
     param = torch.nn.Parameter(torch.ones(4))
     optimizer = TorchOptimizer(AdamW(), 0.1)
@@ -272,7 +272,7 @@ def test_direct_keeps_away_from_a_param_that_no_longer_fits_its_state(made):
     assert made == [0, 1, 1, 0]
 
 
-def test_direct_takes_the_drop_ins(made):
+def test_fused_takes_the_drop_ins(made):
     """thinc's Adam counts steps with plain numbers."""
     model: Model = chain(Linear(4, 3), Linear(2, 4))
     model.initialize()
@@ -288,7 +288,7 @@ def test_direct_takes_the_drop_ins(made):
     assert {state["step"] for state in inner(optimizer).state.values()} == {4}
 
 
-def test_direct_is_for_classes_and_not_their_children(made):
+def test_fused_is_for_classes_and_not_their_children(made):
     class Child(torch.optim.SGD):
         pass
 
