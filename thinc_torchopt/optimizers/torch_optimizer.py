@@ -36,7 +36,6 @@ from ..near_misses import did_you_mean
 from ..params import (
     Param,
     Pattern,
-    all_names,
     backprop_through_frozen,
     check_precision,
     compute_in,
@@ -45,6 +44,7 @@ from ..params import (
     is_viewable,
     own_copy,
     scaling_all_apart,
+    walk_pipeline,
 )
 from ..registry import arguments_of, signed
 from ..schema import check_version, read
@@ -309,10 +309,11 @@ class TorchOptimizer(Optimizer):
             the settings matches no param.
         """
         with self._lock:
-            self._trained.plan.check(all_names(nlp))
+            walked = walk_pipeline(nlp)
+            self._trained.plan.check([found.name for model in walked for found in model.params])
             self._reset_if_other(nlp)
             self._is_over = False
-            self._trained.table.add_all(nlp, exclude)
+            self._trained.table.add_all(nlp, exclude, walked=walked)
             self._keep_all_buffers()
             self._set_precision()
             self._check_precision(exclude)
@@ -341,7 +342,7 @@ class TorchOptimizer(Optimizer):
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
         known = self._trained.table.pipeline
-        if anew or (known.was_told and not known.is_(nlp)):
+        if anew or (known.was_known and not known.is_(nlp)):
             self._reset()
             self._step.guard.begin_anew()
 
@@ -352,7 +353,7 @@ class TorchOptimizer(Optimizer):
         """Check everything that `initialize` checks, before the first update, if spaCy introduced the pipeline."""
         if not self._is_checked and self._trained.table.pipeline.is_there:
             nlp, exclude = self._trained.table.pipeline.get()
-            self._trained.plan.check(all_names(nlp))
+            self._trained.plan.check([found.name for model in walk_pipeline(nlp) for found in model.params])
             self._check_precision(exclude)
 
     def _check_precision(self, exclude: Collection[str]) -> None:
@@ -883,12 +884,11 @@ class TorchOptimizer(Optimizer):
             trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
                 paths = match.as_paths(renamed or {})
-                state = trained.load(nlp, exclude, state, on_growth, paths)
+                state, walked = trained.load(nlp, exclude, state, on_growth, paths)
                 guard.load_state_dict(state.guard, paths)
                 self._settings.load(vars(state.settings), state.schedules, state.step)
-            pipeline = trained.table.pipeline
-            by_name.restore_scalers(pipeline.shim_paths(), state.grad_scalers)
-            restore_grads(pipeline.components, state.grads)
+            by_name.restore_scalers([found for model in walked for found in model.shims], state.grad_scalers)
+            restore_grads(walked, state.grads)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 

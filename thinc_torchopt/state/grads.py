@@ -9,30 +9,26 @@ it updates a shared tok2vec before the backward passes of its listeners.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from thinc.api import Model
 
 from .. import kernels
 from ..host import drop_grad
-from ..params import NamedParam, saved_tensor, walk
+from ..params import NamedModel, NamedParam, saved_tensor
 from ..schema import refuse
-from ..types import Key
 from .forms import WHAT
 
-Components = Iterable[tuple[str, Model]]
 
-
-def collect_grads(components: Components) -> dict[str, torch.Tensor | None]:
+def collect_grads(walked: Iterable[NamedModel]) -> dict[str, torch.Tensor | None]:
     """Collect the gradients of all params, by their first names. Tensors are shared. None: zeros of a thinc param.
 
-    components (Iterable[tuple[str, Model]]): Of the pipeline, by escaped name.
+    walked (Iterable[NamedModel]): See `walk_pipeline`.
     """
     grads: dict[str, torch.Tensor | None] = {}
     on_gpu: list[str] = []
-    for found in _each(components):
+    for found in _each(walked):
         if (grad := _grad_of(found)) is None:
             continue
         if found.param is not None:
@@ -48,38 +44,40 @@ def collect_grads(components: Components) -> dict[str, torch.Tensor | None]:
     return grads
 
 
-def check_grads(components: Components, saved: Mapping[str, torch.Tensor | None]) -> None:
+def check_grads(walked: Iterable[NamedModel], saved: Mapping[str, torch.Tensor | None]) -> None:
     """RAISES (StateError): A gradient has not its param's shape."""
-    for found in _each(components):
-        grad, values = saved.get(found.name), found.values
-        if grad is not None and (values is None or grad.shape != tuple(values.shape)):
+    for found in _each(walked):
+        if (grad := saved.get(found.name)) is None:
+            continue
+        values = found.values
+        if values is None or grad.shape != tuple(values.shape):
             expected = "None" if values is None else f"a tensor of shape {tuple(values.shape)}"
             refuse(WHAT, f"grads/{found.name}", expected, f"one of shape {tuple(grad.shape)}")
 
 
-def restore_grads(components: Components, saved: Mapping[str, torch.Tensor | None]) -> None:
+def restore_grads(walked: Iterable[NamedModel], saved: Mapping[str, torch.Tensor | None]) -> None:
     """Restore gradients, and drop all others. Call `check_grads` first."""
-    for found in _each(components):
+    for found in _each(walked):
         grad = saved.get(found.name)
         if found.param is not None:
             found.param.grad = None if grad is None else grad.to(found.param.device, copy=True)
-        elif found.name not in saved or found.values is None:
-            drop_grad(found.owner, found.key[1])  # type: ignore[index]
+            continue
+        node, name = found.owner, found.key[1]  # type: ignore[index]
+        if found.name not in saved or not node.has_param(name):
+            drop_grad(node, name)
         else:
-            node, name = found.owner, found.key[1]  # type: ignore[index]
             if not node.has_grad(name):
-                node.set_grad(name, node.ops.xp.zeros_like(found.values))
+                node.set_grad(name, node.ops.xp.zeros_like(node.get_param(name)))
             node.get_grad(name)[...] = 0 if grad is None else node.ops.asarray(grad.cpu().numpy())
 
 
-def _each(components: Components) -> Iterator[NamedParam]:
+def _each(walked: Iterable[NamedModel]) -> list[NamedParam]:
     """Each param once, by its first name."""
-    seen: set[Key] = set()
-    for component, model in components:
-        for found in walk(model, component):
-            if found.key not in seen:
-                seen.add(found.key)
-                yield found
+    found: dict[Any, NamedParam] = {}
+    for model in walked:
+        for param in model.params:
+            found.setdefault(param.key, param)
+    return list(found.values())
 
 
 def _grad_of(found: NamedParam) -> Any:
