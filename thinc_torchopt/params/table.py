@@ -349,7 +349,7 @@ class ParamTable:
                 param = Param(name, key, source, tensor, is_bias_or_norm=key in self._names.biases_and_norms)
                 param.half = Half.of(view) if has_master else None
                 param.aliases = tuple(aliases)
-                param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
+                param.row_size = _row_size(holder, param) if isinstance(holder, Model) and param.tensor.ndim == 1 else 1
                 if key in self._names.of_pipeline:  # otherwise nobody would notice that the holder is gone
                     param.be_held_by(holder)
                 saved, old = self._saved.get(name), self._released.get(name)
@@ -592,7 +592,7 @@ def _switched_on(param: Param) -> Iterator[str]:
 def _row_size(node: Model, param: Param) -> int:
     """Cells in a row of a flat param, such as SparseLinear's weights of `nO` rows."""
     sizes = [node.get_dim(name) for name in node.dim_names if node.has_dim(name)]
-    is_flat = len(param.shape) == 1 and node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)
+    is_flat = node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)
     return param.tensor.numel() // node.get_dim("nO") if is_flat else 1
 
 

@@ -103,9 +103,8 @@ def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on
         if found.master is not None:
             inherit_master(param, found.master)
         if param.group is not None:
-            param.group.owner.states.put(
-                param, found.state, shape=found.shape, dtype=_dtype_of(found), on_growth=on_growth
-            )
+            dtype = param.dtype if found.dtype == str(param.dtype) else _dtype_of(found)
+            param.group.owner.states.put(param, found.state, shape=found.shape, dtype=dtype, on_growth=on_growth)
 
 
 def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
@@ -310,7 +309,7 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
     """Check that each param has the state that its algorithm needs with its current options: otherwise the next step
     would fail.
     """
-    examples: dict[tuple[int, int], dict[str, Any]] = {}
+    examples: dict[tuple[int, int], tuple[dict[str, Any], bool]] = {}
     for param in params:
         found = saved[param.name]
         if param.group is None or (not found.state and not found.updates):
@@ -318,8 +317,11 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
         n_dimensions = len(found.shape)
         key = id(param.group), n_dimensions
         if key not in examples:
-            examples[key] = param.group.owner.builder.example_state(param.settings, param.device, n_dimensions)
-        example, label = examples[key], param.group.owner.algorithm.label
+            # The form of other libraries' state may depend on sizes: a projection to a low rank, for example.
+            is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
+            example = param.group.owner.builder.example_state(param.settings, param.device, n_dimensions)
+            examples[key] = example, is_known
+        (example, is_known), label = examples[key], param.group.owner.algorithm.label
         if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
             # torch makes the buffer in the first step with momentum.
             example = {name: value for name, value in example.items() if name in found.state}
@@ -330,15 +332,13 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
                 f"current options, found {sorted(found.state)}. The options have changed since it was saved. Change "
                 "them back, or start with a new optimizer."
             )
-        # The form of other libraries' state may depend on sizes: a projection to a low rank, for example.
-        is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
-        for name, expected in example.items() if is_known else ():
-            if not _has_form_of(found.state[name], expected, found.shape):
-                raise StateError(
-                    f"Can't load the state of param '{param.name}': expected '{name}' in the form of {label} for a "
-                    f"param of shape {_shape(found.shape)}, found {_describe(found.state[name])}. It is damaged, or of "
-                    f"another version of {label}."
-                )
+        name = _other_form(found, example) if is_known else None
+        if name is not None:
+            raise StateError(
+                f"Can't load the state of param '{param.name}': expected '{name}' in the form of {label} for a "
+                f"param of shape {_shape(found.shape)}, found {_describe(found.state[name])}. It is damaged, or of "
+                f"another version of {label}."
+            )
 
 
 def _dtype_of(found: SavedParam) -> torch.dtype:
@@ -349,17 +349,26 @@ def _dtype_of(found: SavedParam) -> torch.dtype:
     return dtype
 
 
-def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
-    """Whether a value can be the state of a param of this shape. The example's param has size 2 in all dimensions."""
-    if isinstance(example, int):
-        return type(value) is type(example) and value >= 0  # a number of steps, or a flag
-    if not isinstance(example, torch.Tensor):
-        return isinstance(value, (int, float)) or not isinstance(example, float)
-    if not isinstance(value, torch.Tensor):
-        return False
-    if example.numel() == 1:
-        return value.numel() == 1
-    return tuple(value.shape) == tuple(shape) or tuple(example.shape) != (2,) * len(shape)
+def _other_form(found: SavedParam, example: Mapping[str, Any]) -> str | None:
+    """The name of the first value that can't be the state of a saved param. example (Mapping): A valid state, of a
+    param of size 2 in all dimensions.
+    """
+    for name, expected in example.items():
+        value = found.state[name]
+        if isinstance(expected, int):
+            fits = type(value) is type(expected) and value >= 0  # a number of steps, or a flag
+        elif not isinstance(expected, torch.Tensor):
+            fits = isinstance(value, (int, float)) or not isinstance(expected, float)
+        elif not isinstance(value, torch.Tensor):
+            fits = False
+        elif expected.numel() == 1:
+            fits = value.numel() == 1
+        else:
+            of_size_2 = tuple(expected.shape) == (2,) * len(found.shape)
+            fits = list(value.shape) == found.shape or not of_size_2
+        if not fits:
+            return name
+    return None
 
 
 def _describe(value: Any) -> str:

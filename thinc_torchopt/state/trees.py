@@ -42,7 +42,7 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     RAISES (KeyError | TypeError | ValueError | RecursionError | RuntimeError): Not the result of `flatten`.
     """
     if isinstance(value, list):
-        return [unflatten(item, tensors) for item in value]
+        return [unflatten(item, tensors) if isinstance(item, (dict, list)) else item for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
@@ -57,7 +57,7 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             return base64.b64decode(content, validate=True)
         if mark in _COLLECTIONS:
             return _COLLECTIONS[mark](unflatten(content, tensors))
-    return {key: unflatten(item, tensors) for key, item in value.items()}
+    return {key: unflatten(item, tensors) if isinstance(item, (dict, list)) else item for key, item in value.items()}
 
 
 def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
