@@ -20,7 +20,7 @@ from thinc_torchopt.distributed.agree import checksums
 from thinc_torchopt.distributed.group import Group
 from thinc_torchopt.distributed.reduce import FlatReduce
 from thinc_torchopt.params import walk_pipeline
-from thinc_torchopt.state import collect_grads
+from thinc_torchopt.state.by_name import collect_grads
 
 from ..models import backprop, mixed_model, toy_examples, toy_pipeline
 from .waits import waits

@@ -21,7 +21,7 @@ from thinc_torchopt.errors import StateError, TorchOptError, TorchOptWarning
 from thinc_torchopt.params import walk_pipeline
 from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schema import write
-from thinc_torchopt.state import collect_grads, restore_grads
+from thinc_torchopt.state.by_name import collect_grads, restore_grads
 from thinc_torchopt.state.files import write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.loop import train_while_improving

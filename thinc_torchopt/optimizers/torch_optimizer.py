@@ -49,7 +49,7 @@ from ..params import (
 from ..registry import arguments_of, signed
 from ..schema import check_version, read
 from ..settings import Cascade, MovingSettings
-from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, restore_grads, write_folder
+from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
 from ..types import (
     BatchSize,
     BudgetSettings,
@@ -888,7 +888,7 @@ class TorchOptimizer(Optimizer):
                 guard.load_state_dict(state.guard, paths)
                 self._settings.load(vars(state.settings), state.schedules, state.step)
             by_name.restore_scalers([found for model in walked for found in model.shims], state.grad_scalers)
-            restore_grads(walked, state.grads)
+            by_name.restore_grads(walked, state.grads)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 

@@ -18,7 +18,7 @@ from ..errors import CheckpointWarning, GrowthWarning
 from ..learn_rate import RateWriter
 from ..params import NamedModel, Param, ParamTable, Pattern
 from ..settings import Cascade, FreezeChanges, RateChanges
-from ..state import WHAT, SavedState, by_name, check_grads, collect_grads, match
+from ..state import WHAT, SavedState, by_name, match
 from ..types import Key, OnGrowth, OnOutsideWrite
 from ..update import FrozenGrads, Plan
 
@@ -109,7 +109,7 @@ class TrainedParams:
         return {
             "learn_rates": self.writer.state_dict(),
             **by_name.collect(self.plan, self.params, shims),
-            "grads": collect_grads(walked),
+            "grads": by_name.collect_grads(walked),
             "averages": None if self.averages is None else self.averages.state_dict(shims),
             "freeze_changes": self.plan.freeze_changes.state_dict(),
             "rate_changes": self.plan.rate_changes.state_dict(),
@@ -160,7 +160,7 @@ class TrainedParams:
                 CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3
             )
         by_name.check_scalers(shims, saved.grad_scalers)
-        check_grads(walked, saved.grads)
+        by_name.check_grads(walked, saved.grads)
         return saved, walked
 
     def roll_back(self, saved: SavedState) -> None:

@@ -3,7 +3,7 @@
 Open param.py first, then table.py, which holds them all. names.py makes the names, pipeline.py walks over all
 components, succession.py handles params that were replaced or grew, masters.py params of half precision, shims.py
 params of other libraries, mixed_precision.py thinc's scaling of the gradients of torch modules, precision.py bf16 and
-TF32, streams.py the order of work on a GPU.
+TF32.
 """
 
 from .layers import layers_of
@@ -19,12 +19,11 @@ from .names import (
     unique,
     walk,
 )
-from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, is_viewable, own_copy, saved_tensor
+from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, in_order, is_viewable, own_copy, saved_tensor
 from .patterns import Pattern, matches_any
 from .pipeline import NamedModel, all_names, components_with_model, trainable_components, walk_pipeline
 from .precision import begin_update_in_precision, check_precision, compute_in, computing_all_in, leave_to_others
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
-from .streams import in_order
 from .succession import Released
 from .table import ParamTable
 

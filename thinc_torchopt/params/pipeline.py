@@ -50,7 +50,7 @@ class KnownPipeline:
         self._nlp: Callable[[], Language | None] = lambda: None
         self._exclude: Collection[str] = ()
 
-    def tell(self, nlp: Language, exclude: Collection[str]) -> None:
+    def set(self, nlp: Language, exclude: Collection[str]) -> None:
         """Set the pipeline. exclude (Collection[str]): Components that are not trained."""
         self._nlp, self.was_known = weakref.ref(nlp), True
         self._exclude = tuple(exclude)

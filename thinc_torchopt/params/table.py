@@ -31,7 +31,7 @@ from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 _KEEPS_SMALL = frozenset({"bf16_stochastic_round", "kahan_sum"})
 
 
-class Found(NamedTuple):
+class ParamSource(NamedTuple):
     """The array or tensor of a model under a key."""
 
     key: Key
@@ -39,7 +39,7 @@ class Found(NamedTuple):
     holder: Model | Shim | None = None
 
 
-class SavedParam(Protocol):
+class SavedRow(Protocol):
     """The saved row of a param: see state/forms.py."""
 
     shape: list[int]
@@ -52,7 +52,7 @@ class SavedParam(Protocol):
     frozen_until: float | None
 
 
-class Plan(Keeper, Protocol):
+class ParamPlan(Keeper, Protocol):
     """The table's view of the plan, which assigns params to torch optimizers and groups: see update/plan.py."""
 
     def sync(
@@ -66,7 +66,7 @@ class ParamTable:
     """All params of an optimizer by key.
 
     by_key (dict[Key, Param]): The params.
-    plan (Plan): Synced after each change. Keeps torch's state.
+    plan (ParamPlan): Synced after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): How to fill new cells of the state of a param that grows.
     master_weights (bool): Optimize params of half precision by float32 masters. Warns of those without one, once.
@@ -78,7 +78,7 @@ class ParamTable:
     def __init__(
         self,
         by_key: dict[Key, Param],
-        plan: Plan,
+        plan: ParamPlan,
         averages: BufferKeeper | None,
         on_growth: OnGrowth = "mean",
         *,
@@ -99,7 +99,7 @@ class ParamTable:
         self._is_synced = True
         # By name: the updates before a param was added, if in mid-training; and values released to it.
         self._joined: dict[str, int | None] = {}
-        self._saved: Mapping[str, SavedParam] = {}  # saved rows by name, while they are loaded
+        self._saved: Mapping[str, SavedRow] = {}  # saved rows by name, while they are loaded
         self._released: dict[str, Released] = {}
 
     def add_all(
@@ -108,7 +108,7 @@ class ParamTable:
         exclude: Collection[str],
         *,
         walked: list[NamedModel] | None = None,
-        saved: Mapping[str, SavedParam] = MappingProxyType({}),
+        saved: Mapping[str, SavedRow] = MappingProxyType({}),
         joins_now: bool = False,
     ) -> list[NamedModel]:
         """Add all params of a pipeline that are trained, and forget those of the pipeline that no longer are.
@@ -122,7 +122,7 @@ class ParamTable:
         RETURNS (list[NamedModel]): From `walk_pipeline`.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
-        self.pipeline.tell(nlp, exclude)
+        self.pipeline.set(nlp, exclude)
         self._saved = saved
         walked = self._name_pipeline(walked)
         for model in walked:
@@ -147,7 +147,7 @@ class ParamTable:
 
     # ------------------------------------------------------------------ arrays and tensors of models
 
-    def _find(self, model: NamedModel, names: Set[str], *, trained: bool = False) -> Iterator[Found]:
+    def _find(self, model: NamedModel, names: Set[str], *, trained: bool = False) -> Iterator[ParamSource]:
         """The params of a component with these names, even if they have no gradients.
 
         trained (bool): Also its other params, but for those that need no gradient, which get their rows with the first
@@ -165,7 +165,7 @@ class ParamTable:
             elif not torch.nn.parameter.is_lazy(param):
                 yield self._found_in_shim(param, owner, model.model)
 
-    def _find_with_grad(self, model: Model) -> Iterator[Found]:
+    def _find_with_grad(self, model: Model) -> Iterator[ParamSource]:
         """The params of a model whose gradients are passed on unchanged."""
         for node in model.walk():
             for shim in node.shims:
@@ -176,7 +176,7 @@ class ParamTable:
                 if node.has_param(name) and node.has_grad(name):
                     yield self._found_in_node(node, name, model)
 
-    def _found_in_node(self, node: Model, name: str, model: Model) -> Found:
+    def _found_in_node(self, node: Model, name: str, model: Model) -> ParamSource:
         """An array. A read-only one, or one that is not in C order, is replaced by a plain copy."""
         key, array = (node.id, name), node.get_param(name)
         if key not in self.names:
@@ -185,19 +185,19 @@ class ParamTable:
         if (known is None or known.source is not array) and hasattr(array, "flags") and not is_viewable(array):
             array = own_copy(array)
             node.set_param(name, array)
-        return Found(key, array, node)
+        return ParamSource(key, array, node)
 
-    def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Found:
+    def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> ParamSource:
         if not self._names.has_noted(param):
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
             self._names.note_torch_param(param)
         self._add_shim(shim)
         if (known := self.by_key.get(id(param))) is not None and known.key in self._names.of_pipeline:
-            self._be_held_by(known, shim)
-        return Found(id(param), param, shim)
+            self._set_holder(known, shim)
+        return ParamSource(id(param), param, shim)
 
-    def _find_of_shims(self, saved: Mapping[str, SavedParam], models: Iterable[NamedModel]) -> Iterator[Found]:
+    def _find_of_shims(self, saved: Mapping[str, SavedRow], models: Iterable[NamedModel]) -> Iterator[ParamSource]:
         """Params that shims keep elsewhere, in their saved form. Their values come with the first gradient."""
         paths = {path: shim for model in models for path, shim in model.shims}
         for name, found in saved.items():
@@ -205,7 +205,8 @@ class ParamTable:
                 shim = paths.get(name.removesuffix(f"/{clean(found.shim)}"))
                 if shim is not None and (key := ("shim", shim.id, found.shim)) not in self.by_key:
                     self._names.add(key, name, is_of_pipeline=True)
-                    yield Found(key, torch.zeros(found.shape, dtype=getattr(torch, found.dtype.removeprefix("torch."))))
+                    dtype = getattr(torch, found.dtype.removeprefix("torch."))
+                    yield ParamSource(key, torch.zeros(found.shape, dtype=dtype))
 
     def follow(self) -> list[NamedModel]:
         """Follow replacements of params in the pipeline since the last update, such as those of a copied model; forget
@@ -273,7 +274,7 @@ class ParamTable:
         view = self._view(key, source, is_copied=callback is not None)
         if known is None:
             is_copied = callback is not None
-            self._add([(Found(key, source), view.detach().clone() if is_copied else view)], are_copied=is_copied)
+            self._add([(ParamSource(key, source), view.detach().clone() if is_copied else view)], are_copied=is_copied)
         elif known.shape != view.shape:
             raise ShapeError(
                 f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} "
@@ -282,7 +283,7 @@ class ParamTable:
             )
         elif callback is not None:
             known.tensor.copy_(view)
-            known.hold(source)
+            known.set_source(source)
         else:
             self._replace(known, source, view)
             self._sync()
@@ -316,12 +317,12 @@ class ParamTable:
                 "an optimizer of its own."
             )
 
-    def _see_all(self, found: Iterable[Found]) -> None:
+    def _see_all(self, found: Iterable[ParamSource]) -> None:
         """Add new params, and follow replaced ones. If one is refused, nothing is added.
 
         RAISES (ParamError): One is not of floats. (ConfigError): The settings don't fit it.
         """
-        due: dict[Key, tuple[Found, torch.Tensor]] = {}
+        due: dict[Key, tuple[ParamSource, torch.Tensor]] = {}
         for one in found:
             known = self.by_key.get(one.key)
             if one.key not in due and (known is None or not known.is_on(one.source)):
@@ -334,7 +335,7 @@ class ParamTable:
                 self._leave(param, goes_on=self._on_growth != "reset")
         self._add([pair for key, pair in due.items() if key not in self.by_key])
 
-    def _add(self, found: Sequence[tuple[Found, torch.Tensor]], *, are_copied: bool = False) -> None:
+    def _add(self, found: Sequence[tuple[ParamSource, torch.Tensor]], *, are_copied: bool = False) -> None:
         """Add new params, with the values released under their names. Empty ones are left out.
 
         found (Sequence): With views. are_copied (bool): With copies instead, of arrays that a callback gets back.
@@ -351,7 +352,7 @@ class ParamTable:
                 param.aliases = tuple(aliases)
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) and param.tensor.ndim == 1 else 1
                 if key in self._names.of_pipeline:  # otherwise nobody would notice that the holder is gone
-                    param.be_held_by(holder)
+                    param.set_holder(holder)
                 saved, old = self._saved.get(name), self._released.get(name)
                 if (before := saved or old) is not None:
                     param.joined_at, param.frozen_until = before.joined_at, before.frozen_until
@@ -429,7 +430,7 @@ class ParamTable:
         else:
             param.tensor.data = tensor.detach()
         param.half = Half.of(view) if has_master else None
-        param.hold(source)
+        param.set_source(source)
 
     def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
         known = self.by_key.get(key)
@@ -466,10 +467,10 @@ class ParamTable:
         )
         self._forget([param.key])
 
-    def _be_held_by(self, param: Param, holder: Model | Shim) -> None:
+    def _set_holder(self, param: Param, holder: Model | Shim) -> None:
         """Set the place of a param, perhaps another shim around its module."""
         old = param.holder
-        param.be_held_by(holder)
+        param.set_holder(holder)
         if isinstance(holder, Shim):
             self._add_shim(holder)
             if isinstance(old, Shim) and old is not holder and self.averages is not None:
@@ -518,7 +519,7 @@ class ParamTable:
         self._changed += self.by_key.values() if are_others else renamed
         for found in params:
             if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
-                self._be_held_by(known, found.owner)
+                self._set_holder(known, found.owner)
         if self._names.in_use:
             self._note_new_names(names, updates)
         self._names.update(names)

@@ -30,7 +30,7 @@ from ..run_settings import CHECKPOINT
 from ..schema import write
 from ..state import clear_leftovers
 from ..types import CheckpointSettings
-from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_folder import VERSION, SavedTraining, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_writer import CheckpointWriter
 from .config_check import (
     collect_defaults,
@@ -151,7 +151,7 @@ class RunCheckpoints:
         self.output.goes_on = saved is not None
         return self.goes_on
 
-    def _claim_and_find(self) -> SavedRun | None:
+    def _claim_and_find(self) -> SavedTraining | None:
         self._lock.acquire()
         self._writer.wait_for_earlier_run()
         clear_leftovers(self.folder)
@@ -159,7 +159,7 @@ class RunCheckpoints:
         self.output.best.check_place()
         return saved
 
-    def _find(self) -> SavedRun | None:
+    def _find(self) -> SavedTraining | None:
         """The newest undamaged checkpoint, if the run should resume."""
         if self.settings.resume == "never":
             return None
@@ -193,7 +193,7 @@ class RunCheckpoints:
         check_model(self._nlp, saved.model, self._layout)
         return saved
 
-    def _how_to_resume(self, saved: SavedRun, changes: Sequence[str]) -> str:
+    def _how_to_resume(self, saved: SavedTraining, changes: Sequence[str]) -> str:
         """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit."""
         try:
             check_model(self._nlp, saved.model, self._layout)
@@ -208,7 +208,7 @@ class RunCheckpoints:
         """A setting as the user writes it, for messages."""
         return f"--training.optimizer.checkpoint.{name} {value}" if self._is_spacys else f'{name}="{value}"'
 
-    def _restore(self, saved: SavedRun, walked: Sequence[NamedModel], dropouts: Iterator[float]) -> None:
+    def _restore(self, saved: SavedTraining, walked: Sequence[NamedModel], dropouts: Iterator[float]) -> None:
         saved.check_place(is_spacys=self._is_spacys)
         check_generators(saved.random)
         check_generators(saved.data.start)
@@ -223,7 +223,7 @@ class RunCheckpoints:
             for _ in range(self._progress.step + 1):
                 next(dropouts)
 
-    def _restore_run(self, saved: SavedRun) -> None:
+    def _restore_run(self, saved: SavedTraining) -> None:
         self.own = saved.own
         logger.info("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
         try:
@@ -356,7 +356,7 @@ class RunCheckpoints:
         """Wait until the last checkpoint is written."""
         self._writer.wait()
 
-    def _snapshot(self) -> SavedRun | None:
+    def _snapshot(self) -> SavedTraining | None:
         """The current state of the run. Its tensors are those in training, no copies. None: this rank writes
         nothing.
         """
@@ -365,7 +365,7 @@ class RunCheckpoints:
             return None
         walked = walk_pipeline(self._nlp)
         check_layout(self._layout, layout_of(self._nlp, walked))
-        return SavedRun(
+        return SavedTraining(
             version=VERSION,
             values=self._values,
             identity=self._identity,
