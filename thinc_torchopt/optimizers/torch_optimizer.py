@@ -337,7 +337,7 @@ class TorchOptimizer(Optimizer):
     def end_training(self) -> None:
         """End the training. Params are now the values to evaluate and save: `averages` is empty until `initialize`."""
         self._is_over = True
-        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), "float32")
+        compute_in(self._trained.table.pipeline.shims, "float32")
 
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
@@ -347,7 +347,7 @@ class TorchOptimizer(Optimizer):
             self._step.guard.begin_anew()
 
     def _set_precision(self) -> None:
-        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), self.precision)
+        compute_in(self._trained.table.pipeline.shims, self.precision)
 
     def _check_settings(self) -> None:
         """Check everything that `initialize` checks, before the first update, if spaCy introduced the pipeline."""
@@ -387,7 +387,7 @@ class TorchOptimizer(Optimizer):
 
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
-            self._step.buffers.keep(shim for _, shim in self._trained.table.pipeline.shim_paths())
+            self._step.buffers.keep(self._trained.table.pipeline.shims)
 
     @contextmanager
     def training(self) -> Iterator[None]:

@@ -83,6 +83,11 @@ class KnownPipeline:
         nlp = self._nlp()
         return [] if nlp is None else components_with_model(nlp)
 
+    @property
+    def shims(self) -> list[Shim]:
+        """Every shim of the pipeline."""
+        return [shim for _, model in self.components for node in model.walk() for shim in node.shims]
+
     def walk(self) -> list[NamedModel]:
         """See `walk_pipeline`. Empty without a pipeline."""
         nlp = self._nlp()
@@ -136,7 +141,7 @@ class KnownNames:
         now (Collection[Key]): The current keys. names_now (Collection[str]): The first name of each.
         """
         if any(is_key_of_shim(key) for key in self.of_pipeline):
-            shims = {shim.id for _, shim in self._pipeline.shim_paths()}
+            shims = {shim.id for shim in self._pipeline.shims}
             now = {*now, *(key for key in self.of_pipeline if is_key_of_shim(key) and key[1] in shims)}  # type: ignore[index]
         return [
             (key, key in self.of_pipeline and name in names_now)

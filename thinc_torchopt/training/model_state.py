@@ -229,7 +229,7 @@ def restore_model(nlp: Language, saved: ModelState, walked: Sequence[NamedModel]
                 node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
 
 
-def _restore_param(node: Model, name: str, saved: torch.Tensor) -> None:
+def _restore_param(node: Any, name: str, saved: torch.Tensor) -> None:
     values = saved.cpu().numpy()
     if not node.has_param(name):
         node.set_param(name, node.ops.asarray(values.copy()))
