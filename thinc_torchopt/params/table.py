@@ -114,7 +114,6 @@ class ParamTable:
         """Add all params of a pipeline that are trained, and forget those of the pipeline that no longer are.
 
         walked (list[NamedModel] | None): From `walk_pipeline`, if nothing has changed since.
-
         saved (Mapping): When a run resumes: its saved params by name, see state/by_name.py, in the order in which they
             were added. They are added too if their component is not excluded, even if torch params have no gradients
             here, or shims keep them.
@@ -150,8 +149,7 @@ class ParamTable:
     def _find(self, model: NamedModel, names: Set[str], *, trained: bool = False) -> Iterator[ParamSource]:
         """The params of a component with these names, even if they have no gradients.
 
-        trained (bool): Also its other params, but for those that need no gradient, which get their rows with the first
-            one.
+        trained (bool): Also its other params. Those that need no gradient are added when they have one.
         """
         seen: set[tuple[Key, int]] = set()
         for _, key, owner, _, _, param in model.params:
