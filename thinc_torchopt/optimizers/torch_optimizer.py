@@ -15,7 +15,7 @@ In spaCy's training loop (see training/loop.py) step 2 notes the gradients of al
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
@@ -34,12 +34,14 @@ from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, Distribut
 from ..learn_rate import RateWriter
 from ..near_misses import did_you_mean
 from ..params import (
+    NamedModel,
     Param,
     Pattern,
     backprop_through_frozen,
     check_precision,
     compute_in,
     computing_all_in,
+    escape,
     in_order,
     is_viewable,
     own_copy,
@@ -316,7 +318,7 @@ class TorchOptimizer(Optimizer):
             self._trained.table.add_all(nlp, exclude, walked=walked)
             self._keep_all_buffers()
             self._set_precision()
-            self._check_precision(exclude)
+            self._check_precision(walked, exclude)
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
         """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update.
@@ -353,12 +355,14 @@ class TorchOptimizer(Optimizer):
         """Check everything that `initialize` checks, before the first update, if spaCy introduced the pipeline."""
         if not self._is_checked and self._trained.table.pipeline.is_there:
             nlp, exclude = self._trained.table.pipeline.get()
-            self._trained.plan.check([found.name for model in walk_pipeline(nlp) for found in model.params])
-            self._check_precision(exclude)
+            walked = walk_pipeline(nlp)
+            self._trained.plan.check([found.name for model in walked for found in model.params])
+            self._check_precision(walked, exclude)
 
-    def _check_precision(self, exclude: Collection[str]) -> None:
+    def _check_precision(self, walked: Iterable[NamedModel], exclude: Collection[str]) -> None:
         if not self._is_checked:
-            check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
+            trained = [model for model in walked if model.component not in map(escape, exclude)]
+            check_precision(self.precision, [found for model in trained for found in model.shims])
             self._check_masters()
             self._is_checked = True
 

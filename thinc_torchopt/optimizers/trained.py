@@ -170,8 +170,9 @@ class TrainedParams:
         RAISES (StateError): Params were added or have grown since. Nothing changes then.
         """
         by_name.check_params(self.params, saved.params)
+        shims = self.table.pipeline.shim_paths()
         if self.averages is not None and saved.averages is not None:
-            self.averages.load_state_dict(saved.averages, self.params, self.table.pipeline.shim_paths())
+            self.averages.load_state_dict(saved.averages, self.params, shims)
         thawed_since = [
             param for param in self.params if param.group is not None and not saved.params[param.name].updates
         ]
@@ -185,4 +186,4 @@ class TrainedParams:
         for param in goes_on:
             param.steps = saved.params[param.name].updates
         by_name.roll_back(self.plan, goes_on, saved)
-        by_name.restore_scalers(self.table.pipeline.shim_paths(), saved.grad_scalers)
+        by_name.restore_scalers(shims, saved.grad_scalers)

@@ -93,11 +93,9 @@ class KnownPipeline:
         nlp = self._nlp()
         return [] if nlp is None else walk_pipeline(nlp)
 
-    def shim_paths(self, exclude: Collection[str] = ()) -> list[tuple[str, Shim]]:
-        """Every shim of the pipeline with its lasting path. exclude (Collection[str]): Components to leave out."""
-        left_out = {escape(name) for name in exclude}
-        models = [(name, model) for name, model in self.components if name not in left_out]
-        return [found for name, model in models for found in shim_paths(model, name)]
+    def shim_paths(self) -> list[tuple[str, Shim]]:
+        """Every shim of the pipeline with its lasting path."""
+        return [found for name, model in self.components for found in shim_paths(model, name)]
 
 
 class KnownNames:
