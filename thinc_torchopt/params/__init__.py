@@ -19,7 +19,7 @@ from .names import (
     unique,
     walk,
 )
-from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, in_order, is_viewable, own_copy, saved_tensor
+from .param import CHUNK, Param, as_one_vector, clear_grads, in_order, is_viewable, own_copy, saved_tensor
 from .patterns import Pattern, matches_any
 from .pipeline import NamedModel, all_names, components_with_model, trainable_components, walk_pipeline
 from .precision import begin_update_in_precision, check_precision, compute_in, computing_all_in, leave_to_others
@@ -37,7 +37,6 @@ __all__ = [
     "Released",
     "WriteBack",
     "all_names",
-    "array_of",
     "as_one_vector",
     "backprop_apart",
     "backprop_through_frozen",

@@ -19,7 +19,7 @@ from .files import (
     write_parts,
     write_text,
 )
-from .forms import VERSION, WHAT, SavedParam, SavedState
+from .forms import VERSION, WHAT, SavedState
 from .preserve import StateMapping, preserve_optimizer_state
 from .trees import copies_in_main_memory, flatten, in_main_memory, unflatten
 
@@ -29,7 +29,6 @@ __all__ = [
     "VALUES",
     "VERSION",
     "WHAT",
-    "SavedParam",
     "SavedState",
     "StateMapping",
     "by_name",
