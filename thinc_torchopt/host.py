@@ -7,7 +7,7 @@ are replaced.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -123,19 +123,18 @@ def swap_forward(node: Model, forward: Callable[..., Any]) -> None:
     node._func = forward
 
 
-def lend_refs(node: Model, refs: dict[str, int]) -> None:
-    """Store names of refs with the ids of their nodes, beside thinc's own. They live as long as the node, and are
-    deep-copied with it. A Model allows no attributes, and no weak references.
+def set_original_refs(node: Model, refs: dict[str, int]) -> None:
+    """Store the refs of the node that this one is a copy of, with the ids of their nodes here, beside thinc's own. They
+    live as long as the node, and are deep-copied with it. A Model allows no attributes, and no weak references.
 
     SOURCE: thinc/model.py, `Model._params`; thinc/backends/_param_server.py, `ParamServer`.
     """
-    vars(node._params)["lent_refs"] = refs
+    vars(node._params)["original_refs"] = refs
 
 
-def lent_refs_of(node: Model) -> dict[str, int]:
-    """The refs from `lend_refs`."""
-    found: dict[str, int] = vars(node._params).get("lent_refs", {})
-    return found
+def original_refs(nodes: Iterable[Model]) -> dict[int, dict[str, int]]:
+    """The refs from `set_original_refs`, by the `id` of each node that has some."""
+    return {id(node): refs for node in nodes if (refs := vars(node._params).get("original_refs"))}
 
 
 # ---------------------------------------------------------------------- spaCy

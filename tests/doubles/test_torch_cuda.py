@@ -143,6 +143,24 @@ def test_a_copy_that_nobody_waits_for_is_refused(there):
         there.to("cpu", non_blocking=True)
 
 
+def test_a_copy_on_a_stream_is_there_when_its_event_is_over(there):
+    buffers, events, stream = torch.empty(2, 2, 3), [torch.cuda.Event(), torch.cuda.Event()], torch.cuda.Stream()
+    with torch.cuda.stream(stream), pytest.raises(AssertionError, match="may not be there yet"):
+        buffers[0].copy_(there, non_blocking=True)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), waits() as found:
+        for buffer, event in zip(buffers, events):
+            buffer.copy_(there, non_blocking=True)
+            event.record()
+            assert not torch.equal(buffer, HOST)
+        events[0].synchronize()
+    assert [torch.equal(buffer, HOST) for buffer in buffers] == [True, False]
+    there.zero_()  # too early: the second copy is under way
+    events[1].synchronize()
+    assert torch.equal(buffers[1], 0 * HOST)
+    assert found == {"event": 1}
+
+
 def test_gradients_go_between_places():
     start = HOST.clone().requires_grad_()
     (to_cuda(start) * 2).to("cpu").sum().backward()

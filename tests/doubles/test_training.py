@@ -19,8 +19,8 @@ from thinc_torchopt.distributed import Distributed
 from thinc_torchopt.distributed.agree import checksums
 from thinc_torchopt.distributed.group import Group
 from thinc_torchopt.distributed.reduce import FlatReduce
-from thinc_torchopt.params import components_with_model
-from thinc_torchopt.state import collect_grads
+from thinc_torchopt.params import walk_pipeline
+from thinc_torchopt.state.by_name import collect_grads
 
 from ..models import backprop, mixed_model, toy_examples, toy_pipeline
 from .waits import waits
@@ -167,6 +167,6 @@ def test_gradients_are_collected_with_one_wait(double):
     _, nlp = pipelines("tagger")
     nlp.update(toy_examples(nlp), drop=0.0, sgd=False)
     with waits() as found:
-        grads = collect_grads(components_with_model(nlp))
+        grads = collect_grads(walk_pipeline(nlp))
     assert found == {"tolist": 1}
     assert all(grad is None or grad.is_cuda for grad in grads.values())

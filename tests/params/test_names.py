@@ -15,10 +15,9 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.params.layers import layers_of
-from thinc_torchopt.params.names import clean, walk
+from thinc_torchopt.params.names import clean, escape, unescape, walk
 from thinc_torchopt.params.patterns import Pattern
 from thinc_torchopt.params.pipeline import all_names
-from thinc_torchopt.params.spelling import escape, unescape
 
 from ..models import toy_examples, toy_pipeline
 

@@ -31,6 +31,8 @@ from thinc_torchopt.errors import (
 from thinc_torchopt.modular import registered as modular
 from thinc_torchopt.modular.registered import FedProx, Lookahead, Momentum
 from thinc_torchopt.optimizers import drop_ins
+from thinc_torchopt.params import names
+from thinc_torchopt.params import pipeline as params_pipeline
 from thinc_torchopt.schedules import plateau
 
 from ..conftest import HAS_MUON, needs_gpu
@@ -558,3 +560,27 @@ def test_state_without_a_pipeline_is_not_given_out():
     model.finish_update(optimizer)
     with pytest.raises(PipelineError, match=r"params have no lasting names. Call optimizer.initialize\(nlp\) first"):
         optimizer.state_dict()
+
+
+def test_state_by_name_names_the_pipeline_once(monkeypatch):
+    """To initialize, to save and to load: for params, gradients, averages and gradient scalers together."""
+    nlp, models = pipeline()
+    optimizer, walked = TorchOptimizer(AdamW(), 0.01, use_averages=True), []
+    of_paths = names.paths_of
+
+    def noted(root, prefix):
+        walked.append(prefix)
+        return of_paths(root, prefix)
+
+    for module in (names, params_pipeline):
+        monkeypatch.setattr(module, "paths_of", noted)
+    optimizer.initialize(nlp)
+    assert len(walked) == 2  # once for each component
+    for model in models:
+        backprop(model, numpy.random.default_rng(0))
+        model.finish_update(optimizer)
+    assert len(walked) == 2
+    saved = optimizer.state_dict()
+    assert len(walked) == 4
+    optimizer.load_state_dict(saved)
+    assert len(walked) == 6

@@ -12,7 +12,7 @@ from thinc_torchopt.schema import write as to_dicts
 from thinc_torchopt.state.files import MANIFEST, clear_leftovers, write_folder
 from thinc_torchopt.training.checkpoint_folder import (
     VERSION,
-    SavedRun,
+    SavedTraining,
     name_of,
     prune,
     read_checkpoint,
@@ -64,7 +64,7 @@ def test_checkpoint_folder_removes_no_whole_one_for_a_damaged_one(seed, tmp_path
 def saved_run(step):
     """All that a run saves. It has done nothing."""
     return to_dicts(
-        SavedRun(
+        SavedTraining(
             version=VERSION,
             values={},
             identity=Identity("none", {}),

@@ -18,10 +18,10 @@ from thinc.api import Linear, Model, PyTorchWrapper, chain
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import StateError, TorchOptError, TorchOptWarning
-from thinc_torchopt.params import components_with_model
+from thinc_torchopt.params import walk_pipeline
 from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schema import write
-from thinc_torchopt.state import collect_grads, restore_grads
+from thinc_torchopt.state.by_name import collect_grads, restore_grads
 from thinc_torchopt.state.files import write_folder
 from thinc_torchopt.training.checkpoint_folder import newest_whole
 from thinc_torchopt.training.loop import train_while_improving
@@ -312,7 +312,7 @@ def test_model_state_is_restored_from_a_gpu():
     nlp, other = pipeline(mixed_model), pipeline(mixed_model)
     models = [found.get_pipe("one").model for found in (nlp, other)]
     backprop(models[0], numpy.random.default_rng(0))
-    saved, grads = collect_model(nlp), collect_grads(components_with_model(nlp))
+    saved, grads = collect_model(nlp), collect_grads(walk_pipeline(nlp))
     for part in (saved.params, *saved.modules.values(), grads):
         part.update({name: to_cuda(value.detach()) for name, value in part.items()})
     for layer in models[1].walk():
@@ -321,5 +321,5 @@ def test_model_state_is_restored_from_a_gpu():
     backprop(models[1], numpy.random.default_rng(1))
     restore_model(other, saved)
     grads = {name: grad.cpu() if "torch" in name else grad for name, grad in grads.items()}
-    restore_grads(components_with_model(other), grads)
+    restore_grads(walk_pipeline(other), grads)
     assert same(*map(params_of, models)) and same(*map(grads_of, models))

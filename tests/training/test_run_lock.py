@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +24,13 @@ lock.release()
 """
 
 
-def hold(folder):
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def hold(folder, code=HOLD):
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "taken\n"
     return process
@@ -53,6 +58,23 @@ def test_run_lock_of_a_killed_process_does_not_block(tmp_path):
         assert json.loads((tmp_path / "lock.json").read_text())["process"] == os.getpid()
         lock.check()
         lock.release()
+
+
+def test_run_lock_is_not_inherited_by_processes_of_a_killed_run(tmp_path):
+    """Such as those that load data: they may live longer."""
+    forking = HOLD.replace("print(", "import os\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nprint(")
+    with hold(tmp_path, forking) as process:
+        children = children_of(process.pid)
+        process.kill()
+        process.wait()
+        try:
+            lock = RunLock(tmp_path)
+            lock.acquire()
+            lock.release()
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+    assert len(children) == 1
 
 
 def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):

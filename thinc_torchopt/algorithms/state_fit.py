@@ -78,6 +78,17 @@ def fit_param_state(
     """
     check_on_growth(on_growth)
     old, new = tuple(old_shape), tuple(new_param.shape)
+    is_same = old == new and old_dtype in (None, new_param.dtype)
+    unchanged = {
+        key
+        for key, value in state.items()
+        if is_same
+        and isinstance(value, Tensor)
+        and value.device == new_param.device
+        and (value.ndim == 0 or (value.shape == new_param.shape and value.stride() == new_param.stride()))
+    }
+    if kind is None and len(unchanged) == len(state):
+        return dict(state)
     in_rows = row_size > 1 and len(old) == len(new) == 1 and old != new and not any(n % row_size for n in old + new)
     if in_rows:
         state = {key: value.view(-1, row_size) if _has_shape(value, old) else value for key, value in state.items()}
@@ -89,14 +100,8 @@ def fit_param_state(
     roles = roles_of(optimizer_class)
     on_device = bool(options and (options.get("fused") or options.get("capturable")))
     fitted = {}
-    is_same = old == new and old_dtype in (None, new_param.dtype)
     for key, value in state.items():
-        if (
-            is_same
-            and isinstance(value, Tensor)
-            and value.device == new_param.device
-            and (value.ndim == 0 or (value.shape == new_param.shape and value.stride() == new_param.stride()))
-        ):
+        if key in unchanged:
             fitted[key] = value
             continue
         role = role_of(roles, key)

@@ -15,7 +15,7 @@ In spaCy's training loop (see training/loop.py) step 2 notes the gradients of al
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
@@ -34,22 +34,24 @@ from ..errors import ConfigAttributeError, ConfigError, ConfigWarning, Distribut
 from ..learn_rate import RateWriter
 from ..near_misses import did_you_mean
 from ..params import (
+    NamedModel,
     Param,
     Pattern,
-    all_names,
     backprop_through_frozen,
     check_precision,
     compute_in,
     computing_all_in,
+    escape,
     in_order,
     is_viewable,
     own_copy,
     scaling_all_apart,
+    walk_pipeline,
 )
 from ..registry import arguments_of, signed
 from ..schema import check_version, read
 from ..settings import Cascade, MovingSettings
-from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, restore_grads, write_folder
+from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
 from ..types import (
     BatchSize,
     ClipBy,
@@ -253,12 +255,13 @@ class TorchOptimizer(Optimizer):
             the settings matches no param.
         """
         with self._lock:
-            self._trained.plan.check(all_names(nlp))
+            walked = walk_pipeline(nlp)
+            self._trained.plan.check([found.name for model in walked for found in model.params])
             self._reset_if_other(nlp)
-            self._trained.table.add_all(nlp, exclude)
+            self._trained.table.add_all(nlp, exclude, walked=walked)
             self._keep_all_buffers()
             self._set_precision()
-            self._check_precision(exclude)
+            self._check_precision(walked, exclude)
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
         """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update.
@@ -279,23 +282,25 @@ class TorchOptimizer(Optimizer):
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
         """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
         known = self._trained.table.pipeline
-        if anew or (known.was_told and not known.is_(nlp)):
+        if anew or (known.was_known and not known.is_(nlp)):
             self._reset()
             self._step.guard.begin_anew()
 
     def _set_precision(self) -> None:
-        compute_in((shim for _, shim in self._trained.table.pipeline.shim_paths()), self.precision)
+        compute_in(self._trained.table.pipeline.shims, self.precision)
 
     def _check_settings(self) -> None:
         """Check everything that `initialize` checks, before the first update, if spaCy introduced the pipeline."""
         if not self._is_checked and self._trained.table.pipeline.is_there:
             nlp, exclude = self._trained.table.pipeline.get()
-            self._trained.plan.check(all_names(nlp))
-            self._check_precision(exclude)
+            walked = walk_pipeline(nlp)
+            self._trained.plan.check([found.name for model in walked for found in model.params])
+            self._check_precision(walked, exclude)
 
-    def _check_precision(self, exclude: Collection[str]) -> None:
+    def _check_precision(self, walked: Iterable[NamedModel], exclude: Collection[str]) -> None:
         if not self._is_checked:
-            check_precision(self.precision, self._trained.table.pipeline.shim_paths(exclude))
+            trained = [model for model in walked if model.component not in map(escape, exclude)]
+            check_precision(self.precision, [found for model in trained for found in model.shims])
             self._check_masters()
             self._is_checked = True
 
@@ -314,7 +319,7 @@ class TorchOptimizer(Optimizer):
 
     def _keep_all_buffers(self) -> None:
         if self._step.guard.wants_norms:
-            self._step.buffers.keep(shim for _, shim in self._trained.table.pipeline.shim_paths())
+            self._step.buffers.keep(self._trained.table.pipeline.shims)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -812,12 +817,11 @@ class TorchOptimizer(Optimizer):
             trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
                 paths = match.as_paths(renamed or {})
-                state = trained.load(nlp, exclude, state, on_growth, paths)
+                state, walked = trained.load(nlp, exclude, state, on_growth, paths)
                 guard.load_state_dict(state.guard, paths)
                 self._settings.load(vars(state.settings), state.schedules, state.step)
-            pipeline = trained.table.pipeline
-            by_name.restore_scalers(pipeline.shim_paths(), state.grad_scalers)
-            restore_grads(pipeline.components, state.grads)
+            by_name.restore_scalers([found for model in walked for found in model.shims], state.grad_scalers)
+            by_name.restore_grads(walked, state.grads)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 

@@ -16,9 +16,9 @@ from ..averages import AveragedParams, Averages, AverageSettings
 from ..checks import check_texts
 from ..errors import CheckpointWarning, GrowthWarning
 from ..learn_rate import RateWriter
-from ..params import Param, ParamTable, Pattern
+from ..params import NamedModel, Param, ParamTable, Pattern
 from ..settings import Cascade, FreezeChanges, RateChanges
-from ..state import WHAT, SavedState, by_name, check_grads, collect_grads, match
+from ..state import WHAT, SavedState, by_name, match
 from ..types import Key, OnGrowth, OnOutsideWrite
 from ..update import FrozenGrads, GroupPlan
 
@@ -103,13 +103,14 @@ class TrainedParams:
         RAISES (StateError): A param has no lasting name.
         """
         self.table.pipeline.get()
-        self.table.follow()
-        self.table.check_names_last()
+        walked = self.table.follow()
+        self.table.check_names_last(walked)
+        shims = [found for model in walked for found in model.shims]
         return {
             "learn_rates": self.writer.state_dict(),
-            **by_name.collect(self.plan, self.params, self.table.pipeline.shim_paths()),
-            "grads": collect_grads(self.table.pipeline.components),
-            "averages": None if self.averages is None else self.averages.state_dict(self.table.pipeline.shim_paths()),
+            **by_name.collect(self.plan, self.params, shims),
+            "grads": by_name.collect_grads(walked),
+            "averages": None if self.averages is None else self.averages.state_dict(shims),
             "freeze_changes": self.plan.freeze_changes.state_dict(),
             "rate_changes": self.plan.rate_changes.state_dict(),
         }
@@ -121,14 +122,15 @@ class TrainedParams:
         saved: SavedState,
         on_growth: Literal["mean", "zero"] | None = None,
         paths: Mapping[str, str] = MappingProxyType({}),
-    ) -> SavedState:
+    ) -> tuple[SavedState, list[NamedModel]]:
         """Add the params of a pipeline, and load their saved states. Gradients and their scalers are the models' own:
         they are checked, and not loaded here.
 
         saved (SavedState): An error leaves this object half loaded: throw it away. on_growth: As in
         `TorchOptimizer.load_state_dict`.
         paths (Mapping[str, str]): New names by old ones: see state/match.py.
-        RETURNS (SavedState): The part of the state that belongs to this pipeline, with its names.
+        RETURNS (tuple): The part of the state that belongs to this pipeline, with its names; and the pipeline's params
+            and shims, see `walk_pipeline`.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
@@ -136,9 +138,10 @@ class TrainedParams:
         self.plan.rate_changes = RateChanges(saved.rate_changes)
         if paths:
             saved = match.rename(saved, paths)
-        self.table.add_all(nlp, exclude, saved=saved.params, joins_now=may_grow)
+        walked = self.table.add_all(nlp, exclude, saved=saved.params, joins_now=may_grow)
+        shims = [found for model in walked for found in model.shims]
         if may_grow:
-            saved, changes = match.fit(saved, self.params, [path for path, _ in self.table.pipeline.shim_paths()])
+            saved, changes = match.fit(saved, self.params, [path for path, _ in shims])
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
@@ -150,17 +153,15 @@ class TrainedParams:
         self.writer.load(saved.learn_rates, WHAT)
         self.writer.write_last_rates()
         if self.averages is not None and saved.averages is not None:
-            self.averages.load_state_dict(
-                saved.averages, self.params, self.table.pipeline.shim_paths(), may_grow=may_grow
-            )
+            self.averages.load_state_dict(saved.averages, self.params, shims, may_grow=may_grow)
         elif (self.averages is None) != (saved.averages is None):
             done = "The saved averages are dropped" if self.averages is None else "The averages start again"
             warnings.warn(
                 CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3
             )
-        by_name.check_scalers(self.table.pipeline.shim_paths(), saved.grad_scalers)
-        check_grads(self.table.pipeline.components, saved.grads)
-        return saved
+        by_name.check_scalers(shims, saved.grad_scalers)
+        by_name.check_grads(walked, saved.grads)
+        return saved, walked
 
     def roll_back(self, saved: SavedState) -> None:
         """Restore the states and averages of all params, and gradient scalers. Learning rates and their history go on.
@@ -169,8 +170,9 @@ class TrainedParams:
         RAISES (StateError): Params were added or have grown since. Nothing changes then.
         """
         by_name.check_params(self.params, saved.params)
+        shims = self.table.pipeline.shim_paths()
         if self.averages is not None and saved.averages is not None:
-            self.averages.load_state_dict(saved.averages, self.params, self.table.pipeline.shim_paths())
+            self.averages.load_state_dict(saved.averages, self.params, shims)
         thawed_since = [
             param for param in self.params if param.group is not None and not saved.params[param.name].updates
         ]
@@ -184,4 +186,4 @@ class TrainedParams:
         for param in goes_on:
             param.steps = saved.params[param.name].updates
         by_name.roll_back(self.plan, goes_on, saved)
-        by_name.restore_scalers(self.table.pipeline.shim_paths(), saved.grad_scalers)
+        by_name.restore_scalers(shims, saved.grad_scalers)

@@ -1,28 +1,35 @@
 """The params of a pipeline: each is one torch tensor, on thinc's array or torch's param, with a lasting name.
 
-Open param.py first, then table.py, which holds them all. names.py makes the names, pipeline.py finds the components,
-succession.py handles params that were replaced or grew, masters.py params of half precision, shims.py params of other
-libraries, mixed_precision.py thinc's scaling of the gradients of torch modules, precision.py bf16 and TF32, streams.py
-the order of work on a GPU.
+Open param.py first, then table.py, which holds them all. names.py makes the names, pipeline.py walks over all
+components, succession.py handles params that were replaced or grew, masters.py params of half precision, shims.py
+params of other libraries, mixed_precision.py thinc's scaling of the gradients of torch modules, precision.py bf16 and
+TF32.
 """
 
 from .layers import layers_of
 from .masters import follow_models, inherit_master, round_to_models
 from .mixed_precision import backprop_apart, scale_passes_apart, scaling_all_apart
-from .names import NamedParam, shim_paths, torch_params, walk
-from .param import CHUNK, Param, array_of, as_one_vector, clear_grads, is_viewable, own_copy, saved_tensor
-from .paths import name_as_original
+from .names import (
+    NamedParam,
+    clean,
+    escape,
+    name_as_original,
+    shim_paths,
+    torch_params,
+    unique,
+    walk,
+)
+from .param import CHUNK, Param, as_one_vector, clear_grads, in_order, is_viewable, own_copy, saved_tensor
 from .patterns import Pattern, matches_any
-from .pipeline import all_names, components_with_model, trainable_components
+from .pipeline import NamedModel, all_names, components_with_model, trainable_components, walk_pipeline
 from .precision import begin_update_in_precision, check_precision, compute_in, computing_all_in, leave_to_others
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
-from .spelling import clean, escape, unique
-from .streams import in_order
 from .succession import Released
 from .table import ParamTable
 
 __all__ = [
     "CHUNK",
+    "NamedModel",
     "NamedParam",
     "Param",
     "ParamTable",
@@ -30,7 +37,6 @@ __all__ = [
     "Released",
     "WriteBack",
     "all_names",
-    "array_of",
     "as_one_vector",
     "backprop_apart",
     "backprop_through_frozen",
@@ -62,4 +68,5 @@ __all__ = [
     "trainable_components",
     "unique",
     "walk",
+    "walk_pipeline",
 ]

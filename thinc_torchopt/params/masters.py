@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .param import Param
 
 
+HALF = (torch.bfloat16, torch.float16)
+
+
 class Half(NamedTuple):
     """The model's values of a param that has a master.
 
@@ -35,11 +38,6 @@ class Half(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Half:
         return cls(tensor, tensor.dtype, tensor.stride())
-
-
-def is_half(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of half precision."""
-    return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def master_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,13 +23,13 @@ from ..host import is_scaling, let_scale_be_float, module_of, scaler_of
 _trained: WeakSet[Shim] = WeakSet()
 
 
-class _Inside(threading.local):
+class _Scaling(threading.local):
     """The number of nested `scaling_all_apart` blocks in this thread."""
 
     depth = 0
 
 
-_inside = _Inside()
+_scaling = _Scaling()
 
 
 def scale_passes_apart(shim: Shim) -> None:
@@ -51,11 +51,11 @@ def scale_passes_together(shim: Shim) -> None:
 @contextmanager
 def scaling_all_apart() -> Iterator[None]:
     """Inside, scale each backward pass of any shim by itself: one of our optimizers trains them all, also new ones."""
-    _inside.depth += 1
+    _scaling.depth += 1
     try:
         yield
     finally:
-        _inside.depth -= 1
+        _scaling.depth -= 1
 
 
 def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -64,7 +64,7 @@ def backprop_apart(shim: PyTorchShim, backprop: Callable[[Any], Any]) -> Callabl
     """
 
     def backprop_alone(grads: Any) -> Any:
-        if not is_scaling(shim) or not (_inside.depth or shim in _trained):
+        if not is_scaling(shim) or not (_scaling.depth or shim in _trained):
             return backprop(grads)
         before = [(param, param.grad) for param in module_of(shim).parameters() if param.grad is not None]
         for param, _ in before:

@@ -17,19 +17,24 @@ different: `ä` is `+e4+`. In names of layers and params they become `_`.
 """
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import torch
 from thinc.api import Model, PyTorchShim, Shim
 
-from ..host import module_of
+from ..host import module_of, original_refs, set_original_refs
 from ..types import Key
-from .paths import paths_of
-from .spelling import clean, unique
 
 _THINC_BIAS = re.compile(r"b(_.*)?")  # thinc: b; layers with several: b_z, b_r
 _BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
+
+# Parts of names, parts that a config section can't hold, and what `escape` makes.
+_PLAIN = re.compile(r"[A-Za-z0-9_+-]+")
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_+-]+")
+_ESCAPED = re.compile(r"\+([0-9a-f]{2,5}|10[0-9a-f]{4})\+|^\+\+\Z")
 
 
 class NamedParam(NamedTuple):
@@ -51,37 +56,50 @@ class NamedParam(NamedTuple):
         return self.owner.get_param(name) if self.owner.has_param(name) else None
 
 
-def walk(model: Model, prefix: str) -> Iterator[NamedParam]:
+def walk(model: Model, prefix: str) -> list[NamedParam]:
     """Find all params below a model.
 
     model (Model): The root.
     prefix (str): The component's name, the first part of all names.
-    YIELDS (NamedParam): Every param that a node declares, with or without a value, and every torch param. Names are
-        unique; a torch param that is used in several places of its module has several.
+    RETURNS (list[NamedParam]): Every param that a node declares, with or without a value, and every torch param. Names
+        are unique; a torch param that is used in several places of its module has several.
     """
+    return params_at(paths_of(model, clean(prefix)))
+
+
+def shim_paths(model: Model, prefix: str) -> list[tuple[str, Shim]]:
+    """Every shim below a model with its path, which is unique among the shims of its node."""
+    if not any(node.shims for node in model.walk()):
+        return []  # without the paths, which take longer
+    return shims_at(paths_of(model, clean(prefix)))
+
+
+def params_at(places: Iterable[tuple[Model, str]]) -> list[NamedParam]:
+    """See `walk`. places (Iterable): From `paths_of`."""
+    found: list[NamedParam] = []
     taken: set[str] = set()
-    for node, path in paths_of(model, clean(prefix)):
-        for param_name in node.param_names:
-            is_bias_or_norm = _THINC_BIAS.fullmatch(param_name) is not None or node.name == "layernorm"
-            is_embedding = "embed" in node.name or node.name == "static_vectors"
-            yield NamedParam(
-                unique(f"{path}/{clean(param_name)}", taken), (node.id, param_name), node, is_bias_or_norm, is_embedding
-            )
+    for node, path in places:
         for shim in node.shims:
             embeddings = _torch_embeddings(shim)
             for param_name, param in torch_params(shim, remove_duplicate=False):
                 name = unique("/".join([path, *map(clean, param_name.split("."))]), taken)
                 is_bias_or_norm = _is_torch_bias_or_norm(module_of(shim), param_name, param)
-                yield NamedParam(name, id(param), shim, is_bias_or_norm, id(param) in embeddings, param)
+                found.append(NamedParam(name, id(param), shim, is_bias_or_norm, id(param) in embeddings, param))
+        for param_name in node.param_names:
+            name = unique(f"{path}/{clean(param_name)}", taken)
+            is_bias_or_norm = _THINC_BIAS.fullmatch(param_name) is not None or node.name == "layernorm"
+            is_embedding = "embed" in node.name or node.name == "static_vectors"
+            found.append(NamedParam(name, (node.id, param_name), node, is_bias_or_norm, is_embedding))
+    return found
 
 
-def shim_paths(model: Model, prefix: str) -> Iterator[tuple[str, Shim]]:
-    """Every shim below a model with its path, which is unique among the shims of its node."""
-    if not any(node.shims for node in model.walk()):
-        return  # without the paths, which take longer
-    for node, path in paths_of(model, clean(prefix)):
-        for i, shim in enumerate(node.shims):
-            yield path if len(node.shims) == 1 else f"{path}/{i}", shim
+def shims_at(places: Iterable[tuple[Model, str]]) -> list[tuple[str, Shim]]:
+    """See `shim_paths`. places (Iterable): From `paths_of`."""
+    return [
+        (path if len(node.shims) == 1 else f"{path}/{i}", shim)
+        for node, path in places
+        for i, shim in enumerate(node.shims)
+    ]
 
 
 def torch_params(shim: Shim, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -123,3 +141,111 @@ def _is_token(param: torch.nn.Parameter) -> bool:
 
 def _holds_layers(module: torch.nn.Module) -> bool:
     return any(isinstance(below, (torch.nn.ModuleList, torch.nn.Sequential)) for below in module.modules())
+
+
+# ---------------------------------------------------------------------- paths
+
+
+def paths_of(root: Model, prefix: str) -> list[tuple[Model, str]]:
+    """Each node below the root once, as `Model.walk` finds it, with its path. It lasts, also in a copy of the model."""
+    nodes, bearing = list(root.walk()), _bearing_nodes(root)
+    originals = original_refs(nodes)
+    places = [(root, prefix)]
+    known = {id(root)}
+    by_ref: dict[int, str] = {}
+    for node, path in places:
+        for ref, target in _refs_of(node, nodes, originals) if node.ref_names or id(node) in originals else ():
+            if id(target) not in by_ref:
+                short = f"{_without_indices(path)}/{clean(ref)}"
+                by_ref[id(target)] = f"{path}/{clean(ref)}" if short in by_ref.values() else short
+        siblings = Counter(layer.name for layer in node.layers if id(layer) in bearing)
+        alone = siblings.total() < 2 and not node.param_names and not node.shims
+        for i, layer in enumerate(node.layers):
+            if id(layer) in known:
+                continue
+            known.add(id(layer))
+            part: Optional[str]  # what the layer adds to the path of its params
+            if not _PLAIN.fullmatch(layer.name):
+                part = None if alone else str(i)
+            elif alone and layer.shims:
+                part = None
+            else:
+                part = layer.name if siblings[layer.name] < 2 else f"{layer.name}-{i}"
+            places.append((layer, by_ref.get(id(layer)) or (f"{path}/{part}" if part else path)))
+    return places
+
+
+def name_as_original(original: Model, copied: Model) -> None:
+    """Name the layers of a copied model like the original's: thinc's `Model.copy` does not copy refs, which name
+    layers.
+    """
+    nodes = list(original.walk())
+    originals = original_refs(nodes)
+    copies = {node.id: copy for node, copy in zip(nodes, copied.walk())}
+    for node in nodes:
+        refs = {ref: copies[target.id].id for ref, target in _refs_of(node, nodes, originals) if target.id in copies}
+        if refs:
+            set_original_refs(copies[node.id], refs)
+
+
+def _refs_of(node: Model, nodes: list[Model], originals: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Model]]:
+    """The refs of a node by name, including those of the node that it is a copy of.
+
+    nodes (list[Model]): The possible targets. originals (Mapping): See `original_refs`.
+    """
+    found = {ref: target for ref in node.ref_names if (target := node.maybe_get_ref(ref)) is not None}
+    if id(node) in originals:
+        by_id = {other.id: other for other in nodes}
+        found = {ref: by_id[target] for ref, target in originals[id(node)].items() if target in by_id} | found
+    return sorted(found.items())
+
+
+def _without_indices(path: str) -> str:
+    """A path without the indices at its end."""
+    parts = path.split("/")
+    while len(parts) > 1 and parts[-1].isdigit():
+        parts.pop()
+    return "/".join(parts)
+
+
+def _bearing_nodes(root: Model) -> set[int]:
+    """Ids of the nodes that have params, their own or below them."""
+    bearing: set[int] = set()
+    for node in root.walk(order="dfs_post"):
+        if node.param_names or node.shims or any(id(layer) in bearing for layer in node.layers):
+            bearing.add(id(node))
+    return bearing
+
+
+# ---------------------------------------------------------------------- spelling
+
+
+@lru_cache(10_000)  # a walk meets the same parts again and again
+def clean(part: str) -> str:
+    """One part of a name, without the characters that a config section can't hold."""
+    return _FORBIDDEN.sub("_", part) or "_"
+
+
+def escape(component: str) -> str:
+    """A component's name in names of params. Names of allowed characters stay the same; different names stay different.
+
+    Every other character becomes its number between two `+`. Then `+` is escaped too, and so are names that look
+    escaped.
+    """
+    if _PLAIN.fullmatch(component) and not _ESCAPED.search(component):
+        return component
+    return re.sub(r"[^A-Za-z0-9_-]", lambda found: f"+{ord(found[0]):02x}+", component) or "++"
+
+
+def unescape(component: str) -> str:
+    """Undo `escape`."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", component)
+
+
+def unique(name: str, taken: set[str]) -> str:
+    """The name, with a number appended if it is taken. Adds it to `taken`."""
+    candidate, n = name, 2
+    while candidate in taken:
+        candidate, n = f"{name}-{n}", n + 1
+    taken.add(candidate)
+    return candidate

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy
@@ -90,7 +92,7 @@ class Param:
         self.name = name
         self.aliases: tuple[str, ...] = ()
         self.key = key
-        self.hold(source)
+        self.set_source(source)
         self.holder: Model | Shim | None = None
         self.module: torch.nn.Module | None = None
         self.tensor = tensor
@@ -113,13 +115,13 @@ class Param:
         self.joined_at: Optional[int] = None
         self.steps = 0
 
-    def hold(self, source: Any) -> None:
+    def set_source(self, source: Any) -> None:
         """Set the model's array or tensor."""
         self.source = source
         self.is_array = not isinstance(source, torch.Tensor)
         self.is_torch = isinstance(source, torch.nn.Parameter)
 
-    def be_held_by(self, holder: Model | Shim | None) -> None:
+    def set_holder(self, holder: Model | Shim | None) -> None:
         """Set the node or shim that has it."""
         self.holder = holder
         self.module = module_of(holder) if isinstance(holder, PyTorchShim) else None
@@ -373,3 +375,31 @@ def own_copy(array: Any) -> Any:
 def _full_name(dtype: Any) -> str:
     """NumPy's name of a dtype, or its code if the byte order is not the machine's: names don't show it."""
     return str(dtype) if dtype.isnative else str(dtype.str)
+
+
+# ---------------------------------------------------------------------- streams of a GPU
+
+
+@contextmanager
+def in_order() -> Iterator[None]:
+    """Inside, torch works on arrays of CuPy: after what CuPy has been given to do, and before what it will be given.
+
+    Both are on the default stream as a rule, where all comes in order. Inside of `torch.cuda.stream(...)`, or with a
+    stream of CuPy's, each waits for an event of the other. The host does not wait.
+
+    A view that is made by DLPack waits once, when it is made. Ours are kept from step to step.
+    """
+    cupy = sys.modules.get("cupy")  # thinc has imported it, if it is installed
+    if cupy is None or not torch.cuda.is_initialized():
+        yield
+        return
+    of_cupy, pointer = cupy.cuda.get_current_stream(), torch.cuda.current_stream().cuda_stream
+    if of_cupy.ptr == pointer:
+        yield
+        return
+    of_torch = cupy.cuda.ExternalStream(pointer)
+    of_torch.wait_event(of_cupy.record())
+    try:
+        yield
+    finally:
+        of_cupy.wait_event(of_torch.record())

@@ -7,7 +7,7 @@ from typing import Optional
 
 from ..errors import ConfigError
 from ..near_misses import did_you_mean, near_misses
-from .spelling import unescape
+from .names import unescape
 
 
 class Pattern:

@@ -1,32 +1,58 @@
-"""The pipeline of an optimizer, its components and their models."""
+"""The pipeline of an optimizer: its components, one walk over their models, and the names of their params."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
+import torch
 from spacy.language import Language
 from thinc.api import Model, Shim
 
 from ..errors import PipelineError
-from .names import NamedParam, shim_paths, walk
-from .spelling import escape
+from ..types import Key
+from .names import NamedParam, clean, escape, params_at, paths_of, shim_paths, shims_at, walk
+from .param import is_key_of_shim
+
+
+class NamedModel(NamedTuple):
+    """A component's model with all that a walk finds below it. Walk again where layers or params may have been added.
+
+    component (str): The component's name, escaped, as in names of params.
+    model (Model): The root.
+    params (list[NamedParam]): See `names.walk`. shims (list): See `names.shim_paths`.
+    """
+
+    component: str
+    model: Model
+    params: list[NamedParam]
+    shims: list[tuple[str, Shim]]
+
+
+def walk_pipeline(nlp: Language) -> list[NamedModel]:
+    """Walk over the models of all components, including disabled ones."""
+    found = []
+    for component, model in components_with_model(nlp):
+        places = paths_of(model, component)
+        found.append(NamedModel(component, model, params_at(places), shims_at(places)))
+    return found
 
 
 class KnownPipeline:
     """The pipeline of an optimizer, if it has one. It is not kept alive.
 
-    Public: `was_told` (whether there ever was one).
+    Public: `was_known` (whether there ever was one).
     """
 
     def __init__(self) -> None:
-        self.was_told = False
+        self.was_known = False
         self._nlp: Callable[[], Language | None] = lambda: None
         self._exclude: Collection[str] = ()
 
-    def tell(self, nlp: Language, exclude: Collection[str]) -> None:
+    def set(self, nlp: Language, exclude: Collection[str]) -> None:
         """Set the pipeline. exclude (Collection[str]): Components that are not trained."""
-        self._nlp, self.was_told = weakref.ref(nlp), True
+        self._nlp, self.was_known = weakref.ref(nlp), True
         self._exclude = tuple(exclude)
 
     @property
@@ -57,16 +83,101 @@ class KnownPipeline:
         nlp = self._nlp()
         return [] if nlp is None else components_with_model(nlp)
 
-    def shim_paths(self, exclude: Collection[str] = ()) -> Iterator[tuple[str, Shim]]:
-        """Every shim of the pipeline with its lasting path. exclude (Collection[str]): Components to leave out."""
-        left_out = {escape(name) for name in exclude}
-        for name, model in self.components:
-            if name not in left_out:
-                yield from shim_paths(model, name)
+    @property
+    def shims(self) -> list[Shim]:
+        """Every shim of the pipeline."""
+        return [shim for _, model in self.components for node in model.walk() for shim in node.shims]
 
-    def walk(self) -> list[NamedParam]:
-        """All params of the pipeline, including disabled components."""
-        return [found for name, model in self.components for found in walk(model, name)]
+    def walk(self) -> list[NamedModel]:
+        """See `walk_pipeline`. Empty without a pipeline."""
+        nlp = self._nlp()
+        return [] if nlp is None else walk_pipeline(nlp)
+
+    def shim_paths(self) -> list[tuple[str, Shim]]:
+        """Every shim of the pipeline with its lasting path."""
+        return [found for name, model in self.components for found in shim_paths(model, name)]
+
+
+class KnownNames:
+    """Names by key.
+
+    pipeline (KnownPipeline): The pipeline whose params have lasting names.
+
+    Public: `by_key` (all names of each param by its key, the first one first), `in_use` (the first names of all params
+        of the pipeline), `of_pipeline` (the keys of all params that were in the pipeline when `update` was called
+        last), `biases_and_norms` (the keys of biases and of params of normalization layers).
+    """
+
+    def __init__(self, pipeline: KnownPipeline):
+        self.by_key: dict[Key, tuple[str, ...]] = {}
+        self.in_use: set[str] = set()
+        self._pipeline = pipeline
+        self.biases_and_norms: set[Key] = set()
+        # The owners of the names under an `id`: after a param is gone, another may get its `id`.
+        self._torch_params: dict[int, Callable[[], torch.nn.Parameter | None]] = {}
+        self.of_pipeline: set[Key] = set()
+
+    def update(self, names: Mapping[Key, tuple[str, ...]]) -> None:
+        """Set the names of all params of the pipeline. Names of removed params are dropped, except those of shims."""
+        self.by_key.update(names)
+        self.of_pipeline = {*names, *(key for key in self.of_pipeline if is_key_of_shim(key) and key in self.by_key)}
+        self.in_use = {first for first, *_ in names.values()}
+
+    def add(self, key: Key, name: str, *, is_of_pipeline: bool) -> None:
+        """Add the name of a param that a shim keeps elsewhere."""
+        self.by_key[key] = (name,)
+        if is_of_pipeline:
+            self.of_pipeline.add(key)
+
+    def lasts(self, key: Key, name: str, paths: Collection[str]) -> bool:
+        """Whether a param of the pipeline has this name. paths (Collection[str]): Of the pipeline's shims."""
+        return key in self.of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
+
+    def outdated(self, now: Collection[Key], names_now: Collection[str]) -> list[tuple[Key, bool]]:
+        """Keys that are no longer in the pipeline, and whether another param has the name now.
+
+        now (Collection[Key]): The current keys. names_now (Collection[str]): The first name of each.
+        """
+        if any(is_key_of_shim(key) for key in self.of_pipeline):
+            shims = {shim.id for shim in self._pipeline.shims}
+            now = {*now, *(key for key in self.of_pipeline if is_key_of_shim(key) and key[1] in shims)}  # type: ignore[index]
+        return [
+            (key, key in self.of_pipeline and name in names_now)
+            for key, (name, *_) in self.by_key.items()
+            if key not in now and (key in self.of_pipeline or name in names_now)
+        ]
+
+    def note(self, walked: Iterable[NamedParam]) -> dict[Key, tuple[str, ...]]:
+        """Add the params of a walk. RETURNS (dict): The names of each param by its key, the first one first."""
+        names: dict[Key, tuple[str, ...]] = {}
+        for found in walked:
+            names[found.key] = *names.get(found.key, ()), found.name
+            (self.biases_and_norms.add if found.is_bias_or_norm else self.biases_and_norms.discard)(found.key)
+            if found.param is not None:
+                self.note_torch_param(found.param)
+        return names
+
+    def note_torch_param(self, param: torch.nn.Parameter) -> None:
+        self._torch_params[id(param)] = weakref.ref(param)
+
+    def has_noted(self, param: torch.nn.Parameter) -> bool:
+        """Whether the names under the `id` of a param belong to it."""
+        noted = self._torch_params.get(id(param))
+        return noted is not None and noted() is param
+
+    def prefix_of(self, model: Model) -> str:
+        """The common prefix of the names of a model's params: its component's name, or the name of its root layer."""
+        for name, found in self._pipeline.components:
+            if found is model:
+                return name
+        prefix = clean(model.name)
+        own = {found.key for found in walk(model, prefix)}
+        shims = {shim.id for node in model.walk() for shim in node.shims}
+        taken = any(
+            name.startswith(f"{prefix}/") and key not in own and not (is_key_of_shim(key) and key[1] in shims)  # type: ignore[index]
+            for key, (name, *_) in self.by_key.items()
+        )
+        return f"{prefix}-{model.id}" if taken else prefix
 
 
 def all_names(nlp: Language) -> list[str]:

@@ -20,24 +20,18 @@ from thinc.api import Model, PyTorchShim, Shim
 from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
 from ..host import scaler_of
 from ..types import Key, OnGrowth
-from .known_names import KnownNames
-from .masters import Half, inherit_master, is_half, master_of
+from .masters import HALF, Half, inherit_master, master_of
 from .mixed_precision import scale_passes_apart
-from .names import shim_paths, torch_params, walk
+from .names import NamedParam, clean, shim_paths, torch_params, walk
 from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
-from .pipeline import KnownPipeline, components_to_train
-from .spelling import clean
+from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train
 from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 
 # Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
 _KEEPS_SMALL = frozenset({"bf16_stochastic_round", "kahan_sum"})
 
-# Whether to include a param of a shim, or one of a node by its name.
-InShim = Callable[[Shim, torch.nn.Parameter], bool]
-InNode = Callable[[Model, str], bool]
 
-
-class Found(NamedTuple):
+class ParamSource(NamedTuple):
     """The array or tensor of a model under a key."""
 
     key: Key
@@ -45,7 +39,7 @@ class Found(NamedTuple):
     holder: Model | Shim | None = None
 
 
-class SavedParam(Protocol):
+class SavedRow(Protocol):
     """The saved row of a param: see state/forms.py."""
 
     shape: list[int]
@@ -58,7 +52,7 @@ class SavedParam(Protocol):
     frozen_until: float | None
 
 
-class Plan(Keeper, Protocol):
+class ParamPlan(Keeper, Protocol):
     """The table's view of the plan, which assigns params to torch optimizers and groups: see update/plan.py."""
 
     def sync(
@@ -72,7 +66,7 @@ class ParamTable:
     """All params of an optimizer by key.
 
     by_key (dict[Key, Param]): The params.
-    plan (Plan): Synced after each change. Keeps torch's state.
+    plan (ParamPlan): Synced after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): How to fill new cells of the state of a param that grows.
     master_weights (bool): Optimize params of half precision by float32 masters. Warns of those without one, once.
@@ -84,7 +78,7 @@ class ParamTable:
     def __init__(
         self,
         by_key: dict[Key, Param],
-        plan: Plan,
+        plan: ParamPlan,
         averages: BufferKeeper | None,
         on_growth: OnGrowth = "mean",
         *,
@@ -105,7 +99,7 @@ class ParamTable:
         self._is_synced = True
         # By name: the updates before a param was added, if in mid-training; and values released to it.
         self._joined: dict[str, int | None] = {}
-        self._saved: Mapping[str, SavedParam] = {}  # saved rows by name, while they are loaded
+        self._saved: Mapping[str, SavedRow] = {}  # saved rows by name, while they are loaded
         self._released: dict[str, Released] = {}
 
     def add_all(
@@ -113,69 +107,74 @@ class ParamTable:
         nlp: Language,
         exclude: Collection[str],
         *,
-        saved: Mapping[str, SavedParam] = MappingProxyType({}),
+        walked: list[NamedModel] | None = None,
+        saved: Mapping[str, SavedRow] = MappingProxyType({}),
         joins_now: bool = False,
-    ) -> None:
+    ) -> list[NamedModel]:
         """Add all params of a pipeline that are trained, and forget those of the pipeline that no longer are.
 
+        walked (list[NamedModel] | None): From `walk_pipeline`, if nothing has changed since.
         saved (Mapping): When a run resumes: its saved params by name, see state/by_name.py, in the order in which they
             were added. They are added too if their component is not excluded, even if torch params have no gradients
             here, or shims keep them.
         joins_now (bool): All other params are new, and are added in mid-training.
+        RETURNS (list[NamedModel]): From `walk_pipeline`.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
-        self.pipeline.tell(nlp, exclude)
+        self.pipeline.set(nlp, exclude)
         self._saved = saved
-        self._name_pipeline()
-        for _, shim in self.pipeline.shim_paths():
-            scale_passes_apart(shim)
+        walked = self._name_pipeline(walked)
+        for model in walked:
+            for _, shim in model.shims:
+                scale_passes_apart(shim)
         if joins_now:
             updates = max((found.updates for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names.in_use - saved.keys(), updates or None)
-        components = components_to_train(nlp, exclude)
-        excluded = [proc.model for name, proc in nlp.components if name in exclude and hasattr(proc, "model")]
-        if excluded := [model for model in excluded if isinstance(model, Model)]:
-            trained = {found.key for name, model in components for found in walk(model, name)}
-            self._forget({found.key for model in excluded for found in walk(model, "")} - trained)
-        found = [of_model for _, model in components for of_model in self._find_trained(model)]
-        if saved:
-            left_out = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude}
-            left_out -= {id(model) for _, model in components}
-            going_on = [(name, model) for name, model in self.pipeline.components if id(model) not in left_out]
-            found += [one for _, model in going_on for one in self._find_named(model, saved.keys())]
-            found += self._find_of_shims(saved, going_on)
+        trained = {id(model) for _, model in components_to_train(nlp, exclude)}
+        left_out = {id(getattr(proc, "model", None)) for name, proc in nlp.components if name in exclude} - trained
+        if left_out:
+            self._forget(_keys_in(walked, left_out) - _keys_in(walked, trained))
+        going_on = [model for model in walked if id(model.model) not in left_out]
+        found = list(self._find_of_shims(saved, going_on))
+        for model in going_on:
+            found += self._find(model, saved.keys(), trained=id(model.model) in trained)
         places = {name: place for place, name in enumerate(saved)}
         self._see_all(sorted(found, key=lambda one: places.get(self.names[one.key][0], len(places))))
         self._released.clear()
         self._saved = {}
+        return walked
 
     # ------------------------------------------------------------------ arrays and tensors of models
 
-    def _find_trained(self, model: Model) -> Iterator[Found]:
-        """The trained params of a model. Others are added with their first gradient: frozen or later ones."""
-        return self._find(model, lambda shim, param: param.requires_grad, lambda node, name: True)
+    def _find(self, model: NamedModel, names: Set[str], *, trained: bool = False) -> Iterator[ParamSource]:
+        """The params of a component with these names, even if they have no gradients.
 
-    def _find_named(self, model: Model, names: Set[str]) -> Iterator[Found]:
-        """The params of a model with these names, even if they have no gradients."""
-        return self._find(
-            model,
-            lambda shim, param: not names.isdisjoint(self.names.get(id(param), ())),
-            lambda node, name: not names.isdisjoint(self.names.get((node.id, name), ())),
-        )
+        trained (bool): Also its other params. Those that need no gradient are added when they have one.
+        """
+        seen: set[tuple[Key, int]] = set()
+        for _, key, owner, _, _, param in model.params:
+            is_wanted = trained and (param is None or param.requires_grad)
+            if (key, id(owner)) in seen or not (is_wanted or not names.isdisjoint(self.names[key])):
+                continue
+            seen.add((key, id(owner)))
+            if param is None:
+                if owner.has_param(name := key[1]):  # type: ignore[index]
+                    yield self._found_in_node(owner, name, model.model)
+            elif not torch.nn.parameter.is_lazy(param):
+                yield self._found_in_shim(param, owner, model.model)
 
-    def _find_with_grad(self, model: Model) -> Iterator[Found]:
+    def _find_with_grad(self, model: Model) -> Iterator[ParamSource]:
         """The params of a model whose gradients are passed on unchanged."""
-        return self._find(model, lambda shim, param: param.grad is not None and _hands_over(shim), Model.has_grad)
+        for node in model.walk():
+            for shim in node.shims:
+                for _, param in torch_params(shim) if _hands_over(shim) else ():
+                    if param.grad is not None:
+                        yield self._found_in_shim(param, shim, model)
+            for name in node.param_names:
+                if node.has_param(name) and node.has_grad(name):
+                    yield self._found_in_node(node, name, model)
 
-    def _find(self, model: Model, in_shim: InShim, in_node: InNode) -> Iterator[Found]:
-        for owner, param in _params_of(model, in_shim, in_node):
-            yield (
-                self._found_in_node(owner, param, model)
-                if isinstance(owner, Model)
-                else self._found_in_shim(param, owner, model)
-            )
-
-    def _found_in_node(self, node: Model, name: str, model: Model) -> Found:
+    def _found_in_node(self, node: Model, name: str, model: Model) -> ParamSource:
         """An array. A read-only one, or one that is not in C order, is replaced by a plain copy."""
         key, array = (node.id, name), node.get_param(name)
         if key not in self.names:
@@ -184,45 +183,42 @@ class ParamTable:
         if (known is None or known.source is not array) and hasattr(array, "flags") and not is_viewable(array):
             array = own_copy(array)
             node.set_param(name, array)
-        return Found(key, array, node)
+        return ParamSource(key, array, node)
 
-    def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Found:
+    def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> ParamSource:
         if not self._names.has_noted(param):
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
             self._names.note_torch_param(param)
         self._add_shim(shim)
-        if (known := self.by_key.get(id(param))) is not None and self._names.is_of_pipeline(known.key):
-            self._be_held_by(known, shim)
-        return Found(id(param), param, shim)
+        if (known := self.by_key.get(id(param))) is not None and known.key in self._names.of_pipeline:
+            self._set_holder(known, shim)
+        return ParamSource(id(param), param, shim)
 
-    def _find_of_shims(
-        self, saved: Mapping[str, SavedParam], components: Iterable[tuple[str, Model]]
-    ) -> Iterator[Found]:
+    def _find_of_shims(self, saved: Mapping[str, SavedRow], models: Iterable[NamedModel]) -> Iterator[ParamSource]:
         """Params that shims keep elsewhere, in their saved form. Their values come with the first gradient."""
-        paths = {path: shim for name, model in components for path, shim in shim_paths(model, name)}
+        paths = {path: shim for model in models for path, shim in model.shims}
         for name, found in saved.items():
             if found.shim is not None:
                 shim = paths.get(name.removesuffix(f"/{clean(found.shim)}"))
                 if shim is not None and (key := ("shim", shim.id, found.shim)) not in self.by_key:
                     self._names.add(key, name, is_of_pipeline=True)
-                    yield Found(key, torch.zeros(found.shape, dtype=getattr(torch, found.dtype.removeprefix("torch."))))
+                    dtype = getattr(torch, found.dtype.removeprefix("torch."))
+                    yield ParamSource(key, torch.zeros(found.shape, dtype=dtype))
 
-    def follow(self) -> None:
+    def follow(self) -> list[NamedModel]:
         """Follow replacements of params in the pipeline since the last update, such as those of a copied model; forget
         removed params.
+
+        RETURNS (list[NamedModel]): From `walk_pipeline`.
         """
+        walked: list[NamedModel] = []
         if self.pipeline.is_there:
-            self._name_pipeline()
+            walked = self._name_pipeline()
             if self._released:
-                self._see_all(
-                    [
-                        found
-                        for _, model in self.pipeline.components
-                        for found in self._find_named(model, self._released.keys())
-                    ]
-                )
+                self._see_all([found for model in walked for found in self._find(model, self._released.keys())])
             self._sync()
+        return walked
 
     # ------------------------------------------------------------------ called at each step
 
@@ -276,7 +272,7 @@ class ParamTable:
         view = self._view(key, source, is_copied=callback is not None)
         if known is None:
             is_copied = callback is not None
-            self._add([(Found(key, source), view.detach().clone() if is_copied else view)], are_copied=is_copied)
+            self._add([(ParamSource(key, source), view.detach().clone() if is_copied else view)], are_copied=is_copied)
         elif known.shape != view.shape:
             raise ShapeError(
                 f"Can't update param '{known.name}': expected shape {tuple(known.shape)}, found {tuple(view.shape)} "
@@ -285,7 +281,7 @@ class ParamTable:
             )
         elif callback is not None:
             known.tensor.copy_(view)
-            known.hold(source)
+            known.set_source(source)
         else:
             self._replace(known, source, view)
             self._sync()
@@ -307,9 +303,9 @@ class ParamTable:
 
     # ------------------------------------------------------------------ adding and removing params
 
-    def check_names_last(self) -> None:
+    def check_names_last(self, walked: Iterable[NamedModel]) -> None:
         """RAISES (StateError): A param is not in the pipeline, and so has no lasting name."""
-        paths = {path for path, _ in self.pipeline.shim_paths()}
+        paths = {path for model in walked for path, _ in model.shims}
         outside = [param.name for key, param in self.by_key.items() if not self._names.lasts(key, param.name, paths)]
         if outside:
             raise StateError(
@@ -319,12 +315,12 @@ class ParamTable:
                 "an optimizer of its own."
             )
 
-    def _see_all(self, found: Iterable[Found]) -> None:
+    def _see_all(self, found: Iterable[ParamSource]) -> None:
         """Add new params, and follow replaced ones. If one is refused, nothing is added.
 
         RAISES (ParamError): One is not of floats. (ConfigError): The settings don't fit it.
         """
-        due: dict[Key, tuple[Found, torch.Tensor]] = {}
+        due: dict[Key, tuple[ParamSource, torch.Tensor]] = {}
         for one in found:
             known = self.by_key.get(one.key)
             if one.key not in due and (known is None or not known.is_on(one.source)):
@@ -337,7 +333,7 @@ class ParamTable:
                 self._leave(param, goes_on=self._on_growth != "reset")
         self._add([pair for key, pair in due.items() if key not in self.by_key])
 
-    def _add(self, found: Sequence[tuple[Found, torch.Tensor]], *, are_copied: bool = False) -> None:
+    def _add(self, found: Sequence[tuple[ParamSource, torch.Tensor]], *, are_copied: bool = False) -> None:
         """Add new params, with the values released under their names. Empty ones are left out.
 
         found (Sequence): With views. are_copied (bool): With copies instead, of arrays that a callback gets back.
@@ -347,14 +343,14 @@ class ParamTable:
         for (key, source, holder), view in found:
             if view.numel():
                 name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(known) + len(new)}",))
-                has_master = self._gets_master(view) and not are_copied and not is_key_of_shim(key)
+                has_master = self._master_weights and view.dtype in HALF and not are_copied and not is_key_of_shim(key)
                 tensor = master_of(view) if has_master else view
-                param = Param(name, key, source, tensor, is_bias_or_norm=self._names.is_bias_or_norm(key))
+                param = Param(name, key, source, tensor, is_bias_or_norm=key in self._names.biases_and_norms)
                 param.half = Half.of(view) if has_master else None
                 param.aliases = tuple(aliases)
-                param.row_size = _row_size(holder, param) if isinstance(holder, Model) else 1
-                if self._names.is_of_pipeline(key):  # otherwise nobody would notice that the holder is gone
-                    param.be_held_by(holder)
+                param.row_size = _row_size(holder, param) if isinstance(holder, Model) and param.tensor.ndim == 1 else 1
+                if key in self._names.of_pipeline:  # otherwise nobody would notice that the holder is gone
+                    param.set_holder(holder)
                 saved, old = self._saved.get(name), self._released.get(name)
                 if (before := saved or old) is not None:
                     param.joined_at, param.frozen_until = before.joined_at, before.frozen_until
@@ -381,14 +377,11 @@ class ParamTable:
         if not self._has_warned_of_half:
             self._warn_of_half([*known, *new])
 
-    def _gets_master(self, view: torch.Tensor) -> bool:
-        return self._master_weights and is_half(view)
-
     def _warn_of_half(self, params: Iterable[Param]) -> None:
         found = [
             param
             for param in params
-            if is_half(param.tensor) and param.group is not None and not _KEEPS_SMALL.intersection(_switched_on(param))
+            if param.dtype in HALF and param.group is not None and not _KEEPS_SMALL.intersection(_switched_on(param))
         ]
         if found:
             self._has_warned_of_half = True
@@ -424,7 +417,7 @@ class ParamTable:
 
     def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
         """Move to another array or tensor of the same shape. The state stays."""
-        had_master, has_master = param.half is not None, self._gets_master(view)
+        had_master, has_master = param.half is not None, self._master_weights and view.dtype in HALF
         tensor = master_of(view) if has_master else view
         is_moved = (tensor.device, tensor.dtype, tensor.stride()) != (param.device, param.dtype, param.strides)
         if had_master and has_master:
@@ -435,7 +428,7 @@ class ParamTable:
         else:
             param.tensor.data = tensor.detach()
         param.half = Half.of(view) if has_master else None
-        param.hold(source)
+        param.set_source(source)
 
     def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
         known = self.by_key.get(key)
@@ -472,10 +465,10 @@ class ParamTable:
         )
         self._forget([param.key])
 
-    def _be_held_by(self, param: Param, holder: Model | Shim) -> None:
+    def _set_holder(self, param: Param, holder: Model | Shim) -> None:
         """Set the place of a param, perhaps another shim around its module."""
         old = param.holder
-        param.be_held_by(holder)
+        param.set_holder(holder)
         if isinstance(holder, Shim):
             self._add_shim(holder)
             if isinstance(old, Shim) and old is not holder and self.averages is not None:
@@ -512,16 +505,35 @@ class ParamTable:
             for key, names in self._names.note(walk(model, self._names.prefix_of(model))).items():
                 self.names.setdefault(key, names)
 
-    def _name_pipeline(self) -> None:
-        """Name all params of the pipeline; forget those that are no longer in it."""
-        walked = self.pipeline.walk()
-        names = self._names.note(walked)
-        embeddings = {found.name for found in walked if found.is_embedding}
-        are_others = self._plan.see_names([found.name for found in walked], embeddings)
-        now = {names[found.key][0]: found for found in walked}
-        outdated = self._names.outdated(names.keys(), now.keys())
+    def _name_pipeline(self, walked: list[NamedModel] | None = None) -> list[NamedModel]:
+        """Name all params of the pipeline; forget those that are no longer in it. RETURNS: From `walk_pipeline`."""
+        walked = self.pipeline.walk() if walked is None else walked
+        params = [found for model in walked for found in model.params]
+        names = self._names.note(params)
+        embeddings = {found.name for found in params if found.is_embedding}
+        are_others = self._plan.see_names([found.name for found in params], embeddings)
+        updates = self._remove_outdated(params, names)
+        renamed = self._rename(names)
+        self._changed += self.by_key.values() if are_others else renamed
+        for found in params:
+            if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
+                self._set_holder(known, found.owner)
+        if self._names.in_use:
+            self._note_new_names(names, updates)
+        self._names.update(names)
+        return walked
+
+    def _remove_outdated(self, params: Iterable[NamedParam], names: Mapping[Key, tuple[str, ...]]) -> int:
+        """Forget params that are no longer in the pipeline. Those whose names other params have now leave them their
+        values, if they are the same thing, or else their learning rates.
+
+        params (Iterable[NamedParam]): Of the pipeline. names (Mapping): All names of each by its key.
+        RETURNS (int): The number of updates so far.
+        """
+        by_name = {names[found.key][0]: found for found in params}
+        outdated = self._names.outdated(names.keys(), by_name.keys())
         pairs = [
-            (self.by_key[key], now[self.names[key][0]])
+            (self.by_key[key], by_name[self.names[key][0]])
             for key, has_successor in outdated
             if has_successor and key in self.by_key
         ]
@@ -530,29 +542,27 @@ class ParamTable:
             for old, new, is_whole in shims_of(pairs, staying):
                 self.averages.pass_on_buffers(old, new, all_of_them=is_whole)
         heirs = {param.key for param, _ in pairs if param.name in staying}
-        gone = {key for key, _ in outdated} - heirs
-        updates = max((param.steps for key, param in self.by_key.items() if key not in gone), default=0)
+        removed = {key for key, _ in outdated} - heirs
+        updates = max((param.steps for key, param in self.by_key.items() if key not in removed), default=0)
         for param, found in pairs:
-            if param.key in gone:
+            if param.key in removed:
                 param.joined_at = updates or None
                 self._leave(param, goes_on=False)
             else:
                 has_grown = param.shape != tuple(found.values.shape)
                 self._leave(param, goes_on=not has_grown or self._on_growth != "reset")
         self._forget((key for key, _ in outdated), keep_names=False)
+        return updates
+
+    def _rename(self, names: Mapping[Key, tuple[str, ...]]) -> list[Param]:
+        """RETURNS (list[Param]): Those with other names than before."""
         renamed = [
             self.by_key[key] for key, found in names.items() if key in self.by_key and self.by_key[key].names != found
         ]
         for param in renamed:
             param.name, *aliases = names[param.key]
             param.aliases = tuple(aliases)
-        self._changed += self.by_key.values() if are_others else renamed
-        for found in walked:
-            if (known := self.by_key.get(found.key)) is not None and known.holder is not found.owner:
-                self._be_held_by(known, found.owner)
-        if self._names.in_use:
-            self._note_new_names(names, updates)
-        self._names.update(names)
+        return renamed
 
     def _note_new_names(self, names: Mapping[Key, tuple[str, ...]], updates: int) -> None:
         """Record which params were added in mid-training. Renamed params are not new, even if they are not trained.
@@ -568,16 +578,9 @@ class ParamTable:
                 self._joined[name] = updates
 
 
-def _params_of(model: Model, in_shim: InShim, in_node: InNode) -> Iterator[tuple[Model | Shim, Any]]:
-    """The chosen params of a model: nodes with the names of params that have a value, and shims with torch's params."""
-    for node in model.walk():
-        for shim in node.shims:
-            for _, param in torch_params(shim):
-                if in_shim(shim, param) and not torch.nn.parameter.is_lazy(param):
-                    yield shim, param
-        for name in node.param_names:
-            if node.has_param(name) and in_node(node, name):
-                yield node, name
+def _keys_in(walked: Iterable[NamedModel], models: Collection[int]) -> set[Key]:
+    """The keys of all params of models. models (Collection[int]): The `id` of each."""
+    return {found.key for model in walked if id(model.model) in models for found in model.params}
 
 
 def _switched_on(param: Param) -> Iterator[str]:
@@ -588,7 +591,7 @@ def _switched_on(param: Param) -> Iterator[str]:
 def _row_size(node: Model, param: Param) -> int:
     """Cells in a row of a flat param, such as SparseLinear's weights of `nO` rows."""
     sizes = [node.get_dim(name) for name in node.dim_names if node.has_dim(name)]
-    is_flat = len(param.shape) == 1 and node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)
+    is_flat = node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)
     return param.tensor.numel() // node.get_dim("nO") if is_flat else 1
 
 

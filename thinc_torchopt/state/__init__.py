@@ -1,6 +1,6 @@
 """The state of an optimizer by lasting names, and folders of tensors that are either complete or absent.
 
-Open forms.py first: the parts of a saved state. by_name.py collects and restores it, with the gradients of grads.py;
+Open forms.py first: the parts of a saved state. by_name.py collects and restores it;
 match.py fits it to a changed pipeline, preserve.py does the same for a bare torch loop, files.py and trees.py write and
 read it.
 """
@@ -19,8 +19,7 @@ from .files import (
     write_parts,
     write_text,
 )
-from .forms import VERSION, WHAT, SavedParam, SavedState
-from .grads import check_grads, collect_grads, restore_grads
+from .forms import VERSION, WHAT, SavedState
 from .preserve import StateMapping, preserve_optimizer_state
 from .trees import copies_in_main_memory, flatten, in_main_memory, unflatten
 
@@ -30,14 +29,11 @@ __all__ = [
     "VALUES",
     "VERSION",
     "WHAT",
-    "SavedParam",
     "SavedState",
     "StateMapping",
     "by_name",
     "check_folder",
-    "check_grads",
     "clear_leftovers",
-    "collect_grads",
     "copies_in_main_memory",
     "crc32_of",
     "flatten",
@@ -46,7 +42,6 @@ __all__ = [
     "preserve_optimizer_state",
     "read_folder",
     "replacing",
-    "restore_grads",
     "unflatten",
     "write_folder",
     "write_parts",

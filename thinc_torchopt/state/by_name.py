@@ -1,6 +1,11 @@
 """The state of an optimizer by lasting names, to resume exactly in another process.
 
 A state is a tree of dicts, lists, numbers, texts and tensors; files.py writes it. Loading checks everything first.
+
+A thinc param keeps its gradient once it had one, if only zeros: each update of its model applies momentum and weight
+decay to it, even if the batch gives it no gradient. So which params have one belongs to the state of their optimizer.
+After a step of spaCy's training loop all are zero. After `nlp.update(..., sgd=optimizer)` some wait for the next batch:
+it updates a shared tok2vec before the backward passes of its listeners.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ from typing import Any, Literal
 import torch
 from thinc.api import Shim
 
+from .. import kernels
 from ..algorithms import StateBeside, example_state, library_of, restore_beside
 from ..errors import CheckpointWarning, StateError
-from ..host import is_scaling, scaler_of
-from ..params import Param, inherit_master
+from ..host import drop_grad, is_scaling, scaler_of
+from ..params import NamedModel, NamedParam, Param, inherit_master, saved_tensor
 from ..schedules import current
 from ..schema import check_names, refuse, write
 from ..update import Group, GroupPlan
@@ -104,9 +110,8 @@ def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on
         if found.master is not None:
             inherit_master(param, found.master)
         if param.group is not None:
-            param.group.owner.states.put(
-                param, found.state, shape=found.shape, dtype=_dtype_of(found), on_growth=on_growth
-            )
+            dtype = param.dtype if found.dtype == str(param.dtype) else _dtype_of(found)
+            param.group.owner.states.put(param, found.state, shape=found.shape, dtype=dtype, on_growth=on_growth)
 
 
 def _collect_groups(groups: GroupPlan) -> dict[str, dict[str, Any]]:
@@ -218,6 +223,78 @@ def restore_scalers(shims: Iterable[tuple[str, Shim]], saved: Mapping[str, Mappi
             setattr(scaler, name, value.to(old.device).clone() if isinstance(old, torch.Tensor) else value)
 
 
+# ---------------------------------------------------------------------- gradients
+
+
+def collect_grads(walked: Iterable[NamedModel]) -> dict[str, torch.Tensor | None]:
+    """Collect the gradients of all params, by their first names. Tensors are shared. None: zeros of a thinc param.
+
+    walked (Iterable[NamedModel]): See `walk_pipeline`.
+    """
+    grads: dict[str, torch.Tensor | None] = {}
+    on_gpu: list[str] = []
+    for found in _each(walked):
+        if (grad := _grad_of(found)) is None:
+            continue
+        if found.param is not None:
+            grads[found.name] = grad
+        elif hasattr(grad, "__cuda_array_interface__"):
+            grads[found.name] = saved_tensor(grad, found.name)
+            on_gpu.append(found.name)
+        else:
+            grads[found.name] = saved_tensor(grad, found.name) if grad.any() else None
+    if on_gpu:  # the host waits once for all of them; in float64, as the squares of small numbers are 0
+        norms = kernels.norms([grad for name in on_gpu if (grad := grads[name]) is not None], torch.float64)
+        grads.update({name: None for name, norm in zip(on_gpu, torch.stack(norms).tolist()) if norm == 0.0})
+    return grads
+
+
+def check_grads(walked: Iterable[NamedModel], saved: Mapping[str, torch.Tensor | None]) -> None:
+    """RAISES (StateError): A gradient has not its param's shape."""
+    for found in _each(walked):
+        if (grad := saved.get(found.name)) is None:
+            continue
+        values = found.values
+        if values is None or grad.shape != tuple(values.shape):
+            expected = "None" if values is None else f"a tensor of shape {tuple(values.shape)}"
+            refuse(WHAT, f"grads/{found.name}", expected, f"one of shape {tuple(grad.shape)}")
+
+
+def restore_grads(walked: Iterable[NamedModel], saved: Mapping[str, torch.Tensor | None]) -> None:
+    """Restore gradients, and drop all others. Call `check_grads` first."""
+    for found in _each(walked):
+        grad = saved.get(found.name)
+        if found.param is not None:
+            found.param.grad = None if grad is None else grad.to(found.param.device, copy=True)
+            continue
+        node, name = found.owner, found.key[1]  # type: ignore[index]
+        if found.name not in saved or not node.has_param(name):
+            drop_grad(node, name)
+        else:
+            if not node.has_grad(name):
+                node.set_grad(name, node.ops.xp.zeros_like(node.get_param(name)))
+            node.get_grad(name)[...] = 0 if grad is None else node.ops.asarray(grad.cpu().numpy())
+
+
+def _each(walked: Iterable[NamedModel]) -> list[NamedParam]:
+    """Each param once, by its first name."""
+    found: dict[Any, NamedParam] = {}
+    for model in walked:
+        for param in model.params:
+            found.setdefault(param.key, param)
+    return list(found.values())
+
+
+def _grad_of(found: NamedParam) -> Any:
+    if found.param is not None:
+        return found.param.grad
+    name = found.key[1]  # type: ignore[index]
+    return found.owner.get_grad(name) if found.owner.has_grad(name) else None
+
+
+# ---------------------------------------------------------------------- checks
+
+
 def check_params(params: Collection[Param], saved: Mapping[str, SavedParam], *, may_grow: bool = False) -> None:
     """Check that a saved state is of these params. may_grow (bool): Their shapes may differ.
 
@@ -311,7 +388,7 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
     """Check that each param has the state that its algorithm needs with its current options: otherwise the next step
     would fail.
     """
-    examples: dict[tuple[int, int], dict[str, Any]] = {}
+    examples: dict[tuple[int, int], tuple[dict[str, Any], bool]] = {}
     for param in params:
         found = saved[param.name]
         if param.group is None or (not found.state and not found.updates):
@@ -319,12 +396,15 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
         n_dimensions = len(found.shape)
         key = id(param.group), n_dimensions
         if key not in examples:
+            # The form of other libraries' state may depend on sizes: a projection to a low rank, for example.
+            is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
             options = {name: current(value) for name, value in param.settings.options.items()}
             try:
-                examples[key] = example_state(param.group.owner.algorithm, options, (2,) * n_dimensions)
+                example = example_state(param.group.owner.algorithm, options, (2,) * n_dimensions)
             except Exception:  # it can't be found out on a small param
-                examples[key] = {}
-        example, label = examples[key], param.group.owner.algorithm.label
+                example = {}
+            examples[key] = example, is_known
+        (example, is_known), label = examples[key], param.group.owner.algorithm.label
         if "momentum" in param.group.moving and isinstance(param.group.owner.optimizer, torch.optim.SGD):
             # torch makes the buffer in the first step with momentum.
             example = {name: value for name, value in example.items() if name in found.state}
@@ -335,15 +415,13 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
                 f"current options, found {sorted(found.state)}. The options have changed since it was saved. Change "
                 "them back, or start with a new optimizer."
             )
-        # The form of other libraries' state may depend on sizes: a projection to a low rank, for example.
-        is_known = library_of(type(param.group.owner.optimizer)) in ("torch", _OURS)
-        for name, expected in example.items() if is_known else ():
-            if not _has_form_of(found.state[name], expected, found.shape):
-                raise StateError(
-                    f"Can't load the state of param '{param.name}': expected '{name}' in the form of {label} for a "
-                    f"param of shape {_shape(found.shape)}, found {_describe(found.state[name])}. It is damaged, or of "
-                    f"another version of {label}."
-                )
+        name = _other_form(found, example) if is_known else None
+        if name is not None:
+            raise StateError(
+                f"Can't load the state of param '{param.name}': expected '{name}' in the form of {label} for a "
+                f"param of shape {_shape(found.shape)}, found {_describe(found.state[name])}. It is damaged, or of "
+                f"another version of {label}."
+            )
 
 
 def _dtype_of(found: SavedParam) -> torch.dtype:
@@ -354,17 +432,26 @@ def _dtype_of(found: SavedParam) -> torch.dtype:
     return dtype
 
 
-def _has_form_of(value: Any, example: Any, shape: Sequence[int]) -> bool:
-    """Whether a value can be the state of a param of this shape. The example's param has size 2 in all dimensions."""
-    if isinstance(example, int):
-        return type(value) is type(example) and value >= 0  # a number of steps, or a flag
-    if not isinstance(example, torch.Tensor):
-        return isinstance(value, (int, float)) or not isinstance(example, float)
-    if not isinstance(value, torch.Tensor):
-        return False
-    if example.numel() == 1:
-        return value.numel() == 1
-    return tuple(value.shape) == tuple(shape) or tuple(example.shape) != (2,) * len(shape)
+def _other_form(found: SavedParam, example: Mapping[str, Any]) -> str | None:
+    """The name of the first value that can't be the state of a saved param. example (Mapping): A valid state, of a
+    param of size 2 in all dimensions.
+    """
+    for name, expected in example.items():
+        value = found.state[name]
+        if isinstance(expected, int):
+            fits = type(value) is type(expected) and value >= 0  # a number of steps, or a flag
+        elif not isinstance(expected, torch.Tensor):
+            fits = isinstance(value, (int, float)) or not isinstance(expected, float)
+        elif not isinstance(value, torch.Tensor):
+            fits = False
+        elif expected.numel() == 1:
+            fits = value.numel() == 1
+        else:
+            of_size_2 = tuple(expected.shape) == (2,) * len(found.shape)
+            fits = list(value.shape) == found.shape or not of_size_2
+        if not fits:
+            return name
+    return None
 
 
 def _describe(value: Any) -> str:

@@ -42,7 +42,7 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     RAISES (KeyError | TypeError | ValueError | RecursionError | RuntimeError): Not the result of `flatten`.
     """
     if isinstance(value, list):
-        return [unflatten(item, tensors) for item in value]
+        return [unflatten(item, tensors) if isinstance(item, (dict, list)) else item for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
@@ -57,7 +57,7 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             return base64.b64decode(content, validate=True)
         if mark in _COLLECTIONS:
             return _COLLECTIONS[mark](unflatten(content, tensors))
-    return {key: unflatten(item, tensors) for key, item in value.items()}
+    return {key: unflatten(item, tensors) if isinstance(item, (dict, list)) else item for key, item in value.items()}
 
 
 def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
@@ -74,28 +74,67 @@ def in_main_memory(tree: Any, *, copy: bool = False) -> Any:
 
 
 def copies_in_main_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of tensors on the CPU. Those on a GPU come many at once, through one buffer of pinned memory: the host
-    waits for each `kernels.BLOCK` cells, not for each tensor. Tested on a double of a GPU only.
+    """Copies of tensors on the CPU. Those on a GPU come many at once, `kernels.BLOCK` cells at most: see `_Staging`.
+    All copies are complete when this returns. Tested on a double of a GPU only.
     """
-    found = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items() if not tensor.is_cuda}
-    there = {id(tensor): name for name, tensor in tensors.items() if name not in found}
-    if not there:
-        return found
-    buffer = torch.empty(8 * kernels.BLOCK, dtype=torch.uint8, pin_memory=True)
+    on_gpu = [tensor for tensor in tensors.values() if tensor.is_cuda]
+    made = {id(tensor): torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in on_gpu}
+    if on_gpu:
+        staging = _Staging()
+        for (block,) in kernels.blocks(on_gpu):
+            staging.bring(block, [made[id(tensor)] for tensor in block])
+        staging.empty()
+    return {
+        name: made[id(tensor)] if tensor.is_cuda else tensor.detach().to("cpu", copy=True)
+        for name, tensor in tensors.items()
+    }
 
-    def staged(cells: torch.Tensor) -> torch.Tensor:
-        return buffer[: cells.nbytes].view(cells.dtype).copy_(cells)
 
-    for (block,) in kernels.blocks([tensors[name] for name in there.values()]):
-        cells = kernels.joined(block).detach().reshape(-1)
-        if len(block) == 1:  # perhaps larger than the buffer
-            made = [torch.empty(block[0].shape, dtype=cells.dtype)]
-            for part, place in zip(cells.split(kernels.BLOCK), made[0].view(-1).split(kernels.BLOCK)):
-                place.copy_(staged(part))
-        else:
-            made = [part.clone() for part in kernels.parted(staged(cells), block)]
-        found |= zip([there[id(tensor)] for tensor in block], made)
-    return {name: found[name] for name in tensors}
+class _Staging:
+    """Brings tensors from a GPU to the main memory, through the two halves of one buffer of pinned memory: while the
+    GPU fills one, the host empties the other. It fills them on a stream of its own, which begins when the work is done
+    that the GPU has been given so far.
+    """
+
+    def __init__(self) -> None:
+        self._halves = torch.empty((2, 8 * kernels.BLOCK), dtype=torch.uint8, pin_memory=True).unbind()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        # What was given to a GPU last: the end of the transfer, the cells in the buffer, and their places.
+        self._under_way: tuple[torch.cuda.Event, torch.Tensor, list[torch.Tensor]] | None = None
+
+    def bring(self, block: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
+        """Copy a block of `kernels.blocks`. The last copies are complete after `empty`."""
+        with torch.cuda.stream(self._stream_on(block[0].device)):
+            cells = kernels.joined(block).detach().reshape(-1)
+            if len(block) > 1:
+                self._transfer(cells, copies)
+                return
+            # One tensor may be larger than the buffer.
+            for part, copy in zip(cells.split(kernels.BLOCK), copies[0].view(-1).split(kernels.BLOCK)):
+                self._transfer(part, [copy])
+
+    def empty(self) -> None:
+        """Wait for the last transfer, and copy it to its places."""
+        if self._under_way is not None:
+            is_over, staged, places = self._under_way
+            self._under_way = None
+            is_over.synchronize()
+            for place, part in zip(places, kernels.parted(staged, places)):
+                place.copy_(part)
+
+    def _transfer(self, cells: torch.Tensor, places: list[torch.Tensor]) -> None:
+        free, full = self._halves
+        staged = free[: cells.nbytes].view(cells.dtype).copy_(cells, non_blocking=True)
+        is_over = torch.cuda.Event()
+        is_over.record()
+        self.empty()
+        self._halves, self._under_way = (full, free), (is_over, staged, places)
+
+    def _stream_on(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device].wait_stream(torch.cuda.current_stream(device))
+        return self._streams[device]
 
 
 def _array(tensor: torch.Tensor) -> numpy.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
 loop.py defines the order of a step's parts (run.py), and events.py the events that listeners get. The listeners:
 
-- checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, best_model.py, run_lock.py. Saved
+- checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, run_lock.py. Saved
         state: progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.
 - rollback.py goes back to a checkpoint.
 - rules.py connects the trainer controller. dev_loss.py computes the loss on the development data for it.

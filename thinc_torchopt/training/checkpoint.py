@@ -25,10 +25,11 @@ from spacy.language import Language
 from ..checks import own_errors
 from ..errors import CheckpointWarning, ConfigError, StateError
 from ..optimizers import TorchOptimizer
+from ..params import NamedModel, walk_pipeline
 from ..run_settings import CHECKPOINT, Checkpoint
 from ..schema import write
 from ..state import clear_leftovers
-from .checkpoint_folder import VERSION, SavedRun, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_folder import VERSION, SavedTraining, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_writer import CheckpointWriter
 from .config_check import (
     collect_defaults,
@@ -104,8 +105,7 @@ class RunCheckpoints:
         self._damaged: set[Path] = set()
         self._writer = CheckpointWriter(self.folder, self._lock, in_background=settings.in_background)
         self._random: RandomState | None = None
-        # The pipeline as a resumed run builds it: no callback has changed it yet.
-        self._layout = layout_of(nlp)
+        self._layout: dict[str, Any] = {}
         self._values, self._identity = collect_values(nlp), collect_identity(nlp)
 
     @property
@@ -131,21 +131,24 @@ class RunCheckpoints:
         RAISES (ConfigError): The folder can't be used. (StateError): Another run uses it; there is no checkpoint, but
             resume = "must"; the checkpoint has another config, pipeline or data; or the pipeline can't be saved.
         """
-        check_parts(self._nlp)
+        walked = walk_pipeline(self._nlp)
+        check_parts(self._nlp, walked)
+        # The pipeline as a resumed run builds it: no callback has changed it yet.
+        self._layout = layout_of(self._nlp, walked)
         self._progress = progress
         if listeners is not None:
             self._listeners = listeners
         try:
             saved = self.ranks.from_rank_0(self._claim_and_find)
             if saved is not None:
-                self._restore(saved, dropouts)
+                self._restore(saved, walked, dropouts)
         except BaseException:
             self._lock.release()
             raise
         self.output.goes_on = saved is not None
         return self.goes_on
 
-    def _claim_and_find(self) -> SavedRun | None:
+    def _claim_and_find(self) -> SavedTraining | None:
         self._lock.acquire()
         self._writer.wait_for_earlier_run()
         clear_leftovers(self.folder)
@@ -153,7 +156,7 @@ class RunCheckpoints:
         self.output.best.check_place()
         return saved
 
-    def _find(self) -> SavedRun | None:
+    def _find(self) -> SavedTraining | None:
         """The newest undamaged checkpoint, if the run should resume."""
         if self.settings.resume == "never":
             return None
@@ -184,13 +187,13 @@ class RunCheckpoints:
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
-        check_model(self._nlp, saved.model)
+        check_model(self._nlp, saved.model, self._layout)
         return saved
 
-    def _how_to_resume(self, saved: SavedRun, changes: Sequence[str]) -> str:
+    def _how_to_resume(self, saved: SavedTraining, changes: Sequence[str]) -> str:
         """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit."""
         try:
-            check_model(self._nlp, saved.model)
+            check_model(self._nlp, saved.model, self._layout)
             fits = not any(change.partition(":")[0].endswith(".@torch_optimizers") for change in changes)
         except StateError:
             fits = False
@@ -202,12 +205,12 @@ class RunCheckpoints:
         """A setting as the user writes it, for messages."""
         return f"--training.optimizer.checkpoint.{name} {value}" if self._is_spacys else f'{name}="{value}"'
 
-    def _restore(self, saved: SavedRun, dropouts: Iterator[float]) -> None:
+    def _restore(self, saved: SavedTraining, walked: Sequence[NamedModel], dropouts: Iterator[float]) -> None:
         saved.check_place(is_spacys=self._is_spacys)
         check_generators(saved.random)
         check_generators(saved.data.start)
-        restore_model(self._nlp, saved.model)
-        restore_setup(self._nlp, saved.model)
+        restore_model(self._nlp, saved.model, walked)
+        restore_setup(self._nlp, saved.model, walked)
         try:
             self._optimizer.load_state_dict(saved.optimizer)
         except ConfigError as error:
@@ -217,7 +220,7 @@ class RunCheckpoints:
             for _ in range(self._progress.step + 1):
                 next(dropouts)
 
-    def _restore_run(self, saved: SavedRun) -> None:
+    def _restore_run(self, saved: SavedTraining) -> None:
         self.own = saved.own
         logger.info("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
         try:
@@ -350,21 +353,22 @@ class RunCheckpoints:
         """Wait until the last checkpoint is written."""
         self._writer.wait()
 
-    def _snapshot(self) -> SavedRun | None:
+    def _snapshot(self) -> SavedTraining | None:
         """The current state of the run. Its tensors are those in training, no copies. None: this rank writes
         nothing.
         """
         optimizer = self.ranks.whole_state(self._optimizer)
         if optimizer is None:
             return None
-        check_layout(self._nlp, self._layout)
-        return SavedRun(
+        walked = walk_pipeline(self._nlp)
+        check_layout(self._layout, layout_of(self._nlp, walked))
+        return SavedTraining(
             version=VERSION,
             values=self._values,
             identity=self._identity,
             progress=self._progress.snapshot(),
             optimizer=optimizer,
-            model=collect_model(self._nlp, self._optimizer.stopped_grads),
+            model=collect_model(self._nlp, self._optimizer.stopped_grads, walked=walked),
             data=self.stream.snapshot(),
             random=collect_random(),
             performance=plain_scores(self._nlp.meta.get("performance", {})),

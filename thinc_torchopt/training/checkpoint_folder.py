@@ -34,7 +34,7 @@ class RanksState:
 
 
 @dataclass
-class SavedRun:
+class SavedTraining:
     """The content of a checkpoint.
 
     values (dict): The settings that affect training.
@@ -93,26 +93,26 @@ def steps_of(folder: Path) -> list[Path]:
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
 
 
-def read_checkpoint(path: Path) -> SavedRun:
+def read_checkpoint(path: Path) -> SavedTraining:
     """Read a checkpoint.
 
     RAISES (StateError): It is missing or damaged, or a newer version wrote it.
     """
     saved = read_folder(path)
     check_version(saved, VERSION, _what(path))
-    return read(SavedRun, saved, _what(path))
+    return read(SavedTraining, saved, _what(path))
 
 
 def _what(path: Path) -> str:
     return f"the training in '{path}'"
 
 
-def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedRun | None:
+def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedTraining | None:
     """The newest undamaged checkpoint, if there is one."""
     return next(whole_ones(folder, damaged), None)
 
 
-def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[SavedRun]:
+def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
     """The undamaged checkpoints, newest first. Warns of damaged ones.
 
     damaged (set[Path]): Damaged ones are added here.
@@ -121,13 +121,13 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[Saved
     yield from _whole(reversed(steps_of(folder)), "older", damaged)
 
 
-def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedRun]:
+def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedTraining]:
     """As `whole_ones`, in the order of given steps. Steps without a checkpoint are skipped."""
     paths = (folder / name_of(step) for step in ranked)
     yield from _whole((path for path in paths if path.is_dir()), "best")
 
 
-def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[SavedRun]:
+def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
     for path in paths:
         try:
             found = read_folder(path)
@@ -136,7 +136,7 @@ def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) 
             continue
         check_version(found, VERSION, _what(path))
         try:
-            saved = read(SavedRun, found, _what(path))
+            saved = read(SavedTraining, found, _what(path))
             if (step := saved.progress.step) != step_of(path):
                 raise StateError(
                     f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of step {step}. "

@@ -29,7 +29,7 @@ from ..errors import ControllerError
 from ..host import Dropout, buffers_of, module_of, put_buffer_back, scaler_of, swap_grads
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, torch_params, trainable_components
-from .layer_attrs import is_plain, on_cpu, same_values
+from .model_state import is_plain, on_cpu, same_values
 from .random_state import preserved_random
 
 # Words of a batch. Gradients are dropped, so its size only affects memory.

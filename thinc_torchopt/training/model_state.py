@@ -7,10 +7,11 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
@@ -19,8 +20,7 @@ from torch.nn.parameter import is_lazy
 from ..checks import own_errors
 from ..errors import StateError
 from ..host import module_of
-from ..params import NamedParam, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk
-from .layer_attrs import is_plain, like, on_cpu
+from ..params import NamedModel, components_with_model, own_copy, saved_tensor, shim_paths, torch_params, walk_pipeline
 
 
 @dataclass
@@ -40,19 +40,23 @@ class ModelState:
     disabled: list[str] = field(default_factory=list)
 
 
-def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
+def collect_model(
+    nlp: Language, stopped: Collection[int] = (), *, walked: Sequence[NamedModel] | None = None
+) -> ModelState:
     """Collect the model of a pipeline. Tensors are not copied.
 
     stopped (Collection[int]): Ids of torch params whose `requires_grad` is False only during the training.
+    walked (Sequence[NamedModel] | None): From `walk_pipeline`, if nothing has changed since.
     RAISES (StateError): See `check_parts`.
     """
-    check_parts(nlp)
+    walked = walk_pipeline(nlp) if walked is None else walked
+    check_parts(nlp, walked)
     state = ModelState(disabled=list(nlp.disabled))
-    for name, model in components_with_model(nlp):
-        for found in walk(model, name):
-            if (param := _thinc_param(found)) is not None and found.owner.has_param(param):
-                state.params[found.name] = saved_tensor(found.owner.get_param(param), found.name)
-        for path, shim in shim_paths(model, name):
+    for component, model, params, shims in walked:
+        for found in params:
+            if found.param is None and (array := found.values) is not None:
+                state.params[found.name] = saved_tensor(array, found.name)
+        for path, shim in shims:
             state.modules[path] = {
                 key: value for key, value in module_of(shim).state_dict().items() if not is_lazy(value)
             }
@@ -60,7 +64,7 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
                 key for key, param in torch_params(shim) if param.requires_grad or id(param) in stopped
             ]
         # The parser stores there which classes it has seen, for example.
-        state.attrs[name] = [
+        state.attrs[component] = [
             {key: on_cpu(value) for key, value in node.attrs.items() if is_plain(value)} for node in model.walk()
         ]
     return state
@@ -69,22 +73,24 @@ def collect_model(nlp: Language, stopped: Collection[int] = ()) -> ModelState:
 # ---------------------------------------------------------------------- checks
 
 
-def layout_of(nlp: Language) -> dict[str, Any]:
+def layout_of(nlp: Language, walked: Sequence[NamedModel]) -> dict[str, Any]:
     """The params and modules with their shapes, and the number of nodes. None: a shape that is unknown before the first
     forward pass.
+
+    walked (Sequence[NamedModel]): From `walk_pipeline`.
     """
     params: dict[str, Any] = {}
     modules: dict[str, Any] = {}
     attrs: dict[str, Any] = {}
-    for name, model in components_with_model(nlp):
-        for found in walk(model, name):
-            if (param := _thinc_param(found)) is not None:
-                params[found.name] = tuple(found.owner.get_param(param).shape) if found.owner.has_param(param) else None
-        for path, shim in shim_paths(model, name):
+    for component, model, found, shims in walked:
+        for one in found:
+            if one.param is None:
+                params[one.name] = None if (array := one.values) is None else tuple(array.shape)
+        for path, shim in shims:
             modules[path] = "a module"
             for key, value in module_of(shim).state_dict().items() if _is_torch(shim) else ():
                 modules[f"{path}/{key}"] = None if is_lazy(value) else _shape(value)
-        attrs[name] = sum(1 for _ in model.walk())
+        attrs[component] = sum(1 for _ in model.walk())
     return {
         "params": params,
         "modules": modules,
@@ -93,15 +99,15 @@ def layout_of(nlp: Language) -> dict[str, Any]:
     }
 
 
-def check_parts(nlp: Language) -> None:
-    """RAISES (StateError): A part of the model can't be loaded without running code of its own: a shim that wraps no
+def check_parts(nlp: Language, walked: Sequence[NamedModel] | None = None) -> None:
+    """walked (Sequence[NamedModel] | None): As for `collect_model`.
+
+    RAISES (StateError): A part of the model can't be loaded without running code of its own: a shim that wraps no
     torch module, or a component without a thinc model.
     """
     foreign = [f"the component '{name}'" for name, proc in nlp.components if _has_other_model(proc)]
-    for name, model in components_with_model(nlp):
-        foreign += [
-            f"the {type(shim).__name__} '{path}'" for path, shim in shim_paths(model, name) if not _is_torch(shim)
-        ]
+    for model in walk_pipeline(nlp) if walked is None else walked:
+        foreign += [f"the {type(shim).__name__} '{path}'" for path, shim in model.shims if not _is_torch(shim)]
     if foreign:
         raise StateError(
             f"Can't save the state of this pipeline: expected params of thinc and torch modules, found "
@@ -110,13 +116,13 @@ def check_parts(nlp: Language) -> None:
         )
 
 
-def check_layout(nlp: Language, at_start: Mapping[str, Any]) -> None:
+def check_layout(at_start: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Check that a resumed run could load the current model.
 
-    at_start (Mapping): `layout_of` the pipeline at the start of the run.
+    at_start, now (Mapping): `layout_of` the pipeline at the start of the run, and now.
     RAISES (StateError): The layout has changed since.
     """
-    different = _differences(at_start, layout_of(nlp))
+    different = _differences(at_start, now)
     if different:
         raise StateError(
             "Can't save a checkpoint: expected the pipeline as it was when training began, found other components, "
@@ -127,9 +133,14 @@ def check_layout(nlp: Language, at_start: Mapping[str, Any]) -> None:
         )
 
 
-def check_model(nlp: Language, saved: ModelState) -> None:
-    """RAISES (StateError): A saved model has other params or shapes than this pipeline."""
-    different = _differences(layout_of(nlp), _layout_of_saved(nlp, saved))
+def check_model(nlp: Language, saved: ModelState, layout: Mapping[str, Any] | None = None) -> None:
+    """layout (Mapping | None): `layout_of` the pipeline, if nothing has changed since.
+
+    RAISES (StateError): A saved model has other params or shapes than this pipeline.
+    """
+    here = layout_of(nlp, walk_pipeline(nlp)) if layout is None else layout
+    # The components are part of the config, which is compared separately.
+    different = _differences(here, _layout_of_saved(saved) | {"pipeline": here["pipeline"]})
     if different:
         raise StateError(
             "Can't resume: expected the params of this pipeline in the saved model, found others, or other shapes, "
@@ -138,8 +149,8 @@ def check_model(nlp: Language, saved: ModelState) -> None:
         )
 
 
-def _layout_of_saved(nlp: Language, saved: ModelState) -> dict[str, Any]:
-    """`layout_of` a saved model."""
+def _layout_of_saved(saved: ModelState) -> dict[str, Any]:
+    """`layout_of` a saved model, without its components."""
     modules: dict[str, Any] = {}
     for path, module in saved.modules.items():
         modules |= {path: "a module"} | {f"{path}/{key}": _shape(value) for key, value in module.items()}
@@ -147,7 +158,6 @@ def _layout_of_saved(nlp: Language, saved: ModelState) -> dict[str, Any]:
         "params": {name: tuple(value.shape) for name, value in saved.params.items()},
         "modules": modules,
         "attrs": {name: len(nodes) for name, nodes in saved.attrs.items()},
-        "pipeline": layout_of(nlp)["pipeline"],  # part of the config, which is compared separately
     }
 
 
@@ -181,16 +191,19 @@ def is_finite(nlp: Language, saved: ModelState) -> bool:
 # ---------------------------------------------------------------------- resuming
 
 
-def restore_setup(nlp: Language, saved: ModelState) -> None:
-    """Restore disabled components and `requires_grad` of torch params, which a callback may have changed."""
+def restore_setup(nlp: Language, saved: ModelState, walked: Sequence[NamedModel]) -> None:
+    """Restore disabled components and `requires_grad` of torch params, which a callback may have changed.
+
+    walked (Sequence[NamedModel]): From `walk_pipeline`.
+    """
     disabled = set(saved.disabled)
     for name in nlp.component_names:
         if name in disabled and name in nlp.pipe_names:
             nlp.disable_pipe(name)
         elif name not in disabled and name not in nlp.pipe_names:
             nlp.enable_pipe(name)
-    for name, model in components_with_model(nlp):
-        for path, shim in shim_paths(model, name):
+    for model in walked:
+        for path, shim in model.shims:
             if path in saved.requires_grad:
                 learns = set(saved.requires_grad[path])
                 for key, param in torch_params(shim):
@@ -198,40 +211,37 @@ def restore_setup(nlp: Language, saved: ModelState) -> None:
                         param.requires_grad_(key in learns)
 
 
-def restore_model(nlp: Language, saved: ModelState) -> None:
+def restore_model(nlp: Language, saved: ModelState, walked: Sequence[NamedModel] | None = None) -> None:
     """Load saved values into the model. Call `check_model` first.
 
+    walked (Sequence[NamedModel] | None): As for `collect_model`.
     RAISES (StateError): A value has another kind than the model's. The model is then partly loaded.
     """
     with own_errors("the model"):
-        for name, model in components_with_model(nlp):
-            for found in walk(model, name):
-                if (param := _thinc_param(found)) is not None and found.name in saved.params:
-                    _restore_param(found.owner, param, _array(saved.params[found.name]))
-            for path, shim in shim_paths(model, name):
+        for component, model, params, shims in walk_pipeline(nlp) if walked is None else walked:
+            for found in params:
+                if found.param is None and found.name in saved.params:
+                    _restore_param(found.owner, found.key[1], saved.params[found.name])  # type: ignore[index]
+            for path, shim in shims:
                 # Lazy params were not saved; `check_model` has checked all others by name.
                 module_of(shim).load_state_dict(saved.modules[path], strict=False)
-            for node, attrs in zip(model.walk(), saved.attrs[name]):
+            for node, attrs in zip(model.walk(), saved.attrs[component]):
                 node.attrs.update({key: like(node, key, value) for key, value in attrs.items()})
 
 
-def _restore_param(node: Any, param: str, value: Any) -> None:
-    if not node.has_param(param):
-        node.set_param(param, node.ops.asarray(value.copy()))
+def _restore_param(node: Any, name: str, saved: torch.Tensor) -> None:
+    values = saved.cpu().numpy()
+    if not node.has_param(name):
+        node.set_param(name, node.ops.asarray(values.copy()))
         return
-    array: Any = node.get_param(param)
-    if not _is_writable(array):
+    array: Any = node.get_param(name)
+    if not getattr(array.flags, "writeable", True):
         array = own_copy(array)
-        node.set_param(param, array)
-    array[...] = node.ops.asarray(value)
+        node.set_param(name, array)
+    array[...] = node.ops.asarray(values)
 
 
 # ---------------------------------------------------------------------- parts of a model
-
-
-def _thinc_param(found: NamedParam) -> str | None:
-    """The name of a param in its thinc node. None: a torch param."""
-    return found.key[1] if isinstance(found.owner, Model) and isinstance(found.key, tuple) else None
 
 
 def _is_torch(shim: Shim) -> bool:
@@ -244,15 +254,6 @@ def _has_other_model(proc: Any) -> bool:
     return getattr(proc, "is_trainable", False) and model is not None and not isinstance(model, (Model, bool))
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    """A tensor as a NumPy array."""
-    return tensor.cpu().numpy()
-
-
-def _is_writable(array: Any) -> bool:
-    return getattr(array.flags, "writeable", True)
-
-
 def _shape(value: Any) -> Any:
     """The tensor's shape; "no tensor" for anything else."""
     return tuple(value.shape) if isinstance(value, torch.Tensor) else "no tensor"
@@ -260,3 +261,45 @@ def _shape(value: Any) -> Any:
 
 def _some(names: list[str]) -> str:
     return f"{len(names)} names: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+
+
+# ---------------------------------------------------------------------- attrs of layers
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value of a layer's attrs can be saved. Others, such as functions and models, are built by the
+    config.
+    """
+    if isinstance(value, (set, frozenset, list, tuple)):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(is_plain(key) and is_plain(item) for key, item in value.items())
+    if isinstance(value, (numpy.ndarray, numpy.generic)) or hasattr(value, "__cuda_array_interface__"):
+        return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+    return value is None or type(value) in (bool, int, float, str, bytes)
+
+
+def like(node: Any, key: str, value: Any) -> Any:
+    """A saved attr as this layer keeps it: arrays on their device, and the same object if it has not changed."""
+    here = node.attrs.get(key)
+    if hasattr(here, "__cuda_array_interface__") and isinstance(value, numpy.ndarray):
+        return node.ops.asarray(value)
+    return here if same_values(here, value) else value
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two values of layers' attrs are equal."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, numpy.ndarray):
+        return one.dtype == other.dtype and numpy.array_equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same_values, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_values(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def on_cpu(value: Any) -> Any:
+    """A CuPy array as a NumPy array. Other values are returned as they are."""
+    return value.get() if hasattr(value, "__cuda_array_interface__") and not isinstance(value, torch.Tensor) else value

@@ -15,7 +15,7 @@ from ..errors import RollbackError, RollbackWarning, StateError
 from ..optimizers import TorchOptimizer
 from ..types import RollbackSettings
 from .checkpoint import RunCheckpoints
-from .checkpoint_folder import SavedRun, best_ones, name_of, remove, steps_of, whole_ones
+from .checkpoint_folder import SavedTraining, best_ones, name_of, remove, steps_of, whole_ones
 from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
 from .processes import Alone
@@ -123,13 +123,13 @@ class Rollback:
             stacklevel=4,
         )
 
-    def _find_best(self, folder: Path) -> SavedRun | None:
+    def _find_best(self, folder: Path) -> SavedTraining | None:
         for saved in best_ones(folder, self._progress.ranked()):
             if is_finite(self._nlp, saved.model):
                 return saved
         return None
 
-    def _find(self, folder: Path) -> SavedRun | None:
+    def _find(self, folder: Path) -> SavedTraining | None:
         """The checkpoint to go back to."""
         last, came_to = self._progress.rollbacks[-1] if self._progress.rollbacks else (-1, -1)
         tried = None

@@ -3,6 +3,11 @@
 The run's process locks a file there. The system releases the lock when the process ends in any way, so there are no
 stale ones. On disks without locks, and within one process, the latest run gets the folder; the earlier one notices
 before it writes again.
+
+The lock is POSIX's (`lockf`): processes that a run has forked, as for loading data, do not inherit it, so it is free
+when the run is killed and they live on. The filelock library takes `flock`, which they keep (filelock 3.16.1; 4.2.12
+takes care of forks); where a disk has no `flock`, it leaves a marker that outlives its owner; and it must be able to
+write to a file to see whether it is locked.
 """
 
 from __future__ import annotations

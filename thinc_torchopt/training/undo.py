@@ -12,7 +12,7 @@ from thinc.api import Model
 from ..host import swap_grads
 from ..params import components_with_model, shim_paths, torch_params
 from ..update import KeptBuffers
-from .layer_attrs import is_plain
+from .model_state import is_plain
 from .random_state import read_random, set_random
 
 _CHANGES = (set, list, dict, numpy.ndarray)

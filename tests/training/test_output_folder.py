@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.training.best_model import BestModel
+from thinc_torchopt.training.output_folder import BestModel
 
 from ..conftest import resize
 
