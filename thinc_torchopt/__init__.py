@@ -10,7 +10,7 @@ from .about import __version__
 
 if TYPE_CHECKING:
     from .algorithms import Algorithm
-    from .learn_rate import LearnRateController
+    from .learn_rate.controller import LearnRateController
     from .optimizers import SGD, Adam, RAdam, TorchOptimizer
     from .state import StateMapping, preserve_optimizer_state
     from .training import Checkpoints
@@ -19,7 +19,7 @@ _HOME = {
     "Adam": "optimizers",
     "Algorithm": "algorithms",
     "Checkpoints": "training",
-    "LearnRateController": "learn_rate",
+    "LearnRateController": "learn_rate.controller",
     "RAdam": "optimizers",
     "SGD": "optimizers",
     "StateMapping": "state",

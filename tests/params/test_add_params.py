@@ -209,7 +209,7 @@ def test_add_params_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts)
             ConfigError, match=r"Can't train param 'tagger/3/bias' with the options of 'skip_decay'.*too odd"
         ):
             optimizer.initialize(nlp)
-        assert optimizer.params == {} and optimizer.describe() == [] and optimizer.controller.rates == {}
+        assert optimizer.params == {} and optimizer.describe() == [] and optimizer.rates.learn_rates == {}
     bad.clear()
     optimizer.initialize(nlp)
     assert len(optimizer.params) == N

@@ -291,7 +291,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
         id(param.tensor) for param in params if param.name in trained
     )  # each in exactly one, frozen ones in none
     assert len(torch_groups) == len({expected[name] for name in trained})  # minimal
-    optimizer.controller.step()
+    optimizer.rates.step()
     first = {key: next(make()) for key, make in SCHEDULES.items()}
     for param in params:
         if param.name in trained:

@@ -165,10 +165,10 @@ class TorchOptimizer(Optimizer):
         by rules.
 
     Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `checkpoint`, `rollback`, `rules`,
-        `distributed`, `budget` and `privacy` (settings for the training loop, or None); `controller` (of the learning
-        rates); `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it
-        for each step, other loops set it before an update; `has_noise` (whether the gradients of the next update are
-        private), set by spaCy's loop.
+        `distributed`, `budget` and `privacy` (settings for the training loop, or None); `rates` (writes
+        the learning rates); `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's
+        loop sets it for each step, other loops set it before an update; `has_noise` (whether the gradients of the next
+        update are private), set by spaCy's loop.
     """
 
     @known_settings
@@ -678,8 +678,8 @@ class TorchOptimizer(Optimizer):
         return [param for param in self._noted.params.values() if param.tensor.grad is not None]
 
     @property
-    def controller(self) -> RateWriter:
-        """The controller of the learning rates, with their history and changes by other code. Loading a state replaces
+    def rates(self) -> RateWriter:
+        """The writer of the learning rates, with their history and changes by other code. Loading a state replaces
         it.
         """
         return self._trained.writer

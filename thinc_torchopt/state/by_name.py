@@ -117,8 +117,8 @@ def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
             "params": sorted(param.name for param in group.params),
             "options": _options_of(group),
             "state": group.state,
-            "rate": group.watched.rate,
-            "applied_rate": group.watched.applied_rate,
+            "rate": group.record.rate,
+            "applied_rate": group.record.applied_rate,
         }
         for group in groups.groups
     }
@@ -165,7 +165,7 @@ def _restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup
     for group, group_id in origins.items():
         part = saved[group_id]
         if with_rates:
-            group.watched.rate, group.watched.applied_rate = part.rate, part.applied_rate
+            group.record.rate, group.record.applied_rate = part.rate, part.applied_rate
         # torch's own classes keep only switches there, which are those of this torch.
         is_kept = not type(group.owner.optimizer).__module__.startswith("torch.optim")
         for name, value in part.state.items() if is_kept else ():

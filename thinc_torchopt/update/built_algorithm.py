@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from ..algorithms import StateBeside, collect_beside
-from ..learn_rate import FromFunction, RateWriter, WatchedOptimizer
+from ..learn_rate import OptimizerRecord, RateWriter
 from ..params import Param
 from .building import Builder
 from .group import Group
@@ -35,12 +35,8 @@ class BuiltAlgorithm:
         self.stepper = Stepper(builder, optimizer, writer)
         self._writer = writer
         self._names: dict[torch.Tensor, str] = {}
-        self._watched = WatchedOptimizer(
-            self.name, optimizer, builder.moving, self._names, watch_steps=False, keep_groups=True
-        )
-        # For groups that other code adds.
-        self._watched.policy = FromFunction(lambda step: builder.rates.default())
-        self._watched.hook_in()
+        self._record = OptimizerRecord(self.name, optimizer, builder.moving, self._names, keep_groups=True)
+        self._record.default_rate = builder.rates.default
         # Drop references to the states that are replaced.
         optimizer.register_load_state_dict_pre_hook(lambda *_: self.stepper.direct.forget())
         optimizer.param_groups = []
@@ -52,7 +48,7 @@ class BuiltAlgorithm:
 
         groups (Mapping[Group, list[Param]]): With their params.
         """
-        self._watched.reclaim()
+        self._record.restore_dicts()
         own = {id(group.entry) for group in self.groups}
         foreign = [entry for entry in self.optimizer.param_groups if id(entry) not in own]
         self.groups = list(groups)
@@ -63,7 +59,7 @@ class BuiltAlgorithm:
         self._names.update({param.tensor: param.name for group in groups for param in group.params})
         self.states.keep_only({tensor for entry in self.optimizer.param_groups for tensor in entry["params"]})
         self.stepper.direct.forget()
-        self._writer.watch(self._watched, [(group.watched, group.entry) for group in groups])
+        self._writer.set_groups(self._record, [(group.record, group.entry) for group in groups])
 
     def begin_anew(self, param: Param) -> None:
         """Drop the state of a param."""

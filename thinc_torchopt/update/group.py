@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..learn_rate import WatchedGroup
+from ..learn_rate import GroupRecord
 from ..params import Param
 from ..schedules import is_moving
 from ..settings import ParamSettings, Rates
@@ -32,7 +32,7 @@ class Group:
     id (str): Its name at the writer of rates.
     frozen_alike (Callable): Returns frozen params that would belong to it.
 
-    Public: `watched` (the group as the writer of rates knows it), `moving` (the options that schedules move),
+    Public: `record` (the group as the writer of rates left it), `moving` (the options that schedules move),
     `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
     params).
     """
@@ -55,7 +55,7 @@ class Group:
         self.owner = owner
         self._rates = rates
         self._frozen_alike = frozen_alike
-        self.watched = WatchedGroup(id, self, entry["lr"])
+        self.record = GroupRecord(id, self, entry["lr"])
         self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
 
     @property
@@ -66,7 +66,7 @@ class Group:
     @property
     def id(self) -> str:
         """Its name at the writer of rates: the label of its first param, perhaps with a number."""
-        return self.watched.id
+        return self.record.label
 
     @property
     def is_fused(self) -> bool:

@@ -205,7 +205,7 @@ class Plan:
         kept = old.entry if old.key[:2] == key[:2] else old.state
         entry.update(deepcopy({name: value for name, value in kept.items() if name not in ("params", "param_names")}))
         group = Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
-        group.watched.rate, group.watched.applied_rate = old.watched.rate, old.watched.applied_rate
+        group.record.rate, group.record.applied_rate = old.record.rate, old.record.applied_rate
         return group
 
     @staticmethod
@@ -219,7 +219,7 @@ class Plan:
         due = [group for group, own in labels.items() if group not in before or group.id in known - own]
         ids = {group.id for group in groups.keys() - due}
         for group in due:
-            group.watched.id = unique(groups[group][0].settings.label, ids)
+            group.record.label = unique(groups[group][0].settings.label, ids)
 
     def _frozen_alike(self, group: Group) -> list[Param]:
         """Frozen params that would belong to a group."""
@@ -284,11 +284,11 @@ class Plan:
         for group in self.groups:
             if (id := ids.get(group)) in free:
                 free.discard(id)
-                group.watched.id = id
+                group.record.label = id
             else:
-                group.watched.id = unique(group.id, taken)
+                group.record.label = unique(group.id, taken)
             taken.add(group.id)
-        self._writer.note_ids()
+        self._writer.update_labels()
 
     def forget_lists(self) -> None:
         """Drop references to states that are replaced now."""
@@ -378,7 +378,7 @@ class Plan:
     def _rate_to_come(self, param: Param) -> float:
         """The rate of a param at the next step, without the scale of the run."""
         if param.group is not None:
-            return param.group.watched.rate_at(0)
+            return param.group.record.rate_at(0)
         if param.held_rate is not None:
             return param.held_rate
         return param.rate_factor * self.rates.at_next_step(param.settings, param.steps)
@@ -423,7 +423,7 @@ class Plan:
         found = {param.settings.label: 0.0 for param in self.frozen_params}
         for label, groups in by_label.items():
             first, *others = sorted(groups.values(), key=lambda group: group.id != label)
-            found |= {group.id: group.watched.applied_rate for group in others} | {label: first.watched.applied_rate}
+            found |= {group.id: group.record.applied_rate for group in others} | {label: first.record.applied_rate}
         return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
     def rate_names(self) -> set[str]:
@@ -471,7 +471,7 @@ class Plan:
             if isinstance(param.source, torch.Tensor)
             else "thinc",
             settings.label,
-            0.0 if param.group is None else self._writer.rate_to_come(param.group.watched),
+            0.0 if param.group is None else self._writer.rate_to_come(param.group.record),
             {name: current(value) for name, value in settings.options.items()},
             settings.frozen_until,
             param.steps,

@@ -118,7 +118,7 @@ class Stepper:
         except RuntimeError as error:
             if "without overflow" not in str(error):
                 raise
-            group, rate = max(self._writer.rates.items(), key=lambda item: item[1])
+            group, rate = max(self._writer.learn_rates.items(), key=lambda item: item[1])
             raise ConfigError(
                 f"Can't update params by {self.algorithm.label}: expected learning rates whose steps fit the dtype of "
                 f"the params, found {rate:g} in '{group}'. torch says: {error}. Lower 'learn_rate' in "
