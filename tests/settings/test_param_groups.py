@@ -22,8 +22,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, Adagrad, AdamW, Muon, RMSprop, Rprop
 from thinc_torchopt.errors import ConfigError, ConfigWarning, LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.params.param import Param
-from thinc_torchopt.schedules import warmup_cosine
-from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules import Schedules, warmup_cosine
 from thinc_torchopt.settings.cascade import Cascade
 from thinc_torchopt.training.loop import train_while_improving
 
