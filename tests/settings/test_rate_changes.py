@@ -14,7 +14,7 @@ from thinc.api import PyTorchWrapper
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
-from thinc_torchopt.settings.rate_changes import RateChange, RateChanges
+from thinc_torchopt.settings import RateChange, RateChanges
 
 from ..models import toy_pipeline
 

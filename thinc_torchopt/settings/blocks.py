@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclass(eq=False)
-class Block:
+class SettingsBlock:
     """One block of the config, checked.
 
     algorithm (int | None): The candidate that is its own algorithm, if it has one.
@@ -102,7 +102,7 @@ class BlockReader:
             last += 1
         return range(first, last + 1)
 
-    def read_block(self, name: str, given: Mapping[str, Any]) -> Block:
+    def read_block(self, name: str, given: Mapping[str, Any]) -> SettingsBlock:
         where, path = GROUPS.format(name), f"param_groups.{name}"
         if not isinstance(given, Mapping):
             raise ConfigError(f"Can't read {where}: expected a section with 'params', found {given!r}.")
@@ -137,7 +137,7 @@ class BlockReader:
                     raise
                 # Perhaps the two blocks share no param.
                 read[i] = error.with_traceback(None)
-        return Block(
+        return SettingsBlock(
             name,
             [Pattern(text, where) for text in texts],
             learn_rate=self._number(path, given, "learn_rate"),
@@ -155,10 +155,10 @@ class BlockReader:
         checked = candidate.algorithm.check_options(own, where, candidate.section) if own else {}
         return {name: self._schedules.track(f"{path}.{name}", value) for name, value in checked.items()}
 
-    def read_rate(self, text: str, rate: FloatOrSchedule) -> Block:
+    def read_rate(self, text: str, rate: FloatOrSchedule) -> SettingsBlock:
         _check_key(text, rate, PER_PARAM_LR)
         learn_rate = self._number("per_param_lr", {text: rate}, text)
-        return Block(text, [Pattern(text, PER_PARAM_LR)], learn_rate=learn_rate)
+        return SettingsBlock(text, [Pattern(text, PER_PARAM_LR)], learn_rate=learn_rate)
 
     def read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
         _check_key(text, decay, LAYER_DECAY)

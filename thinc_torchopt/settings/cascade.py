@@ -25,7 +25,7 @@ from ..learn_rate import Warmup
 from ..params import Param, Pattern, layers_of, matches_any
 from ..schedules import Schedule, Schedules, is_moving
 from ..types import Blocks, FloatOrSchedule, SkipDecay
-from .blocks import GROUPS, LAYER_DECAY, PER_PARAM_LR, Block, BlockReader, patterns_of
+from .blocks import GROUPS, LAYER_DECAY, PER_PARAM_LR, BlockReader, SettingsBlock, patterns_of
 from .param_settings import ParamSettings
 
 _DECAYS = ("weight_decay", "L2")
@@ -216,9 +216,9 @@ class Cascade:
         return self._known[alike]
 
     def _options_of(
-        self, algorithm: int, blocks: Sequence[Block], enabled: Collection[str], *, skips_decay: bool
+        self, algorithm: int, blocks: Sequence[SettingsBlock], enabled: Collection[str], *, skips_decay: bool
     ) -> dict[str, Any]:
-        """The options of params. blocks (Sequence[Block]): The blocks whose options count."""
+        """The options of params. blocks (Sequence[SettingsBlock]): The blocks whose options count."""
         options = dict(self.candidates[algorithm].options)
         options |= {option: False for option in self.candidates[algorithm].limits if option not in enabled}
         for block in blocks:
@@ -237,7 +237,7 @@ class Cascade:
                     return layer, 1.0 if layer is None else decay ** (depth - layer)
         return None, 1.0
 
-    def _first_and_blocks(self, names: Collection[str]) -> tuple[int, list[Block], list[Block]]:
+    def _first_and_blocks(self, names: Collection[str]) -> tuple[int, list[SettingsBlock], list[SettingsBlock]]:
         """RETURNS (tuple): The candidate for a param with these names, all blocks that match it, and the blocks whose
         options count.
         """
