@@ -315,7 +315,7 @@ class PolicyRate:
     @property
     def kind(self) -> str:
         """The name of the policy in saved states."""
-        return kind_of(self.policy)
+        return getattr(self.policy, "kind", type(self.policy).__name__)
 
     @property
     def keeper(self) -> Any:
@@ -333,11 +333,6 @@ def policy_rate_of(record: GroupRecord) -> PolicyRate:
 def source_of(policy: Policy) -> Any:
     """The object that gets metrics, moves on, and has a state: the policy, or its source."""
     return getattr(policy, "source", policy)
-
-
-def kind_of(policy: Policy) -> str:
-    """The name of a policy in saved states."""
-    return getattr(policy, "kind", type(policy).__name__)
 
 
 def policy_section(name: str) -> Section:

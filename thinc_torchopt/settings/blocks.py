@@ -108,10 +108,7 @@ class BlockReader:
             raise ConfigError(f"Can't read {where}: expected a section with 'params', found {given!r}.")
         texts = given.get("params")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(
-                f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found "
-                f"{'none' if texts is None else repr(texts)}."
-            )
+            Section(where).refuse("params", 'a list of patterns, as in ["transformer/*"]', texts)
         options = {option: value for option, value in given.items() if option not in _NOT_OPTIONS}
         first = None
         if given.get("algorithm") is not None:

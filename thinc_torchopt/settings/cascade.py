@@ -79,10 +79,8 @@ class Cascade:
             [name for name in _DECAYS if any(name in found.options for found in self.candidates)] if skip_decay else []
         )
         if skip_decay and not self._decays:
-            raise ConfigError(
-                "Can't set 'skip_decay' in [training.optimizer]: expected an algorithm with weight decay, found "
-                f"'{algorithm.label}'. Remove the setting, or choose another algorithm."
-            )
+            advice = "Remove the setting, or choose another algorithm."
+            OPTIMIZER.refuse("skip_decay", "an algorithm with weight decay", algorithm.label, advice)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the cache: a copy has schedules of its own."""
