@@ -110,11 +110,11 @@ def test_add_params_when_all_move_grow_are_renamed_thawed_or_go(counts):
     module.double()
     update()
     assert counts.pop() == (0, 0, 1)
-    ids = [group.id for group in groups_in(optimizer).groups]
+    ids = [group.label for group in groups_in(optimizer).groups]
     nlp.rename_pipe("tagger", "renamed")
     optimizer.introduce(nlp)
     assert counts.pop() == (0, 0, 1) and all(name.startswith("renamed/") for name in optimizer.params)
-    assert ids == [group.id for group in groups_in(optimizer).groups]
+    assert ids == [group.label for group in groups_in(optimizer).groups]
     for layer in module:
         layer.weight = torch.nn.Parameter(torch.zeros(6, 5))
         layer.bias = torch.nn.Parameter(torch.zeros(6))

@@ -47,12 +47,12 @@ def restore(plan: Plan, params: Sequence[Param], saved: SavedState, on_growth: O
     params (Sequence[Param]): The params with saved state.
     on_growth ("mean" | "zero" | None): For a pipeline that has changed since: how to fill new cells of params that have
         grown. None: nothing has changed.
-    RAISES (StateError): The state is of other params, or damaged. Nothing is restored then but the ids of groups.
+    RAISES (StateError): The state is of other params, or damaged. Nothing is restored then but the labels of groups.
     """
     may_grow = on_growth is not None
     check_params(params, saved.params, may_grow=may_grow)
     origins = _origins_of(plan, saved.groups)
-    plan.restore_ids(origins)
+    plan.restore_labels(origins)
     _check_settings(params, saved.params, saved.groups, may_grow=may_grow)
     _check_groups(origins, saved.groups)
     _check_param_states(params, saved.params)
@@ -109,9 +109,9 @@ def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on
 
 
 def _collect_groups(groups: Plan) -> dict[str, dict[str, Any]]:
-    """By the group's id: see `SavedGroup`."""
+    """By the group's label: see `SavedGroup`."""
     return {
-        group.id: {
+        group.label: {
             "algorithm": group.owner.algorithm.label,
             "path": group.owner.name,
             "params": sorted(param.name for param in group.params),
@@ -143,7 +143,7 @@ def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGrou
         if changed:
             warnings.warn(
                 CheckpointWarning(
-                    f"Param group '{group.id}' has other options than when its state was saved: {'; '.join(changed)}. "
+                    f"Param group '{group.label}' has other options than when its state was saved: {'; '.join(changed)}. "
                     "The options in the config are used."
                 ),
                 stacklevel=5,

@@ -29,7 +29,7 @@ class Group:
     entry (dict): torch's own dict.
     owner (BuiltAlgorithm): Its torch optimizer.
     rates (Rates): Computes rates from settings.
-    id (str): Its name at the writer of rates.
+    label (str): Its label at the writer of rates.
     frozen_alike (Callable): Returns frozen params that would belong to it.
 
     Public: `record` (the group as the writer of rates left it), `moving` (the options that schedules move),
@@ -46,7 +46,7 @@ class Group:
         entry: dict[str, Any],
         owner: BuiltAlgorithm,
         rates: Rates,
-        id: str,
+        label: str,
         frozen_alike: Callable[[Group], Iterable[Param]],
     ):
         self.key = key
@@ -55,7 +55,7 @@ class Group:
         self.owner = owner
         self._rates = rates
         self._frozen_alike = frozen_alike
-        self.record = GroupRecord(id, self, entry["lr"])
+        self.record = GroupRecord(label, self, entry["lr"])
         self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
 
     @property
@@ -64,8 +64,8 @@ class Group:
         return self.params[0].settings
 
     @property
-    def id(self) -> str:
-        """Its name at the writer of rates: the label of its first param, perhaps with a number."""
+    def label(self) -> str:
+        """The label of its first param, with a number if several groups have that one."""
         return self.record.label
 
     @property
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def labels(self) -> set[str]:
-        """Its names in the config; several if blocks have equal settings."""
+        """The labels of its params; several if blocks have equal settings."""
         return {settings.label for settings in {id(param.settings): param.settings for param in self.params}.values()}
 
     @property
