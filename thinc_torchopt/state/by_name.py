@@ -143,8 +143,8 @@ def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGrou
         if changed:
             warnings.warn(
                 CheckpointWarning(
-                    f"Param group '{group.label}' has other options than when its state was saved: {'; '.join(changed)}. "
-                    "The options in the config are used."
+                    f"Param group '{group.label}' has other options than when its state was saved: {'; '.join(changed)}"
+                    ". The options in the config are used."
                 ),
                 stacklevel=5,
             )
