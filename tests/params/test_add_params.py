@@ -41,13 +41,13 @@ class Counts:
 
 @pytest.fixture
 def counts(monkeypatch):
-    found, watch = Counts(), RateWriter.watch
+    found, set_groups = Counts(), RateWriter.set_groups
 
     def counted(self, *args):
         found.refreshes += 1
-        watch(self, *args)
+        set_groups(self, *args)
 
-    monkeypatch.setattr(RateWriter, "watch", counted)
+    monkeypatch.setattr(RateWriter, "set_groups", counted)
     return found
 
 
