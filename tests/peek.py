@@ -10,7 +10,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.averages import Averages
 from thinc_torchopt.averages.settings import AverageSettings
 from thinc_torchopt.params import Param
-from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules import Schedules
 from thinc_torchopt.training import log_numbers
 from thinc_torchopt.update import GradGuard, GroupPlan
 
@@ -66,13 +66,13 @@ def params_in(optimizer: TorchOptimizer) -> list[Param]:
 
 def schedules_in(optimizer: TorchOptimizer) -> Schedules:
     """All schedules, which can be saved by themselves."""
-    return optimizer._settings.schedules
+    return optimizer._settings
 
 
 def take_average_settings(optimizer: TorchOptimizer, other: TorchOptimizer) -> None:
     """Give an optimizer the settings of averages of another one, which may be schedules, and those schedules."""
     averages_in(optimizer).settings = average_settings_in(other)
-    optimizer._settings.schedules = other._settings.schedules
+    optimizer._settings = other._settings
 
 
 def tell_latest(nlp: Language, info: dict[str, Any]) -> None:

@@ -297,7 +297,7 @@ def seen_in_optimizer(optimizer, block):
         said = type(error).__name__
     torch.random.set_rng_state(random_state)
     state = optimizer.state_dict()
-    counts = optimizer.controller.outside_writes, optimizer.skipped_updates, optimizer.grad_spikes
+    counts = optimizer.rates.outside_writes, optimizer.skipped_updates, optimizer.grad_spikes
     numbers = [*counts, optimizer.grad_clip, optimizer.learn_rate]
     done = said, digest([steps.weights, list(tensors_in(state))]), repr(numbers)
 

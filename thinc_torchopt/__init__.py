@@ -11,7 +11,7 @@ from .about import __version__
 if TYPE_CHECKING:
     from .algorithms import Algorithm
     from .attachments import Attachment
-    from .learn_rate import LearnRateController
+    from .learn_rate.controller import LearnRateController
     from .optimizers import SGD, Adam, RAdam, TorchOptimizer
     from .state import StateMapping, preserve_optimizer_state
     from .training import Checkpoints
@@ -21,7 +21,7 @@ _HOME = {
     "Algorithm": "algorithms",
     "Attachment": "attachments",
     "Checkpoints": "training",
-    "LearnRateController": "learn_rate",
+    "LearnRateController": "learn_rate.controller",
     "RAdam": "optimizers",
     "SGD": "optimizers",
     "StateMapping": "state",

@@ -61,7 +61,8 @@ class Section:
         RAISES (ConfigError): Not a number, out of range, or not finite.
         """
         try:
-            number = float(value) if self._may_be_number(value) else math.nan
+            may_be_number = self.allows_texts or isinstance(value, Real)
+            number = float(value) if may_be_number and not isinstance(value, (bool, numpy.bool_)) else math.nan
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not (math.isfinite(number) and at_least <= number <= at_most and above < number < below):
@@ -81,11 +82,6 @@ class Section:
             )
             self.refuse(name, expected or f"a number {low}{high}", value)
         return number
-
-    def _may_be_number(self, value: Any) -> bool:
-        if isinstance(value, (bool, numpy.bool_)):
-            return False
-        return self.allows_texts or isinstance(value, Real)
 
     def whole(self, name: str, value: Any, *, at_least: int = 0, because: str = "") -> int:
         """Check a whole number. because (str): Reason for the limit. RAISES (ConfigError): Not one, or too small."""

@@ -22,8 +22,7 @@ def check_flwr() -> None:
 
     RAISES (MissingPackageError): It is not.
     """
-    if not has_flwr:
-        raise _missing("flwr", "train federated")
+    _require(has_flwr, "flwr", "train federated")
 
 
 def import_figure() -> type:
@@ -31,8 +30,7 @@ def import_figure() -> type:
 
     RAISES (MissingPackageError): matplotlib is not installed.
     """
-    if not has_matplotlib:
-        raise _missing("matplotlib", "draw a picture")
+    _require(has_matplotlib, "matplotlib", "draw a picture")
     from matplotlib.figure import Figure
 
     return Figure
@@ -43,8 +41,7 @@ def check_opacus() -> None:
 
     RAISES (MissingPackageError): It is not.
     """
-    if not has_opacus:
-        raise _missing("opacus", "count the epsilon of a private training")
+    _require(has_opacus, "opacus", "count the epsilon of a private training")
 
 
 def import_opacus_accountants() -> ModuleType:
@@ -65,8 +62,7 @@ def import_optuna() -> ModuleType:
 
     RAISES (MissingPackageError): It is not installed.
     """
-    if not has_optuna:
-        raise _missing("optuna", "tune")
+    _require(has_optuna, "optuna", "tune")
     import optuna
 
     return optuna
@@ -77,8 +73,7 @@ def import_pytorch_optimizer() -> ModuleType:
 
     RAISES (MissingPackageError): It is not installed.
     """
-    if not has_pytorch_optimizer:
-        raise _missing("pytorch-optimizer", "build 'pytorch-optimizer.create.v1'")
+    _require(has_pytorch_optimizer, "pytorch-optimizer", "build 'pytorch-optimizer.create.v1'")
     import pytorch_optimizer
 
     return pytorch_optimizer
@@ -90,8 +85,7 @@ def import_tensorboard() -> tuple[Any, Any]:
     RETURNS (tuple): torch's SummaryWriter, and TensorBoard's Summary: several values of one step.
     RAISES (MissingPackageError): It is not installed.
     """
-    if not has_tensorboard:
-        raise _missing("tensorboard", "build 'thinc-torchopt.TensorBoardLogger.v1'")
+    _require(has_tensorboard, "tensorboard", "build 'thinc-torchopt.TensorBoardLogger.v1'")
     from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import SummaryWriter
 
@@ -103,22 +97,25 @@ def import_torchao_optim() -> ModuleType:
 
     RAISES (MissingPackageError): It is not installed.
     """
-    if not has_torchao:
-        raise _missing("torchao", "build an algorithm of torchao")
+    _require(has_torchao, "torchao", "build an algorithm of torchao")
     import torchao.optim
 
     return torchao.optim
 
 
-def _missing(library: str, action: str) -> MissingPackageError:
-    """The error for a library that is not installed. It names the library and not our extra: `thinc-torchopt[plot]` is
-    on no index, and `.[plot]` needs a clone.
+def _require(is_installed: bool, library: str, action: str) -> None:
+    """Check that a library is installed. The error names the library and not our extra: `thinc-torchopt[plot]` is on no
+    index, and `.[plot]` needs a clone.
+
+    RAISES (MissingPackageError): It is not.
     """
+    if is_installed:
+        return
     try:
         listed = [line.partition(";")[0].strip() for line in requires("thinc-torchopt") or []]
     except PackageNotFoundError:  # imported from a clone that is not installed
         listed = []
     requirement = next((line for line in listed if line.startswith(library)), library)
-    return MissingPackageError(
+    raise MissingPackageError(
         f"Can't {action}: the library {library} is not installed. Install it with: pip install '{requirement}'"
     )

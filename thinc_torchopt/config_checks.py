@@ -27,18 +27,18 @@ _READERS: Final = {"spacy.Corpus.v1": ".spacy", "spacy.JsonlCorpus.v1": ".jsonl"
 _ZLIB: Final = b"\x78"
 
 
-class Section(NamedTuple):
+class ConfigSection(NamedTuple):
     """A section of a config: its dotted path, and its contents."""
 
     path: str
     block: Mapping[str, Any]
 
 
-def sections_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[Section]:
+def sections_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[ConfigSection]:
     """All sections of a config, each before its subsections."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield Section(f"{prefix}{key}", value)
+            yield ConfigSection(f"{prefix}{key}", value)
             yield from sections_of(value, f"{prefix}{key}.")
 
 
@@ -77,9 +77,9 @@ def check_gpu(use_gpu: int) -> None:
     try:
         require_gpu(use_gpu)
     except Exception as error:  # thinc raises a ValueError, and CuPy errors of its own
-        found = _sentence(error).removeprefix("Cannot use GPU, ")
+        found = (" ".join(str(error).split()) or type(error).__name__).removeprefix("Cannot use GPU, ").rstrip(".")
         raise ConfigError(
-            f"Can't use --gpu-id {use_gpu}: {found} spaCy needs CuPy beside torch: pip install "
+            f"Can't use --gpu-id {use_gpu}: {found}. spaCy needs CuPy beside torch: pip install "
             "'cupy-cuda12x' (or cupy-cuda13x, as the driver is). To train on the CPU, leave --gpu-id out."
         ) from error
 
@@ -178,8 +178,3 @@ def _at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
             return {}
         config = found
     return config
-
-
-def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if text.endswith(".") else f"{text}."

@@ -147,8 +147,8 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
 
     fact (str): The change, as a sentence.
     advice (str): A frequent cause, and what to do.
-    group (str): Id of the group.
-    step (int): How many steps the controller had made.
+    group (str): Label of the group.
+    step (int): How many steps the writer of rates had made.
     what (str): The kind of change: "learn_rate", "order" of the groups, "moved" params between groups, "params",
         "options", "group" (added or removed), or "taken_out" (a group that its owner keeps is gone).
     expected, found (Any): The values before and after the change.

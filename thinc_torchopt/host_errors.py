@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from configparser import DuplicateOptionError, DuplicateSectionError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from traceback import walk_tb
@@ -19,7 +19,7 @@ from catalogue import RegistryError
 from confection import ConfigValidationError
 from spacy.util import registry
 
-from .config_checks import REGISTRIES, Section, sections_of
+from .config_checks import REGISTRIES, ConfigSection, sections_of
 from .errors import ConfigError, ConfigKeyError, ConfigTypeError
 from .near_misses import did_you_mean, near_misses, there_are
 from .registry import names_in
@@ -58,13 +58,13 @@ def plain_error(
     """
     if isinstance(error, (DuplicateSectionError, DuplicateOptionError)):
         # A reader or a component may read files of that format, too.
-        return ConfigError(_tell_twice(error, path)) if _raised_by(error) in ("confection", None) else None
+        return ConfigError(_message_of_duplicate(error, path)) if _raised_by(error) in ("confection", None) else None
     if isinstance(error, ConfigValidationError):
         return _plain_validation(error, config or {}, path, within)
     if isinstance(error, RegistryError):
         return _plain_unknown(str(error), config or {})
     if config is not None and is_spacys_own(error):
-        return ConfigError(_tell_unannotated(str(error), config) or str(error))
+        return ConfigError(_message_of_unannotated(str(error), config) or str(error))
     return None
 
 
@@ -101,7 +101,7 @@ def _file(path: Path | None) -> str:
     return "the config" if path is None or str(path) == "-" else f"'{path}'"
 
 
-def _tell_twice(error: DuplicateSectionError | DuplicateOptionError, path: Path | None) -> str:
+def _message_of_duplicate(error: DuplicateSectionError | DuplicateOptionError, path: Path | None) -> str:
     what = f"the section [{error.section}]"
     if isinstance(error, DuplicateOptionError):
         what = f"'{error.option}' in [{error.section}]"
@@ -120,13 +120,13 @@ def _plain_validation(
         missing = re.fullmatch(r"Section '(.*)' is not defined", text)
         places = [i for i, part in enumerate(place[:-1]) if missing is not None and part == missing[1]]
         if places:
-            return ConfigError(_tell_missing(path, place, places[-1]))
+            return ConfigError(_message_of_missing_section(path, place, places[-1]))
         if text == "not a section value that can be overridden":
-            return ConfigKeyError(_tell_override(place, path))
+            return ConfigKeyError(_message_of_override(place, path))
     function = re.fullmatch(r"Config error for '(.*)'", error.title or "")
     if function is None:
-        told = [_tell_of_schema(config, *map(str, one.get("loc", ())), text=str(one["msg"])) for one in found]
-        return ConfigError("\n".join(filter(None, told))) if told and all(told) else None
+        messages = [_message_of_schema(config, *map(str, one.get("loc", ())), text=str(one["msg"])) for one in found]
+        return ConfigError("\n".join(filter(None, messages))) if messages and all(messages) else None
     if not found:
         return None
     block: Mapping[str, Any] = error.config if isinstance(error.config, Mapping) else {}
@@ -134,13 +134,13 @@ def _plain_validation(
     section = _section_of(config, parent, block)
     if section.partition(".")[0] == "optimizer":
         section = f"{within}.{section}"
-    faults = [_tell_argument(section, function[1], block, str(one["loc"][-1]), str(one["msg"])) for one in found]
+    faults = [_message_of_argument(section, function[1], block, str(one["loc"][-1]), str(one["msg"])) for one in found]
     kinds = {kind for kind, _ in faults}
     kind = kinds.pop() if len(kinds) == 1 else ConfigError
     return kind("\n".join(text for _, text in faults))
 
 
-def _tell_of_schema(config: Mapping[str, Any], *place: str, text: str) -> str | None:
+def _message_of_schema(config: Mapping[str, Any], *place: str, text: str) -> str | None:
     """The message for a setting that spaCy's own schema refuses. The schema tells only the key."""
     for section in ("training", "nlp", "initialize", "pretraining"):
         if place and place[0] in config.get(section, {}):
@@ -154,16 +154,17 @@ def _section_of(config: Mapping[str, Any], end: str, block: Mapping[str, Any]) -
     names = {key: name for key, name in block.items() if key.startswith("@")}
     places = [section for section in sections_of(config) if f".{section.path}".endswith(f".{end}")]
     named = [section for section in places if all(section.block.get(key) == name for key, name in names.items())]
-    return (*named, *places, Section(end, {}))[0].path
+    return (*named, *places, ConfigSection(end, {}))[0].path
 
 
-def _tell_argument(
+def _message_of_argument(
     section: str, function: str, block: Mapping[str, Any], name: str, text: str
 ) -> tuple[type[ConfigError], str]:
     """The message for a wrong setting of a section that names a function. text (str): confection's message."""
     hints, known = _arguments(block)
     if text.startswith("unexpected argument"):
-        near = did_you_mean(name, known, is_setting=_is_in_training(section)) or there_are(known)
+        is_in_training = section.partition(".")[0] in ("training", "pretraining", "optimizer")
+        near = did_you_mean(name, known, is_setting=is_in_training) or there_are(known)
         return ConfigKeyError, f"Can't read [{section}]: '{function}' has no setting '{name}'.{near}"
     if text.startswith("missing required argument"):
         return ConfigKeyError, f"Can't read [{section}]: '{function}' needs the setting '{name}', which is missing."
@@ -171,12 +172,14 @@ def _tell_argument(
     if name not in hints:
         return ConfigTypeError, f"Can't set '{name}' in [{section}]: {text.removeprefix('at root: ')}."
     expected, choices = in_words(hints[name], f"[{section}.{name}]"), _choices(hints[name])
-    near = did_you_mean(value, choices) if choices else _block_meant(value) if _wants_block(hints[name]) else ""
+    near = (
+        did_you_mean(value, choices)
+        if choices
+        else _block_meant(value)
+        if "a block" in in_words(hints[name], "")
+        else ""
+    )
     return ConfigTypeError, f"Can't set '{name}' in [{section}]: expected {expected}, found {value!r}.{near}"
-
-
-def _is_in_training(section: str) -> bool:
-    return section.partition(".")[0] in ("training", "pretraining", "optimizer")
 
 
 def _arguments(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -192,7 +195,7 @@ def _arguments(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {}, []
 
 
-def _tell_missing(path: Path | None, place: Sequence[str], at: int) -> str:
+def _message_of_missing_section(path: Path | None, place: Sequence[str], at: int) -> str:
     """The message for a missing section. place (Sequence[str]): Its subsection, part by part. at (int): Index of the
     last part of its name.
     """
@@ -214,22 +217,17 @@ def _tell_missing(path: Path | None, place: Sequence[str], at: int) -> str:
     return text
 
 
-def _tell_override(place: Sequence[str], path: Path | None) -> str:
+def _message_of_override(place: Sequence[str], path: Path | None) -> str:
     section, name, flag = ".".join(place[:-1]), place[-1], "--" + ".".join(place)
     text = f"Can't use '{flag}': {_file(path)} has no section [{section}]."
-    try:
-        known = [*_read_sections(path)]
-    except (OSError, UnicodeError):
-        known = []
+    known: list[str] = []
+    if path is not None and path.is_file():
+        with suppress(OSError, UnicodeError):
+            known = re.findall(r"^\[([^\]\n]+)\]", path.read_text("utf8"), flags=re.MULTILINE)
     near = near_misses(section, known)
     if near:
         return text + did_you_mean(flag, [f"--{near[0]}.{name}"])
     return f"{text} Overrides only change existing sections: add the line [{section}] to the config."
-
-
-def _read_sections(path: Path | None) -> Iterator[str]:
-    if path is not None and path.is_file():
-        yield from re.findall(r"^\[([^\]\n]+)\]", path.read_text("utf8"), flags=re.MULTILINE)
 
 
 # ---------------------------------------------------------------------- components without annotations
@@ -258,7 +256,7 @@ def annotations_of(factory: str, spans_key: str) -> str:
     return f"{found} under the key '{spans_key}'" if found == "spans" else found
 
 
-def _tell_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
+def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
     """The message for a component that finds no labels in the texts, from spaCy's: E143, and E867 of textcat."""
     blocks, training = config.get("components", {}), config.get("training", {})
     without = re.match(r"\[E143\] Labels for component '(.*?)' not initialized", text)
@@ -378,7 +376,3 @@ def _choices(hint: Any) -> list[Any]:
     if get_origin(hint) in (Union, types.UnionType):
         return [choice for arg in get_args(hint) for choice in _choices(arg)]
     return []
-
-
-def _wants_block(hint: Any) -> bool:
-    return "a block" in in_words(hint, "")

@@ -15,7 +15,7 @@ from thinc_torchopt.algorithms.algorithm import OptionRanges
 from thinc_torchopt.algorithms.pytorch_optimizer import create
 from thinc_torchopt.algorithms.torch_classes import SGD, Adafactor, AdamW, Muon, RMSprop, Rprop
 from thinc_torchopt.errors import ConfigError, ScheduleError
-from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules import Schedules
 
 from ..conftest import needs_muon
 from ..models import backprop, mixed_model, params_of, same, toy_examples, toy_pipeline

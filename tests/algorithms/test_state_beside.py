@@ -98,7 +98,7 @@ def test_state_beside_goes_back(name):
         steps(optimizer, model, 3, start=2)
         found.append(params_of(model))
         optimizer.roll_back(saved)
-        optimizer.controller.scale = 1.0
+        optimizer.rates.scale = 1.0
         for tensor, value in zip(optimizer.params.values(), weights):
             tensor.copy_(value)
     assert same(*found) and not same(found[0], weights)

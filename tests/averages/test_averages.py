@@ -28,7 +28,7 @@ from thinc_torchopt.averages.settings import EMA, SWA, THINC, AverageSettings
 from thinc_torchopt.errors import ConfigError, ScheduleError, StateError
 from thinc_torchopt.params.names import shim_paths
 from thinc_torchopt.params.param import Param
-from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules import Schedules
 
 from ..conftest import CONFIGS, needs_gpu
 from ..models import backprop, mixed_model, params_of, same, thinc_model, toy_examples, toy_pipeline
@@ -212,7 +212,7 @@ def test_averages_decay_may_be_a_schedule(warmup, stop):
             state = averages_in(optimizer).state_dict([])
             json.dumps({part: value for part, value in state.items() if part != "tensors"})
             resumed = TorchOptimizer(AdamW(), 0.01, averages=EMA(iter(decays), warmup=warmup))
-            schedules_in(resumed).load_state_dict(schedules)
+            schedules_in(resumed).load(**schedules)
             take_average_settings(optimizer, resumed)
     average = {"thinc": torch.zeros_like(first), "torch": values[0]}.get(warmup, first)
     for taken, (value, decay) in enumerate(zip(values, decays), start=1):

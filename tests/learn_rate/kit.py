@@ -5,7 +5,8 @@ import warnings
 import torch
 
 from thinc_torchopt.errors import LearnRateWarning
-from thinc_torchopt.learn_rate import CircuitBreaker, LearnRateController
+from thinc_torchopt.learn_rate.controller import LearnRateController
+from thinc_torchopt.learn_rate.watchdog import CircuitBreaker
 
 
 class Clock:

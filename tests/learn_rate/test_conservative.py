@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from thinc_torchopt.errors import LearnRateIntegrityError, LearnRateWarning
-from thinc_torchopt.learn_rate import CircuitBreaker, LearnRateController, Warmup
+from thinc_torchopt.learn_rate import Warmup
+from thinc_torchopt.learn_rate.controller import LearnRateController
+from thinc_torchopt.learn_rate.watchdog import CircuitBreaker
 
 from .kit import Clock, broken, fill_grads, make_params, quiet, rates_in, sgd
 
@@ -49,7 +51,7 @@ def test_learn_rate_conservative_rates_may_fall_but_not_rise():
 def test_learn_rate_conservative_mode_ends_after_a_hundred_clean_steps(caplog):
     caplog.set_level(logging.INFO)
     controller, optimizer = broken(lambda step: 0.5 + step / 1000)
-    low = controller.rates["m"]
+    low = controller.learn_rates["m"]
     for step in range(3, 102):
         assert controller.step() == {"m": low}, step
     optimizer.param_groups[0]["lr"] = 0.9

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thinc_torchopt.errors import ConfigError, LearnRateWarning
-from thinc_torchopt.learn_rate import LearnRateController
+from thinc_torchopt.learn_rate.controller import LearnRateController
 
 from .kit import fill_grads, make_params, rates_in, sgd
 
@@ -63,7 +63,7 @@ def test_learn_rate_new_params_follow_a_tenth_of_their_parent():
     for _ in range(5):
         controller.step()
     late = make_params(2, (7,))
-    before = controller.rates["m/1"]
+    before = controller.learn_rates["m/1"]
     assert controller.add_params(optimizer, late, "m/1", warmup_steps=10, options={"eps": 1e-6}) == "m/2"
     group = optimizer.param_groups[2]
     assert group["lr"] == pytest.approx(before * 0.1 * 0.01, rel=1e-12)
@@ -76,11 +76,11 @@ def test_learn_rate_new_params_follow_a_tenth_of_their_parent():
         optimizer.step()
     controller.add_params("m", make_params())
     assert optimizer.param_groups[3]["weight_decay"] == 0.3
-    assert controller.step()["m/3"] == pytest.approx(0.001 * controller.rates["m/0"], rel=1e-12)
+    assert controller.step()["m/3"] == pytest.approx(0.001 * controller.learn_rates["m/0"], rel=1e-12)
     with pytest.raises(ConfigError, match="among"):
         controller.add_params("m", make_params(), 4)
     controller.add_params("m", iter(make_params()), 2)  # a tenth of a tenth
-    assert controller.step()["m/4"] == pytest.approx(0.001 * controller.rates["m/2"], rel=1e-12)
+    assert controller.step()["m/4"] == pytest.approx(0.001 * controller.learn_rates["m/2"], rel=1e-12)
 
 
 def test_learn_rate_new_params_follow_adopted_rates():

@@ -13,8 +13,9 @@ from torch.optim import lr_scheduler as torchs
 
 from thinc_torchopt import schedules
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
+from thinc_torchopt.learn_rate import Warmup
 from thinc_torchopt.learn_rate.by_name import PolicyReader
-from thinc_torchopt.learn_rate.policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Warmup
+from thinc_torchopt.learn_rate.policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen
 
 RATES = st.floats(1e-6, 10.0)
 

@@ -11,7 +11,8 @@ import torch
 from torch.optim import lr_scheduler as torchs
 
 from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
-from thinc_torchopt.learn_rate import FromFunction, FromSchedule, LearnRateController
+from thinc_torchopt.learn_rate.controller import LearnRateController
+from thinc_torchopt.learn_rate.policies import FromFunction, FromSchedule
 
 from .kit import checksum_of, fill_grads, make_params, rates_in, sgd
 
@@ -41,7 +42,7 @@ def test_learn_rate_several_optimizers_side_by_side():
             rate for optimizer in (host, new, plateau, fixed) for rate in rates_in(optimizer)
         ]
         assert list(rates) == ["host/0", "host/1", "new", "plateau/0", "plateau/1", "fixed/0", "fixed/1"]
-        assert controller.rates == rates
+        assert controller.learn_rates == rates
         for twin, scheduler in zip(twins[:2], theirs[:2]):
             twin.step()
             scheduler.step()
@@ -75,7 +76,7 @@ def test_learn_rate_registering_changes_nothing():
     optimizer = sgd(0.1)
     controller = LearnRateController()
     controller.register_optimizer("m", optimizer, "warmup")
-    assert rates_in(optimizer) == [0.1] and controller.rates == {"m": 0.1} and controller.verify() == []
+    assert rates_in(optimizer) == [0.1] and controller.learn_rates == {"m": 0.1} and controller.verify() == []
 
 
 def test_learn_rate_shared_schedules_move_once_a_step():
@@ -143,7 +144,7 @@ def test_learn_rate_refuses_rates_that_are_none(bad):
         ConfigError, match=f"Can't set 'learn_rate' in 'm/0': expected a number of at least 0, found {bad}"
     ):
         controller.register_optimizer("m", broken, "cosine")
-    assert "m" not in controller.rates
+    assert "m" not in controller.learn_rates
 
 
 def test_learn_rate_takes_numbers_of_any_kind():
@@ -175,7 +176,7 @@ def test_learn_rate_refuses_what_can_not_be_registered():
         LearnRateController(on_outside_write="ignore")
     with pytest.raises(ConfigError, match=r"expected a dict of names and numbers, found 0.5"):
         controller.step(0, 0.5)
-    assert list(controller.rates) == ["m"]
+    assert list(controller.learn_rates) == ["m"]
 
 
 def test_learn_rate_unregistered_optimizers_are_left_as_they_are():
@@ -240,7 +241,7 @@ def test_learn_rate_tensors_that_were_replaced_are_put_back():
 
 def test_learn_rate_needs_no_spacy_and_checksums_are_the_same_in_every_process():
     code = (
-        "import sys, torch; from thinc_torchopt.learn_rate import LearnRateController as C; c = C();"
+        "import sys, torch; from thinc_torchopt.learn_rate.controller import LearnRateController as C; c = C();"
         "c.register_optimizer('m', torch.optim.AdamW([torch.nn.Parameter(torch.zeros(3, 2))]), 0.1);"
         "print('spacy' in sys.modules, c.checksums['m'])"
     )

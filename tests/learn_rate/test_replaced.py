@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from thinc_torchopt.errors import ConfigError, LearnRateWarning
-from thinc_torchopt.learn_rate import Cosine, LearnRateController
+from thinc_torchopt.learn_rate.controller import LearnRateController
+from thinc_torchopt.learn_rate.policies import Cosine
 from thinc_torchopt.state.preserve import preserve_optimizer_state
 
 from .kit import fill_grads, make_params, rates_in, sgd
@@ -47,7 +48,7 @@ def test_learn_rate_replaced_optimizers_go_on_as_if_nothing_had_happened(mode):
                 holder.register_parameter(name.replace(".", "_"), param)
             before = {name.replace(".", "_"): param for name, param in next(models).items()}
             old, optimizer = optimizer, preserve_optimizer_state(optimizer, holder, before, controller=controller)
-            assert rates_in(optimizer) == list(alone.rates.values()) and controller.verify() == []
+            assert rates_in(optimizer) == list(alone.learn_rates.values()) and controller.verify() == []
         if step == 14:  # still watched, by the same policy
             optimizer.param_groups[0]["lr"] = 0.05
             alone._optimizers["m"].optimizer.param_groups[0]["lr"] = 0.05
@@ -57,7 +58,7 @@ def test_learn_rate_replaced_optimizers_go_on_as_if_nothing_had_happened(mode):
         else:
             controller.step()
             alone.step()
-        assert controller.rates == alone.rates and rates_in(optimizer) == list(alone.rates.values())
+        assert controller.learn_rates == alone.learn_rates and rates_in(optimizer) == list(alone.learn_rates.values())
         fill_grads(optimizer)
         optimizer.step()
     assert [snapshot.rates for snapshot in controller.history] == [snapshot.rates for snapshot in alone.history]
@@ -103,7 +104,7 @@ def test_learn_rate_replaced_optimizers_keep_tensors_and_frozen_groups_of_their_
     tensor, of_new = old.param_groups[0]["lr"], new.param_groups[0]["lr"]
     controller.replace_optimizer(old, new)
     controller.step()
-    assert new.param_groups[0]["lr"] is of_new and of_new == controller.rates["m/0"] < tensor == torch.tensor(0.1)
+    assert new.param_groups[0]["lr"] is of_new and of_new == controller.learn_rates["m/0"] < tensor == torch.tensor(0.1)
     fill_grads(new)
     before = new.param_groups[1]["params"][0].detach().clone()
     new.step()

@@ -12,7 +12,7 @@ import torch
 from thinc_torchopt import TorchOptimizer, preserve_optimizer_state
 from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import ConfigError, LearnRateWarning
-from thinc_torchopt.learn_rate import LearnRateController
+from thinc_torchopt.learn_rate.controller import LearnRateController
 
 from ..models import toy_examples, toy_pipeline
 
@@ -170,7 +170,7 @@ def test_runtime_guards_of_a_training_restore_at_each_step():
                 rates.append(optimizer.learn_rates["default"])
                 optimizer.torch_optimizers["algorithm"].param_groups[0]["lr"] = 5.0
         assert rates == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]  # no rate is held
-        assert optimizer.controller.outside_writes == (5 if is_checked else 0)
+        assert optimizer.rates.outside_writes == (5 if is_checked else 0)
         found = [warning for warning in caught if warning.category is LearnRateWarning]
         assert len(found) == is_checked  # once
 

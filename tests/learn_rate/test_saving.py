@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from thinc_torchopt.errors import LearnRateWarning, StateError
-from thinc_torchopt.learn_rate import Adaptive, CircuitBreaker, LearnRateController
-from thinc_torchopt.learn_rate.history import History, HistoryState
+from thinc_torchopt.learn_rate.controller import LearnRateController
+from thinc_torchopt.learn_rate.policies import Adaptive
+from thinc_torchopt.learn_rate.watchdog import CircuitBreaker
+from thinc_torchopt.learn_rate.writer import RateHistory, RateHistoryState
 from thinc_torchopt.schema import read, write
 
 from .kit import Clock, broken, checksum_of, fill_grads, make_params, quiet, rates_in, sgd
@@ -36,7 +38,7 @@ def test_learn_rate_history_keeps_a_thousand_steps():
     with pytest.raises(IndexError):
         controller.history[1000]
     saved = json.loads(json.dumps(write(controller.history.state)))
-    assert list(History.of(read(HistoryState, saved, "it"), "it")) == list(controller.history)
+    assert list(RateHistory.of(read(RateHistoryState, saved, "it"), "it")) == list(controller.history)
 
 
 def test_learn_rate_history_of_checksums_stays_as_it_was():
@@ -91,7 +93,7 @@ def test_learn_rate_goes_on_exactly(stop):
     second, fresh = everything()
     second.add_params("head", make_params())
     second.load_state_dict(saved)
-    assert second.rates == first.rates and second.verify() == []
+    assert second.learn_rates == first.learn_rates and second.verify() == []
     assert [rates_in(optimizer) for optimizer in fresh] == [rates_in(optimizer) for optimizer in optimizers]
     assert second.state_dict() == saved
     found += run(second, fresh, range(stop, 30))

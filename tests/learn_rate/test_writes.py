@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torchs
 
 from thinc_torchopt.errors import LearnRateIntegrityError, LearnRateWarning
-from thinc_torchopt.learn_rate import Cosine, LearnRateController
+from thinc_torchopt.learn_rate.controller import LearnRateController
+from thinc_torchopt.learn_rate.policies import Cosine
 
 from .kit import fill_grads, rates_in, sgd
 
@@ -112,7 +113,7 @@ def test_learn_rate_adopted_rates_of_constants_and_zeros_stay():
     for rate in (0.0, 0.2, 0.4):
         optimizer.param_groups[1]["lr"] = rate
         assert controller.step()["m/head"] == pytest.approx(rate, rel=1e-15)
-        assert controller.step() == controller.rates
+        assert controller.step() == controller.learn_rates
 
 
 @pytest.mark.parametrize("mode", ["restore", "adopt"])
@@ -232,7 +233,7 @@ def test_learn_rate_nothing_goes_unseen(operations, mode, watch_steps):
     controller.register_optimizer("one", one, "cosine", total_steps=15, watch_steps=watch_steps)
     controller.register_optimizer("two", two, {0: [0.3, 0.1, 0.2], 1: "warmup"}, watch_steps=watch_steps)
     groups = [*one.param_groups, *two.param_groups]
-    ids, stood, count = list(controller.rates), rates_in(one) + rates_in(two), 0
+    ids, stood, count = list(controller.learn_rates), rates_in(one) + rates_in(two), 0
 
     def foreign(chosen):
         return [
@@ -263,6 +264,6 @@ def test_learn_rate_nothing_goes_unseen(operations, mode, watch_steps):
                 count += len(foreign(range(4)))
                 rates = controller.step()
                 stood = [group["lr"] for group in groups]
-                assert stood == [rates[i] for i in ids] == list(controller.rates.values())
+                assert stood == [rates[i] for i in ids] == list(controller.learn_rates.values())
                 assert controller.verify() == []
             assert controller.outside_writes == count

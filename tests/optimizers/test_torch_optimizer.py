@@ -440,7 +440,7 @@ def test_optimizers_take_all_calls_of_a_shim_into_one_step(make):
         # The factor of clipping rides along in the kernel, where torch's own loop rounds the scaled gradients once
         # more.
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
-    assert optimizer.controller.step_count == 5 and optimizer.skipped_updates == 1
+    assert optimizer.rates.step_count == 5 and optimizer.skipped_updates == 1
     assert set(optimizer.nr_update.values()) == {5}
 
 

@@ -41,13 +41,13 @@ class Counts:
 
 @pytest.fixture
 def counts(monkeypatch):
-    found, watch = Counts(), RateWriter.watch
+    found, set_groups = Counts(), RateWriter.set_groups
 
     def counted(self, *args):
         found.refreshes += 1
-        watch(self, *args)
+        set_groups(self, *args)
 
-    monkeypatch.setattr(RateWriter, "watch", counted)
+    monkeypatch.setattr(RateWriter, "set_groups", counted)
     return found
 
 
@@ -110,11 +110,11 @@ def test_add_params_when_all_move_grow_are_renamed_thawed_or_go(counts):
     module.double()
     update()
     assert counts.pop() == (0, 0, 1)
-    ids = [group.id for group in groups_in(optimizer).groups]
+    ids = [group.label for group in groups_in(optimizer).groups]
     nlp.rename_pipe("tagger", "renamed")
     optimizer.introduce(nlp)
     assert counts.pop() == (0, 0, 1) and all(name.startswith("renamed/") for name in optimizer.params)
-    assert ids == [group.id for group in groups_in(optimizer).groups]
+    assert ids == [group.label for group in groups_in(optimizer).groups]
     for layer in module:
         layer.weight = torch.nn.Parameter(torch.zeros(6, 5))
         layer.bias = torch.nn.Parameter(torch.zeros(6))
@@ -209,7 +209,7 @@ def test_add_params_is_all_or_nothing_when_the_algorithm_refuses_a_param(counts)
             ConfigError, match=r"Can't train param 'tagger/3/bias' with the options of 'skip_decay'.*too odd"
         ):
             optimizer.initialize(nlp)
-        assert optimizer.params == {} and optimizer.describe() == [] and optimizer.controller.rates == {}
+        assert optimizer.params == {} and optimizer.describe() == [] and optimizer.rates.learn_rates == {}
     bad.clear()
     optimizer.initialize(nlp)
     assert len(optimizer.params) == N

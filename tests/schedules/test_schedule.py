@@ -13,8 +13,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.checks import check_number
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
-from thinc_torchopt.schedules import plateau, sequence
-from thinc_torchopt.schedules.schedule import Schedules, current, is_moving
+from thinc_torchopt.schedules import Schedules, current, is_moving, plateau, sequence
 
 from .test_curves import EXAMPLES
 
@@ -311,7 +310,7 @@ def test_scheduled_values_go_on_exactly_where_a_saved_run_stood(sources, shared,
     through, resumed = built(sources, shared), built(sources, shared)
     run(through, before)
     state = json.loads(json.dumps(through.state_dict(), allow_nan=False))
-    resumed.load_state_dict(state)
+    resumed.load(**state)
     assert resumed.state_dict() == state
     assert {name: current(schedule) for name, schedule in resumed.by_name.items()} == {
         name: current(schedule) for name, schedule in through.by_name.items()
@@ -323,7 +322,7 @@ def test_scheduled_values_go_on_exactly_where_a_saved_run_stood(sources, shared,
 def test_scheduled_values_load_a_state_that_holds_the_position_too(steps):
     through, resumed = tracked(x=Watching()), tracked(x=Watching())
     run(through, [2.0, 3.0, 4.0, 5.0][:steps])
-    resumed.load_state_dict(through.state_dict())
+    resumed.load(**through.state_dict())
     assert resumed.by_name["x"].value == through.by_name["x"].value
     assert run(resumed, [6.0, None, 7.0]) == run(through, [6.0, None, 7.0])
 
@@ -360,7 +359,7 @@ def test_scheduled_values_state_is_by_config_path():
     for score in (0.25, 0.25):
         schedules.step()
         schedules.observe({"score": score})
-    assert schedules.state_dict() == STATE
+    assert schedules.state_dict() == {"step": 2, "settings": {}, "schedules": STATE}
 
 
 @pytest.mark.parametrize(
@@ -404,13 +403,13 @@ def test_scheduled_values_check_all_of_a_state_before_they_load_it(change, said)
     schedules = of_kinds()
     before = schedules.state_dict()
     with pytest.raises(StateError, match=said):
-        schedules.load_state_dict(state)
+        schedules.load({}, state, 3)
     assert schedules.state_dict() == before
 
 
 def test_scheduled_values_say_what_is_missing_of_a_state_that_is_none():
     with pytest.raises(StateError, match="expected a dict, found None"):
-        tracked(x=itertools.count()).load_state_dict(None)
+        tracked(x=itertools.count()).load({}, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +442,7 @@ def test_schedule_tells_its_warm_up(schedule, arguments, place):
     optimizer = TorchOptimizer(AdamW(), 0.1 if groups else source, param_groups=groups)
     if optimizer.spans_training:
         optimizer.set_total_steps(100 + before)
-    [schedule] = optimizer._settings.schedules.by_name.values()
+    [schedule] = optimizer._settings.by_name.values()
     values = []
     for _ in range(100 + before):
         values.append(schedule.value)

@@ -18,8 +18,7 @@ from thinc_torchopt import TorchOptimizer, schedules
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
 from thinc_torchopt.learn_rate.policies import FromSchedule
-from thinc_torchopt.schedules import with_end
-from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules import Schedules, with_end
 from thinc_torchopt.schedules.to_the_end import is_waiting
 
 from ..models import toy_examples, toy_pipeline
@@ -157,7 +156,7 @@ def test_to_the_end_is_saved(build, steps):
     for _ in range(steps):
         through.step()
     state = json.loads(json.dumps(through.state_dict()))
-    resumed.load_state_dict(state)
+    resumed.load(**state)
     resumed.set_total_steps(50)
     assert resumed.state_dict() == state
     for _ in range(10):
@@ -180,7 +179,7 @@ def test_to_the_end_refuses_another_end_unless_that_is_wanted():
     other = tracked(x=without_total("warmup_cosine"))
     other.set_total_steps(80)
     with pytest.raises(StateError, match=r"training of 80 steps.*found one of 50"):
-        other.load_state_dict(before)
+        other.load(**before)
     assert found.state_dict() == before
     with pytest.warns(ScheduleWarning, match="'x' continues at step 20 of a training of 80 steps.*had 50"):
         found.set_total_steps(80, may_change=True)
@@ -199,7 +198,7 @@ def test_to_the_end_goes_on_where_the_number_was_in_the_config_before():
         before.set_total_steps(40)
         for _ in range(10):
             before.step()
-        after.load_state_dict(before.state_dict())
+        after.load(**before.state_dict())
         after.set_total_steps(40)
         assert values_of(after) == values_of(before) and after.by_name["x"].position == 10
 

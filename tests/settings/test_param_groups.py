@@ -22,8 +22,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD, Adagrad, AdamW, Muon, RMSprop, Rprop
 from thinc_torchopt.errors import ConfigError, ConfigWarning, LearnRateIntegrityError, LearnRateWarning
 from thinc_torchopt.params.param import Param
-from thinc_torchopt.schedules import warmup_cosine
-from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules import Schedules, warmup_cosine
 from thinc_torchopt.settings.cascade import Cascade
 from thinc_torchopt.training.loop import train_while_improving
 
@@ -291,7 +290,7 @@ def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
         id(param.tensor) for param in params if param.name in trained
     )  # each in exactly one, frozen ones in none
     assert len(torch_groups) == len({expected[name] for name in trained})  # minimal
-    optimizer.controller.step()
+    optimizer.rates.step()
     first = {key: next(make()) for key, make in SCHEDULES.items()}
     for param in params:
         if param.name in trained:

@@ -14,7 +14,7 @@ from thinc.api import PyTorchWrapper
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import SGD
 from thinc_torchopt.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
-from thinc_torchopt.settings.rate_changes import RateChange, RateChanges
+from thinc_torchopt.settings import RateChange, RateChanges
 
 from ..models import toy_pipeline
 
@@ -191,7 +191,7 @@ def test_rate_changes_lose_nothing_that_others_wrote(policy):
         others = 0.4 if policy == "adopt" else 0.1
         expected = {"a1": others / 2, "a2": others / 2, "b1": others, "b2": 0.5, "c": others}
         assert rates_of(optimizer) == pytest.approx(expected)
-        assert optimizer.controller.outside_writes == 1
+        assert optimizer.rates.outside_writes == 1
 
 
 def test_rate_changes_are_few_however_often_rules_make_them():

@@ -13,7 +13,7 @@ from torch import nn
 from thinc_torchopt.algorithms.state_fit import fit_param_state
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, StateError
-from thinc_torchopt.learn_rate import LearnRateController
+from thinc_torchopt.learn_rate.controller import LearnRateController
 from thinc_torchopt.state.preserve import StateMapping, preserve_optimizer_state
 
 from ..conftest import needs_gpu

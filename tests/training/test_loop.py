@@ -366,7 +366,7 @@ def test_loop_shows_what_others_write_to_learning_rates():
     assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {
         info["learn_rates"]["default"] for info in infos
     } == {0.01}
-    assert optimizer.controller.outside_writes == 5
+    assert optimizer.rates.outside_writes == 5
 
 
 def test_loop_tells_the_writer_of_rates_the_epoch():
@@ -384,4 +384,4 @@ def test_loop_tells_the_writer_of_rates_the_epoch():
     data = ((i // 2, examples[:4]) for i in range(5))
     evaluate = lambda: (0.5, {"tag_acc": 0.5, "ents_f": None})  # noqa: E731
     list(train_while_improving(nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], **options))
-    assert [snapshot.epoch for snapshot in optimizer.controller.history] == [0, 0, 1, 1, 2]
+    assert [snapshot.epoch for snapshot in optimizer.rates.history] == [0, 0, 1, 1, 2]

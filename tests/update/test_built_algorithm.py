@@ -199,7 +199,7 @@ def test_built_algorithm_rates_that_are_rolled_back_are_shown():
             warnings.simplefilter("ignore", LearnRateWarning)
             run.step()
         run.inside.param_groups[0]["lr"] = 3.0
-    run.optimizer.controller.scale = 0.5
+    run.optimizer.rates.scale = 0.5
     shown = {info.learn_rate for info in run.optimizer.describe()}
     run.step()
     assert run.optimizer.learn_rates == {"default": RATES[5] * 0.5} and shown == {RATES[5] * 0.5}

@@ -125,7 +125,7 @@ def test_plan_adopted_rates_hold_for_params_that_are_thawed():
         with pytest.warns(LearnRateWarning) if not step else contextlib.nullcontext():
             for group in groups_of(optimizer):
                 group["lr"] *= 0.5
-            optimizer.controller.step()
+            optimizer.rates.step()
     assert [len(group["params"]) for group in groups_of(optimizer)] == [8]
     assert list(optimizer.learn_rates.values()) == pytest.approx([0.1 * 0.5**5] * 2)
 
@@ -146,12 +146,12 @@ def test_plan_groups_are_called_after_their_own_params():
     nlp = two_models()
     optimizer = told(nlp, SGD())
     update(nlp, optimizer, 0)
-    assert optimizer.controller.rates.keys() == {"A"}
+    assert optimizer.rates.learn_rates.keys() == {"A"}
     optimizer.scale_learn_rates(["A"], 0.5)
     ids = {info.group: info.learn_rate for info in optimizer.describe()}
     assert ids == {"A": 0.05, "B": 0.1}
     update(nlp, optimizer, 1)
-    assert optimizer.controller.rates == {"A": 0.05, "B": 0.1}
+    assert optimizer.rates.learn_rates == {"A": 0.05, "B": 0.1}
 
 
 @needs_library

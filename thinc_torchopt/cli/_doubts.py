@@ -103,11 +103,12 @@ def doubts_of_schedules(setup: Setup, trained: Sequence[Trained], last: int, *, 
             "may end the training long before: then the small rates at the end, which help most, never come. Set "
             "patience = 0, and max_steps to the number of steps that you want."
         )
-    told = [path for path, source in optimizer.schedules.items() if getattr(source, "waits_to_be_told", False)]
-    if told and "budget" not in optimizer.attachments:
+    falls = {path: getattr(source, "cooldown", None) for path, source in optimizer.schedules.items()}
+    at_will = [path for path, cooldown in falls.items() if cooldown is not None and cooldown.only_at_will]
+    if at_will and "budget" not in optimizer.attachments:
         yield (
-            f"{', '.join(told)} falls only on demand: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill -USR1 "
-            "with the id of the process). When it has fallen, the training ends."
+            f"{', '.join(at_will)} falls only on demand: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
+            "-USR1 with the id of the process). When it has fallen, the training ends."
         )
 
 

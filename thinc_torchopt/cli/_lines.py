@@ -56,7 +56,7 @@ def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], ra
     yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
     yield from _rates(setup, now, rows, rates)
     if not is_thinc:
-        yield "Rates", _control(setup.optimizer.controller)
+        yield "Rates", _control(setup.optimizer.rates)
     yield "Clipping", _clipping(settings, setup.optimizer)
     yield "On NaN", _on_nan(settings, is_thinc)
     if settings.get("spike_factor"):

@@ -1,40 +1,27 @@
-"""The control of learning rates. Start reading in writer.py, the only code that writes the `lr` of torch's param
-groups.
+"""The learning rates of torch's param groups. Start reading in writer.py, the only code that writes their `lr`.
 
-watch.py, groups.py: optimizers and groups as the writer left them, and changes by other code. history.py: past rates.
-controller.py: the writer for a loop of your own, by policies: policies.py, by_name.py; watchdog.py counts its failures
-and slow work. new_params.py: new params of an optimizer without a writer.
+optimizer_record.py, group_record.py: optimizers and groups as the writer left them, and changes by other code.
+new_params.py: the rates of params that are added in mid-training.
+
+controller.py, policies.py, by_name.py and watchdog.py are the writer for a loop of your own, `LearnRateController`.
+They use the other files, which don't know them.
 """
 
-from .controller import LearnRateController
-from .groups import NEW_PARAMS_FACTOR, WatchedGroup, rate_of
-from .history import Snapshot
-from .new_params import add_new_params, warm_up_new_params
-from .policies import Adaptive, Constant, Cosine, FromFunction, FromSchedule, Frozen, Policy, Warmup
-from .watch import WatchedOptimizer, warn_of_steps_without
-from .watchdog import CircuitBreaker
-from .writer import RateWriter, WriterState, driver_of
+from .group_record import GroupRecord, rate_of
+from .new_params import NEW_PARAMS_FACTOR, Warmup, add_new_params, warm_up_new_params
+from .optimizer_record import OptimizerRecord
+from .writer import RateWriter, WriterState, warn_at_step, writer_of
 
 __all__ = [
     "NEW_PARAMS_FACTOR",
-    "Adaptive",
-    "CircuitBreaker",
-    "Constant",
-    "Cosine",
-    "FromFunction",
-    "FromSchedule",
-    "Frozen",
-    "LearnRateController",
-    "Policy",
+    "GroupRecord",
+    "OptimizerRecord",
     "RateWriter",
-    "Snapshot",
     "Warmup",
-    "WatchedGroup",
-    "WatchedOptimizer",
     "WriterState",
     "add_new_params",
-    "driver_of",
     "rate_of",
     "warm_up_new_params",
-    "warn_of_steps_without",
+    "warn_at_step",
+    "writer_of",
 ]

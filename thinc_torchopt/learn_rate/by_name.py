@@ -19,6 +19,8 @@ from typing import Any, Literal, Union
 from ..errors import ConfigError
 from ..near_misses import did_you_mean
 from ..schedules import cosine_at
+from .group_record import check_rate
+from .new_params import Warmup
 from .policies import (
     Adaptive,
     Constant,
@@ -28,8 +30,6 @@ from .policies import (
     Frozen,
     Policy,
     PolicyLike,
-    Warmup,
-    check_rate,
     policy_section,
 )
 

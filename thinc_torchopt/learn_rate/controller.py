@@ -17,7 +17,7 @@ warnings, and counted. For a hundred steps rates may fall but not rise; then the
 ends after a hundred clean steps.
 
 SOURCE: Tolaria's UnifiedLRController.
-DIFFERENCES: A warm-up is counted in steps; there in epochs. The id of a group is "primary", or "primary/0" if the
+DIFFERENCES: A warm-up is counted in steps; there in epochs. The label of a group is "primary", or "primary/0" if the
     optimizer "primary" has several groups, or "primary/<its name>"; there "primary_0". `step` returns the rate of each
     group; there that of each optimizer's first one. Added params follow the rate of a group of their own optimizer, and
     stay at a tenth of it unless they get another policy; there of "primary", and they are adaptive.
@@ -30,19 +30,23 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any, NoReturn, Optional
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning, StateError
+from ..host import run_last
 from ..schema import Count, NotNegative, check_names, read, refuse, write
 from ..types import OnOutsideWrite
 from .by_name import PolicyReader
-from .groups import NEW_PARAMS_FACTOR, Group, PolicyRate, WatchedGroup, policy_rate_of, rate_of
-from .policies import Policy, PolicyLike, Warmup, check_rate, source_of
-from .watch import Hooked, WatchedOptimizer, warn_of_steps
+from .group_record import GroupRecord, RateSource, TorchGroup, check_rate, rate_of
+from .new_params import NEW_PARAMS_FACTOR, Warmup
+from .optimizer_record import OptimizerRecord
+from .policies import Constant, Policy, PolicyLike, PolicyRate, policy_rate_of, source_of
 from .watchdog import BreakerState, CircuitBreaker, RuntimeGuards
-from .writer import RateWriter, WriterState
+from .writer import RateWriter, WriterState, warn_at_step
 
 _WHAT = "the state of the learn rate controller"
 # In conservative mode, the history keeps one step of this many.
@@ -75,6 +79,8 @@ class LearnRateController(RateWriter):
         self.breaker = CircuitBreaker() if breaker is None else breaker
         self.guards = RuntimeGuards(runtime_budgets, timer)
         self._reader = PolicyReader()
+        self._policies: dict[str, Policy] = {}  # for all groups of an optimizer, by its name
+        self._step_hooks: dict[str, RemovableHandle] = {}
         # Policies, or their sources, with these methods, each once.
         self._observing: list[Any] = []
         self._advancing: list[Any] = []
@@ -89,7 +95,7 @@ class LearnRateController(RateWriter):
         epoch, scale: As of `RateWriter.step`, with the same errors.
         metrics (Mapping[str, float]): For policies that use them.
         """
-        started = self.guards.timer()
+        started = self.timer()
         self._check(self._optimizers.values())
         if metrics is not None:
             self.observe(metrics)
@@ -111,7 +117,7 @@ class LearnRateController(RateWriter):
             raise ConfigError(
                 f"Can't use the metrics of a step: expected a dict of names and numbers, found {metrics!r}."
             )
-        rates = [policy_rate_of(watched) for watched in self._groups.values()] if self._observing else []
+        rates = [policy_rate_of(record) for record in self._groups.values()] if self._observing else []
         heeding = {id(source_of(rate.policy)) for rate in rates if rate.heeds_metrics(self.step_count)}
         for source in self._observing:
             if id(source) in heeding:
@@ -135,26 +141,36 @@ class LearnRateController(RateWriter):
     def took(self, kind: str, started: float) -> None:
         """Compare the time of some work with its budget. Two overruns in a row, or more, are passed to the breaker.
 
-        kind (str): A key of `overruns`. started (float): Its start, by `guards.timer`.
+        kind (str): A key of `overruns`. started (float): Its start, from `timer`.
         """
         if self.guards.ended(kind, started, self._size, self.step_count):
             self.breaker.was_slow()
 
     def _size(self) -> tuple[int, int]:
         """The number of groups and of params."""
-        return len(self._groups), sum(len(watched.params) for watched in self._groups.values())
+        return len(self._groups), sum(len(record.params) for record in self._groups.values())
+
+    def timer(self) -> float:
+        """The start of some work, for `took`."""
+        return self.guards.timer()
+
+    def _write_all(self, epoch: float | None, scale: float) -> dict[str, float]:
+        # Verify after the hooks of other code before each step: they may write rates.
+        for name, hook in self._step_hooks.items():
+            run_last(self._optimizers[name].optimizer, hook)
+        return super()._write_all(epoch, scale)
 
     def _wanted_rates(self) -> list[float]:
         rates = super()._wanted_rates()
         if self.breaker.holds_rates:
-            rates = [min(rate, watched.rate) for rate, watched in zip(rates, self._groups.values())]
+            rates = [min(rate, record.rate) for rate, record in zip(rates, self._groups.values())]
         return rates
 
     def _is_recorded(self, step: int) -> bool:
         return not self.breaker.conservative or step % SAMPLED_STEPS == 0
 
-    def _are_untouched(self, optimizers: Collection[WatchedOptimizer]) -> bool:
-        started = self.guards.timer()
+    def _are_untouched(self, optimizers: Collection[OptimizerRecord]) -> bool:
+        started = self.timer()
         are_untouched = super()._are_untouched(optimizers)
         self.took("integrity_check", started)
         return are_untouched
@@ -169,7 +185,7 @@ class LearnRateController(RateWriter):
 
     def _collect(self) -> None:
         super()._collect()
-        policies = [policy_rate_of(watched).policy for watched in self._groups.values()]
+        policies = [policy_rate_of(record).policy for record in self._groups.values()]
         sources = {id(source): source for source in map(source_of, policies)}
         self._observing = [source for source in sources.values() if hasattr(source, "observe")]
         self._advancing = [source for source in sources.values() if hasattr(source, "advance")]
@@ -190,7 +206,7 @@ class LearnRateController(RateWriter):
     ) -> list[str]:
         """Take control of an optimizer's rates. They do not change until the next `step`.
 
-        name (str): The prefix of the ids of its groups.
+        name (str): The prefix of the labels of its groups.
         optimizer (torch.optim.Optimizer): Any.
         policy (PolicyLike): "cosine" for pretrained models, "warmup" for new params, "adaptive" (lowered by metrics),
             or "frozen"; or a policy, a rate, a list of rates, a schedule, or a function of the step. Or a dict with any
@@ -202,7 +218,7 @@ class LearnRateController(RateWriter):
         keep_groups (bool): You keep references to the dicts in `optimizer.param_groups`: they stay in use after
             `optimizer.load_state_dict`, which makes new ones, and come back if other code removes them.
         settings (Any): Settings of a policy given by its name: see by_name.py.
-        RETURNS (list[str]): The ids of the groups.
+        RETURNS (list[str]): The labels of the groups.
         RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate is invalid.
         """
         if not isinstance(name, str) or not name or not isinstance(optimizer, torch.optim.Optimizer):
@@ -216,26 +232,33 @@ class LearnRateController(RateWriter):
                 raise ConfigError(
                     f"Can't register optimizer '{name}': expected a new one, found this {known}. Unregister it first."
                 )
-        added = WatchedOptimizer(name, optimizer, moving, param_names, watch_steps=watch_steps, keep_groups=keep_groups)
         policies = self._reader.read_all(policy, name, optimizer.param_groups, settings)
+        for_all = None
         if not isinstance(policy, Mapping):
-            added.policy = policies[0] if policies else self._reader.read(policy, name, settings)
+            for_all = policies[0] if policies else self._reader.read(policy, name, settings)
         rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
+        added = OptimizerRecord(name, optimizer, moving, param_names, keep_groups=keep_groups)
         for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
-            added.groups.append(self._count_in(added, group, of_group, rate))
-        added.hook_in(self._before_step)
+            added.groups.append(self._add_record(added, group, of_group, rate))
+        if for_all is not None:
+            self._policies[name] = for_all
+        if watch_steps:
+            self._step_hooks[name] = optimizer.register_step_pre_hook(partial(self._before_step, added))
         self._optimizers[name] = added
         self._update_groups(added)
-        return [watched.id for watched in added.groups]
+        return [record.label for record in added.groups]
 
     def unregister_optimizer(self, name: str) -> None:
         """Release an optimizer. Its rates stay as they are.
 
         RAISES (ConfigError): No optimizer has that name.
         """
-        gone = self._optimizer(name)
-        gone.unhook()
-        del self._optimizers[gone.name]
+        removed = self._optimizer(name)
+        removed.release()
+        if removed.name in self._step_hooks:
+            self._step_hooks.pop(removed.name).remove()
+        self._policies.pop(removed.name, None)
+        del self._optimizers[removed.name]
         self._collect()
 
     def replace_optimizer(
@@ -246,7 +269,7 @@ class LearnRateController(RateWriter):
         param_names: Mapping[torch.Tensor, str] | None = None,
     ) -> None:
         """Replace an optimizer by another one, for example because its model has grown. The new one gets the name, and
-        each of its groups the id, policy, position, history and last rate of the group at the same place.
+        each of its groups the label, policy, position, history and last rate of the group at the same place.
 
         A later step of the old optimizer gives a warning, once.
 
@@ -270,15 +293,24 @@ class LearnRateController(RateWriter):
             raise ConfigError(
                 f"Can't replace optimizer '{moved.name}': expected a new one, found one that is registered already."
             )
-        moved.unhook()
         if param_names is not None and moved.param_names:
             moved.param_names = param_names
         moved.move_to(new)
         self._accept_groups(moved)
-        for watched in moved.groups:
-            self._write(watched, watched.applied_rate)
-        moved.hook_in(self._before_step)
-        warn_of_steps(replaced, moved.name, self.step_count)
+        for record in moved.groups:
+            self._write(record, record.applied_rate)
+        if moved.name in self._step_hooks:
+            self._step_hooks[moved.name].remove()
+            self._step_hooks[moved.name] = new.register_step_pre_hook(partial(self._before_step, moved))
+        step = self.step_count
+        warn_at_step(
+            replaced,
+            lambda: (
+                f"Optimizer '{moved.name}' was replaced at step {step}, and the old one was stepped after that. It "
+                "trains the old params, and nothing sets its learning rates. Step the new one, which "
+                "preserve_optimizer_state returned."
+            ),
+        )
 
     def refresh(self, name: str) -> None:
         """Accept changes that the owner of an optimizer made to its groups, params and options. Rates are still
@@ -296,60 +328,61 @@ class LearnRateController(RateWriter):
         RAISES (ConfigError): It is unknown.
         """
         groups = self._optimizer(optimizer).groups
-        return {i for i, watched in enumerate(groups) if watched.source.is_frozen}
+        return {i for i, record in enumerate(groups) if record.source.is_frozen}
 
     # ------------------------------------------------------------------ groups
 
     def add_group(
         self,
         name: str,
-        group: Group,
+        group: TorchGroup,
         policy: PolicyLike,
         *,
-        id: str | None = None,
+        label: str | None = None,
         param_names: Mapping[torch.Tensor, str] | None = None,
     ) -> str:
         """Add a group that its owner appended to `optimizer.param_groups`.
 
         name (str): The optimizer's.
-        id (str): Default: made of the optimizer's name and the group's own "name" or number.
+        label (str): Default: made of the optimizer's name and the group's own "name" or number.
         param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
-        RETURNS (str): The id.
-        RAISES (ConfigError): The group is not the optimizer's, or the group or the id is known already, or the policy
-            or the rate is invalid.
+        RETURNS (str): The label.
+        RAISES (ConfigError): The group is not the optimizer's, or the group or the label is known already, or the
+            policy or the rate is invalid.
         """
         of = self._optimizer(name)
         place = next((i for i, other in enumerate(of.optimizer.param_groups) if other is group), None)
-        if place is None or any(watched.group is group for watched in of.groups) or id in self._groups:
+        if place is None or any(record.group is group for record in of.groups) or label in self._groups:
             raise ConfigError(
                 f"Can't add a param group of optimizer '{name}': expected one in optimizer.param_groups that is new, "
-                f"and a new id, found {id!r} of {sorted(self._groups)}."
+                f"and a new label, found {label!r} of {sorted(self._groups)}."
             )
         if param_names is not None:
             of.param_names = param_names
-        id = of.new_id(group, self._groups) if id is None else id
-        base = check_rate(rate_of(group), id)
-        made = self._count_in(of, group, self._reader.read(policy, id), base, id=id)
+        label = of.new_label(group, self._groups) if label is None else label
+        base = check_rate(rate_of(group), label)
+        made = self._add_record(of, group, self._reader.read(policy, label), base, label=label)
         of.groups.insert(place, made)
         self._update_groups(of)
-        return made.id
+        return made.label
 
-    def _count_in(
+    def _add_record(
         self,
-        of: WatchedOptimizer,
-        group: Group,
+        of: OptimizerRecord,
+        group: TorchGroup,
         policy: Policy,
         base: float,
         *,
-        parent: WatchedGroup | None = None,
-        id: str | None = None,
-    ) -> WatchedGroup:
-        """Register a group. The caller sets its place in `of.groups`.
+        parent: GroupRecord | None = None,
+        label: str | None = None,
+    ) -> GroupRecord:
+        """Record a group. The caller sets its place in `of.groups`.
 
         policy, base, parent: As of `PolicyRate`.
         """
-        id = of.new_id(group, [*self._groups, *(watched.id for watched in of.groups)]) if id is None else id
-        return of.watch(WatchedGroup(id, PolicyRate(policy, base, self.step_count, id, parent), base), group)
+        if label is None:
+            label = of.new_label(group, [*self._groups, *(record.label for record in of.groups)])
+        return of.add(GroupRecord(label, PolicyRate(policy, base, self.step_count, label, parent), base), group)
 
     def add_params(
         self,
@@ -374,11 +407,11 @@ class LearnRateController(RateWriter):
         policy (PolicyLike): A policy for them, such as "adaptive", by its name with the same warm-up. Its base is a
             tenth of the parent's rate. Default: constant after the warm-up.
         settings (Any): Settings of a policy given by its name.
-        RETURNS (str): The id of the group.
+        RETURNS (str): The label of the group.
         RAISES (ConfigError): A param can't be optimized or is in the optimizer already, or there are none; or an
             unknown optimizer, parent or option.
         """
-        started = self.guards.timer()
+        started = self.timer()
         to = self._optimizer(optimizer)
         above = _find_parent(to, parent)
         if isinstance(policy, str) and policy != "frozen":
@@ -390,28 +423,56 @@ class LearnRateController(RateWriter):
         else:
             policy = self._reader.read(policy, to.name, settings)  # type: ignore[arg-type]
         group = _append_group(to, above, list(params), policy, options or {})
-        made = self._count_in(to, group, policy, rate_of(group), parent=above)
+        made = self._add_record(to, group, policy, rate_of(group), parent=above)
         to.groups.append(made)
         self._update_groups(to)
         self.took("adding_params", started)
-        return to.groups[-1].id
+        return to.groups[-1].label
+
+    def _source_of_added(
+        self, of: OptimizerRecord, label: str, rate: float, *, at_default: bool
+    ) -> tuple[RateSource, float | None]:
+        """By default it gets the policy of all groups of its optimizer, or else that of the first one."""
+        first = next(iter(of.groups), None)
+        beside = None if first is None else policy_rate_of(first)
+        policy = self._policies.get(of.name, None if beside is None else beside.policy)
+        if not at_default or policy is None:
+            return PolicyRate(Constant(rate), rate, self.step_count, label), None
+        base, start = (rate, self.step_count) if beside is None else (beside.base, beside.start)
+        source = PolicyRate(policy, base, start, label)
+        if first is not None and beside is not None and beside.policy is policy:
+            return source, first.applied_rate
+        return source, check_rate(source.rate_at(self.step_count), label)
 
     def _before_step(
-        self,
-        watched_optimizer: WatchedOptimizer,
-        optimizer: torch.optim.Optimizer,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Hooked | None:
-        """Runs before each step of an optimizer: verifies, and drops the gradients of frozen params."""
-        self._check([watched_optimizer])
-        return watched_optimizer.drop_frozen_grads(args, kwargs)
+        self, of: OptimizerRecord, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Verify, and drop the gradients of frozen params, so that a step does not update them. Runs before each step.
+
+        args, kwargs (tuple, dict): Of the step, with the optimizer first.
+        RETURNS (tuple | None): Replacements, if a closure is among them, which makes new gradients.
+        """
+        self._check([of])
+        frozen = [param for record in of.groups if record.source.is_frozen for param in record.params]
+        _drop_grads(frozen)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not frozen or closure is None:
+            return None
+
+        @wraps(closure)
+        def without_frozen() -> Any:
+            loss = closure()
+            _drop_grads(frozen)
+            return loss
+
+        left = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (args[0], without_frozen, *args[2:]), left
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, to resume exactly, for JSON."""
-        groups = {id: write(_saved(watched)) for id, watched in self._groups.items()}
+        groups = {label: write(_saved(record)) for label, record in self._groups.items()}
         return {**super().state_dict(), "mode": self.breaker.state_dict(), "groups": groups}
 
     def load_state_dict(self, state: Any) -> None:
@@ -420,35 +481,35 @@ class LearnRateController(RateWriter):
         state (Mapping): From `state_dict`, of a controller with the same optimizers, policies and added params.
         RAISES (StateError): The state of another controller. Nothing changes then.
         """
-        saved = read(ControllerState, state, _WHAT)
+        saved = read(PolicyControllerState, state, _WHAT)
         check_names(saved.groups, self._groups, _WHAT, "groups")
         self._check_groups(saved.groups)
         self.load(saved, _WHAT)
         self.breaker.load(saved.mode)
         loaded = set()
-        for id_of, watched in self._groups.items():
-            found, rate = saved.groups[id_of], policy_rate_of(watched)
+        for label, record in self._groups.items():
+            found, rate = saved.groups[label], policy_rate_of(record)
             if rate.keeper is not None and id(rate.keeper) not in loaded:
                 rate.keeper.load_state_dict(found.policy_state)
                 loaded.add(id(rate.keeper))
-            watched.rate, watched.applied_rate = found.rate, found.applied_rate
+            record.rate, record.applied_rate = found.rate, found.applied_rate
             rate.start, rate.base, rate.factor, rate.held_rate = found.start, found.base, found.factor, found.held_rate
         self.write_last_rates()
 
     def _check_groups(self, saved: Mapping[str, GroupState]) -> None:
         """RAISES (StateError): They are of other groups. Warns if params, shapes or options differ."""
-        for id_of, watched in self._groups.items():
-            found, rate = saved[id_of], policy_rate_of(watched)
+        for label, record in self._groups.items():
+            found, rate = saved[label], policy_rate_of(record)
             for name, here, there in (
                 ("policy", rate.kind, found.policy),
-                ("parent", None if rate.parent is None else rate.parent.id, found.parent),
+                ("parent", None if rate.parent is None else rate.parent.label, found.parent),
             ):
                 if here != there:
-                    refuse(_WHAT, f"groups/{id_of}/{name}", repr(here), repr(there))
+                    refuse(_WHAT, f"groups/{label}/{name}", repr(here), repr(there))
             if hasattr(rate.keeper, "check_state_dict"):
                 rate.keeper.check_state_dict(found.policy_state)
-        other = {id: found for id, found in self._groups.items() if saved[id].checksum != found.checksum}
-        if other and _are_swapped(other, {id: saved[id].checksum for id in other}):
+        other = {label: found for label, found in self._groups.items() if saved[label].checksum != found.checksum}
+        if other and _are_swapped(other, {label: saved[label].checksum for label in other}):
             raise StateError(
                 f"Can't load {_WHAT}: expected param groups {sorted(other)} in the order in which they were saved, "
                 "found another order. Build the optimizer with the groups in the same order."
@@ -463,15 +524,20 @@ class LearnRateController(RateWriter):
             )
 
 
+def _drop_grads(params: Iterable[torch.Tensor]) -> None:
+    for param in params:
+        param.grad = None
+
+
 # ---------------------------------------------------------------------- params added in mid-training
 
 
 def _append_group(
-    to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], policy: Policy, options: Mapping[str, Any]
-) -> Group:
+    to: OptimizerRecord, parent: GroupRecord, given: list[Any], policy: Policy, options: Mapping[str, Any]
+) -> TorchGroup:
     """Append a group of new params.
 
-    parent (WatchedGroup): The group that they follow.
+    parent (GroupRecord): The group that they follow.
     given (list): Tensors, or pairs of name and tensor.
     policy (Policy): Gives their rates.
     options (Mapping[str, Any]): Options that differ from the parent's.
@@ -487,27 +553,27 @@ def _append_group(
     return to.optimizer.param_groups[-1]
 
 
-def _find_parent(to: WatchedOptimizer, parent: str | int | None) -> WatchedGroup:
+def _find_parent(to: OptimizerRecord, parent: str | int | None) -> GroupRecord:
     """The group that new params follow.
 
-    parent (str | int | None): Its id or index. None: the first one.
+    parent (str | int | None): Its label or index. None: the first one.
     RAISES (ConfigError): No such group, or it is frozen.
     """
     place = 0 if parent is None else parent
-    for i, watched in enumerate(to.groups):
-        if place == watched.id or (place == i and not isinstance(place, bool)):
-            if policy_rate_of(watched).is_frozen:
+    for i, record in enumerate(to.groups):
+        if place == record.label or (place == i and not isinstance(place, bool)):
+            if policy_rate_of(record).is_frozen:
                 _refuse(
                     to,
-                    f"a parent that learns, found '{watched.id}', which is frozen: a tenth of its rate is 0. Name "
+                    f"a parent that learns, found '{record.label}', which is frozen: a tenth of its rate is 0. Name "
                     "another parent",
                 )
-            return watched
-    _refuse(to, f"a parent among {[watched.id for watched in to.groups]}, or its index, found {parent!r}")
+            return record
+    _refuse(to, f"a parent among {[record.label for record in to.groups]}, or its index, found {parent!r}")
 
 
 def _check_new(
-    to: WatchedOptimizer, parent: WatchedGroup, given: list[Any], options: Collection[str]
+    to: OptimizerRecord, parent: GroupRecord, given: list[Any], options: Collection[str]
 ) -> list[torch.Tensor]:
     """Check that an optimizer can get new params. RETURNS (list[Tensor]): Their tensors. RAISES (ConfigError): It
     can't.
@@ -558,7 +624,7 @@ def _make_state(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor], o
     optimizer.state.update(type(optimizer)(tensors, **accepted).state)
 
 
-def _refuse(to: WatchedOptimizer, expected_and_found: str) -> NoReturn:
+def _refuse(to: OptimizerRecord, expected_and_found: str) -> NoReturn:
     raise ConfigError(f"Can't add params to optimizer '{to.name}': expected {expected_and_found}.")
 
 
@@ -567,9 +633,9 @@ def _refuse(to: WatchedOptimizer, expected_and_found: str) -> NoReturn:
 
 @dataclass
 class GroupState:
-    """The saved form of a param group, with its policy. The numbers are those of `WatchedGroup` and `PolicyRate`.
+    """The saved form of a param group, with its policy. The numbers are those of `GroupRecord` and `PolicyRate`.
 
-    parent (str | None): The id of the group that it follows.
+    parent (str | None): The label of the group that it follows.
     checksum (str): Of its identity.
     policy (str): Its kind.
     policy_state (Any): Its own state, or that of its source.
@@ -588,34 +654,34 @@ class GroupState:
 
 
 @dataclass
-class ControllerState(WriterState):
-    """The saved form of a controller. mode: Of the breaker. groups (dict[str, GroupState]): By id."""
+class PolicyControllerState(WriterState):
+    """The saved form of a controller. mode: Of the breaker. groups (dict[str, GroupState]): By label."""
 
     mode: BreakerState
     groups: dict[str, GroupState]
 
 
-def _saved(watched: WatchedGroup) -> GroupState:
-    rate = policy_rate_of(watched)
+def _saved(record: GroupRecord) -> GroupState:
+    rate = policy_rate_of(record)
     return GroupState(
-        watched.rate,
-        watched.applied_rate,
-        watched.checksum,
+        record.rate,
+        record.applied_rate,
+        record.checksum,
         rate.start,
         rate.base,
         rate.factor,
         rate.held_rate,
-        None if rate.parent is None else rate.parent.id,
+        None if rate.parent is None else rate.parent.label,
         rate.kind,
         None if rate.keeper is None else rate.keeper.state_dict(),
     )
 
 
-def _are_swapped(groups: Mapping[str, WatchedGroup], saved: Mapping[str, str]) -> bool:
-    """Whether each saved checksum belongs to another group. Both are by id."""
+def _are_swapped(groups: Mapping[str, GroupRecord], saved: Mapping[str, str]) -> bool:
+    """Whether each saved checksum belongs to another group. Both are by label."""
     left = list(groups.values())
-    for id in groups:
-        found = next((watched for watched in left if saved[id] == watched.checksum_as(id)), None)
+    for label in groups:
+        found = next((record for record in left if saved[label] == record.checksum_as(label)), None)
         if found is None:
             return False
         left.remove(found)

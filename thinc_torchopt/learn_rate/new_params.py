@@ -1,5 +1,6 @@
-"""New params of a torch optimizer that has no controller: before each step, a hook writes the rates that
-`LearnRateController.add_params` would give them.
+"""The learning rates of params that are added in mid-training: a tenth of their parent's, after a warm-up.
+
+For a torch optimizer without a writer of rates, a hook writes them before each step.
 """
 
 from __future__ import annotations
@@ -9,13 +10,35 @@ from typing import Any
 
 import torch
 
-from .groups import NEW_PARAMS_FACTOR, Group, rate_of
-from .policies import Warmup
-from .watch import option_names_of
-from .writer import driver_of
+from ..checks import Section
+from .group_record import TorchGroup, rate_of
+from .optimizer_record import option_names_of
+from .writer import writer_of
 
+# The rate of params added in mid-training, as a fraction of their parent's.
+NEW_PARAMS_FACTOR = 0.1
 # The key in a group of new params: the index of its parent, its steps so far, and those of the warm-up.
 _KEY = "new_params"
+
+
+class Warmup:
+    """Rise linearly to the base, then stay. For new params.
+
+    steps (int): The step that reaches the base.
+    start_factor (float): The first rate, as a fraction of the base, 0 to 1.
+    RAISES (ConfigError): An argument is out of its range.
+    SOURCE: torch.optim.lr_scheduler.LinearLR.
+    """
+
+    def __init__(self, steps: int = 100, start_factor: float = 0.01):
+        check = Section("the learn rate policy 'warmup'", allows_texts=False)
+        self.steps = check.whole("steps", steps)
+        self.start_factor = check.number("start_factor", start_factor, at_most=1.0)
+
+    def rate(self, step: int, base: float) -> float:
+        if step >= self.steps:
+            return base
+        return base * (self.start_factor + (1.0 - self.start_factor) * step / self.steps)
 
 
 def add_new_params(optimizer: torch.optim.Optimizer, params: Iterable[Any], parent: int, warmup_steps: int) -> None:
@@ -42,14 +65,14 @@ def warm_up_new_params(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if driver_of(optimizer) is None:  # a controller writes its own rates
+    if writer_of(optimizer) is None:  # a controller writes its own rates
         for group in optimizer.param_groups:  # `load_state_dict` makes new ones
             if _KEY in group:
                 _write(optimizer, group)
                 group[_KEY]["step"] += 1
 
 
-def _write(optimizer: torch.optim.Optimizer, group: Group) -> None:
+def _write(optimizer: torch.optim.Optimizer, group: TorchGroup) -> None:
     of = group[_KEY]
     base = NEW_PARAMS_FACTOR * rate_of(optimizer.param_groups[of["parent"]])
     rate = Warmup(of["warmup_steps"]).rate(of["step"], base)

@@ -24,6 +24,8 @@ from ..checks import Section
 from ..errors import ConfigError, ScheduleError
 from ..schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, comparison, cosine_at, worst_score
 from ..schema import Count, read, write
+from .group_record import GroupRecord, check_rate
+from .new_params import NEW_PARAMS_FACTOR
 
 # Adaptive caches the rates of this many bases.
 _MAX_BASES = 100
@@ -67,26 +69,6 @@ class Cosine:
         if step < self.warmup_steps:
             return cosine_at(step, base, self.warmup_steps, self.total_steps)
         return base * cosine_at(step, 1.0, self.warmup_steps, self.total_steps, self.min_factor)
-
-
-class Warmup:
-    """Rise linearly to the base, then stay. For new params.
-
-    steps (int): The step that reaches the base.
-    start_factor (float): The first rate, as a fraction of the base, 0 to 1.
-    RAISES (ConfigError): An argument is out of its range.
-    SOURCE: torch.optim.lr_scheduler.LinearLR.
-    """
-
-    def __init__(self, steps: int = 100, start_factor: float = 0.01):
-        check = policy_section("warmup")
-        self.steps = check.whole("steps", steps)
-        self.start_factor = check.number("start_factor", start_factor, at_most=1.0)
-
-    def rate(self, step: int, base: float) -> float:
-        if step >= self.steps:
-            return base
-        return base * (self.start_factor + (1.0 - self.start_factor) * step / self.steps)
 
 
 class Adaptive:
@@ -258,8 +240,8 @@ class FromSchedule:
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         if metrics.get(self.metric) is not None:
-            watched = getattr(self._schedule.source, "metric", "score")
-            self.schedule.observe({watched: metrics[self.metric]})
+            record = getattr(self._schedule.source, "metric", "score")
+            self.schedule.observe({record: metrics[self.metric]})
 
     def advance(self) -> None:
         self._is_due = True
@@ -287,27 +269,72 @@ class FromScheduleState:
     is_due: bool
 
 
+class PolicyRate:
+    """A `RateSource` by a policy.
+
+    policy (Policy): Gives the rates.
+    base (float): The group's rate when it was registered.
+    start (int): The writer's step when it was registered.
+    where (str): The group, for errors.
+    parent (GroupRecord | None): For params added in mid-training: the base is then a tenth of the parent's rate.
+    """
+
+    def __init__(self, policy: Policy, base: float, start: int, where: str, parent: GroupRecord | None = None):
+        self.policy = policy
+        self.base = base
+        self.start = start
+        self.parent = parent
+        self._where = where
+        # The effect of adopted rates: a factor, or a rate that replaces the policy's.
+        self.factor = 1.0
+        self.held_rate: float | None = None
+
+    @property
+    def is_frozen(self) -> bool:
+        return isinstance(self.policy, Frozen) and self.held_rate is None
+
+    def rate_at(self, step: int) -> float:
+        if self.held_rate is not None:
+            return self.held_rate
+        base = self.base if self.parent is None else NEW_PARAMS_FACTOR * self.parent.rate_at(step)
+        rate = self.policy.rate(step - self.start, base)
+        if type(rate) is not float or not 0.0 <= rate < math.inf:
+            rate = check_rate(rate, self._where)
+        return self.factor * rate
+
+    def heeds_metrics(self, step: int) -> bool:
+        """Whether its policy uses metrics at this step: not while it warms up. step (int): The writer's."""
+        return not hasattr(self.policy, "is_warming_up") or not self.policy.is_warming_up(step - self.start)
+
+    def go_on_from(self, rate: float, ratio: float | None) -> None:
+        if self.held_rate is None and ratio is not None:
+            self.factor *= ratio
+        else:
+            self.held_rate = rate
+
+    @property
+    def kind(self) -> str:
+        """The name of the policy in saved states."""
+        return getattr(self.policy, "kind", type(self.policy).__name__)
+
+    @property
+    def keeper(self) -> Any:
+        """The object with a state: the policy, or its source, which other groups may share. None: neither has one."""
+        source = source_of(self.policy)
+        return source if hasattr(source, "state_dict") else None
+
+
+def policy_rate_of(record: GroupRecord) -> PolicyRate:
+    """The source of the rates of a group with a policy."""
+    assert isinstance(record.source, PolicyRate)
+    return record.source
+
+
 def source_of(policy: Policy) -> Any:
     """The object that gets metrics, moves on, and has a state: the policy, or its source."""
     return getattr(policy, "source", policy)
 
 
-def kind_of(policy: Policy) -> str:
-    """The name of a policy in saved states."""
-    return getattr(policy, "kind", type(policy).__name__)
-
-
 def policy_section(name: str) -> Section:
     """Checks the settings of a policy. name (str): Its name."""
     return Section(f"the learn rate policy '{name}'", allows_texts=False)
-
-
-def check_rate(value: Any, where: str) -> float:
-    """Check a rate.
-
-    value (Any): From a policy, or in a group.
-    where (str): The group, for messages.
-    RETURNS (float): The rate.
-    RAISES (ConfigError): It is not a number, or negative, or not finite.
-    """
-    return Section(f"'{where}'").number("learn_rate", value)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 from ..checks import Section
-from ..errors import ConfigError
 from ..near_misses import did_you_mean
 from ..schema import Count, read, write
 
@@ -60,13 +59,9 @@ class CircuitBreaker:
     """
 
     def __init__(self, failures: int = 3, recovery_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
-        if failures < 1 or not 0.0 <= recovery_seconds < math.inf:
-            raise ConfigError(
-                "Can't build a circuit breaker: expected at least 1 failure and 0 recovery seconds, found "
-                f"{failures} and {recovery_seconds}."
-            )
-        self.failures = failures
-        self.recovery_seconds = recovery_seconds
+        section = Section("the circuit breaker", allows_texts=False)
+        self.failures = section.whole("failures", failures, at_least=1)
+        self.recovery_seconds = section.number("recovery_seconds", recovery_seconds)
         self.conservative = False
         self.times = 0
         self.failures_in_a_row = 0  # of any kind

@@ -9,29 +9,42 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Optional
 from weakref import WeakSet
 
 import torch
 
 from ..checks import Section
 from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
-from ..schema import Count, NotNegative, write
+from ..schema import Count, NotNegative, refuse, write
 from ..types import OnOutsideWrite
-from .groups import Group, PolicyRate, WatchedGroup, rate_of
-from .history import History, HistoryState, Snapshot
-from .policies import Constant, check_rate
-from .watch import WatchedOptimizer
+from .group_record import FunctionRate, GroupRecord, RateSource, TorchGroup, check_rate, rate_of
+from .optimizer_record import OptimizerRecord
 
+# The history has the rates of this many steps.
+MAX_SNAPSHOTS = 1000
 # All writers that have, or had, an optimizer.
-_known: WeakSet[RateWriter] = WeakSet()
+_writers: WeakSet[RateWriter] = WeakSet()
 
 
-def driver_of(optimizer: torch.optim.Optimizer) -> RateWriter | None:
+def writer_of(optimizer: torch.optim.Optimizer) -> RateWriter | None:
     """The writer of an optimizer's rates, if any."""
-    return next((writer for writer in _known if writer.drives(optimizer)), None)
+    return next((writer for writer in _writers if writer.drives(optimizer)), None)
+
+
+def warn_at_step(optimizer: torch.optim.Optimizer, message: Callable[[], str | None]) -> None:
+    """Warn at the next step of an optimizer. message (Callable): Returns the message, or None for no warning."""
+    left = [message]
+
+    def warn(*_: Any) -> None:
+        # A hook must not remove itself while torch iterates over hooks.
+        if left and (text := left.pop()()) is not None:
+            warnings.warn(LearnRateWarning(text), stacklevel=4)
+
+    optimizer.register_step_pre_hook(warn)
 
 
 class RateWriter:
@@ -59,14 +72,14 @@ class RateWriter:
         self.on_outside_write: OnOutsideWrite = on_outside_write
         self.enable_runtime_guards = section.flag("enable_runtime_guards", enable_runtime_guards)
         self.step_count = 0
-        self.history = History()
+        self.history = RateHistory()
         self.outside_writes = 0
         self.scale = 1.0
         self._clock = clock
-        self._optimizers: dict[str, WatchedOptimizer] = {}
-        self._groups: dict[str, WatchedGroup] = {}
+        self._optimizers: dict[str, OptimizerRecord] = {}
+        self._groups: dict[str, GroupRecord] = {}
         self._checksums: dict[str, str] | None = None  # cache: of the current groups
-        _known.add(self)
+        _writers.add(self)
 
     # ------------------------------------------------------------------ one step
 
@@ -86,24 +99,22 @@ class RateWriter:
 
     def _write_all(self, epoch: float | None, scale: float) -> dict[str, float]:
         """Write the rates of all groups. Arguments and errors are those of `step`."""
-        for optimizer in self._optimizers.values():
-            optimizer.have_the_last_word()
         step, wanted = self.step_count, self._wanted_rates()
         scale *= self.scale
-        for watched, rate in zip(self._groups.values(), wanted):
+        for record, rate in zip(self._groups.values(), wanted):
             if not 0.0 <= rate * scale < math.inf:
-                check_rate(rate * scale, watched.id)
+                check_rate(rate * scale, record.label)
         rates = {}
-        for watched, rate in zip(self._groups.values(), wanted):
-            watched.rate = rate
-            rates[watched.id] = self._write(watched, rate * scale)
+        for record, rate in zip(self._groups.values(), wanted):
+            record.rate = rate
+            rates[record.label] = self._write(record, rate * scale)
         if self._is_recorded(step):
             self.history.append(Snapshot(epoch, step, rates.copy(), self.checksums, self._clock()))
         return rates
 
     def _wanted_rates(self) -> list[float]:
         """The rates of all groups at the next step, without the scale."""
-        return [watched.rate_at(self.step_count) for watched in self._groups.values()]
+        return [record.rate_at(self.step_count) for record in self._groups.values()]
 
     def _is_recorded(self, step: int) -> bool:
         """Whether the history gets a snapshot of this step."""
@@ -114,13 +125,13 @@ class RateWriter:
         return [error for of in self._optimizers.values() for error in of.differences(self.step_count)]
 
     @property
-    def rates(self) -> dict[str, float]:
+    def learn_rates(self) -> dict[str, float]:
         """The last written rate of each group; before the first step, its initial rate."""
-        return {id: watched.applied_rate for id, watched in self._groups.items()}
+        return {label: record.applied_rate for label, record in self._groups.items()}
 
-    def rate_to_come(self, watched: WatchedGroup) -> float:
+    def rate_to_come(self, record: GroupRecord) -> float:
         """The rate of a group at the next step."""
-        return watched.rate_at(self.step_count) * self.scale
+        return record.rate_at(self.step_count) * self.scale
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -128,16 +139,16 @@ class RateWriter:
         change.
         """
         if self._checksums is None:
-            self._checksums = {id: watched.checksum for id, watched in self._groups.items()}
+            self._checksums = {label: record.checksum for label, record in self._groups.items()}
         return self._checksums
 
     # ------------------------------------------------------------------ optimizers and groups
 
     def drives(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it writes the rates of an optimizer."""
-        return any(watched.optimizer is optimizer for watched in self._optimizers.values())
+        return any(record.optimizer is optimizer for record in self._optimizers.values())
 
-    def watch(self, of: WatchedOptimizer, groups: Sequence[tuple[WatchedGroup, Group]]) -> None:
+    def set_groups(self, of: OptimizerRecord, groups: Sequence[tuple[GroupRecord, TorchGroup]]) -> None:
         """Set the groups of an optimizer, after its owner made or changed them. Rates are still verified.
 
         groups (Sequence): All groups of its owner, each with torch's dict. Groups that other code added stay.
@@ -145,71 +156,78 @@ class RateWriter:
         own = {id(group) for _, group in groups}
         there = {id(group) for group in of.optimizer.param_groups}
         before = set(of.groups)
-        came = [watched for watched in of.groups if id(watched.group) in there - own]
-        of.groups = [of.bind(watched, group) for watched, group in groups] + came
-        for watched, _ in groups:
-            if watched not in before:
-                self._write(watched, watched.applied_rate)
+        added = [record for record in of.groups if id(record.group) in there - own]
+        of.groups = [of.bind(record, group) for record, group in groups] + added
+        for record, _ in groups:
+            if record not in before:
+                self._write(record, record.applied_rate)
         self._optimizers[of.name] = of
         self._update_groups(of)
 
-    def note_ids(self) -> None:
-        """Update after ids of groups have changed."""
+    def update_labels(self) -> None:
+        """Update after labels of groups have changed."""
         self._collect()
 
-    def _optimizer(self, wanted: str | torch.optim.Optimizer) -> WatchedOptimizer:
+    def _optimizer(self, wanted: str | torch.optim.Optimizer) -> OptimizerRecord:
         """RAISES (ConfigError): It is not registered."""
-        for name, watched in self._optimizers.items():
-            if wanted == name or watched.optimizer is wanted:
-                return watched
+        for name, record in self._optimizers.items():
+            if wanted == name or record.optimizer is wanted:
+                return record
         found = repr(wanted) if isinstance(wanted, str) else type(wanted).__name__
         raise ConfigError(
             f"Can't find the optimizer: expected one of {sorted(self._optimizers)}, found {found}. Register it first."
         )
 
-    def _update_groups(self, of: WatchedOptimizer) -> None:
+    def _update_groups(self, of: OptimizerRecord) -> None:
         """Update after the groups of an optimizer have changed. Each gets its own tensor for its rate: torch shares one
         between all groups.
         """
         seen: set[int] = set()
-        for watched in of.groups:
-            if watched.lr_tensor is not None and id(watched.lr_tensor) in seen:
-                watched.lr_tensor = watched.lr_tensor.detach().clone()
-                self._write(watched, watched.applied_rate)
-            seen.add(id(watched.lr_tensor))
+        for record in of.groups:
+            if record.lr_tensor is not None and id(record.lr_tensor) in seen:
+                record.lr_tensor = record.lr_tensor.detach().clone()
+                self._write(record, record.applied_rate)
+            seen.add(id(record.lr_tensor))
         self._collect()
 
     def _collect(self) -> None:
         """Update everything that depends on the set of groups."""
         self._checksums = None
-        groups = {watched.id: watched for of in self._optimizers.values() for watched in of.groups}
-        # Not `id`: Python 3.12.1 takes that for a local name in the rest of the function.
-        self._groups = {key: groups[key] for key in (*(key for key in self._groups if key in groups), *groups)}
+        groups = {record.label: record for of in self._optimizers.values() for record in of.groups}
+        known = [label for label in self._groups if label in groups]
+        self._groups = {label: groups[label] for label in (*known, *groups)}
 
-    def _accept_groups(self, of: WatchedOptimizer, *, at_default: bool = False) -> None:
+    def _accept_groups(self, of: OptimizerRecord, *, at_default: bool = False) -> None:
         """Accept the groups of an optimizer as they are, except for their rates.
 
-        at_default (bool): Added groups get the policy of all its groups, or else that of the first one.
+        at_default (bool): Added groups get the default rate of the optimizer, if it has one.
         """
-        first = next(iter(of.groups), None)
-        beside = None if first is None or not isinstance(first.source, PolicyRate) else first.source
-        policy = of.policy if of.policy is not None or beside is None else beside.policy
-        ids = set(self._groups)
+        labels = set(self._groups)
 
-        def watch_new(group: Group) -> WatchedGroup:
-            id, rate, step = of.new_id(group, ids), rate_of(group), self.step_count
-            ids.add(id)
-            if not at_default or policy is None:
-                return of.watch(WatchedGroup(id, PolicyRate(Constant(rate), rate, step, id), rate), group)
-            base, start = (rate, step) if beside is None else (beside.base, beside.start)
-            made = of.watch(WatchedGroup(id, PolicyRate(policy, base, start, id), rate), group)
-            follows = first is not None and beside is not None and beside.policy is policy
-            made.rate = first.applied_rate if follows and first is not None else made.rate_at(step)
-            self._write(made, made.rate)
-            return made
+        def add(group: TorchGroup) -> GroupRecord:
+            label, rate = of.new_label(group, labels), rate_of(group)
+            labels.add(label)
+            source, default = self._source_of_added(of, label, rate, at_default=at_default)
+            record = of.add(GroupRecord(label, source, rate), group)
+            if default is not None:
+                record.rate = default
+                self._write(record, default)
+            return record
 
-        of.accept(watch_new)
+        of.accept(add)
         self._update_groups(of)
+
+    def _source_of_added(
+        self, of: OptimizerRecord, label: str, rate: float, *, at_default: bool
+    ) -> tuple[RateSource, float | None]:
+        """The source of the rates of a group that other code added.
+
+        rate (float): Its rate. at_default (bool): As of `_accept_groups`.
+        RETURNS (tuple): With its new rate, or None if it keeps its own.
+        """
+        if not at_default or of.default_rate is None:
+            return FunctionRate(lambda: rate), None
+        return FunctionRate(of.default_rate), check_rate(of.default_rate(), label)
 
     # ------------------------------------------------------------------ integrity
 
@@ -222,30 +240,30 @@ class RateWriter:
         if self.enable_runtime_guards and (found := self._optimizer(name).rate_differences(self.step_count)):
             self._handle(found, ())
 
-    def _check(self, optimizers: Collection[WatchedOptimizer]) -> None:
+    def _check(self, optimizers: Collection[OptimizerRecord]) -> None:
         """Verify, and handle changes."""
         if not self.enable_runtime_guards or self._are_untouched(optimizers):
             return
-        for watched in optimizers:
-            if watched.keep_groups:
-                watched.reclaim()
-        if found := [error for watched in optimizers for error in watched.differences(self.step_count)]:
+        for record in optimizers:
+            if record.keep_groups:
+                record.restore_dicts()
+        if found := [error for record in optimizers for error in record.differences(self.step_count)]:
             self._handle(found, optimizers)
         else:  # the same groups in new dicts
-            for watched in optimizers:
-                self._accept_groups(watched)
+            for record in optimizers:
+                self._accept_groups(record)
 
-    def _are_untouched(self, optimizers: Collection[WatchedOptimizer]) -> bool:
-        return all(watched.is_untouched() for watched in optimizers)
+    def _are_untouched(self, optimizers: Collection[OptimizerRecord]) -> bool:
+        return all(record.is_untouched() for record in optimizers)
 
     def _reaction_to(self, errors: list[LearnRateIntegrityError]) -> tuple[OnOutsideWrite, bool]:
         """The treatment of changes by other code, and whether to warn of them."""
         return self.on_outside_write, True
 
-    def _handle(self, errors: list[LearnRateIntegrityError], optimizers: Collection[WatchedOptimizer]) -> None:
+    def _handle(self, errors: list[LearnRateIntegrityError], optimizers: Collection[OptimizerRecord]) -> None:
         """Handle changes.
 
-        optimizers (Collection[WatchedOptimizer]): The optimizers to restore or to accept.
+        optimizers (Collection[OptimizerRecord]): The optimizers to restore or to accept.
         RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". Its `others` are the other changes.
         """
         self.outside_writes += len(errors)
@@ -255,35 +273,35 @@ class RateWriter:
             raise first
         for optimizer in optimizers:
             if optimizer.keep_groups:
-                optimizer.bring_back()
+                optimizer.restore_removed()
             if how == "restore":
-                optimizer.put_back()
+                optimizer.restore_order()
             self._accept_groups(optimizer, at_default=how == "restore")
         for error in errors:
             if error.what == "learn_rate":
-                watched = self._groups[error.group]
+                record = self._groups[error.group]
                 # Invalid rates are restored in any case.
                 if how == "restore" or not 0.0 <= error.found < math.inf:
-                    self._write(watched, watched.applied_rate)
+                    self._write(record, record.applied_rate)
                 else:
-                    watched.adopt(error.found)
+                    record.adopt(error.found)
         if warns:
             for error in errors:
                 self._warn(error, restores=how == "restore")
 
     def _warn(self, error: LearnRateIntegrityError, *, restores: bool) -> None:
         """Warn once for each kind of change of a group, with what was done."""
-        watched = self._groups.get(error.group)
-        if watched is not None:
-            if error.what in watched.warned_of:
+        record = self._groups.get(error.group)
+        if record is not None:
+            if error.what in record.warned_of:
                 return
-            watched.warned_of.add(error.what)
+            record.warned_of.add(error.what)
         done = (
             "The change was undone."
             if error.what == "taken_out" or (restores and error.can_be_undone)
             else "The change is kept."
         )
-        if error.what == "group" and watched is not None:
+        if error.what == "group" and record is not None:
             done = "It gets the default learn rate." if restores else "It keeps its learn rate."
         warnings.warn(LearnRateWarning(f"{error.fact} {done} {error.advice}"), stacklevel=5)
 
@@ -291,19 +309,19 @@ class RateWriter:
 
     def write_last_rates(self) -> None:
         """Write the last rates again, after a state was loaded."""
-        for watched in self._groups.values():
-            self._write(watched, watched.applied_rate)
+        for record in self._groups.values():
+            self._write(record, record.applied_rate)
 
-    def _write(self, watched: WatchedGroup, rate: float) -> float:
+    def _write(self, record: GroupRecord, rate: float) -> float:
         """Write a rate. RETURNS (float): The value in the group: a tensor may have less precision."""
         value: float | torch.Tensor = rate
-        if watched.lr_tensor is not None:
-            value = watched.lr_tensor
+        if record.lr_tensor is not None:
+            value = record.lr_tensor
             with torch.no_grad():
                 value.fill_(rate)  # in place: a captured graph reads this tensor
             rate = torch.tensor(rate, dtype=value.dtype).item()
-        watched.group["lr"] = value
-        watched.applied_rate = rate
+        record.group["lr"] = value
+        record.applied_rate = rate
         return rate
 
     # ------------------------------------------------------------------ saving
@@ -323,7 +341,7 @@ class RateWriter:
         what (str): The owner of the state, for errors.
         RAISES (StateError): Snapshots have the wrong number of groups. Nothing changes then.
         """
-        self.history = History.of(state.history, what)
+        self.history = RateHistory.of(state.history, what)
         self.step_count, self.outside_writes, self.scale = state.step_count, state.outside_writes, state.scale
 
 
@@ -334,4 +352,76 @@ class WriterState:
     step_count: Count
     outside_writes: Count
     scale: NotNegative
-    history: HistoryState
+    history: RateHistoryState
+
+
+# ---------------------------------------------------------------------- the history
+
+
+class Snapshot(NamedTuple):
+    """One step of the controller.
+
+    epoch (float | None): From the caller.
+    step (int): Counted from 0.
+    rates (dict[str, float]): The applied rates, by group.
+    checksums (dict[str, str]): The identities of the groups. All steps until a change share one dict.
+    time (float): By the controller's clock.
+    """
+
+    epoch: float | None
+    step: int
+    rates: dict[str, float]
+    checksums: dict[str, str]
+    time: float
+
+
+class RateHistory(deque[Snapshot]):
+    """The last snapshots, the oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=MAX_SNAPSHOTS)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index] if isinstance(index, slice) else super().__getitem__(index)
+
+    @property
+    def state(self) -> RateHistoryState:
+        """All snapshots, with shared values kept once."""
+        places: dict[tuple[tuple[str, str], ...], int] = {}
+        snapshots = []
+        for epoch, step, rates, checksums, seconds in self:
+            place = places.setdefault(tuple(checksums.items()), len(places))
+            snapshots.append(SavedSnapshot(epoch, step, place, list(rates.values()), seconds))
+        return RateHistoryState([dict(layout) for layout in places], snapshots)
+
+    @classmethod
+    def of(cls, state: RateHistoryState, what: str) -> RateHistory:
+        """RAISES (StateError): Snapshots have the wrong number of groups. what (str): For the error: the owner of the
+        history.
+        """
+        history = cls()
+        for i, found in enumerate(state.snapshots):
+            layout = state.layouts[found.layout] if found.layout < len(state.layouts) else {}
+            if len(layout) != len(found.rates):
+                refuse(what, f"history/snapshots/{i}", f"one of {len(layout)} rates", f"{len(found.rates)}")
+            history.append(Snapshot(found.epoch, found.step, dict(zip(layout, found.rates)), layout, found.time))
+        return history
+
+
+@dataclass
+class SavedSnapshot:
+    """A snapshot without shared values. layout (int): The index of its groups' labels and checksums."""
+
+    epoch: Optional[float]
+    step: Count
+    layout: Count
+    rates: list[NotNegative]
+    time: float
+
+
+@dataclass
+class RateHistoryState:
+    """The saved form of a history. layouts (list): Checksums by the labels of groups."""
+
+    layouts: list[dict[str, str]]
+    snapshots: list[SavedSnapshot]

@@ -49,8 +49,9 @@ from ..params import (
     walk_pipeline,
 )
 from ..registry import arguments_of, signed
+from ..schedules import Schedules
 from ..schema import check_version, read
-from ..settings import Cascade, MovingSettings
+from ..settings import Cascade
 from ..state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
 from ..types import (
     BatchSize,
@@ -130,7 +131,7 @@ class TorchOptimizer(Optimizer):
         several processes), `privacy` (differential privacy), and those of other packages.
 
     Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `attachments` (by the names of their blocks);
-        `rollback` (settings for the training loop, or None); `controller` (of the learning rates); `batch_size`
+        `rollback` (settings for the training loop, or None); `rates` (writes the learning rates); `batch_size`
         (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
         loops set it before an update.
     """
@@ -168,13 +169,13 @@ class TorchOptimizer(Optimizer):
         self._lock = lock_for(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
         self.attachments = collect_attachments(blocks, attachments)
-        self._settings = MovingSettings(learn_rate, grad_clip)
+        self._settings = Schedules(learn_rate=learn_rate, grad_clip=grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))
         guard = GradGuard(max_nonfinite, spike_factor=spike_factor, on_spike=on_spike)
         self._step = Step(guard, clip_by)
         self._cascade = Cascade(
             OPTIMIZER.kind("algorithm", algorithm, Algorithm, AN_ALGORITHM),
-            self._settings.schedules,
+            self._settings,
             param_groups=param_groups,
             per_param_lr=per_param_lr,
             layer_decay=layer_decay,
@@ -194,7 +195,7 @@ class TorchOptimizer(Optimizer):
             "enable_runtime_guards": OPTIMIZER.flag("enable_runtime_guards", enable_runtime_guards),
         }
         chosen = chosen_averages(OPTIMIZER.flag("use_averages", use_averages), averages)
-        self._average_settings = None if chosen is None else chosen.tracked(self._settings.schedules)
+        self._average_settings = None if chosen is None else chosen.tracked(self._settings)
         for found in () if chosen is None else self._cascade.candidates:
             found.algorithm.check_allows_averages()
         self._joint = False
@@ -403,7 +404,7 @@ class TorchOptimizer(Optimizer):
             self._update(1.0, spoiled_by, epoch)
 
     def _update(self, lr_scale: float, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
-        self._settings.schedules.check_end_is_known()
+        self._settings.check_end_is_known()
         self._check_settings()
         params, shims = self._noted.pop_all()
         if params:
@@ -477,7 +478,7 @@ class TorchOptimizer(Optimizer):
     @property
     def spans_training(self) -> bool:
         """Whether any schedule ends with the training: one without `total_steps`."""
-        return self._settings.schedules.span_training
+        return self._settings.span_training
 
     def set_total_steps(self, total_steps: int, *, may_change: bool = False) -> None:
         """Set the length of the training for schedules without `total_steps`, before the first update. spaCy's training
@@ -505,7 +506,7 @@ class TorchOptimizer(Optimizer):
     @property
     def can_begin_decay(self) -> bool:
         """Whether any schedule has a decay to start."""
-        return bool(self._settings.schedules.of_decay)
+        return bool(self._settings.cooldowns)
 
     @property
     def decay_is_over(self) -> bool:
@@ -612,8 +613,8 @@ class TorchOptimizer(Optimizer):
         return [param for param in self._noted.params.values() if param.tensor.grad is not None]
 
     @property
-    def controller(self) -> RateWriter:
-        """The controller of the learning rates, with their history and changes by other code. Loading a state replaces
+    def rates(self) -> RateWriter:
+        """The writer of the learning rates, with their history and changes by other code. Loading a state replaces
         it.
         """
         return self._trained.writer
@@ -732,12 +733,12 @@ class TorchOptimizer(Optimizer):
     @property
     def schedules(self) -> dict[str, Any]:  # type: ignore[override]
         """The schedules by config path, e.g. "learn_rate", "algorithm.weight_decay", in thinc's form."""
-        return {name: schedule.source for name, schedule in self._settings.schedules.by_name.items()}
+        return {name: schedule.source for name, schedule in self._settings.by_name.items()}
 
     @property
     def warmup_steps(self) -> int:
         """The number of steps before the last warm-up of a learning rate is over. 0: no schedule has one."""
-        return self._settings.schedules.warmup_steps
+        return self._settings.warmup_steps
 
     @property
     def nr_update(self) -> dict[Key, int]:  # type: ignore[override]

@@ -26,21 +26,16 @@ A schedule may *span* the training: it ends where the training ends. It then has
                                 new curve
     value                       before the first step, the value of step 0
 
-All curves without `total_steps` do. One that begins with a warm-up has its length, `warmup_steps`. A schedule may have
-a *decay* that starts on demand, as `warmup_stable_decay` has:
+All curves without `total_steps` do. One that begins with a warm-up has its length, `warmup_steps`. One that may fall at
+will has a `cooldown`, as `warmup_stable_decay` has: see cooldown.py.
 
-    can_begin_decay             True
-    begin_decay(decay_steps)    decays from the next step on. False: it had started before
-    decay_was_told              whether the decay was started
-    decay_is_over               whether the decay was started and is over
-    waits_to_be_told            whether only `begin_decay` ends it
-
-curves.py has the functions of the step.
+curves.py has the functions of the step; schedules.py has all schedules of an optimizer.
 """
 
 from .curves import cosine_at, inverse_sqrt, one_cycle, polynomial, warmup_cosine, warmup_linear, warmup_stable_decay
 from .plateau import Mode, PlateauSchedule, ThresholdMode, comparison, plateau, worst_score
-from .schedule import Schedule, Schedules, current, is_moving
+from .schedule import Schedule, current, is_moving
+from .schedules import Schedules
 from .sequence import SequenceSchedule, sequence
 from .to_the_end import with_end
 

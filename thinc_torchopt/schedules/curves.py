@@ -9,9 +9,8 @@ from functools import partial
 from itertools import count
 from typing import Literal, Optional
 
-from .arguments import Arguments
-from .stable_decay import StableDecaySchedule
-from .to_the_end import CurveToTheEnd, Lengths, Span
+from .cooldown import StableDecaySchedule
+from .to_the_end import Arguments, CurveToTheEnd, Lengths, Span
 
 Curve = Literal["linear", "cosine", "1-sqrt"]
 
@@ -246,17 +245,17 @@ def warmup_stable_decay(
     check.choice("warmup_type", warmup_type, ["linear", "cosine", "1-sqrt"])
     check.choice("decay_type", decay_type, ["linear", "cosine", "1-sqrt"])
     check.choice("decay_begins", decay_begins, ["in time", "when told"])
-    when_told = decay_begins == "when told"
-    if when_told and total_steps is not None:
+    only_at_will = decay_begins == "when told"
+    if only_at_will and total_steps is not None:
         check.refuse("total_steps", 'left out beside decay_begins = "when told"', total_steps)
     for name, ratio in (("warmup_ratio", warmup_ratio), ("decay_ratio", decay_ratio)):
-        if when_told and ratio is not None:
+        if only_at_will and ratio is not None:
             check.refuse(name, f'left out beside decay_begins = "when told"; {name[:-6]}_steps will do', ratio)
     lengths = Lengths(check.path, warmup_steps, warmup_ratio, decay_steps, decay_ratio)
     lengths.check()
     rise = partial(_rise_at, low=min_rate, peak=initial_rate, curve=warmup_type)
     fall = partial(_fall_at, low=min_rate, curve=decay_type)
-    schedule = StableDecaySchedule(lengths, rise, fall, when_told=when_told)
+    schedule = StableDecaySchedule(lengths, rise, fall, only_at_will=only_at_will)
     if total_steps is not None:
         schedule.fix_total_steps(total_steps)
     return schedule

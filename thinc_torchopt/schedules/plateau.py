@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Dict, Literal, Optional
 
 from ..schema import Count, NotNegative, read, write
-from .arguments import Arguments
+from .to_the_end import Arguments
 
 Mode = Literal["max", "min"]
 ThresholdMode = Literal["rel", "abs"]

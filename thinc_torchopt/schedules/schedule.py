@@ -1,8 +1,7 @@
-"""Values that move with the step.
+"""A value that moves with the step.
 
 *source*: a number, a list of numbers, or one of thinc's schedules, which are generators. *schedule*: a source that
-moves, with its current value and position. A source that is used in several places is one schedule, and moves once a
-step.
+moves, with its current value and position.
 
 Some sources watch a score or span the training: schedules/__init__.py describes their methods.
 """
@@ -10,19 +9,17 @@ Some sources watch a score or span the training: schedules/__init__.py describes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import getgeneratorlocals
 from types import GeneratorType
 from typing import Any
 
-from ..checks import Section
 from ..errors import ScheduleError, ScheduleWarning, StateError
 from ..near_misses import did_you_mean
-from ..schema import Count, Positive, check_names, read, refuse, write
-from .to_the_end import is_waiting, refuse_without_end
-
-_RATES = ("learn_rate", "lr_scale")  # the ends of the places of learning rates
+from ..schema import Count, Positive, read, refuse, write
+from .cooldown import Cooldown
+from .to_the_end import is_waiting
 
 
 class Schedule:
@@ -151,14 +148,15 @@ class Schedule:
         return warmup_of(self.source)
 
     @property
-    def can_begin_decay(self) -> bool:
-        """Whether its source can decay on demand."""
-        return bool(getattr(self.source, "can_begin_decay", False))
+    def cooldown(self) -> Cooldown | None:
+        """The fall of its source that may begin at will, if it has one."""
+        return getattr(self.source, "cooldown", None)
 
     def begin_decay(self, decay_steps: int | None = None) -> bool:
-        """Start the decay. RETURNS (bool): False if it had started before."""
-        begins = bool(self.source.begin_decay(decay_steps))
-        self.value = self._check(self.source.value)
+        """Begin its cooldown, if it has one. RETURNS (bool): False if it had begun before."""
+        begins = self.cooldown is not None and self.cooldown.begin(decay_steps)
+        if begins:
+            self.value = self._check(self.source.value)
         return begins
 
     def observe(self, scores: Mapping[str, Any]) -> None:
@@ -222,7 +220,7 @@ class Schedule:
         self.move_to(state["position"])
         if self._keeps_state:
             self.source.load_state_dict(state["source"])
-        if hasattr(self.source, "observe") or self.can_begin_decay:
+        if hasattr(self.source, "observe") or self.cooldown is not None:
             self.value = self._check(self.source.value)
 
     def _advance(self) -> None:
@@ -263,110 +261,6 @@ class ScheduleState:
     position: Count
     total_steps: Positive | None
     source: Any
-
-
-class Schedules:
-    """All schedules of an optimizer, by their places in the config."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, Schedule] = {}
-        self._by_source: dict[int, Schedule] = {}
-        self._is_end_known = False
-
-    def track(self, name: str, value: Any) -> Any:
-        """Replace a list or iterator by a Schedule.
-
-        name (str): The place of the value in the config, e.g. "learn_rate" or "algorithm.weight_decay".
-        value (Any): A number, or a list or iterator of numbers. A tuple may hold any of these. Other values are left
-            alone.
-        RETURNS (Any): The value, with a Schedule in place of each list or iterator.
-        """
-        if isinstance(value, tuple):
-            return tuple(self.track(f"{name}.{i}", item) for i, item in enumerate(value))
-        if isinstance(value, list):
-            value = iter(value)
-        if not isinstance(value, Iterator):
-            return value
-        schedule = self._by_source.get(id(value))
-        if schedule is None:
-            schedule = self._by_source[id(value)] = Schedule(name, value)
-            self._is_end_known = False
-        self.by_name[name] = schedule
-        return schedule
-
-    def step(self) -> None:
-        """Move every schedule on by one, each exactly once."""
-        for schedule in self._by_source.values():
-            schedule.step()
-
-    def set_total_steps(self, total_steps: Any, *, may_change: bool = False) -> None:
-        """Set the length of the training for schedules that span it.
-
-        may_change (bool): Also change a length that was set before.
-        RAISES (ScheduleError): Their parts don't fit. (StateError): Another length was set before.
-        """
-        total = Section("the training").whole("total_steps", total_steps, at_least=1)
-        for schedule in self._by_source.values():
-            if schedule.spans_training:
-                schedule.set_total_steps(total, may_change=may_change)
-
-    @property
-    def span_training(self) -> bool:
-        """Whether any schedule ends with the training."""
-        return any(schedule.spans_training for schedule in self._by_source.values())
-
-    @property
-    def warmup_steps(self) -> int:
-        """The number of steps before the last warm-up of a learning rate is over."""
-        of_rates = (name for name in self.by_name if name.endswith(_RATES) or name.startswith("per_param_lr."))
-        return max((self.by_name[name].warmup_steps for name in of_rates), default=0)
-
-    def check_end_is_known(self) -> None:
-        """RAISES (ScheduleError): A schedule ends with the training, and does not know its length."""
-        if self._is_end_known:
-            return
-        for name, schedule in self.by_name.items():
-            if is_waiting(schedule.source):
-                refuse_without_end(f"of '{name}' in [training.optimizer]")
-        self._is_end_known = True
-
-    @property
-    def of_decay(self) -> list[Schedule]:
-        """The schedules that can decay on demand."""
-        return [schedule for schedule in self._by_source.values() if schedule.can_begin_decay]
-
-    def observe(self, scores: Mapping[str, Any]) -> None:
-        """Pass the scores of an evaluation to every schedule that watches one, once each.
-
-        scores (Mapping[str, Any]): Of the model after the last step, when the schedules have already moved on to the
-            next one. By name; the main one is "score".
-        """
-        for schedule in self._by_source.values():
-            schedule.observe(scores)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of all schedules by config path, for JSON. Places that share a schedule have the same state."""
-        return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
-
-    def load_state_dict(self, state: Any, *, at_most: int | None = None) -> None:
-        """Resume from a saved state. Everything is checked before a schedule moves.
-
-        state (dict): From `state_dict`, of the same config.
-        at_most (int): The number of steps of the run: no schedule can be ahead of it.
-        RAISES (StateError): It has other config paths, or a state can't be loaded. (ScheduleError): A state is of an
-            earlier step.
-        """
-        what = "the state of the schedules of [training.optimizer]"
-        check_names(read(dict[str, Any], state, what), self.by_name, what)
-        for name, schedule in self.by_name.items():
-            schedule.check_state_dict(state[name])
-            position = state[name]["position"]
-            if at_most is not None and position > at_most:
-                refuse(what, f"{name}/position", f"at most {at_most}, the steps of the run", str(position))
-            if state[name] != state[schedule.name]:
-                refuse(what, name, f"as '{schedule.name}', with which it shares a schedule", "another state")
-        for schedule in self._by_source.values():
-            schedule.load_state_dict(state[schedule.name])
 
 
 def warmup_of(source: Any) -> int:

@@ -8,9 +8,9 @@ from typing import Any, Dict, Optional, Tuple
 from ..errors import ScheduleError
 from ..schema import check_names, read
 from ..types import FloatOrSchedule
-from .arguments import Arguments
+from .cooldown import Cooldown
 from .schedule import try_to_load, warmup_of
-from .to_the_end import is_waiting
+from .to_the_end import Arguments, is_waiting
 
 
 def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
@@ -27,7 +27,7 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
     check = Arguments("thinc-torchopt.sequence.v1")
     if not isinstance(parts, dict) or not parts:
         check.refuse("parts", "a section with at least one part", parts)
-    in_a_row: Dict[str, Part] = {}
+    in_a_row: Dict[str, SequencePart] = {}
     for i, (name, part) in enumerate(parts.items()):
         path = f"parts.{name}"
         is_last = i == len(parts) - 1
@@ -42,7 +42,7 @@ def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:
         steps: Any = part.get("steps")
         if steps is not None and is_waiting(part["schedule"]):
             part["schedule"].set_total_steps(steps)  # type: ignore[union-attr]
-        in_a_row[name] = Part(steps, *_values(check, f"{path}.schedule", part["schedule"]))
+        in_a_row[name] = SequencePart(steps, *_values(check, f"{path}.schedule", part["schedule"]))
     return SequenceSchedule(in_a_row)
 
 
@@ -62,10 +62,10 @@ def _values(check: Arguments, name: str, source: Any) -> Tuple[Any, Iterator[Any
 class SequenceSchedule(Iterator[float]):
     """The schedule of `sequence`.
 
-    parts (Dict[str, Part]): The parts in their order, by name.
+    parts (Dict[str, SequencePart]): The parts in their order, by name.
     """
 
-    def __init__(self, parts: Dict[str, "Part"]):
+    def __init__(self, parts: Dict[str, "SequencePart"]):
         self._parts = parts
         self._waiting = iter(parts.values())
         self._part = next(self._waiting)
@@ -82,7 +82,7 @@ class SequenceSchedule(Iterator[float]):
         return getattr(self._part.source, "metric", "score")
 
     @property
-    def _last(self) -> "Part":
+    def _last(self) -> "SequencePart":
         return list(self._parts.values())[-1]
 
     @property
@@ -121,25 +121,9 @@ class SequenceSchedule(Iterator[float]):
         return 0
 
     @property
-    def can_begin_decay(self) -> bool:
-        """Whether the last part can decay on demand."""
-        return getattr(self._last.source, "can_begin_decay", False)
-
-    def begin_decay(self, decay_steps: Optional[int] = None) -> bool:
-        """Start the decay of the last part: if its turn is yet to come, at its first step."""
-        return bool(self._last.source.begin_decay(decay_steps))
-
-    @property
-    def waits_to_be_told(self) -> bool:
-        return bool(getattr(self._last.source, "waits_to_be_told", False))
-
-    @property
-    def decay_was_told(self) -> bool:
-        return bool(self._last.source.decay_was_told)
-
-    @property
-    def decay_is_over(self) -> bool:
-        return bool(self._last.source.decay_is_over)
+    def cooldown(self) -> Optional[Cooldown]:
+        """The fall of the last part, if it has one. If the turn of that is yet to come, it begins at its first step."""
+        return getattr(self._last.source, "cooldown", None)
 
     def __next__(self) -> float:
         if self._steps_done == self._part.steps:
@@ -174,11 +158,11 @@ class SequenceSchedule(Iterator[float]):
         for name, part in keepers.items():
             part.source.load_state_dict(state[name])
 
-    def _keepers(self) -> Dict[str, "Part"]:
+    def _keepers(self) -> Dict[str, "SequencePart"]:
         return {name: part for name, part in self._parts.items() if hasattr(part.source, "state_dict")}
 
 
-class Part:
+class SequencePart:
     """One part of a sequence.
 
     steps (Optional[int]): Its length. None: it does not end.

@@ -10,9 +10,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Optional
 
-from ..checks import MAX_STEPS
+from ..checks import MAX_STEPS, Section
 from ..errors import ScheduleError
-from .arguments import Arguments
+
+
+class Arguments(Section):
+    """Checks the arguments of one schedule. confection accepts numbers in quotes, and generators for any argument.
+
+    label (str): The name of the schedule in the config.
+    """
+
+    def __init__(self, label: str):
+        super().__init__(label, allows_texts=False)
+
+    def refuse(self, name: str, expected: str, found: Any, advice: str = "") -> NoReturn:
+        """RAISES (ScheduleError): Always."""
+        raise ScheduleError(
+            f"Can't build the schedule '{self.path}': expected '{name}' to be {expected}, found {found!r}."
+        )
 
 
 class Span(NamedTuple):
@@ -79,15 +94,17 @@ class SpansTraining(Iterator[float]):
 
     lengths (Lengths): Of its parts.
 
-    Public: `spans_training` (False if the config has its length), `total_steps` (None if not known yet).
+    Public: `spans_training` (False if the config has its length), `total_steps` (None if not known yet), `label` (its
+        name in the config), `span`, and `step` (of the last value; -1 before the first).
     """
 
     spans_training = True
 
     def __init__(self, lengths: Lengths):
         self._lengths = lengths
-        self._span = lengths.span(MAX_STEPS)
-        self._step = -1
+        self.label = lengths.label
+        self.span = lengths.span(MAX_STEPS)
+        self.step = -1
         self.total_steps: Optional[int] = None
 
     def _at(self, step: int) -> float:
@@ -95,16 +112,16 @@ class SpansTraining(Iterator[float]):
 
     @property
     def value(self) -> float:
-        return self._at(max(0, self._step))
+        return self._at(max(0, self.step))
 
     @property
     def warmup_steps(self) -> int:
-        return self._span.warmup
+        return self.span.warmup
 
     def set_total_steps(self, total_steps: int) -> None:
         """RAISES (ScheduleError): Its parts don't fit."""
         try:
-            self._span = self._lengths.span(total_steps)
+            self.span = self._lengths.span(total_steps)
         except ScheduleError as error:
             raise ScheduleError(
                 f"{error} The total is the length of the training, as the schedule has no total_steps. Train for "
@@ -114,8 +131,8 @@ class SpansTraining(Iterator[float]):
 
     def __next__(self) -> float:
         if self.total_steps is None and self.spans_training:
-            refuse_without_end(f"'{self._lengths.label}'")
-        self._step += 1
+            refuse_without_end(f"'{self.label}'")
+        self.step += 1
         return self.value
 
 
@@ -130,7 +147,7 @@ class CurveToTheEnd(SpansTraining):
         self._value_at = value_at
 
     def _at(self, step: int) -> float:
-        return self._value_at(step, self._span)
+        return self._value_at(step, self.span)
 
 
 def is_waiting(source: Any) -> bool:

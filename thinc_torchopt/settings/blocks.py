@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclass(eq=False)
-class Block:
+class SettingsBlock:
     """One block of the config, checked.
 
     algorithm (int | None): The candidate that is its own algorithm, if it has one.
@@ -102,16 +102,13 @@ class BlockReader:
             last += 1
         return range(first, last + 1)
 
-    def read_block(self, name: str, given: Mapping[str, Any]) -> Block:
+    def read_block(self, name: str, given: Mapping[str, Any]) -> SettingsBlock:
         where, path = GROUPS.format(name), f"param_groups.{name}"
         if not isinstance(given, Mapping):
             raise ConfigError(f"Can't read {where}: expected a section with 'params', found {given!r}.")
         texts = given.get("params")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(
-                f"Can't set 'params' in {where}: expected a list of patterns, as in [\"transformer/*\"], found "
-                f"{'none' if texts is None else repr(texts)}."
-            )
+            Section(where).refuse("params", 'a list of patterns, as in ["transformer/*"]', texts)
         options = {option: value for option, value in given.items() if option not in _NOT_OPTIONS}
         first = None
         if given.get("algorithm") is not None:
@@ -137,7 +134,7 @@ class BlockReader:
                     raise
                 # Perhaps the two blocks share no param.
                 read[i] = error.with_traceback(None)
-        return Block(
+        return SettingsBlock(
             name,
             [Pattern(text, where) for text in texts],
             learn_rate=self._number(path, given, "learn_rate"),
@@ -155,10 +152,10 @@ class BlockReader:
         checked = candidate.algorithm.check_options(own, where, candidate.section) if own else {}
         return {name: self._schedules.track(f"{path}.{name}", value) for name, value in checked.items()}
 
-    def read_rate(self, text: str, rate: FloatOrSchedule) -> Block:
+    def read_rate(self, text: str, rate: FloatOrSchedule) -> SettingsBlock:
         _check_key(text, rate, PER_PARAM_LR)
         learn_rate = self._number("per_param_lr", {text: rate}, text)
-        return Block(text, [Pattern(text, PER_PARAM_LR)], learn_rate=learn_rate)
+        return SettingsBlock(text, [Pattern(text, PER_PARAM_LR)], learn_rate=learn_rate)
 
     def read_layer_decay(self, text: str, decay: float) -> tuple[Pattern, float]:
         _check_key(text, decay, LAYER_DECAY)

@@ -25,7 +25,7 @@ from ..learn_rate import Warmup
 from ..params import Param, Pattern, layers_of, matches_any
 from ..schedules import Schedule, Schedules, is_moving
 from ..types import Blocks, FloatOrSchedule, SkipDecay
-from .blocks import GROUPS, LAYER_DECAY, PER_PARAM_LR, Block, BlockReader, patterns_of
+from .blocks import GROUPS, LAYER_DECAY, PER_PARAM_LR, BlockReader, SettingsBlock, patterns_of
 from .param_settings import ParamSettings
 
 _DECAYS = ("weight_decay", "L2")
@@ -79,10 +79,8 @@ class Cascade:
             [name for name in _DECAYS if any(name in found.options for found in self.candidates)] if skip_decay else []
         )
         if skip_decay and not self._decays:
-            raise ConfigError(
-                "Can't set 'skip_decay' in [training.optimizer]: expected an algorithm with weight decay, found "
-                f"'{algorithm.label}'. Remove the setting, or choose another algorithm."
-            )
+            advice = "Remove the setting, or choose another algorithm."
+            OPTIMIZER.refuse("skip_decay", "an algorithm with weight decay", algorithm.label, advice)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the cache: a copy has schedules of its own."""
@@ -216,9 +214,9 @@ class Cascade:
         return self._known[alike]
 
     def _options_of(
-        self, algorithm: int, blocks: Sequence[Block], enabled: Collection[str], *, skips_decay: bool
+        self, algorithm: int, blocks: Sequence[SettingsBlock], enabled: Collection[str], *, skips_decay: bool
     ) -> dict[str, Any]:
-        """The options of params. blocks (Sequence[Block]): The blocks whose options count."""
+        """The options of params. blocks (Sequence[SettingsBlock]): The blocks whose options count."""
         options = dict(self.candidates[algorithm].options)
         options |= {option: False for option in self.candidates[algorithm].limits if option not in enabled}
         for block in blocks:
@@ -237,7 +235,7 @@ class Cascade:
                     return layer, 1.0 if layer is None else decay ** (depth - layer)
         return None, 1.0
 
-    def _first_and_blocks(self, names: Collection[str]) -> tuple[int, list[Block], list[Block]]:
+    def _first_and_blocks(self, names: Collection[str]) -> tuple[int, list[SettingsBlock], list[SettingsBlock]]:
         """RETURNS (tuple): The candidate for a param with these names, all blocks that match it, and the blocks whose
         options count.
         """

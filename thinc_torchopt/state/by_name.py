@@ -54,12 +54,12 @@ def restore(plan: GroupPlan, params: Sequence[Param], saved: SavedState, on_grow
     params (Sequence[Param]): The params with saved state.
     on_growth ("mean" | "zero" | None): For a pipeline that has changed since: how to fill new cells of params that have
         grown. None: nothing has changed.
-    RAISES (StateError): The state is of other params, or damaged. Nothing is restored then but the ids of groups.
+    RAISES (StateError): The state is of other params, or damaged. Nothing is restored then but the labels of groups.
     """
     may_grow = on_growth is not None
     check_params(params, saved.params, may_grow=may_grow)
     origins = _origins_of(plan, saved.groups)
-    plan.restore_ids(origins)
+    plan.restore_labels(origins)
     _check_settings(params, saved.params, saved.groups, may_grow=may_grow)
     _check_groups(origins, saved.groups)
     _check_param_states(params, saved.params)
@@ -115,16 +115,16 @@ def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on
 
 
 def _collect_groups(groups: GroupPlan) -> dict[str, dict[str, Any]]:
-    """By the group's id: see `SavedGroup`."""
+    """By the group's label: see `SavedGroup`."""
     return {
-        group.id: {
+        group.label: {
             "algorithm": group.owner.algorithm.label,
             "path": group.owner.name,
             "params": sorted(param.name for param in group.params),
             "options": _options_of(group),
             "state": group.state,
-            "rate": group.watched.rate,
-            "applied_rate": group.watched.applied_rate,
+            "rate": group.record.rate,
+            "applied_rate": group.record.applied_rate,
         }
         for group in groups.groups
     }
@@ -149,8 +149,8 @@ def _warn_of_options(origins: Mapping[Group, str], saved: Mapping[str, SavedGrou
         if changed:
             warnings.warn(
                 CheckpointWarning(
-                    f"Param group '{group.id}' has other options than when its state was saved: {'; '.join(changed)}. "
-                    "The options in the config are used."
+                    f"Param group '{group.label}' has other options than when its state was saved: {'; '.join(changed)}"
+                    ". The options in the config are used."
                 ),
                 stacklevel=5,
             )
@@ -171,7 +171,7 @@ def _restore_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup
     for group, group_id in origins.items():
         part = saved[group_id]
         if with_rates:
-            group.watched.rate, group.watched.applied_rate = part.rate, part.applied_rate
+            group.record.rate, group.record.applied_rate = part.rate, part.applied_rate
         # torch's own classes keep only switches there, which are those of this torch.
         is_kept = not type(group.owner.optimizer).__module__.startswith("torch.optim")
         for name, value in part.state.items() if is_kept else ():

@@ -74,7 +74,7 @@ class SavedState:
     """The whole state.
 
     step (int): Of the schedules.
-    params, groups: By name, and by id. Params are in the order in which they were added.
+    params, groups: By name, and by label. Params are in the order in which they were added.
     grads: The gradients of params that have one, by name. None: zeros, see grads.py.
     algorithms: Their state beside params and groups, by config path. averages, grad_scalers (by the path of the shim),
     guard, schedules: In the forms of their owners.

@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,14 +23,7 @@ from torch import Tensor
 from ..algorithms import Fill, Kind, check_kind, check_on_growth, check_states, fit_param_state, fresh_state
 from ..checks import Section
 from ..errors import StateError
-from ..learn_rate import (
-    LearnRateController,
-    add_new_params,
-    driver_of,
-    rate_of,
-    warm_up_new_params,
-    warn_of_steps_without,
-)
+from ..learn_rate import add_new_params, rate_of, warm_up_new_params, warn_at_step, writer_of
 
 _SECTION = Section("preserve_optimizer_state", allows_texts=False)
 
@@ -49,6 +42,27 @@ class StateMapping:
     kind: Kind | None = None
 
 
+class OptimizerController(Protocol):
+    """A controller of the learning rates of torch optimizers: a `LearnRateController`."""
+
+    def frozen_groups(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """The indices of an optimizer's groups that are frozen."""
+
+    def replace_optimizer(
+        self, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, param_names: Mapping[Tensor, str]
+    ) -> None:
+        """Control another optimizer in place of one."""
+
+    def add_params(self, optimizer: torch.optim.Optimizer, params: list[Any], parent: int, *, warmup_steps: int) -> str:
+        """Give new params a group of their own. parent (int): Index of the group whose rate they follow."""
+
+    def timer(self) -> float:
+        """The start of some work."""
+
+    def took(self, kind: str, started: float) -> None:
+        """Account for the time of some work, of the kind "state_preservation". started (float): From `timer`."""
+
+
 def preserve_optimizer_state(
     optimizer: torch.optim.Optimizer,
     new_model: torch.nn.Module,
@@ -57,7 +71,7 @@ def preserve_optimizer_state(
     *,
     on_growth: Fill = "mean",
     new_params_warmup: int = 100,
-    controller: LearnRateController | None = None,
+    controller: OptimizerController | None = None,
 ) -> torch.optim.Optimizer:
     """Make an optimizer for a new model, with the state of an optimizer for the old one.
 
@@ -79,7 +93,7 @@ def preserve_optimizer_state(
     on_growth (Fill): How to fill new cells: the mean over the old ones, a tenth of it where momentum is a sum; or zero.
     new_params_warmup (int): Steps in which the rate of new params rises, from a hundredth of that tenth. 0: they join
         the group of their nearest relative, at its rate, as do those with relatives that are frozen.
-    controller (LearnRateController | None): The controller of the old optimizer drives the new one from now on: see its
+    controller (OptimizerController | None): The controller of the old optimizer drives the new one from now on: see its
         `replace_optimizer`. Without one, a hook of the new optimizer warms up its new params. The first step of the
         new optimizer gives a warning if the old one has a controller.
     RETURNS (torch.optim.Optimizer): A new optimizer of the same class.
@@ -87,7 +101,7 @@ def preserve_optimizer_state(
         a state is not finite. (ConfigError): The controller does not know the optimizer, or `new_params_warmup` is
         below 0.
     """
-    started = 0.0 if controller is None else controller.guards.timer()
+    started = 0.0 if controller is None else controller.timer()
     check_on_growth(on_growth)
     _SECTION.whole("new_params_warmup", new_params_warmup)
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -128,8 +142,19 @@ def preserve_optimizer_state(
     warm_up_new_params(made)
     if controller is not None:
         controller.took("state_preservation", started)
-    elif (driver := driver_of(optimizer)) is not None:
-        warn_of_steps_without(driver.drives, optimizer, made)
+    elif (writer := writer_of(optimizer)) is not None:
+        drives = writer.drives
+        warn_at_step(
+            made,
+            lambda: (
+                f"Optimizer {type(made).__name__} was replaced without its controller: expected the new one to get the "
+                "learning rates of the controller, found it stepped while the controller drives the old one. It has "
+                "the rates that the old one had last. Give controller=controller to preserve_optimizer_state, or call "
+                "controller.replace_optimizer."
+                if drives(optimizer) and not drives(made)
+                else None
+            ),
+        )
     return made
 
 

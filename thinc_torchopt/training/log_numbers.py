@@ -52,7 +52,7 @@ def counts_of(optimizer: TorchOptimizer, progress: Progress) -> dict[str, int]:
         "skipped_updates": optimizer.skipped_updates,
         "grad_spikes": optimizer.grad_spikes,
         "rollbacks": len(progress.rollbacks),
-        "outside_writes": optimizer.controller.outside_writes,
+        "outside_writes": optimizer.rates.outside_writes,
     }
 
 

@@ -240,7 +240,7 @@ class Ranks(Alone):
 
     def compare_params(self, step: int) -> None:
         if self.settings.check_every:
-            check_same_params(self.group, self._optimizer.params, self._optimizer.controller.rates, step)
+            check_same_params(self.group, self._optimizer.params, self._optimizer.rates.learn_rates, step)
 
     def stopped_by(self, noted: int | None) -> int | None:
         return next((signal for signal in self._reduce.found["signal"] if signal), None)

@@ -20,7 +20,7 @@ from .. import kernels
 from ..algorithms import Algorithm, StateBeside, collect_beside, small_matrix
 from ..errors import ConfigError
 from ..host import is_hooked_after_step, is_hooked_before_step
-from ..learn_rate import FromFunction, RateWriter, WatchedOptimizer
+from ..learn_rate import OptimizerRecord, RateWriter
 from ..params import Param
 from ..schedules import current, is_moving
 from ..settings import Rates
@@ -68,10 +68,8 @@ class BuiltAlgorithm:
         # By the `id` of a group: the params of its last step, and the kernel's lists. False: no lists are possible.
         self._last: dict[int, tuple[Sequence[Param], KernelLists | Literal[False] | None]] = {}
         self._names: dict[torch.Tensor, str] = {}
-        self._watched = WatchedOptimizer(name, optimizer, moving, self._names, watch_steps=False, keep_groups=True)
-        # For groups that other code adds.
-        self._watched.policy = FromFunction(lambda step: rates.default())
-        self._watched.hook_in()
+        self._record = OptimizerRecord(name, optimizer, moving, self._names, keep_groups=True)
+        self._record.default_rate = rates.default
         # Drop references to the states that are replaced.
         optimizer.register_load_state_dict_pre_hook(lambda *_: self.forget_lists())
         optimizer.param_groups = []
@@ -83,7 +81,7 @@ class BuiltAlgorithm:
 
         groups (Mapping[Group, list[Param]]): With their params.
         """
-        self._watched.reclaim()
+        self._record.restore_dicts()
         own = {id(group.entry) for group in self.groups}
         foreign = [entry for entry in self.optimizer.param_groups if id(entry) not in own]
         self.groups = list(groups)
@@ -94,7 +92,7 @@ class BuiltAlgorithm:
         self._names.update({param.tensor: param.name for group in groups for param in group.params})
         self.states.keep_only({tensor for entry in self.optimizer.param_groups for tensor in entry["params"]})
         self.forget_lists()
-        self._writer.watch(self._watched, [(group.watched, group.entry) for group in groups])
+        self._writer.set_groups(self._record, [(group.record, group.entry) for group in groups])
 
     def begin_anew(self, param: Param) -> None:
         """Drop the state of a param."""
@@ -226,7 +224,7 @@ class BuiltAlgorithm:
         except RuntimeError as error:
             if "without overflow" not in str(error):
                 raise
-            group, rate = max(self._writer.rates.items(), key=lambda item: item[1])
+            group, rate = max(self._writer.learn_rates.items(), key=lambda item: item[1])
             raise ConfigError(
                 f"Can't update params by {self.algorithm.label}: expected learning rates whose steps fit the dtype of "
                 f"the params, found {rate:g} in '{group}'. torch says: {error}. Lower 'learn_rate' in "

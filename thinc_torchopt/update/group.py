@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..learn_rate import WatchedGroup
+from ..learn_rate import GroupRecord
 from ..params import Param
 from ..schedules import is_moving
 from ..settings import ParamSettings, Rates
@@ -29,10 +29,10 @@ class Group:
     entry (dict): torch's own dict.
     owner (BuiltAlgorithm): Its torch optimizer.
     rates (Rates): Computes rates from settings.
-    id (str): Its name at the writer of rates.
+    label (str): Its label at the writer of rates.
     frozen_alike (Callable): Returns frozen params that would belong to it.
 
-    Public: `watched` (the group as the writer of rates knows it), `moving` (the options that schedules move),
+    Public: `record` (the group as the writer of rates left it), `moving` (the options that schedules move),
     `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
     params).
     """
@@ -46,7 +46,7 @@ class Group:
         entry: dict[str, Any],
         owner: BuiltAlgorithm,
         rates: Rates,
-        id: str,
+        label: str,
         frozen_alike: Callable[[Group], Iterable[Param]],
     ):
         self.key = key
@@ -55,7 +55,7 @@ class Group:
         self.owner = owner
         self._rates = rates
         self._frozen_alike = frozen_alike
-        self.watched = WatchedGroup(id, self, entry["lr"])
+        self.record = GroupRecord(label, self, entry["lr"])
         self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
 
     @property
@@ -64,9 +64,9 @@ class Group:
         return self.params[0].settings
 
     @property
-    def id(self) -> str:
-        """Its name at the writer of rates: the label of its first param, perhaps with a number."""
-        return self.watched.id
+    def label(self) -> str:
+        """The label of its first param, with a number if several groups have that one."""
+        return self.record.label
 
     @property
     def is_fused(self) -> bool:
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def labels(self) -> set[str]:
-        """Its names in the config; several if blocks have equal settings."""
+        """The labels of its params; several if blocks have equal settings."""
         return {settings.label for settings in {id(param.settings): param.settings for param in self.params}.values()}
 
     @property

@@ -200,28 +200,28 @@ class GroupPlan:
         self, key: tuple[Any, ...], params: list[Param], entry: dict[str, Any], algorithm: BuiltAlgorithm
     ) -> Group:
         """Make a group. If its first param is from another group of this algorithm, it inherits that group's values."""
-        old, id = params[0].group, params[0].settings.label
+        old, label = params[0].group, params[0].settings.label
         if old is None or old.owner is not algorithm:
-            return Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
+            return Group(key, params, entry, algorithm, self.rates, label, self._frozen_alike)
         # Of the same settings, including values written by other code.
         kept = old.entry if old.key[:2] == key[:2] else old.state
         entry.update(deepcopy({name: value for name, value in kept.items() if name not in ("params", "param_names")}))
-        group = Group(key, params, entry, algorithm, self.rates, id, self._frozen_alike)
-        group.watched.rate, group.watched.applied_rate = old.watched.rate, old.watched.applied_rate
+        group = Group(key, params, entry, algorithm, self.rates, label, self._frozen_alike)
+        group.record.rate, group.record.applied_rate = old.record.rate, old.record.applied_rate
         return group
 
     @staticmethod
     def _name(groups: Mapping[Group, list[Param]], before: Set[Group]) -> None:
-        """Give ids to new groups, and other ids to groups whose id is now the label of another group.
+        """Give labels to new groups, and other ones to groups whose label is now that of another group.
 
         before (Set[Group]): The earlier groups.
         """
         labels = {group: {param.settings.label for param in params} for group, params in groups.items()}
         known = set().union(*labels.values())
-        due = [group for group, own in labels.items() if group not in before or group.id in known - own]
-        ids = {group.id for group in groups.keys() - due}
+        due = [group for group, own in labels.items() if group not in before or group.label in known - own]
+        taken = {group.label for group in groups.keys() - due}
         for group in due:
-            group.watched.id = unique(groups[group][0].settings.label, ids)
+            group.record.label = unique(groups[group][0].settings.label, taken)
 
     def _frozen_alike(self, group: Group) -> list[Param]:
         """Frozen params that would belong to a group."""
@@ -277,20 +277,20 @@ class GroupPlan:
             param.group.owner.states.move(param, new)
         param.put_on(new)
 
-    def restore_ids(self, ids: Mapping[Group, str]) -> None:
-        """Give groups their saved ids, each to the first group that asks for it. Others get free ids.
+    def restore_labels(self, labels: Mapping[Group, str]) -> None:
+        """Give groups their saved labels, each to the first group that asks for it. Others get free ones.
 
-        ids (Mapping[Group, str]): The saved ids.
+        labels (Mapping[Group, str]): The saved labels.
         """
-        free, taken = set(ids.values()), set(ids.values())
+        free, taken = set(labels.values()), set(labels.values())
         for group in self.groups:
-            if (id := ids.get(group)) in free:
-                free.discard(id)
-                group.watched.id = id
+            if (label := labels.get(group)) in free:
+                free.discard(label)
+                group.record.label = label
             else:
-                group.watched.id = unique(group.id, taken)
-            taken.add(group.id)
-        self._writer.note_ids()
+                group.record.label = unique(group.label, taken)
+            taken.add(group.label)
+        self._writer.update_labels()
 
     def forget_lists(self) -> None:
         """Drop references to states that are replaced now."""
@@ -380,7 +380,7 @@ class GroupPlan:
     def _rate_to_come(self, param: Param) -> float:
         """The rate of a param at the next step, without the scale of the run."""
         if param.group is not None:
-            return param.group.watched.rate_at(0)
+            return param.group.record.rate_at(0)
         if param.held_rate is not None:
             return param.held_rate
         return param.rate_factor * self.rates.at_next_step(param.settings, param.steps)
@@ -415,7 +415,7 @@ class GroupPlan:
 
     def learn_rates(self) -> dict[str, float]:
         """The rate of the last step by label, as in `ParamSettings`; 0 if all params of a label are frozen. Of several
-        groups with one label and different rates, one has the label, and the others their ids.
+        groups with one label and different rates, one has it, and the others their own.
         """
         by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
         for group in self.groups:
@@ -424,13 +424,13 @@ class GroupPlan:
                 by_label.setdefault(label, {}).setdefault((settings, factor, held), group)
         found = {param.settings.label: 0.0 for param in self.frozen_params}
         for label, groups in by_label.items():
-            first, *others = sorted(groups.values(), key=lambda group: group.id != label)
-            found |= {group.id: group.watched.applied_rate for group in others} | {label: first.watched.applied_rate}
+            first, *others = sorted(groups.values(), key=lambda group: group.label != label)
+            found |= {group.label: group.record.applied_rate for group in others} | {label: first.record.applied_rate}
         return dict(sorted(found.items(), key=lambda item: (item[0] != "default", item[0])))
 
     def rate_names(self) -> set[str]:
         """All names that `learn_rates` can have."""
-        return {name for group in self.groups for name in (group.id, *group.labels)} | self.learn_rates().keys()
+        return {name for group in self.groups for name in (group.label, *group.labels)} | self.learn_rates().keys()
 
     def check_group_names(self, texts: Sequence[str]) -> None:
         """Check that each pattern matches a name of a group or block, including frozen ones.
@@ -448,14 +448,14 @@ class GroupPlan:
                 )
 
     def _group_names(self) -> dict[Param, set[str]]:
-        """The names that select each param for changes of rates: its label, its blocks, and the id of its group if that
-        is not a label.
+        """The names that select each param for changes of rates: its label, its blocks, and the label of its group if
+        that is another.
         """
         names = {param: param.settings.names for param in self._params.values()}
         known = set().union(*names.values())
         for group in self.groups:
-            if group.id not in known:
-                names |= {param: names[param] | {group.id} for param in group.params}
+            if group.label not in known:
+                names |= {param: names[param] | {group.label} for param in group.params}
         return names
 
     def describe(self, param: Param) -> ParamInfo:
@@ -473,7 +473,7 @@ class GroupPlan:
             if isinstance(param.source, torch.Tensor)
             else "thinc",
             settings.label,
-            0.0 if param.group is None else self._writer.rate_to_come(param.group.watched),
+            0.0 if param.group is None else self._writer.rate_to_come(param.group.record),
             {name: current(value) for name, value in settings.options.items()},
             settings.frozen_until,
             param.steps,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ScheduleError, StateError
-from thinc_torchopt.schedules import polynomial, sequence, warmup_stable_decay, with_end
-from thinc_torchopt.schedules.schedule import Schedules
+from thinc_torchopt.schedules import Schedules, polynomial, sequence, warmup_stable_decay, with_end
 
 from .test_curves import rates_of, same
 
@@ -70,7 +69,7 @@ def test_stable_decay_equals_transformers(fall):
 def test_stable_decay_stays_until_it_is_told():
     source = warmup_stable_decay(1.0, 4, 10, **WHEN_TOLD)
     assert list(islice(source, 50_000))[4:] == [1.0] * 49_996
-    assert not source.spans_training and not source.decay_was_told and not source.decay_is_over
+    assert not source.spans_training and not source.cooldown.begun_at_will and not source.cooldown.is_over
 
 
 def test_stable_decay_told_in_the_warm_up_falls_from_there():
@@ -98,7 +97,7 @@ def test_stable_decay_told_twice_or_when_it_falls_already_changes_nothing():
         assert source.state_dict() == before and schedule.value == value < 1.0
     for steps in (0, -1, 2.5, True):
         with pytest.raises(ScheduleError, match=r"'decay_steps' to be a whole number of at least 1"):
-            warmup_stable_decay(1.0, 2, 10, **WHEN_TOLD).begin_decay(steps)
+            warmup_stable_decay(1.0, 2, 10, **WHEN_TOLD).cooldown.begin(steps)
 
 
 def test_stable_decay_knows_when_it_is_down():
@@ -107,7 +106,7 @@ def test_stable_decay_knows_when_it_is_down():
     schedule.begin_decay(3)
     seen = []
     for _ in range(5):
-        seen.append((schedule.value > 0.0, schedule.source.decay_is_over))
+        seen.append((schedule.value > 0.0, schedule.cooldown.is_over))
         schedule.step()
     assert seen == [(True, False)] * 3 + [(False, True)] * 2
 
@@ -130,9 +129,9 @@ def test_stable_decay_is_saved(build, told, saved):
         if step == told:
             one.begin_decay(8)
         through.step()
-    resumed.load_state_dict(json.loads(json.dumps(through.state_dict())))
+    resumed.load(**json.loads(json.dumps(through.state_dict())))
     for _ in range(30):
-        assert other.value == one.value and other.source.decay_is_over == one.source.decay_is_over
+        assert other.value == one.value and other.cooldown.is_over == one.cooldown.is_over
         through.step()
         resumed.step()
 
@@ -180,7 +179,7 @@ def test_stable_decay_of_all_that_an_optimizer_has():
     assert optimizer.begin_decay() and not optimizer.begin_decay()
     seen = []
     for _ in range(9):
-        values = {name: value.value for name, value in optimizer._settings.schedules.by_name.items()}
+        values = {name: value.value for name, value in optimizer._settings.by_name.items()}
         seen.append((values["learn_rate"], values["param_groups.a.learn_rate"], values["param_groups.b.learn_rate"]))
         assert optimizer.learn_rate == values["learn_rate"]
         assert optimizer.decay_is_over == (len(seen) == 9)

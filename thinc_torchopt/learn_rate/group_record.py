@@ -1,4 +1,4 @@
-"""Param groups as the writer of learning rates left them, and the sources of their rates.
+"""A param group as the writer of learning rates left it, and the source of its rates.
 
 *identity*: the names and shapes of a group's params, and its options, but not its rate and its place. Its checksum
 stands for it.
@@ -9,7 +9,7 @@ Nothing here writes a rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
 from hashlib import blake2b
 from numbers import Real
@@ -18,15 +18,13 @@ from typing import Any, Protocol
 
 import torch
 
-from .policies import Frozen, Policy, check_rate, kind_of, source_of
+from ..checks import Section
 
-Group = dict[str, Any]
+TorchGroup = dict[str, Any]
 
 # Tolerances for equal rates: relative to the larger rate, and absolute. The larger one counts.
 RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-12
-# The rate of params added in mid-training, as a fraction of their parent's.
-NEW_PARAMS_FACTOR = 0.1
 
 
 class RateSource(Protocol):
@@ -48,26 +46,26 @@ class RateSource(Protocol):
         """
 
 
-class WatchedGroup:
-    """A param group under the writer.
+class GroupRecord:
+    """The record of a param group as the writer left it.
 
-    id (str): Does not change while the group exists, wherever it is.
+    label (str): Does not change while the group exists, wherever it is.
     source (RateSource): Gives its rates.
     rate (float): Its current rate.
     """
 
-    def __init__(self, id: str, source: RateSource, rate: float):
-        self.id = id
+    def __init__(self, label: str, source: RateSource, rate: float):
+        self.label = label
         self.source = source
         self.rate = rate  # of the last step, without the step's scale
         self.applied_rate = rate  # the value in the group
         self.lr_tensor: torch.Tensor | None = None
         self.warned_of: set[str] = set()  # kinds of differences
 
-    def bind(self, group: Group, option_names: Collection[str], names: tuple[str, ...]) -> None:
+    def bind(self, group: TorchGroup, option_names: Collection[str], names: tuple[str, ...]) -> None:
         """Record the group as it is now.
 
-        group (Group): Of `optimizer.param_groups`.
+        group (TorchGroup): Of `optimizer.param_groups`.
         option_names (Collection[str]): Keys that belong to its identity.
         names (tuple[str, ...]): The names of its params.
         """
@@ -83,22 +81,22 @@ class WatchedGroup:
     @cached_property
     def checksum(self) -> str:
         """The checksum of its identity, the same in every process. 16 characters."""
-        return self.checksum_as(self.id if any(map(str.isdigit, self.names)) else "")
+        return self.checksum_as(self.label if any(map(str.isdigit, self.names)) else "")
 
-    def checksum_as(self, id: str) -> str:
-        """Its checksum under another id, which distinguishes groups of unnamed params.
+    def checksum_as(self, label: str) -> str:
+        """Its checksum under another label, which distinguishes groups of unnamed params.
 
-        id (str): Empty: distinguish no groups.
+        label (str): Empty: distinguish no groups.
         """
         shapes = (tuple(param.shape) for param in self.params)
         # In any order: params may have another order in a resumed run.
-        content = (sorted(zip(self.names, shapes)), _lasting(self.options), *([id] if id else ()))
+        content = (sorted(zip(self.names, shapes)), _lasting(self.options), *([label] if label else ()))
         return blake2b(repr(content).encode("utf8"), digest_size=8).hexdigest()
 
     def rate_at(self, step: int) -> float:
         """The rate of its source. step (int): The writer's. RAISES (ConfigError): Not a rate."""
         rate = self.source.rate_at(step)
-        return rate if type(rate) is float and 0.0 <= rate < math.inf else check_rate(rate, self.id)
+        return rate if type(rate) is float and 0.0 <= rate < math.inf else check_rate(rate, self.label)
 
     def adopt(self, rate: float) -> None:
         """Continue from a rate that other code wrote."""
@@ -108,7 +106,7 @@ class WatchedGroup:
         self.rate = self.rate * ratio if is_finite else rate
         self.applied_rate = rate
 
-    def is_untouched(self, group: Group) -> bool:
+    def is_untouched(self, group: TorchGroup) -> bool:
         """Whether this is the group, unchanged. Runs at every step."""
         return (
             group is self.group
@@ -117,81 +115,55 @@ class WatchedGroup:
             and self.has_rate(group)
         )
 
-    def has_params(self, group: Group) -> bool:
+    def has_params(self, group: TorchGroup) -> bool:
         params = group["params"]
         return len(params) == len(self.params) and all(map(is_, params, self.params))
 
-    def has_rate(self, group: Group) -> bool:
+    def has_rate(self, group: TorchGroup) -> bool:
         return math.isclose(rate_of(group), self.applied_rate, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
 
 
-class PolicyRate:
-    """A `RateSource` by a policy.
+class FunctionRate:
+    """A `RateSource` by a function, for groups that other code adds.
 
-    policy (Policy): Gives the rates.
-    base (float): The group's rate when it was registered.
-    start (int): The writer's step when it was registered.
-    where (str): The group, for errors.
-    parent (WatchedGroup | None): For params added in mid-training: the base is then a tenth of the parent's rate.
+    rate_now (Callable): Returns the rate.
     """
 
-    def __init__(self, policy: Policy, base: float, start: int, where: str, parent: WatchedGroup | None = None):
-        self.policy = policy
-        self.base = base
-        self.start = start
-        self.parent = parent
-        self._where = where
-        # The effect of adopted rates: a factor, or a rate that replaces the policy's.
-        self.factor = 1.0
-        self.held_rate: float | None = None
+    is_frozen = False
 
-    @property
-    def is_frozen(self) -> bool:
-        return isinstance(self.policy, Frozen) and self.held_rate is None
+    def __init__(self, rate_now: Callable[[], float]):
+        self._rate_now = rate_now
+        # The effect of adopted rates: a factor, or a rate that replaces the function's.
+        self._factor = 1.0
+        self._held_rate: float | None = None
 
     def rate_at(self, step: int) -> float:
-        if self.held_rate is not None:
-            return self.held_rate
-        base = self.base if self.parent is None else NEW_PARAMS_FACTOR * self.parent.rate_at(step)
-        rate = self.policy.rate(step - self.start, base)
-        if type(rate) is not float or not 0.0 <= rate < math.inf:
-            rate = check_rate(rate, self._where)
-        return self.factor * rate
-
-    def heeds_metrics(self, step: int) -> bool:
-        """Whether its policy uses metrics at this step: not while it warms up. step (int): The writer's."""
-        return not hasattr(self.policy, "is_warming_up") or not self.policy.is_warming_up(step - self.start)
+        return self._factor * self._rate_now() if self._held_rate is None else self._held_rate
 
     def go_on_from(self, rate: float, ratio: float | None) -> None:
-        if self.held_rate is None and ratio is not None:
-            self.factor *= ratio
+        if self._held_rate is None and ratio is not None:
+            self._factor *= ratio
         else:
-            self.held_rate = rate
-
-    @property
-    def kind(self) -> str:
-        """The name of the policy in saved states."""
-        return kind_of(self.policy)
-
-    @property
-    def keeper(self) -> Any:
-        """The object with a state: the policy, or its source, which other groups may share. None: neither has one."""
-        source = source_of(self.policy)
-        return source if hasattr(source, "state_dict") else None
+            self._held_rate = rate
 
 
-def policy_rate_of(watched: WatchedGroup) -> PolicyRate:
-    """The source of the rates of a group with a policy."""
-    assert isinstance(watched.source, PolicyRate)
-    return watched.source
-
-
-def rate_of(group: Group) -> float:
+def rate_of(group: TorchGroup) -> float:
     """The rate in a group; NaN if it is not a number. Waits for a tensor on a GPU."""
     try:
         return float(group["lr"])
     except (KeyError, TypeError, ValueError, RuntimeError):
         return math.nan
+
+
+def check_rate(value: Any, where: str) -> float:
+    """Check a rate.
+
+    value (Any): From a source, or in a group.
+    where (str): The group, for messages.
+    RETURNS (float): The rate.
+    RAISES (ConfigError): It is not a number, or negative, or not finite.
+    """
+    return Section(f"'{where}'").number("learn_rate", value)
 
 
 def _own(value: Any) -> Any:

@@ -1,0 +1,298 @@
+"""A torch optimizer as the writer of learning rates left it: its groups and their order; and changes by other code.
+
+Nothing here writes a rate.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Optional
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import LearnRateIntegrityError
+from .group_record import GroupRecord, TorchGroup, rate_of, same_options
+
+Pairs = list[tuple[Optional[GroupRecord], TorchGroup]]
+
+_NOT_OPTIONS = {"self", "params", "lr", "defaults", "args", "kwargs"}
+
+# The messages for each kind of change. `what` of the errors is the kind, or "group" for added or removed groups.
+_MESSAGES = {
+    "learn_rate": (
+        "Learn rate of param group '{group}' was changed outside its schedule",
+        'Other code writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".',
+    ),
+    "order": (
+        "Param group '{group}' was moved to another place in optimizer '{optimizer}'",
+        "Other code sorts optimizer.param_groups. Remove it.",
+    ),
+    "moved": (
+        "Params of group '{group}' were moved between groups or sorted",
+        "Keep params in the group and order in which they were registered.",
+    ),
+    "params": (
+        "Params of group '{group}' were changed",
+        "If that is intended, call refresh('{optimizer}') afterwards. For new params, call add_params, which warms "
+        "them up.",
+    ),
+    "options": (
+        "Options of param group '{group}' were changed",
+        "If a schedule of yours changes them, list them in `moving` when you register the optimizer.",
+    ),
+    "added": (
+        "Param group '{group}' was added to optimizer '{optimizer}'",
+        "Call add_params instead, which also warms new params up.",
+    ),
+    "removed": (
+        "Param group '{group}' was removed from optimizer '{optimizer}'",
+        "Call unregister_optimizer for an optimizer that is no longer used.",
+    ),
+    "taken_out": (
+        "Param group '{group}' was removed from optimizer '{optimizer}'",
+        "The code that owns the optimizer needs it. To stop training params, freeze them in its settings.",
+    ),
+}
+
+
+class OptimizerRecord:
+    """The record of a torch optimizer as the writer left it.
+
+    name (str): The prefix of the labels of its groups.
+    optimizer (torch.optim.Optimizer): Any.
+    moving (Collection[str]): Options that its owner moves, and that are not part of the groups' identity.
+    param_names (Mapping[Tensor, str]): Names for params. Other params have torch's names, if any, or their positions.
+    keep_groups (bool): Its owner keeps references to the dicts of its groups: they stay in use.
+
+    Public: `groups` (in order), `default_rate` (returns the rate of groups that other code adds, if they have one).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        moving: Collection[str] = (),
+        param_names: Mapping[torch.Tensor, str] | None = None,
+        *,
+        keep_groups: bool = False,
+    ):
+        self.name = name
+        self.groups: list[GroupRecord] = []
+        self.default_rate: Callable[[], float] | None = None
+        self.param_names: Mapping[torch.Tensor, str] = {} if param_names is None else param_names
+        self.keep_groups = keep_groups
+        self._moving = moving
+        self._count = 0  # of all groups, including removed ones
+        self._use(optimizer)
+
+    def _use(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.all_options = option_names_of(type(optimizer))
+        self._option_names = [option for option in self.all_options if option not in self._moving]
+        self._load_hook: RemovableHandle | None = None
+        if self.keep_groups:
+            self._load_hook = optimizer.register_load_state_dict_post_hook(lambda _: self.restore_dicts())
+
+    def release(self) -> None:
+        """Let go of the optimizer."""
+        if self._load_hook is not None:
+            self._load_hook.remove()
+
+    def bind(self, record: GroupRecord, group: TorchGroup) -> GroupRecord:
+        """Record a group as it is now."""
+        record.bind(group, self._option_names, self._names(group))
+        return record
+
+    def add(self, record: GroupRecord, group: TorchGroup) -> GroupRecord:
+        """Record a new group. The caller sets its place in `groups`."""
+        self._count += 1
+        return self.bind(record, group)
+
+    def move_to(self, new: torch.optim.Optimizer) -> None:
+        """Replace this optimizer by another one: each of its groups takes the record at the same place.
+
+        new (torch.optim.Optimizer): With as many groups. The caller sets their rates.
+        """
+        standing = [record for record, _ in self.pairs()]
+        self.release()
+        self.groups = []
+        self._use(new)
+        for record, group in zip(standing, new.param_groups):
+            if record is not None:
+                record.lr_tensor = None
+                self.groups.append(self.bind(record, group))
+
+    def new_label(self, group: TorchGroup, taken: Collection[str], *, later: int = 0) -> str:
+        """A label for a group. later (int): The number of new groups before it."""
+        name, index = group.get("name"), self._count + later
+        if isinstance(name, str) and name:
+            label = f"{self.name}/{name}"
+        else:
+            label = self.name if index == 0 and len(self.optimizer.param_groups) == 1 else f"{self.name}/{index}"
+        unique, n = label, 1
+        while unique in taken:
+            n += 1
+            unique = f"{label}-{n}"
+        return unique
+
+    def is_untouched(self) -> bool:
+        """Whether nothing has changed. Runs at every step."""
+        groups = self.optimizer.param_groups
+        return len(groups) == len(self.groups) and all(map(GroupRecord.is_untouched, self.groups, groups))
+
+    def pairs(self) -> Pairs:
+        """Each current group, with its record.
+
+        A group is identified by its dict, or by its params: `optimizer.load_state_dict` makes new dicts.
+        """
+        groups = self.optimizer.param_groups
+        by_dict = {id(record.group): record for record in self.groups}
+        left = set(by_dict) - set(map(id, groups))
+        by_params = {tuple(map(id, by_dict[i].params)): by_dict[i] for i in left}
+        return [
+            (by_dict.get(id(group)) or by_params.pop(tuple(map(id, group["params"])), None), group) for group in groups
+        ]
+
+    def only_moved(self, pairs: Pairs) -> bool:
+        """Whether the groups have the same params as before, but exchanged."""
+        if len(pairs) != len(self.groups) or any(record is None for record, _ in pairs):
+            return False
+        before = sorted(id(param) for record in self.groups for param in record.params)
+        return before == sorted(id(param) for _, group in pairs for param in group["params"])
+
+    # ------------------------------------------------------------------ changes by other code
+
+    def differences(self, step: int) -> list[LearnRateIntegrityError]:
+        """All changes since. Changes nothing. step (int): The writer's number of steps, for messages."""
+        if self.is_untouched():
+            return []
+        pairs, found = self.pairs(), []
+
+        def add(kind: str, label: str, expected: Any, now: Any) -> None:
+            found.append(self._difference(kind, label, step, expected, now))
+
+        known = [record for record, _ in pairs if record is not None]
+        added = [group for record, group in pairs if record is None]
+        here, n_before, n_now = set(known), f"{len(self.groups)} groups", str(len(pairs))
+        for removed in self.groups:
+            if removed not in here:
+                add("taken_out" if self.keep_groups else "removed", removed.label, n_before, n_now)
+        for i, group in enumerate(added):
+            add("added", self.new_label(group, {other.label for other in self.groups}, later=i), n_before, n_now)
+        for record, group in pairs:
+            if record is None or record.is_untouched(group):
+                continue
+            if not record.has_rate(group):
+                add("learn_rate", record.label, record.applied_rate, rate_of(group))
+            if not record.has_params(group):
+                add("moved" if self.only_moved(pairs) else "params", record.label, *self._labels(record, group))
+            changed = [name for name, option in record.options.items() if not same_options(group.get(name), option)]
+            if changed:
+                before, now = ({name: options.get(name) for name in changed} for options in (record.options, group))
+                add("options", record.label, before, now)
+        in_order = [record for record in self.groups if record in here]
+        for place, (wanted, other) in enumerate(zip(in_order, known)):
+            if wanted is not other:
+                add("order", other.label, in_order.index(other), place)
+        return found
+
+    def rate_differences(self, step: int) -> list[LearnRateIntegrityError]:
+        """Changed learning rates, also of groups that are not in the optimizer just now."""
+        return [
+            self._difference("learn_rate", record.label, step, record.applied_rate, rate_of(record.group))
+            for record in self.groups
+            if not record.has_rate(record.group)
+        ]
+
+    def _difference(self, kind: str, group: str, step: int, expected: Any, found: Any) -> LearnRateIntegrityError:
+        fact, advice = (text.format(group=group, optimizer=self.name) for text in _MESSAGES[kind])
+        fact = f"{fact} at step {step}: expected {_text(expected)}, found {_text(found)}."
+        what = "group" if kind in ("added", "removed") else kind
+        return LearnRateIntegrityError(fact, advice, group=group, step=step, what=what, expected=expected, found=found)
+
+    def _labels(self, record: GroupRecord, group: TorchGroup) -> tuple[list[str], list[str]]:
+        """Missing and unexpected values of a group; or all, if only their order has changed."""
+        known: dict[int, str] = {}
+        for other in self.groups:
+            named = zip(other.params, other.names)
+            known.update({id(param): f"{other.label}[{name}]" if name.isdigit() else name for param, name in named})
+        expected, found = list(record.params), list(group["params"])
+        expected_ids, found_ids = set(map(id, expected)), set(map(id, found))
+        if expected_ids != found_ids:
+            expected = [param for param in expected if id(param) not in found_ids]
+            found = [param for param in found if id(param) not in expected_ids]
+        new = [
+            known.get(id(param)) or self.param_names.get(param) or f"a new one of shape {tuple(param.shape)}"
+            for param in found
+        ]
+        return [known[id(param)] for param in expected], new
+
+    # ------------------------------------------------------------------ undoing
+
+    def restore_order(self) -> None:
+        """Undo what is possible: the order of the groups, and params that were moved between groups."""
+        pairs = self.pairs()
+        if self.only_moved(pairs):
+            for record, group in pairs:
+                if record is not None:
+                    group["params"] = list(record.params)
+        group_of = {record: group for record, group in pairs if record is not None}
+        in_order = [record for record in self.groups if record in group_of]
+        if in_order != list(group_of):
+            added = [group for record, group in pairs if record is None]
+            self.optimizer.param_groups[:] = [group_of[record] for record in in_order] + added
+
+    def restore_dicts(self) -> None:
+        """Where a new dict replaced one that its owner keeps, copy its content into the old dict, and put that back."""
+        groups = self.optimizer.param_groups
+        for place, (record, group) in enumerate(self.pairs()):
+            if record is not None and group is not record.group:
+                record.group.clear()
+                record.group.update(group)
+                groups[place] = record.group
+
+    def restore_removed(self) -> None:
+        """Put back groups that its owner keeps and other code removed."""
+        pairs = self.pairs()
+        if {record for record, _ in pairs} < {*self.groups, None}:
+            added = [group for record, group in pairs if record is None]
+            self.optimizer.param_groups[:] = [record.group for record in self.groups] + added
+
+    def accept(self, make_record: Callable[[TorchGroup], GroupRecord]) -> None:
+        """Accept all groups as they are, except for their rates.
+
+        make_record (Callable): Makes a GroupRecord of a new group.
+        """
+        pairs = self.pairs()
+        for record, group in pairs:
+            if record is not None:
+                self.bind(record, group)
+        self.groups = [make_record(group) if record is None else record for record, group in pairs]
+
+    def _names(self, group: TorchGroup) -> tuple[str, ...]:
+        params, torchs = group["params"], group.get("param_names")
+        if torchs is None or len(torchs) != len(params):
+            torchs = map(str, range(len(params)))
+        return tuple(self.param_names.get(param, name) for param, name in zip(params, torchs))
+
+
+def option_names_of(cls: type[torch.optim.Optimizer]) -> list[str]:
+    """The arguments of an optimizer. Other keys of its groups are its own, counters for example."""
+    names: dict[str, None] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            names.update(dict.fromkeys(inspect.signature(vars(base)["__init__"]).parameters))
+    return [name for name in names if name not in _NOT_OPTIONS]
+
+
+def _text(value: Any) -> str:
+    """For a message."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {option!r}" for name, option in value.items())
+    if isinstance(value, list):
+        return ", ".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else "") if value else "none"
+    return str(value)
