@@ -329,3 +329,11 @@ def moved_value(value: str, interpolated: Any) -> str:
         if "." not in path or path.startswith("training.optimizer."):
             return json.dumps(interpolated)
     return value
+
+
+def put(block: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    """Set a value in a config. place (Sequence[str]): Its sections, and its key. Missing sections are added."""
+    *sections, key = place
+    for section in sections:
+        block = block.setdefault(section, {})
+    block[key] = value

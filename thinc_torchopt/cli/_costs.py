@@ -26,8 +26,8 @@ from ..privacy import PoissonBatcher
 from ..training import WRITES, begin_training, steps_of
 from ..types import ParamInfo
 from ._data_check import Corpus
-from ._in_words import count, size_in_words, time_in_words
-from ._util import Setup
+from ._setup import Setup
+from ._terminal import count, size_in_words, time_in_words
 from .params import Row
 
 # At most this many batches are counted; the rest is assumed to be like them.

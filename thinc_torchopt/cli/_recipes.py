@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
+from confection import Config
 from spacy.language import Language
 from spacy.util import registry
 
 from ..errors import ConfigError
-from ..params import all_names
+from ..near_misses import did_you_mean
+from ..params import all_names, components_with_model, escape, shim_paths
 from ..schedules import with_end
 from ._config_text import Section, Setting, moved_value
-from ._end import End, find_end
-from ._pretrained import Pretrained, find_pretrained
+from ._corpora import End, find_end
 from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
-from ._util import short
 
 # A peak rate up to this one is meant for a transformer.
 _SMALL_RATE = 2e-4
@@ -94,6 +94,22 @@ class Recipe(str, Enum):
     fine_tune = "fine-tune"
     low_memory = "low-memory"
     robust = "robust"
+
+    @classmethod
+    def names(cls) -> str:
+        """All of them, in words."""
+        return ", ".join(recipe.value for recipe in cls)
+
+    @classmethod
+    def of(cls, name: str) -> Recipe:
+        """A recipe by its name. RAISES (ConfigError): Unknown name."""
+        known = [recipe.value for recipe in cls]
+        if name not in known:
+            raise ConfigError(
+                f"Can't use the recipe '{name}': expected one of {cls.names()}.{did_you_mean(name, known)} They are "
+                "explained in docs/command-line.md."
+            )
+        return cls(name)
 
 
 @dataclass(kw_only=True)
@@ -265,7 +281,7 @@ class Draft(Translation):
         schedule.put("warmup_ratio", warmup)
         self._replace("learn_rate", schedule)
         self.told.append(
-            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
+            f"learn_rate: up to {peak:.3g}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
             f"{warmup:.0%} of the training, and falls to 0 in a line. It replaces the config's own learn_rate."
         )
 
@@ -384,13 +400,13 @@ class Draft(Translation):
             scale = _rounded(rate / peak) if peak else 1.0
             # A group at the common rate is kept only for the transformer, as a name.
             if params and (scale != 1.0 or name == "encoder"):
-                group = groups.section(name, f"{what}: up to {short(peak * scale)}.")
+                group = groups.section(name, f"{what}: up to {peak * scale:.3g}.")
                 group.put("params", params)
                 if scale != 1.0:
                     group.put("lr_scale", scale)
             if params:
                 times = "which is learn_rate" if scale == 1.0 else f"{scale:g} times learn_rate"
-                self.told.append(f"{what} ({', '.join(params)}): up to {short(peak * scale)}, {times}.")
+                self.told.append(f"{what} ({', '.join(params)}): up to {peak * scale:.3g}, {times}.")
 
         add("heads", found.heads, head_rate, "New components")
         add(
@@ -449,8 +465,7 @@ class Draft(Translation):
         schedule.put("warmup_steps", warmup)
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
         self.told.append(
-            f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from "
-            "there."
+            f"learn_rate: was {rate:.3g} all the time. Now it rises to that over {warmup} steps, and falls from there."
         )
 
 
@@ -475,3 +490,52 @@ def _comment(section: Section, key: str, comment: str) -> None:
 def _rounded(number: float) -> float:
     """Round to two digits."""
     return float(f"{number:.2g}") if math.isfinite(number) else 1.0
+
+
+# ---------------------------------------------------------------------- what was trained before
+
+
+@dataclass
+class Pretrained:
+    """Patterns over the params of a pipeline.
+
+    encoders (list[str]): Transformers.
+    sourced (list[str]): Other pretrained components.
+    vectors (list[str]): Layers that map static vectors, in new components.
+    heads (list[str]): New components.
+    """
+
+    encoders: list[str] = field(default_factory=list)
+    sourced: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+
+
+def find_pretrained(nlp: Language, config: Config) -> Pretrained:
+    """Find the pretrained parts of a pipeline.
+
+    nlp (Language): The pipeline, not initialized. config (Config): Its config, interpolated.
+    """
+    frozen = config.get("training", {}).get("frozen_components", [])
+    components = config.get("components", {})
+    initialize, found = config.get("initialize", {}), Pretrained()
+    pretrained = {name for name, block in components.items() if "source" in block}
+    if initialize.get("init_tok2vec"):
+        # spaCy loads it into the component that [pretraining] names.
+        pretrained.add(config.get("pretraining", {}).get("component", "tok2vec"))
+    trained = {escape(name): name for name in nlp.pipe_names if name not in frozen}
+    for escaped, model in components_with_model(nlp):
+        if escaped not in trained:
+            continue
+        paths = [path for path, shim in shim_paths(model, escaped) if type(shim).__name__ == "HFShim"]
+        is_encoder = type(nlp.get_pipe(trained[escaped])).__name__ in ("Transformer", "CuratedTransformer")
+        if is_encoder:
+            found.encoders.append(f"{escaped}/*")
+        elif trained[escaped] in pretrained:
+            found.sourced.append(f"{escaped}/*")
+        else:
+            found.heads.append(f"{escaped}/*")
+            found.encoders += [f"{path}/*" for path in paths]
+    names = [name for name in all_names(nlp) if f"{name.split('/')[0]}/*" in found.heads and "/static_vectors/" in name]
+    found.vectors = sorted({f"{name.split('/')[0]}/*static_vectors/*" for name in names})
+    return found

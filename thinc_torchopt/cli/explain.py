@@ -9,13 +9,15 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
+import typer
 from click import NoSuchOption
 from confection import Config
 from spacy import util
 from spacy.language import Language
 from spacy.util import registry
+from typer import Option as Opt
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
@@ -28,6 +30,7 @@ from ..privacy import History, epsilon_of
 from ..progress_bars import show_activity
 from ..training import Rules, count_steps, plan_private_training, what_is_not_covered
 from ..types import ParamInfo, PrivacySettings
+from ._command import CODE, CONFIG, GPU, JSON
 from ._corpora import Setting, read_corpus
 from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
 from ._data_check import MOST_WORDS, Corpus, Findings, check_data
@@ -41,10 +44,11 @@ from ._doubts import (
     trained_groups,
     why_nothing_is_trained,
 )
-from ._in_words import count, plain, size_in_words
-from ._lines import THINC, Line, lines_of
-from ._screen import wants_traceback
-from ._util import Setup, build, errors_shown, note_on_scores, print_json, resolve_optimizer, schedule_notes
+from ._lines import Line, lines_of
+from ._screen import errors_shown, wants_traceback
+from ._setup import Setup, build, note_on_scores, resolve_optimizer, schedule_notes
+from ._terminal import count, plain, print_json, size_in_words
+from ._translation import THINC
 from .params import Row, describe, rows_of, tell_pipeline
 from .schedule import rates_over_steps
 
@@ -76,19 +80,19 @@ class Told(Findings):
 
 
 def explain(
-    path: Path,
-    args: list[str],
-    *,
-    is_timed: bool = False,
-    as_json: bool = False,
-    code_path: Path | None = None,
-    use_gpu: int = -1,
+    ctx: typer.Context,
+    config_path: Path = CONFIG,
+    is_timed: bool = Opt(False, "--time", help="Train for a few steps, to estimate how long the training takes"),
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Describe a training. Ends the program with 1 if something stops it, or if it would train nothing.
-
-    path (Path): A config, or the folder of a trained pipeline.
-    args (list[str]): Overrides of settings.
-    is_timed (bool): Train for a few steps, to estimate the time.
+    """
+    Check a training before it begins, and say what it will do. Shows problems that would stop it (corpora, annotations,
+    labels, device, disk), possible mistakes, which params learn at which rate, what is frozen, clipped, averaged and
+    saved, and what the training costs. The pipeline is built and initialized as in `spacy train`, so pass the same
+    overrides, such as --paths.train train.spacy. Nothing is written. The exit code is 1 if something would stop the
+    training.
     """
     told = Told()
     with errors_shown(as_json=as_json), schedule_notes() as notes:
@@ -96,11 +100,11 @@ def explain(
             told.stops.append(problem)
             use_gpu = -1
         try:
-            setup = build(path, args, code_path=code_path, use_gpu=use_gpu, resolve=_resolve)
+            setup = build(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu, resolve=_resolve)
         except (NoSuchOption, ImportError):
             raise
         except Exception as error:  # components may raise anything when they are initialized
-            _tell_without_pipeline(told, path, args, error, as_json=as_json)
+            _tell_without_pipeline(told, config_path, ctx.args, error, as_json=as_json)
         else:
             _tell(told, setup, is_timed=is_timed, use_gpu=use_gpu)
             notes += note_on_scores(setup.optimizer)
@@ -110,7 +114,7 @@ def explain(
         whole = {"stops": told.stops, "notes": told.notes, "checked": told.checked}
         print_json({**whole, "lines": lines, "costs": told.costs})
     else:
-        _print(path, told)
+        _print(config_path, told)
     if told.stops:
         sys.exit(1)
 

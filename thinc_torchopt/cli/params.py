@@ -6,29 +6,22 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
+import typer
 from rich.console import Console
 from spacy.language import Language
 from thinc.api import Model, Shim
+from typer import Option as Opt
 
 from ..errors import ConfigError, TorchOptError
 from ..params import NamedParam, all_names, components_with_model, trainable_components, walk
 from ..types import ParamInfo
-from ._util import (
-    Setup,
-    build,
-    errors_shown,
-    make_console,
-    note_on_scores,
-    print_error,
-    print_json,
-    print_notes,
-    print_table,
-    schedule_notes,
-    short,
-)
+from ._command import CODE, CONFIG, GPU, JSON
+from ._screen import errors_shown, make_console, print_error
+from ._setup import Setup, build, note_on_scores, schedule_notes
+from ._terminal import print_json, print_notes, print_table, short
 
 _LIST_THEM = " List them: spacy torchopt params."
 
@@ -61,17 +54,22 @@ class Row(NamedTuple):
     frozen_until: int | None
 
 
-def show_params(
-    path: Path, args: list[str], *, steps: int | None, as_json: bool, code_path: Path | None, use_gpu: int
+def params(
+    ctx: typer.Context,
+    config_path: Path = CONFIG,
+    steps: Optional[int] = Opt(None, "--steps", "-n", min=0, help="Also show the learning rate at this step"),
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Print a table of params. Ends the program with 1 if training would refuse the optimizer's settings.
-
-    path (Path): A config, or the folder of a trained pipeline.
-    args (list[str]): Overrides of settings.
-    steps (int | None): The step for the second learning rate.
+    """
+    List every param, with its group and learning rate. Shows name, shape, size, device, kind, group, learning rate,
+    weight decay, and whether the param is frozen; totals by group and component; patterns in the config that match
+    nothing. The pipeline is built and initialized as in `spacy train`, so pass the same overrides, such as
+    --paths.train train.spacy. A trained pipeline is loaded instead. Nothing is trained or written.
     """
     with errors_shown(as_json=as_json), schedule_notes() as notes:
-        setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
+        setup = build(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
         unmatched, problem = tell_pipeline(setup)
         now = describe(setup)
         if steps is not None:
