@@ -12,7 +12,7 @@ from typer import Argument as Arg
 from typer import Option as Opt
 
 from ..errors import ConfigError
-from ..report import Run, check_output, facts_of, read_runs, summarize, write_report
+from ..report import LoggedRun, check_output, facts_of, read_runs, summarize, write_report
 from ..training import is_held
 from ._command import JSON
 from ._screen import errors_shown, make_console
@@ -79,7 +79,7 @@ def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) ->
             console.print()
 
 
-def _read_begun(paths: Sequence[Path]) -> list[Run]:
+def _read_begun(paths: Sequence[Path]) -> list[LoggedRun]:
     """The runs. Empty: no log has a line yet."""
     for path in paths:
         with path.open("rb") as file:
