@@ -24,7 +24,7 @@ COUNTED = {
 COUNTS = ("rollbacks", *COUNTED)
 _NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
 _BY_NAME = ("losses", "scores", "learn_rates")
-# log-2.jsonl, log-3.jsonl ...: see loggers/jsonl.py.
+# log-2.jsonl, log-3.jsonl ...: see loggers/files.py.
 NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
 # The most damaged lines that are named.
 _MAX_NAMED = 5
