@@ -17,7 +17,7 @@ from ..types import BudgetSettings, DistributedSettings, ParamInfo
 from ._setup import Setup
 from ._terminal import count, plain
 from ._translation import THINC
-from .params import Row, sums_by_component
+from .params import ParamRow, sums_by_component
 
 # Label and text.
 Line = tuple[str, str]
@@ -41,7 +41,7 @@ _PRECISION = {
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
-def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], rates: Rates) -> Iterator[Line]:
+def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo], rates: Rates) -> Iterator[Line]:
     """Describe the settings of a training. rates (Rates): Of each param group at each step."""
     block = setup.config["training"]["optimizer"]
     is_thinc = block["@optimizers"] in THINC
@@ -95,7 +95,7 @@ def _recurrent(setup: Setup) -> str:
     return " ".join(dict.fromkeys(found))
 
 
-def _trained(rows: Sequence[Row]) -> str:
+def _trained(rows: Sequence[ParamRow]) -> str:
     trained = [row for row in rows if row.frozen_until is not None]
     if not trained:
         return "Nothing."
@@ -111,7 +111,7 @@ def _trained(rows: Sequence[Row]) -> str:
     )
 
 
-def _not_trained(rows: Sequence[Row]) -> str:
+def _not_trained(rows: Sequence[ParamRow]) -> str:
     reasons: dict[tuple[str, str], int] = {}
     for row in rows:
         if row.frozen_until is None and row.frozen != "no value":
@@ -312,7 +312,7 @@ def _processes(settings: DistributedSettings) -> str:
 # ---------------------------------------------------------------------- learning rates
 
 
-def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row], rates: Rates) -> Iterator[Line]:
+def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[ParamRow], rates: Rates) -> Iterator[Line]:
     """One line per group of params, and one for params that are frozen at first."""
     if not now:
         return

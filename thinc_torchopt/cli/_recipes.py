@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..near_misses import did_you_mean
 from ..params import all_names, components_with_model, escape, shim_paths
 from ..schedules import with_end
-from ._config_text import Section, Setting, moved_value
+from ._config_text import SectionText, SettingText, moved_value
 from ._corpora import End, find_end
 from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
 
@@ -32,7 +32,7 @@ _GROUPS = ("param_groups", "per_param_lr", "layer_decay")
 
 
 @dataclass(frozen=True)
-class Best:
+class BestSettings:
     """The settings of the recipe best for a kind of pipeline: docs/recipes.md.
 
     words (int): Words of a batch, in place of batches that grow. 0: batches stay as they are.
@@ -59,7 +59,7 @@ BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4
 BEST = {
-    "cnn": Best(
+    "cnn": BestSettings(
         "a network that is trained from scratch",
         400,
         0.002,
@@ -68,7 +68,7 @@ BEST = {
         "(on one corpus 0.3 points below); a text classifier stayed 2.6 points below. There, compare both: spacy "
         "torchopt try.",
     ),
-    "bow": Best(
+    "bow": BestSettings(
         "bags of words",
         1000,
         0.003,
@@ -76,7 +76,7 @@ BEST = {
         "as good as spaCy's Adam at its best after 0.23 and 0.32 of its steps, with two labels and with eleven; with "
         "five, 0.4 points below.",
     ),
-    "transformer": Best(
+    "transformer": BestSettings(
         "new components on a transformer",
         0,
         0.001,
@@ -116,7 +116,7 @@ class Recipe(str, Enum):
 class Draft(Translation):
     """A config whose optimizer is being rewritten.
 
-    section (Section): The text of [training.optimizer], which is changed.
+    section (SectionText): The text of [training.optimizer], which is changed.
     config (Config): The whole config before, interpolated.
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
@@ -271,9 +271,9 @@ class Draft(Translation):
             f"Measured against a constant rate, not a tuned one (docs/recipes.md): {best.figures}",
         ]
 
-    def _rise_and_fall(self, best: Best, end: End) -> None:
+    def _rise_and_fall(self, best: BestSettings, end: End) -> None:
         of_batches = f" in batches of about {end.words:.0f} words" if best.scales else ""
-        schedule = Section(above=["# Rises, and falls to zero at the end of the training.\n"])
+        schedule = SectionText(above=["# Rises, and falls to zero at the end of the training.\n"])
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
         peak = best.peak_for(end)
         schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
@@ -287,7 +287,7 @@ class Draft(Translation):
 
     def _average(self, end: End) -> None:
         horizon = max(2, round(BEST_HORIZON * end.steps))
-        averages = Section(above=[f"# Of about {horizon} updates. They are evaluated and saved.\n"])
+        averages = SectionText(above=[f"# Of about {horizon} updates. They are evaluated and saved.\n"])
         averages.put("@misc", "thinc-torchopt.EMA.v1")
         averages.put("decay", round(1 - 1 / horizon, 4))
         self._replace("averages", averages)
@@ -296,7 +296,7 @@ class Draft(Translation):
             f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
         )
 
-    def _replace(self, key: str, section: Section) -> None:
+    def _replace(self, key: str, section: SectionText) -> None:
         """Replace an entry by a section, and put it first. Comments stay, unless an earlier use of this recipe wrote
         them.
         """
@@ -450,15 +450,15 @@ class Draft(Translation):
         if not isinstance(rate, (int, float)):
             return
         given = self.section.pop("learn_rate")
-        schedule = Section(
+        schedule = SectionText(
             above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"]
         )
         steps = self.max_steps
         name = "warmup_linear" if steps else "inverse_sqrt"
         schedule.put("@schedules", f"thinc-torchopt.{name}.v1")
-        if isinstance(given, Setting):
+        if isinstance(given, SettingText):
             value = moved_value(given.value, rate)
-            schedule.settings["initial_rate"] = Setting("initial_rate", value, given.above)
+            schedule.settings["initial_rate"] = SettingText("initial_rate", value, given.above)
         else:
             schedule.put("initial_rate", rate)
         warmup = min(250, steps // 10) if steps else 250
@@ -480,11 +480,11 @@ def _grows(nlp: Language) -> bool:
     return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
 
 
-def _comment(section: Section, key: str, comment: str) -> None:
+def _comment(section: SectionText, key: str, comment: str) -> None:
     setting = section.settings[key]
     line = f"# {comment}\n"
     if line not in setting.above:
-        section.settings[key] = Setting(key, setting.value, (*setting.above, line))
+        section.settings[key] = SettingText(key, setting.value, (*setting.above, line))
 
 
 def _rounded(number: float) -> float:

@@ -13,7 +13,7 @@ from spacy.util import registry
 
 from ..errors import ConfigError
 from ..host_errors import plain_errors
-from ._config_text import ConfigText, Section, Setting, put, with_settings
+from ._config_text import ConfigText, SectionText, SettingText, put, with_settings
 from ._recipes import Draft, Recipe
 
 _SECTION = "training.optimizer"
@@ -130,8 +130,8 @@ def with_log(text: str, path: Path) -> tuple[str, str]:
     logger = lines.section
     if any(f'"{_LOG}' in found for found in _names_of(logger)):
         return text, "The log: as it was, as [training.logger] has a JSONLinesLogger already."
-    if not logger.settings.get("@loggers", Setting("", "")).value.startswith('"spacy.ChainLogger.'):
-        inner = Section()
+    if not logger.settings.get("@loggers", SettingText("", "")).value.startswith('"spacy.ChainLogger.'):
+        inner = SectionText()
         for key in [*logger.settings, *logger.sections]:
             if (entry := logger.pop(key)) is not None:
                 inner.add(key, entry)
@@ -150,14 +150,14 @@ def with_log(text: str, path: Path) -> tuple[str, str]:
     return str(lines), f"The log of each step: {path}. Draw it: python -m spacy torchopt report {path}"
 
 
-def _names_of(section: Section) -> Iterator[str]:
+def _names_of(section: SectionText) -> Iterator[str]:
     if "@loggers" in section.settings:
         yield section.settings["@loggers"].value
     for inner in section.sections.values():
         yield from _names_of(inner)
 
 
-def _use_our_console(logger: Section) -> None:
+def _use_our_console(logger: SectionText) -> None:
     """Replace spaCy's console logger, or none at all, by ours: the same table, with learning rates and norms."""
     name = logger.settings.get("@loggers")
     if name is not None and not name.value.startswith('"spacy.ConsoleLogger.'):

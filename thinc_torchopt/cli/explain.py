@@ -49,7 +49,7 @@ from ._screen import errors_shown, wants_traceback
 from ._setup import Setup, build, note_on_scores, resolve_optimizer, schedule_notes
 from ._terminal import count, plain, print_json, size_in_words
 from ._translation import THINC
-from .params import Row, describe, rows_of, tell_pipeline
+from .params import ParamRow, describe, rows_of, tell_pipeline
 from .schedule import rates_over_steps
 
 # Steps that are described of a training without an end.
@@ -62,7 +62,7 @@ _OF_DATA = re.compile(r"\[E(913|143|867|923|930|986)\]")
 
 
 @dataclass
-class Told(Findings):
+class Description(Findings):
     """The description of a training.
 
     checked (list[str]): What was read, and what was left out.
@@ -94,7 +94,7 @@ def explain(
     overrides, such as --paths.train train.spacy. Nothing is written. The exit code is 1 if something would stop the
     training.
     """
-    told = Told()
+    told = Description()
     with errors_shown(as_json=as_json), schedule_notes() as notes:
         if problem := device_problem(use_gpu):
             told.stops.append(problem)
@@ -128,7 +128,7 @@ def _resolve(block: dict[str, Any]) -> TorchOptimizer:
 # ---------------------------------------------------------------------- the description
 
 
-def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
+def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     training = setup.config["training"]
     train, dev = _read_corpora(told, setup.nlp, setup.config)
     told.add(check_data(setup.nlp, setup.config, train, dev, sourced=setup.sourced, is_initialized=True))
@@ -164,7 +164,7 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
 
 
-def _tell_privacy(told: Told, setup: Setup, settings: PrivacySettings, train: Corpus, steps: int | None) -> None:
+def _tell_privacy(told: Description, setup: Setup, settings: PrivacySettings, train: Corpus, steps: int | None) -> None:
     """Say what a private training uses, or why it would be refused. steps (int | None): None: it has no end."""
     examples = train.examples
     try:
@@ -188,7 +188,7 @@ def _count_steps(setup: Setup, train: Corpus | None) -> int:
     return count_steps(setup.nlp, setup.config, lambda nlp: iter(examples))
 
 
-def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception, *, as_json: bool) -> None:
+def _tell_without_pipeline(told: Description, path: Path, args: list[str], error: Exception, *, as_json: bool) -> None:
     """Say why the pipeline could not be built, and check the corpora. error (Exception): The one that was raised."""
     read: list[str] = []
     if not path.is_dir() and str(path) != "-":  # stdin can't be read again
@@ -247,7 +247,7 @@ def _in_full(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ") + (f" (at {line})" if line else "")
 
 
-def _read_corpora(told: Told, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
+def _read_corpora(told: Description, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
     """Read both corpora. None: it can't be read; the reason is in `told.stops`."""
     limit = _STREAMED if config["training"]["max_epochs"] < 0 else None
     with show_activity("Reading the corpora"):
@@ -260,7 +260,9 @@ def _read_corpora(told: Told, nlp: Language, config: Mapping[str, Any]) -> tuple
     return train, dev
 
 
-def _read(told: Told, nlp: Language, config: Mapping[str, Any], setting: Setting, limit: int | None) -> Corpus | None:
+def _read(
+    told: Description, nlp: Language, config: Mapping[str, Any], setting: Setting, limit: int | None
+) -> Corpus | None:
     name = config["training"][setting]
     try:
         examples = read_corpus(nlp, config, setting, limit=limit)
@@ -274,9 +276,9 @@ def _read(told: Told, nlp: Language, config: Mapping[str, Any], setting: Setting
 
 
 def _tell_costs(
-    told: Told,
+    told: Description,
     setup: Setup,
-    rows: Sequence[Row],
+    rows: Sequence[ParamRow],
     infos: Mapping[str, ParamInfo],
     train: Corpus | None,
     dev: Corpus | None,
@@ -342,7 +344,7 @@ def _tell_costs(
 # ---------------------------------------------------------------------- output
 
 
-def _print(path: Path, told: Told) -> None:
+def _print(path: Path, told: Description) -> None:
     """Print stops, notes, checks, what will happen, and costs."""
     Printer(pretty=sys.stdout.isatty()).divider(f"What a training with {path.name} does")
     first = [("Stops", text) for text in told.stops] or [("Stops", "Nothing that can be seen before the training.")]

@@ -26,7 +26,7 @@ from ._terminal import print_json, print_notes, print_table, short
 _LIST_THEM = " List them: spacy torchopt params."
 
 
-class Row(NamedTuple):
+class ParamRow(NamedTuple):
     """One param, with the field names of the JSON.
 
     shape (list[int] | None): None: it has no value.
@@ -133,7 +133,7 @@ def describe(setup: Setup) -> dict[str, ParamInfo]:
     return {info.name: info for info in setup.optimizer.describe()}
 
 
-def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[Row]:
+def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[ParamRow]:
     """Every param in the order of the pipeline, also those that the optimizer doesn't know."""
     reasons = _why_not_trained(setup.nlp, setup.frozen)
     seen: set[Any] = set()
@@ -150,7 +150,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
             if info is None:
                 reason = reasons.get(id(model)) or ("no value" if not size else "requires_grad = false")
                 rate_later = None if later is None else 0.0
-                yield Row(
+                yield ParamRow(
                     found.name,
                     component,
                     shape,
@@ -167,7 +167,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
                     None,
                 )
             else:
-                yield Row(
+                yield ParamRow(
                     found.name,
                     component,
                     shape,
@@ -223,7 +223,7 @@ def _device_of(value: Any) -> str:
 # ---------------------------------------------------------------------- sums
 
 
-def _sums_by_group(rows: list[Row]) -> list[dict[str, Any]]:
+def _sums_by_group(rows: list[ParamRow]) -> list[dict[str, Any]]:
     sums: dict[str | None, dict[str, Any]] = {}
     for row in rows:
         rates = {"learn_rate": row.learn_rate, "learn_rate_at_steps": row.learn_rate_at_steps}
@@ -233,7 +233,7 @@ def _sums_by_group(rows: list[Row]) -> list[dict[str, Any]]:
     return sorted(sums.values(), key=lambda found: found["group"] is None)
 
 
-def sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
+def sums_by_component(rows: list[ParamRow]) -> list[dict[str, Any]]:
     sums: dict[str, dict[str, Any]] = {}
     for row in rows:
         found = sums.setdefault(row.component, {"component": row.component, "params": 0, "size": 0, "trained_size": 0})
@@ -247,7 +247,11 @@ def sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def _print(
-    console: Console, rows: list[Row], groups: list[dict[str, Any]], components: list[dict[str, Any]], steps: int | None
+    console: Console,
+    rows: list[ParamRow],
+    groups: list[dict[str, Any]],
+    components: list[dict[str, Any]],
+    steps: int | None,
 ) -> None:
     rates = ["rate"] if steps is None else ["rate", f"at step {steps}"]
 

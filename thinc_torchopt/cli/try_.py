@@ -31,7 +31,7 @@ _CHART_WIDTH = 20
 
 
 @dataclass
-class Tried:
+class Candidate:
     """A candidate with its trials.
 
     name (str): Its name for the user.
@@ -99,7 +99,7 @@ def try_(
         source = open_source(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
         source = source.write_overrides("training.optimizer.")
         config, notes = shorten(source.load(), steps)
-        texts, tried = {_BASE: source.text}, {_BASE: Tried(_BASE, config)}
+        texts, tried = {_BASE: source.text}, {_BASE: Candidate(_BASE, config)}
         for recipe in dict.fromkeys(chosen):
             try:
                 rewritten = _rewritten(source, recipe, output_path)
@@ -111,7 +111,7 @@ def try_(
                 continue
             texts[recipe.value], warned = rewritten
             config, more = shorten(source.load(texts[recipe.value]), steps)
-            tried[recipe.value] = Tried(recipe.value, config)
+            tried[recipe.value] = Candidate(recipe.value, config)
             notes += [f"{recipe.value}: {note}" for note in [*warned, *more] if note not in notes]
         if len(tried) == 1:
             raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
@@ -151,7 +151,7 @@ def _rewritten(source: ConfigSource, recipe: Recipe, output_path: Path | None) -
     return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warned)
 
 
-def _run(source: ConfigSource, tried: dict[str, Tried], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:
+def _run(source: ConfigSource, tried: dict[str, Candidate], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:
     """Run the trials seed by seed, so that all candidates get equally many. RETURNS (bool): If it was interrupted."""
     with show_progress(len(tried) * len(seeds) * (steps + 1), "Trying") as bar:
         for n, seed in enumerate(seeds):
@@ -176,7 +176,7 @@ def _run(source: ConfigSource, tried: dict[str, Tried], seeds: Sequence[int], st
     return False
 
 
-def _judge(tried: dict[str, Tried]) -> tuple[Comparison | None, str, str]:
+def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, str, str]:
     """RETURNS (tuple): The comparison, or None if there is nothing to compare; the winner; the verdict."""
     scores = {name: found.scores for name, found in tried.items() if found.scores and found.problem is None}
     if tried[_BASE].problem is not None:
@@ -220,7 +220,7 @@ def _verdict(found: Comparison) -> str:
 # ---------------------------------------------------------------------- output
 
 
-def _print(console: Console, tried: dict[str, Tried], comparison: Comparison | None) -> None:
+def _print(console: Console, tried: dict[str, Candidate], comparison: Comparison | None) -> None:
     base = tried[_BASE]
     goal = max((fmean(scores) for scores in base.curves.values()), default=0.0)
     highest = max((max(map(fmean, found.curves.values())) for found in tried.values() if found.curves), default=0.0)
@@ -250,7 +250,7 @@ def _print(console: Console, tried: dict[str, Tried], comparison: Comparison | N
 
 
 def _as_json(
-    tried: dict[str, Tried], comparison: Comparison | None, winner: str, verdict: str, notes: Sequence[str]
+    tried: dict[str, Candidate], comparison: Comparison | None, winner: str, verdict: str, notes: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "tried": [
