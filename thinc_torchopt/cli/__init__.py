@@ -8,7 +8,7 @@ import sys
 import typer
 
 from ..host import cli_util
-from ._command import list_commands
+from ._command import add_commands
 from ._screen import is_main_program, is_ours, show_errors
 
 torchopt_cli = typer.Typer(
@@ -17,7 +17,7 @@ torchopt_cli = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-list_commands(
+add_commands(
     torchopt_cli,
     {
         "train": "Train in several processes, or within a budget.",

@@ -44,7 +44,7 @@ class LazyCommand(TyperCommand):
         return self.loaded.make_context(*args, **kwargs)
 
 
-def list_commands(app: typer.Typer, commands: Mapping[str, str], *, without_overrides: tuple[str, ...] = ()) -> None:
+def add_commands(app: typer.Typer, commands: Mapping[str, str], *, without_overrides: tuple[str, ...] = ()) -> None:
     """Add commands that are loaded when they are called.
 
     commands (Mapping[str, str]): The first sentence of their help, by name.

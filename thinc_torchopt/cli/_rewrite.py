@@ -8,7 +8,6 @@ from typing import Any
 
 from confection import Config, ConfigValidationError
 from spacy import util
-from spacy.language import Language
 from spacy.util import registry
 
 from ..errors import ConfigError
@@ -40,20 +39,14 @@ def rewrite(
     with plain_errors(path=path):
         raw = Config().from_str(text, interpolate=False, overrides=dict(overrides or {}))
         config = raw.interpolate()
-    lines = ConfigText(text, _SECTION)
-    inline = lines.setting(_SECTION)
-    if inline is not None:
-        raise ConfigError(
-            f"Can't rewrite 'optimizer' in [training]: expected a section [{_SECTION}], found a value, {inline.value}. "
-            "Write its settings into such a section."
-        )
-
-    def build_nlp() -> Language:
-        with plain_errors(raw, path=path):
-            return util.load_model_from_config(raw, auto_fill=True)
-
+    lines = _lines_of(text, _SECTION, "rewrite")
     with plain_errors(raw, path=path):
-        draft = Draft(section=lines.section, config=config, build_nlp=build_nlp, state_path=state_path)
+        draft = Draft(
+            section=lines.section,
+            config=config,
+            build_nlp=lambda: util.load_model_from_config(raw, auto_fill=True),
+            state_path=state_path,
+        )
         draft.apply(recipe)
     passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
     if passing:
@@ -71,6 +64,21 @@ def rewrite(
         checked = _check_rest(text, new, draft.beside, sections)
         registry.resolve({"optimizer": checked["training"]["optimizer"]})
     return draft, new
+
+
+def _lines_of(text: str, path: str, verb: str) -> ConfigText:
+    """The text of a config, to change a section of it. verb (str): For the error: "Can't {verb} ...".
+
+    RAISES (ConfigError): It is no section, but a value.
+    """
+    lines = ConfigText(text, path)
+    section, _, key = path.rpartition(".")
+    if (inline := lines.setting(path)) is not None:
+        raise ConfigError(
+            f"Can't {verb} '{key}' in [{section}]: expected a section [{path}], found a value, {inline.value}. Write "
+            "its settings into such a section."
+        )
+    return lines
 
 
 def _check_rest(text: str, new: str, beside: Mapping[str, Any], sections: Sequence[str]) -> Config:
@@ -120,13 +128,7 @@ def with_log(text: str, path: Path) -> tuple[str, str]:
     RETURNS (tuple[str, str]): The new text, and what was done.
     RAISES (ConfigError): There is no room in the chain, or the logger is no section.
     """
-    lines = ConfigText(text, _LOGGER)
-    inline = lines.setting(_LOGGER)
-    if inline is not None:
-        raise ConfigError(
-            f"Can't add a log to 'logger' in [training]: expected a section [{_LOGGER}], found a value, "
-            f"{inline.value}. Write its settings into such a section."
-        )
+    lines = _lines_of(text, _LOGGER, "add a log to")
     logger = lines.section
     if any(f'"{_LOG}' in found for found in _names_of(logger)):
         return text, "The log: as it was, as [training.logger] has a JSONLinesLogger already."

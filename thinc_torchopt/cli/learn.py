@@ -114,8 +114,6 @@ def _check(
     model: Path, stream: Path, output: Path, follows_stdin: bool, old: Path | None, settings: LearnSettings
 ) -> None:
     """RAISES (ConfigError): The arguments don't go together."""
-    if not model.is_dir():
-        raise ConfigError(f"Can't learn: expected the folder of a trained pipeline as MODEL, found '{model}'.")
     if str(stream) != "-" and not stream.is_file():
         raise ConfigError(f"Can't learn: expected a JSONL file, or -, as STREAM, found '{stream}'.")
     if follows_stdin:
