@@ -207,10 +207,11 @@ class Recipe:
 
     def edit(self, config: Config, steps: int) -> None:
         """steps (int): For another end than that of the recipe. 0: its own."""
-        from thinc_torchopt.cli.init import recipe_of, rewrite
+        from thinc_torchopt.cli import _recipes, _rewrite
 
         spacys = config.copy()
-        _, text = rewrite(config.to_str(), Path("config.cfg"), recipe_of(self.recipe), "state")
+        recipe = _recipes.Recipe.of(self.recipe)
+        _, text = _rewrite.rewrite(config.to_str(), Path("config.cfg"), recipe, "state")
         config.clear()
         config.update(Config().from_str(text, interpolate=False))
         if steps:

@@ -137,7 +137,8 @@ def commands() -> dict[str, set[str]]:
     """The options of each command of spaCy and ours."""
     found: dict[str, set[str]] = {}
 
-    def add(command: Any, path: str) -> None:
+    def add(listed: Any, path: str) -> None:
+        command = listed.make_context(path, [], resilient_parsing=True).command
         found[path] = {option for param in command.params for option in param.opts}
         for name, inner in getattr(command, "commands", {}).items():
             add(inner, f"{path} {name}")

@@ -20,8 +20,6 @@ from spacy.training.pretrain import pretrain
 from spacy.util import registry
 from thinc.api import Optimizer
 
-from thinc_torchopt.cli.params import show_params
-
 from .foreign import FOLDER, FUNCTIONS, make_files
 from .models import pipeline_params, same
 from .runs import digests, run
@@ -253,9 +251,9 @@ def overrides(name, files):
 
 
 @all_configs
-def test_foreign_configs_are_listed_by_torchopt_params(name, files, with_thinc, capsys):
-    show_params(FOLDER / name, overrides(name, files), steps=STEPS, as_json=True, code_path=FUNCTIONS, use_gpu=-1)
-    found = json.loads(capsys.readouterr().out)
+def test_foreign_configs_are_listed_by_torchopt_params(name, files, with_thinc):
+    flags = ("--steps", STEPS, "--json", "--code", FUNCTIONS)
+    found = json.loads(spacy_cli("torchopt", "params", FOLDER / name, *overrides(name, files), *flags).stdout)
     assert not found["problem"] and not found["unmatched_patterns"]
     params = with_thinc(name).after
     assert {sums["component"]: sums["params"] for sums in found["components"]} == {

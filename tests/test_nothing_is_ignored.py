@@ -34,7 +34,7 @@ from spacy.util import registry
 from thinc.api import fix_random_seed
 
 from thinc_torchopt.cli._lines import lines_of
-from thinc_torchopt.cli._util import Setup
+from thinc_torchopt.cli._setup import Setup
 from thinc_torchopt.cli.params import describe, rows_of
 from thinc_torchopt.cli.schedule import rates_over_steps
 from thinc_torchopt.controller import Control, trainer_controller

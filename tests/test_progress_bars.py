@@ -8,10 +8,11 @@ from contextlib import suppress
 
 import pytest
 import tqdm
+from typer.main import get_command
 
 from thinc_torchopt import Checkpoints, TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
-from thinc_torchopt.cli.find_lr import show_range_test
+from thinc_torchopt.cli import torchopt_cli
 from thinc_torchopt.errors import StateError
 from thinc_torchopt.progress_bars import show_activity, show_progress
 
@@ -100,16 +101,9 @@ def test_progress_bars_of_find_lr(corpus, monkeypatch, capsys):
     """--json stays clean."""
     monkeypatch.setattr(sys, "stderr", stream := Terminal())
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
-    settings = {
-        "min_rate": 1e-12,
-        "max_rate": 1e-11,
-        "steps": 24,
-        "output_path": None,
-        "code_path": None,
-        "use_gpu": -1,
-    }
+    flags = ["--min-lr", "1e-12", "--max-lr", "1e-11", "--steps", "24", "--json"]
     with pytest.raises(SystemExit):
-        show_range_test(CONFIGS / "cnn.cfg", paths, as_json=True, **settings)
+        get_command(torchopt_cli)(args=["find-lr", str(CONFIGS / "cnn.cfg"), *paths, *flags])
     assert len(json.loads(capsys.readouterr().out)["losses"]) == 12
     written = stream.getvalue()
     assert written.index("Building the pipeline ...") < written.index("Training at rising rates:   0%|") and is_gone(

@@ -275,7 +275,8 @@ def ours(found: Any) -> dict[str, Any]:
 def commands() -> Iterator[str]:
     """Each command, its arguments and options, as they are declared."""
     root = typer.main.get_command(torchopt_cli)
-    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
+    for name, listed in sorted(root.commands.items()):  # type: ignore[attr-defined]
+        command = listed.make_context(name, [], resilient_parsing=True).command
         yield f"## {name}"
         arguments = [param for param in command.params if param.param_type_name == "argument"]
         options = [param for param in command.params if param.param_type_name == "option"]

@@ -6,7 +6,7 @@ import pytest
 from confection import Config
 from spacy.util import registry
 
-from thinc_torchopt.cli._budget import with_budget
+from thinc_torchopt.cli.train import with_budget
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.training import read_checkpoint
 from thinc_torchopt.training.checkpoint_folder import steps_of
@@ -23,10 +23,10 @@ STABLE = {
 }
 
 
-def derived(config, folder, budget="20m", **settings):
+def derived(config, folder, budget="20m"):
     """The config that is made, the lines, and the optimizer."""
     config.to_disk(folder / "given.cfg")
-    path, told = with_budget(folder / "given.cfg", [], budget, output_path=folder / "out", **settings)
+    path, told = with_budget(folder / "given.cfg", {}, budget, folder / "out")
     found = Config().from_disk(path, interpolate=False)
     registry.resolve({"optimizer": found.interpolate()["training"]["optimizer"]})
     return found, told
@@ -111,7 +111,7 @@ def test_budget_refuses_a_limit_and_wants_a_folder(corpus, tmp_path):
     with pytest.raises(ConfigError, match=r"'--budget' in spacy torchopt train: expected a time such as .*found '20'"):
         derived(config, tmp_path, "20")
     with pytest.raises(ConfigError, match=r"expected --output, or a block \[training.optimizer.checkpoint\]"):
-        with_budget(tmp_path / "given.cfg", [], "20m")
+        with_budget(tmp_path / "given.cfg", {}, "20m", None)
 
 
 def test_budget_wants_a_section_and_a_folder(corpus, tmp_path):

@@ -19,10 +19,12 @@ from rich.console import Console
 from spacy.tokens import DocBin
 from spacy.training.initialize import init_nlp
 from thinc.api import compounding
+from typer.main import get_command
 
 from thinc_torchopt import compat
-from thinc_torchopt.cli._util import errors_shown, make_console, print_table, sparkline
-from thinc_torchopt.cli.params import show_params
+from thinc_torchopt.cli import torchopt_cli
+from thinc_torchopt.cli._screen import errors_shown, make_console
+from thinc_torchopt.cli._terminal import print_table, sparkline
 from thinc_torchopt.compat import has_matplotlib
 from thinc_torchopt.errors import ConfigError
 from thinc_torchopt.schedules import warmup_cosine, warmup_linear
@@ -91,11 +93,8 @@ def test_cli_is_cheap_to_import():
         "sorted(name for name in sys.modules if name.startswith('thinc_torchopt.')))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ours = [
-        f"thinc_torchopt.{name}"
-        for name in ("about", "cli", "cli._screen", "config_checks", "errors", "host", "launched", "near_misses")
-    ]
-    assert run.stdout.strip() == f"[] {ours}"
+    names = "about cli cli._command cli._screen config_checks errors host launched near_misses"
+    assert run.stdout.strip() == f"[] {[f'thinc_torchopt.{name}' for name in names.split()]}"
 
 
 def test_cli_commands_are_in_spacys_help():
@@ -109,6 +108,33 @@ def test_cli_help_shows_whole_summaries_in_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, _, listed = spacy_cli("torchopt", "--help").stdout.partition("Commands:")
     assert listed.count("\n  ") > 10 and "..." not in listed
+
+
+def test_cli_lists_the_first_sentence_of_each_commands_help():
+    """The list is made without the commands themselves."""
+    for name, listed in get_command(torchopt_cli).commands.items():
+        loaded = listed.make_context(name, [], resilient_parsing=True).command
+        assert " ".join(loaded.help.split()).startswith(f"{listed.help} "), name
+        # Both are in the table: the settings in which commands differ.
+        assert loaded.context_settings == listed.context_settings
+
+
+def test_cli_loads_no_command_to_list_complete_or_suggest_its_name():
+    code = (
+        "import sys, spacy; from spacy.cli import app; from typer.main import get_command\n"
+        "spacy.registry.cli.get_all(); command = get_command(app)\n"
+        "for args in (['torchopt', '--help'], ['torchopt', 'trin']):\n"
+        "    try: command(args=args, prog_name='spacy')\n"
+        "    except SystemExit: pass\n"
+        "group = command.commands['torchopt']\n"
+        "context = group.make_context('torchopt', [], resilient_parsing=True)\n"
+        "print([item.value for item in group.shell_complete(context, 'tr')])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('thinc_torchopt.cli.')))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *_, completed, loaded = run.stdout.splitlines()
+    assert completed == "['train', 'try']"
+    assert loaded == "['thinc_torchopt.cli._command', 'thinc_torchopt.cli._screen']"
 
 
 def test_cli_says_what_is_wrong_without_a_traceback(folder):
@@ -526,14 +552,6 @@ def test_cli_sparkline():
     assert sparkline(Console(file=Ascii()), [0.0, 1.0], 60) == ""
 
 
-def run_params(path, capsys):
-    """The error of `spacy torchopt params`, in this process."""
-    with pytest.raises(SystemExit) as caught:
-        show_params(path, [], steps=None, as_json=False, code_path=None, use_gpu=-1)
-    assert caught.value.code == 1
-    return " ".join(capsys.readouterr().err.split())
-
-
 GROUPS = "training.optimizer.param_groups"
 
 
@@ -559,18 +577,18 @@ GROUPS = "training.optimizer.param_groups"
         ),
     ],
 )
-def test_cli_says_which_section_is_missing(old, new, said, tmp_path, capsys):
+def test_cli_says_which_section_is_missing(old, new, said, tmp_path):
     text = PARAM_GROUPS.read_text()
     assert old in text
     (tmp_path / "config.cfg").write_text(text.replace(old, new))
-    found = run_params(tmp_path / "config.cfg", capsys)
-    assert found.startswith(f"Error: Can't read '{tmp_path / 'config.cfg'}': ")
+    run = spacy_cli("torchopt", "params", tmp_path / "config.cfg", check=False)
+    found = " ".join(run.stderr.split())
+    assert run.returncode == 1 and found.startswith(f"Error: Can't read '{tmp_path / 'config.cfg'}': ")
     for part in said.split(" * "):
         assert part in found
 
 
-def test_cli_leaves_other_errors_of_a_config_to_spacy(tmp_path, capsys):
+def test_cli_leaves_other_errors_of_a_config_to_spacy(tmp_path):
     (tmp_path / "config.cfg").write_text("[nlp\nlang = 1")
-    with pytest.raises(SystemExit):
-        show_params(tmp_path / "config.cfg", [], steps=None, as_json=False, code_path=None, use_gpu=-1)
-    assert "Config validation error" in capsys.readouterr().out
+    run = spacy_cli("torchopt", "params", tmp_path / "config.cfg", check=False)
+    assert run.returncode == 1 and "Config validation error" in run.stdout

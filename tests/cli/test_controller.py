@@ -1,16 +1,10 @@
 """`spacy torchopt controller`: definitions are checked, and tried on logs, of which a hand can say where rules fire."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 import srsly
-
-from thinc_torchopt import compat
-from thinc_torchopt.cli._replay import replay
-from thinc_torchopt.compat import has_matplotlib
-from thinc_torchopt.controller import TrainerController
 
 from ..models import toy_pipeline
 from ..spacy_cli import spacy_cli
@@ -106,12 +100,9 @@ def test_controller_tells_all_faults_at_once(run, flags):
     assert "found 5 faults" in found.stderr and all(place in found.stderr for place in places)
 
 
-@pytest.mark.parametrize(
-    "replay, flag, text", [(True, ["--check"], "Remove --check"), (False, ["-o", "a.png"], "--replay")]
-)
-def test_controller_options_that_do_not_go_together(run, replay, flag, text):
-    found = run([LOSS], [], log([1]) if replay else None, *flag, check=False)
-    assert found.returncode == 1 and text in found.stderr and "Traceback" not in found.stderr
+def test_controller_options_that_do_not_go_together(run):
+    found = run([LOSS], [], log([1]), "--check", check=False)
+    assert found.returncode == 1 and "Remove --check" in found.stderr and "Traceback" not in found.stderr
 
 
 # ---------------------------------------------------------------------- replay
@@ -327,90 +318,6 @@ class Doubled(Metric):
     assert fired(run(metrics, rules, log([3, 2]), "--json", "--code", tmp_path / "code.py")) == {"low": [1]}
 
 
-# ---------------------------------------------------------------------- picture
-
-
-@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
-def test_controller_replay_does_not_overwrite_what_it_reads(run, tmp_path):
-    run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([5, 0]))
-    for name in ("log.jsonl", "rules.yaml"):
-        (tmp_path / "link.png").symlink_to(tmp_path / name)
-        before = (tmp_path / name).read_bytes()
-        found = spacy_cli(
-            *("torchopt", "controller", tmp_path / "rules.yaml", "--replay", tmp_path / "log.jsonl"),
-            *("--output", tmp_path / "link.png"),
-            check=False,
-        )
-        assert found.returncode == 1 and "it is one of the files to read" in found.stderr
-        assert (tmp_path / name).read_bytes() == before
-        (tmp_path / "link.png").unlink()
-
-
-@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
-@pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_controller_replay_picture(run, tmp_path, monkeypatch, suffix, start):
-    from thinc_torchopt.report import plots
-
-    figures, save = [], plots.save
-    monkeypatch.setattr(plots, "save", lambda figure, path: (figures.append(figure), save(figure, path)))
-    path = tmp_path / f"rules.{suffix}"
-    rules = [
-        rule("low", "loss['per_word'] < 0.25", "on_step_end"),
-        rule("cost $", "loss['per_word'] > 0.35 or scores['ents_f'] > 0.5", "on_log"),
-    ]
-    found = run([LOSS, SCORES], rules, log([5, 4, 3, 2, 1, 2], {3: 0.4}), "--output", path)
-    assert path.read_bytes().startswith(start) and f"Saved the picture to {path}" in found.stdout
-    losses, scores = figures[0].axes
-    assert [axes.get_title(loc="left") for axes in (losses, scores)] == ["loss/per_word", "scores/ents_f"]
-    line, *thresholds, low, high = losses.lines
-    assert [(line.get_label(), *set(line.get_ydata())) for line in thresholds] == [
-        ("low: < 0.25", 0.25),
-        ("cost $: > 0.35", 0.35),
-    ]
-    assert list(line.get_xdata()) == [0, 1, 2, 3, 4, 5]
-    assert list(line.get_ydata()) == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.2])
-    assert (list(low.get_xdata()), list(low.get_ydata())) == ([3, 4, 5], pytest.approx([0.2, 0.1, 0.2]))
-    assert list(high.get_xdata()) == [0, 1]
-    names = [text.get_text() for text in losses.get_legend().get_texts()]
-    assert names[2:] == ["low fired", "cost $ fired"]
-    # A score holds until the next.
-    assert list(scores.lines[0].get_ydata()) == pytest.approx([math.nan] * 3 + [0.4] * 3, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("loss['per_word'] < 2 * 0.1", {"loss/per_word < 2 * 0.1": 0.2}),
-        ("-1 >= loss['loss']", {"loss/loss <= -1": -1.0}),
-        ("0 < state['step'] < 10", {"state/step > 0": 0.0, "state/step < 10": 10.0}),
-        (
-            "loss['loss'] > state['step'] / 4",
-            {"loss/loss > state['step'] / 4": 0.5},
-        ),
-        (
-            "state['step'] == 0 or loss['loss'] > 1 / state['step']",
-            {"state/step == 0": 0.0, "loss/loss > 1 / state['step']": 0.5},
-        ),
-        ("any(item > 3 for item in window['training_loss']['loss'])", {}),
-        ("loss['loss'] != loss['loss']", {}),
-        ("loss['loss'] > 4 or loss['loss'] > 4 and loss['loss'] > 'a'", {"loss/loss > 4": 4.0}),
-        ("window['training_loss']['loss'][-1] > 3", {"window/training_loss/loss > 3": 3.0}),
-        ("len(window['metrics']) == 2 and max(1, 2) < loss['loss']", {"loss/loss > max(1, 2)": 2.0}),
-        (
-            "loss['components']['ner'] != state['step']",
-            {"loss/components/ner != state['step']": 2.0, "state/step != loss['components']['ner']": 3.0},
-        ),
-    ],
-)
-def test_controller_replay_thresholds(text, expected):
-    """What a rule compares a number with, at the last step, 2."""
-    window = {"name": "window", "class": "HistoryBasedMetric", "arguments": {"source_event": "on_step_end"}}
-    definition = {"controller_metrics": [LOSS, STATE, window], "controllers": [rule("r", text, "on_step_end")]}
-    found = replay(TrainerController(definition, is_replay=True), log([5, 4, 3])).thresholds
-    shown = {f"{'/'.join(place)} {words.removeprefix('r: ')}": values[-1] for (place, words), values in found.items()}
-    assert shown == pytest.approx(expected) and all(len(values) == 3 for values in found.values())
-
-
 def test_controller_replay_knows_the_loss_on_the_development_data(run):
     lines = log([5, 4, 3, 2], {1: 0.1, 3: 0.2})
     lines[1]["dev_losses"] = {"losses": {"ner": 20.0, "tok2vec": 9.0}, "words": 10, "examples": 2}
@@ -421,30 +328,6 @@ def test_controller_replay_knows_the_loss_on_the_development_data(run):
     for damaged in ("text", {"losses": 3}, {"losses": {"ner": None}, "words": True, "examples": 2}):
         lines[3]["dev_losses"] = damaged
         assert fired(run(metrics, [rule("low", "dev['per_word'] < 1", "on_evaluate")], lines, "--json")) == {"low": []}
-
-
-@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
-def test_controller_replay_picture_of_firings_between_lines(run, tmp_path):
-    """The first epoch begins before the first line."""
-    lines = log([1, 1, 1], every=5)
-    found = run(
-        [STATE], [rule("begins", "state['step'] < 9", "on_epoch_begin")], lines, "-o", tmp_path / "a.svg", "--json"
-    )
-    assert fired(found) == {"begins": [-1]} and (tmp_path / "a.svg").is_file()
-
-
-@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
-def test_controller_replay_picture_that_can_not_be(run, tmp_path):
-    found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.docx", check=False)
-    assert found.returncode == 1 and "expected a name that ends in" in found.stderr
-    found = run([SCORES], [rule("low", "scores['x'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.png", check=False)
-    assert found.returncode == 1 and "has a number in this log" in found.stderr and not (tmp_path / "a.png").exists()
-
-
-def test_controller_replay_picture_without_the_extra(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(compat, "has_matplotlib", False)
-    found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_log")], log([1]), "-o", tmp_path / "a.png", check=False)
-    assert found.returncode == 1 and "pip install 'matplotlib>=3.7'" in found.stderr
 
 
 # ---------------------------------------------------------------------- configs, and other settings

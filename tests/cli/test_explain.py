@@ -1,14 +1,13 @@
 """`spacy torchopt explain`: its words against what the config says, and against rates counted by hand."""
 
 import json
-from contextlib import suppress
 
 import pytest
 from spacy.tokens import DocBin
 from thinc.api import compounding, warmup_linear
 
-from thinc_torchopt.cli._in_words import plain, tell_rates
-from thinc_torchopt.cli.explain import explain
+from thinc_torchopt.cli._lines import tell_rates
+from thinc_torchopt.cli._terminal import plain
 from thinc_torchopt.compat import has_opacus
 from thinc_torchopt.schedules import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.schedules import warmup_linear as our_warmup_linear
@@ -60,13 +59,13 @@ def test_explain_numbers():
     assert found == ["0", "1", "10", "0.00005", "0.000001", "1.23", "1e-08", "20000", "3e+07"]
 
 
-def told(config, corpus, capsys, *args):
+def told(config, corpus, *args):
     """The lines by label."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
-    with suppress(SystemExit):  # what stops a training is told first
-        explain(config, [*paths, *args])
+    # What stops a training is told first.
+    run = spacy_cli("torchopt", "explain", config, *paths, *args, check=False)
     found, label = {}, ""
-    for line in capsys.readouterr().out.splitlines():
+    for line in run.stdout.splitlines():
         if line.strip() and "====" not in line:
             head, text = line[:15].strip(), line[15:].strip()
             label = head or label
@@ -74,9 +73,9 @@ def told(config, corpus, capsys, *args):
     return found
 
 
-def test_explain_param_groups(corpus, capsys):
+def test_explain_param_groups(corpus):
     """The numbers are those of the table that docs/command-line.md shows for this config."""
-    found = told(CONFIGS / "param_groups.cfg", corpus, capsys)
+    found = told(CONFIGS / "param_groups.cfg", corpus)
     assert found["Trains"] == "957,102 numbers in 33 params on the CPU: tok2vec 924,768, tagger 388, ner 31,946."
     assert found["Frozen"].endswith("until step 200, which is the first to train it.")
     rates = found["Learning rate"]
@@ -95,39 +94,39 @@ def test_explain_param_groups(corpus, capsys):
     assert found["Saves"].endswith("No checkpoints: a training that is killed has to start again.")
 
 
-def test_explain_rules(corpus, capsys):
+def test_explain_rules(corpus):
     """A line for each, and the end of the training; a score that score_weights does not have is a note."""
     path = "--training.optimizer.controller.rules.stop_early"
-    found = told(CONFIGS / "controller_in_config.cfg", corpus, capsys)
+    found = told(CONFIGS / "controller_in_config.cfg", corpus)
     assert "or by rule stop_early, or by rule stop_when_diverged, whichever comes first." in found["Ends"]
     assert "stop_early takes control.should_training_stop on on_evaluate: each time." in found["Rules"]
     assert "A rule may fail" not in found.get("Note", "")
-    found = told(CONFIGS / "controller_in_config.cfg", corpus, capsys, f"{path}.of", "scores['f1']")
+    found = told(CONFIGS / "controller_in_config.cfg", corpus, f"{path}.of", "scores['f1']")
     assert "A rule may fail in the training: metric 'stop_early_best_so_far'" in found["Note"]
     assert "expected a key of scores (tag_acc, " in found["Note"] and "found 'f1'" in found["Note"]
 
 
-def test_explain_guards_checkpoints_and_averages(corpus, capsys):
-    found = told(CONFIGS / "guards.cfg", corpus, capsys)
+def test_explain_guards_checkpoints_and_averages(corpus):
+    found = told(CONFIGS / "guards.cfg", corpus)
     assert "is skipped, with a warning; after" in found["On NaN"] and "times as large as usual" in found["Spikes"]
     assert "goes back to the last checkpoint" in found["Goes back"] and "in a row" in found["Goes back"]
-    found = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.optimizer.checkpoint.every", "1")
+    found = told(CONFIGS / "checkpoint.cfg", corpus, "--training.optimizer.checkpoint.every", "1")
     assert (
         "The whole state in 'training/state' every 1 step and after each evaluation; the newest 2 are kept."
         in found["Saves"]
     )
     assert found["Averages"].startswith("Moving averages of all params, by thinc's formula.")
-    found = told(CONFIGS / "averages.cfg", corpus, capsys, "--training.frozen_components", '["parser"]')
+    found = told(CONFIGS / "averages.cfg", corpus, "--training.frozen_components", '["parser"]')
     assert found["Averages"].startswith("Moving averages of all params with decay 0.99.")
     assert found["Doesn't train"] == "parser: frozen_components" and "parser" not in found["Trains"]
 
 
-def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus, capsys):
+def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus):
     """What thinc's warm-up does without an end; and what patience does to an end."""
     given = "--training.optimizer.learn_rate"
-    found = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.patience", "0")
+    found = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "0")
     assert "learn_rate" not in found["Note"]
-    note = told(CONFIGS / "checkpoint.cfg", corpus, capsys, "--training.patience", "1600")["Note"]
+    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "1600")["Note"]
     assert "learn_rate falls until step 2,000, but patience = 1,600 may end the training long before" in note
     text = (CONFIGS / "schedules.cfg").read_text()
     path = tmp_path / "thinc.cfg"
@@ -135,44 +134,44 @@ def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus, caps
     block = '@schedules = "warmup_linear.v1"\ninitial_rate = 0.01\nwarmup_steps = 20\ntotal_steps = 0\n'
     before, rest = text.split("[training.optimizer.learn_rate]\n", 1)
     path.write_text(f"{before}[training.optimizer.learn_rate]\n{block}" + rest[rest.index("\n[") :])
-    found = told(path, corpus, capsys, "--training.patience", "0")
+    found = told(path, corpus, "--training.patience", "0")
     assert "learn_rate is thinc's warmup_linear.v1 with total_steps = 0: it falls to 0 when its" in found["Note"]
     assert "then falls to 0 at step 20, then stays at 0 from there on" in found["Learning rate"]
     block = '@schedules = "thinc-torchopt.warmup_stable_decay.v1"\ninitial_rate = 0.01\nwarmup_steps = 20\n'
     block += 'decay_steps = 5\ndecay_begins = "when told"\n'
     path.write_text(f"{before}[training.optimizer.learn_rate]\n{block}" + rest[rest.index("\n[") :])
-    found = told(path, corpus, capsys, "--training.patience", "10")
+    found = told(path, corpus, "--training.patience", "10")
     assert "learn_rate falls only on demand: by optimizer.begin_decay(), or by the signal" in found["Note"]
-    found = told(path, corpus, capsys, f"{given}.decay_begins", "in time", "--training.patience", "10")
+    found = told(path, corpus, f"{given}.decay_begins", "in time", "--training.patience", "10")
     assert "learn_rate falls until step" in found["Note"]
 
 
-def test_explain_what_is_done_about_rates_of_others(corpus, capsys):
+def test_explain_what_is_done_about_rates_of_others(corpus):
     given = "--training.optimizer."
-    found = told(CONFIGS / "cnn.cfg", corpus, capsys)["Rates"]
+    found = told(CONFIGS / "cnn.cfg", corpus)["Rates"]
     assert found == "If other code writes a learning rate, that is undone, with a warning."
-    found = told(CONFIGS / "cnn.cfg", corpus, capsys, given + "on_outside_write", "adopt")["Rates"]
+    found = told(CONFIGS / "cnn.cfg", corpus, given + "on_outside_write", "adopt")["Rates"]
     assert found == "If other code writes a learning rate, it is kept, and schedules go on from there."
-    found = told(CONFIGS / "cnn.cfg", corpus, capsys, given + "on_outside_write", "raise")["Rates"]
+    found = told(CONFIGS / "cnn.cfg", corpus, given + "on_outside_write", "raise")["Rates"]
     assert found == "If other code writes a learning rate, the training stops with an error."
-    found = told(CONFIGS / "cnn.cfg", corpus, capsys, given + "enable_runtime_guards", "false")["Rates"]
+    found = told(CONFIGS / "cnn.cfg", corpus, given + "enable_runtime_guards", "false")["Rates"]
     assert found.startswith("Writes of other code to learning rates are not checked (enable_runtime_guards = false).")
 
 
-def test_explain_modules(tmp_path, corpus, capsys):
-    found = told(CONFIGS / "modular.cfg", corpus, capsys)
+def test_explain_modules(tmp_path, corpus):
+    found = told(CONFIGS / "modular.cfg", corpus)
     assert found["Optimizer"].startswith(
         "thinc-torchopt.Modular.v1: sparse (Lasso), then clip (L2GlobalClipping), centralize (Centralize), adam "
         "(Adam), lookahead (Lookahead). Weight decay 0.01"
     )
     assert found["Clipping"] == "By the module clip (L2GlobalClipping)."
-    found = told(CONFIGS / "modular.cfg", corpus, capsys, "--training.optimizer.grad_clip", "1.0")
+    found = told(CONFIGS / "modular.cfg", corpus, "--training.optimizer.grad_clip", "1.0")
     assert found["Clipping"].startswith("Where the norm of") and found["Clipping"].endswith(
         "scaled down to that. By the module clip (L2GlobalClipping)."
     )
     path = tmp_path / "other_name.cfg"
     path.write_text((CONFIGS / "modular.cfg").read_text().replace("modules.clip]", "modules.by-norm]"))
-    assert told(path, corpus, capsys)["Clipping"] == "By the module by-norm (L2GlobalClipping)."
+    assert told(path, corpus)["Clipping"] == "By the module by-norm (L2GlobalClipping)."
 
 
 @pytest.mark.parametrize(
@@ -187,11 +186,11 @@ def test_explain_modules(tmp_path, corpus, capsys):
     ],
     ids=["defaults", "all"],
 )
-def test_explain_several_processes(settings, words, corpus, capsys):
+def test_explain_several_processes(settings, words, corpus):
     overrides = [part for key, value in settings.items() for part in (f"--training.optimizer.distributed.{key}", value)]
-    found = told(CONFIGS / "distributed.cfg", corpus, capsys, *overrides)
+    found = told(CONFIGS / "distributed.cfg", corpus, *overrides)
     assert found["Processes"] == f"With n processes (spacy torchopt train --nproc-per-node n), {words}"
-    assert "Processes" not in told(CONFIGS / "cnn.cfg", corpus, capsys)
+    assert "Processes" not in told(CONFIGS / "cnn.cfg", corpus)
 
 
 @pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
@@ -210,20 +209,20 @@ def test_explain_several_processes(settings, words, corpus, capsys):
     ],
     ids=["gru", "exact", "stack", "bptt"],
 )
-def test_explain_recurrent_layers(settings, words, corpus, capsys):
+def test_explain_recurrent_layers(settings, words, corpus):
     at = "--components.tagger.model.tok2vec.encode"
     args = [part for setting in settings for part in (f"{at}.{setting.split('=')[0]}", setting.split("=")[1])]
-    assert told(CONFIGS / "online_rnn.cfg", corpus, capsys, *args)["Recurrent"] == words
-    assert "Recurrent" not in told(CONFIGS / "param_groups.cfg", corpus, capsys)
+    assert told(CONFIGS / "online_rnn.cfg", corpus, *args)["Recurrent"] == words
+    assert "Recurrent" not in told(CONFIGS / "param_groups.cfg", corpus)
 
 
-def test_explain_privacy(corpus, capsys):
+def test_explain_privacy(corpus):
     """The noise is Opacus' own for the target."""
     utils = pytest.importorskip("opacus.accountants.utils", reason="opacus is not installed")
 
     config, size = CONFIGS / "privacy.cfg", ["--training.batcher.size", "5"]
     rdp = ["--training.optimizer.privacy.accountant", "rdp"]
-    found = told(config, corpus, capsys, *size, *rdp)
+    found = told(config, corpus, *size, *rdp)
     n = len(DocBin().from_disk(corpus["train"]))
     noise = utils.get_noise_multiplier(
         target_epsilon=8.0, target_delta=1e-5, sample_rate=5 / n, steps=1001, accountant="rdp"
@@ -233,7 +232,7 @@ def test_explain_privacy(corpus, capsys):
         f"noise multiplier {noise:.4g}, delta 1e-05; 1," in found["Privacy"] and "reach epsilon 8" in found["Privacy"]
     )
     assert "in no batch" not in found.get("Note", "")
-    assert "seed = null" in told(config, corpus, capsys, *size, *rdp, "--training.seed", "7")["Note"]
+    assert "seed = null" in told(config, corpus, *size, *rdp, "--training.seed", "7")["Note"]
 
 
 @pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
@@ -246,17 +245,16 @@ def test_explain_privacy(corpus, capsys):
         (["--training.optimizer.precision", "tf32"], "precision = 'tf32'"),
     ],
 )
-def test_explain_says_why_a_private_training_is_refused(args, stop, corpus, capsys):
-    assert stop in told(CONFIGS / "privacy.cfg", corpus, capsys, "--training.batcher.size", "5", *args)["Stops"]
+def test_explain_says_why_a_private_training_is_refused(args, stop, corpus):
+    assert stop in told(CONFIGS / "privacy.cfg", corpus, "--training.batcher.size", "5", *args)["Stops"]
 
 
-def test_explain_settings(corpus, capsys):
+def test_explain_settings(corpus):
     config = CONFIGS / "cnn.cfg"
     optimizer = "--training.optimizer"
     found = told(
         config,
         corpus,
-        capsys,
         f"{optimizer}.grad_clip",
         "0.0",
         f"{optimizer}.max_nonfinite",
@@ -269,7 +267,6 @@ def test_explain_settings(corpus, capsys):
     found = told(
         config,
         corpus,
-        capsys,
         f"{optimizer}.clip_by",
         "component",
         "--training.patience",
@@ -281,14 +278,14 @@ def test_explain_settings(corpus, capsys):
     assert found["Ends"].startswith("At step 2,000 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
 
 
-def test_explain_drop_in_and_thinc(tmp_path, corpus, capsys):
-    found = told(CONFIGS / "drop_in.cfg", corpus, capsys)
+def test_explain_drop_in_and_thinc(tmp_path, corpus):
+    found = told(CONFIGS / "drop_in.cfg", corpus)
     assert found["Optimizer"].startswith(
         "thinc-torchopt.Adam.v1: the arithmetic of thinc's Adam.v1, computed by torch. Weight decay 0.01"
     )
     thinc = tmp_path / "thinc.cfg"
     thinc.write_text((CONFIGS / "drop_in.cfg").read_text().replace('= "thinc-torchopt.Adam.v1"', '= "Adam.v1"'))
-    other = told(thinc, corpus, capsys)
+    other = told(thinc, corpus)
     assert other["Optimizer"] == "thinc's Adam.v1. Weight decay 0.01."
     assert "makes weights NaN for good" in other["On NaN"] and "--recipe drop-in" in other["Note"]
     for label in ("Trains", "Learning rate", "Clipping", "Averages", "Ends", "Saves"):
@@ -314,10 +311,10 @@ def test_explain_says_what_training_refuses(corpus):
         ({"training.optimizer.clip_by": "globl"}, ["'globl'"]),
     ],
 )
-def test_explain_tells_several_problems_at_once(overrides, told, corpus, capsys):
+def test_explain_tells_several_problems_at_once(overrides, told, corpus):
     paths = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")} | {"training.optimizer.clip_by": "global"}
     args = [part for name, value in (paths | overrides).items() for part in (f"--{name}", value)]
-    with pytest.raises(SystemExit):
-        explain(CONFIGS / "cnn.cfg", args, as_json=True)
-    stops = json.loads(capsys.readouterr().out)["stops"]
+    run = spacy_cli("torchopt", "explain", CONFIGS / "cnn.cfg", *args, "--json", check=False)
+    stops = json.loads(run.stdout)["stops"]
+    assert run.returncode == 1
     assert len(stops) == len(told) and all(text in stop for text, stop in zip(told, stops))

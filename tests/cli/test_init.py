@@ -20,11 +20,10 @@ from spacy.training.loop import create_train_batches
 from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.cli import _RECIPES
 from thinc_torchopt.cli._config_text import ConfigText
-from thinc_torchopt.cli._end import EPOCHS, LEAST, words_of_batches
+from thinc_torchopt.cli._corpora import EPOCHS, LEAST, words_of_batches
 from thinc_torchopt.cli._recipes import Recipe
-from thinc_torchopt.cli.init import init_config, rewrite, with_log
+from thinc_torchopt.cli._rewrite import rewrite, with_log
 from thinc_torchopt.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
@@ -161,10 +160,6 @@ def outside(text):
 
 
 # ---------------------------------------------------------------------- the text
-
-
-def test_init_knows_the_recipes_of_its_help():
-    assert tuple(recipe.value for recipe in Recipe) == _RECIPES
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
@@ -555,7 +550,7 @@ def test_init_refuses_an_optimizer_that_is_no_section(tmp_path):
         run(text, "adamw", tmp_path)
 
 
-def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, capsys, monkeypatch):
+def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, monkeypatch):
     path, link = tmp_path / "own.cfg", tmp_path / "link.cfg"
     path.write_text(OWN)
     path.chmod(0o640)
@@ -564,13 +559,13 @@ def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, capsys, monkeypatch)
     def broken(*args):
         raise OSError("No space left on device")
 
+    command = ("torchopt", "init", link, link, "--recipe", "adamw")
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", broken)
-        with pytest.raises(SystemExit):
-            init_config(link, link, recipe="adamw")
-    assert "Can't write" in capsys.readouterr().err
+        run = spacy_cli(*command, check=False)
+    assert run.returncode == 1 and "Can't write" in run.stderr
     assert path.read_text() == OWN and sorted(tmp_path.iterdir()) == [link, path]
-    init_config(link, link, recipe="adamw")
+    spacy_cli(*command)
     assert link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert block_of(path.read_text())["algorithm"]["@torch_optimizers"] == "torch.AdamW.v1"
     assert sorted(tmp_path.iterdir()) == [link, path]
@@ -583,12 +578,11 @@ def test_init_to_stdout_prints_the_config_alone(tmp_path):
     assert found.stderr.startswith("Warning: Nothing in this pipeline was trained before")
 
 
-def test_init_lists_the_recipes(tmp_path, capsys):
+def test_init_lists_the_recipes(tmp_path):
     (tmp_path / "own.cfg").write_text(OWN)
-    with pytest.raises(SystemExit) as stopped:
-        init_config(tmp_path / "own.cfg", tmp_path / "new.cfg", recipe="adam")
-    assert stopped.value.code == 1 and not (tmp_path / "new.cfg").exists()
-    assert "expected one of best, drop-in, adamw, fine-tune, low-memory, robust" in capsys.readouterr().err
+    run = spacy_cli("torchopt", "init", tmp_path / "own.cfg", tmp_path / "new.cfg", "--recipe", "adam", check=False)
+    assert run.returncode == 1 and not (tmp_path / "new.cfg").exists()
+    assert "expected one of best, drop-in, adamw, fine-tune, low-memory, robust" in run.stderr
 
 
 # ---------------------------------------------------------------------- training
@@ -707,8 +701,8 @@ def test_init_best_counts_epochs_as_spacy_does(size, tmp_path):
 def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
     few = Config().from_str(run(OWN, "best", tmp_path)[1])["training"]
     assert few["max_steps"] == LEAST
-    monkeypatch.setattr("thinc_torchopt.cli._end.MOST", 7)
-    monkeypatch.setattr("thinc_torchopt.cli._end.LEAST", 1)
+    monkeypatch.setattr("thinc_torchopt.cli._corpora.MOST", 7)
+    monkeypatch.setattr("thinc_torchopt.cli._corpora.LEAST", 1)
     draft, new = run(OWN, "best", tmp_path)
     assert Config().from_str(new)["training"]["max_steps"] == 7 and "at most 7" in " ".join(draft.told)
 

@@ -11,7 +11,6 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry
 
 from thinc_torchopt.algorithms import FAR, usual_rates
-from thinc_torchopt.cli.explain import explain
 from thinc_torchopt.training import steps_of
 
 from ..conftest import CONFIGS, resize
@@ -22,19 +21,16 @@ RATE = "training.optimizer.learn_rate"
 
 
 @pytest.fixture
-def preflight(corpus, capsys):
+def preflight(corpus):
     """Explains a config: gives the exit code, and the JSON."""
 
     def run(config, is_timed=False, **settings):
         given = {"paths.train": corpus["train"], "paths.dev": corpus["dev"]}
         given |= {key.replace("__", "."): value for key, value in settings.items()}
-        code = 0
-        try:
-            explain(config, [str(part) for part in flags_of(given)], is_timed=is_timed, as_json=True)
-        except SystemExit as end:
-            code = end.code
-        found = json.loads(capsys.readouterr().out)
-        assert code == (1 if found["stops"] else 0)
+        timed = ["--time"] * is_timed
+        shown = spacy_cli("torchopt", "explain", config, *flags_of(given), *timed, "--json", check=False)
+        found = json.loads(shown.stdout)
+        assert shown.returncode == (1 if found["stops"] else 0)
         return found
 
     return run

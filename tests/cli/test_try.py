@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 import spacy
 
-from thinc_torchopt.cli.init import rewrite
+from thinc_torchopt.cli._rewrite import rewrite
 from thinc_torchopt.cli.try_ import _verdict
 from thinc_torchopt.trials import compare, run_trial, shorten
 

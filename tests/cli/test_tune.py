@@ -7,7 +7,7 @@ import json
 import pytest
 import spacy
 
-from thinc_torchopt.cli._trials import open_source
+from thinc_torchopt.cli._setup import open_source
 from thinc_torchopt.cli.tune import _default_space, _short_names
 from thinc_torchopt.compat import has_matplotlib, has_optuna
 from thinc_torchopt.trials import run_trial, shorten

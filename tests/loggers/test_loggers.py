@@ -25,8 +25,7 @@ from thinc_torchopt import TorchOptimizer, compat
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, TorchOptWarning
 from thinc_torchopt.loggers.console import ConsoleLogger
-from thinc_torchopt.loggers.jsonl import JSONLinesLogger
-from thinc_torchopt.loggers.tensorboard import TensorBoardLogger
+from thinc_torchopt.loggers.files import JSONLinesLogger, TensorBoardLogger
 from thinc_torchopt.training import is_held, latest_info
 
 from ..conftest import CONFIGS

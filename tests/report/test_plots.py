@@ -55,28 +55,6 @@ def test_plots_schedule_log_axis_ends_where_rates_matter(tmp_path, drawn):
     assert axes.get_ylim() == pytest.approx((1e-6, 1.5e-3))
 
 
-@pytest.mark.parametrize(
-    "values, is_stairs",
-    [
-        ([0, 0, 1, 1, 2, 0], True),
-        ([1.0, 2.0, 3.0, 4.0], True),
-        ([0.5, 0.5, 0.5, 0.7, 0.7, 0.7], True),
-        ([0.5, 0.4, 0.3, 0.2], False),
-        ([math.nan, 0.5, 0.4, 0.3], False),
-    ],
-)
-def test_plots_firings_with_thresholds_and_counters_as_stairs(tmp_path, drawn, values, is_stairs):
-    steps = list(range(0, 10 * len(values), 10))
-    panel = plots.Panel(values, {"rule $": [steps[-1]]}, {"rule $: > 1": [1.0] * len(values)})
-    plots.plot_firings(steps, {"a/b": panel}, tmp_path / "rules.png", "Rules of my.yaml")
-    [axes] = drawn[0].axes
-    line, threshold, fired = axes.lines
-    assert line.get_drawstyle() == ("steps-post" if is_stairs else "default")
-    assert set(threshold.get_ydata()) == {1.0} and threshold.get_linestyle() == "--"
-    assert list(fired.get_xdata()) == steps[-1:] and list(fired.get_ydata()) == values[-1:]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["rule $: > 1", "rule $ fired"]
-
-
 def test_plots_are_the_same_each_time(tmp_path):
     for suffix in ("svg", "pdf", "png"):
         first, second = (tmp_path / f"{name}.{suffix}" for name in ("first", "second"))

@@ -22,8 +22,6 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
 from thinc_torchopt import compat
-from thinc_torchopt.cli import report as report_command
-from thinc_torchopt.cli.report import show_report
 from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning, RollbackWarning
 from thinc_torchopt.report import facts_of, read_runs, show, summarize, write_report
 from thinc_torchopt.report.figures import make_panels
@@ -649,39 +647,39 @@ def test_report_of_a_real_training_that_went_wrong_and_was_resumed(corpus, tmp_p
 # ---------------------------------------------------------------------- the command
 
 
+def report(*args, check=True):
+    return spacy_cli("torchopt", "report", *args, check=check)
+
+
 def test_report_command(tmp_path):
     log, output = write(tmp_path / "log.jsonl", rows(12)), tmp_path / "report.html"
-    run = spacy_cli("torchopt", "report", log, *(["--output", output] if compat.has_matplotlib else []))
+    run = report(log, *(["--output", output] if compat.has_matplotlib else []))
     assert run.stdout.splitlines()[0].split()[:2] == ["run", "best"] and output.is_file() == compat.has_matplotlib
 
 
 @needs_matplotlib
-def test_report_does_not_overwrite_what_it_reads(tmp_path, capsys):
+def test_report_does_not_overwrite_what_it_reads(tmp_path):
     """Under its own name, another one, or behind a link."""
     log = write(tmp_path / "log.html", rows(12))
     before = log.read_bytes()
     (tmp_path / "link.png").symlink_to(log)
     (tmp_path / "folder").mkdir()
     for output in (log, tmp_path / "folder" / ".." / "log.html", tmp_path / "link.png"):
-        with pytest.raises(SystemExit, match="1"):
-            show_report([write(tmp_path / "other.jsonl", rows(3)), log], output_path=output, as_json=False)
-        said = " ".join(capsys.readouterr().err.split())
-        assert "it is one of the files to read" in said and "Change --output." in said
+        run = report(write(tmp_path / "other.jsonl", rows(3)), log, "--output", output, check=False)
+        said = " ".join(run.stderr.split())
+        assert run.returncode == 1 and "it is one of the files to read" in said and "Change --output." in said
     assert log.read_bytes() == before
 
 
-def test_report_prints_a_summary(tmp_path, capsys):
+def test_report_prints_a_summary(tmp_path):
     logs = [write(tmp_path / "a" / "log.jsonl", rows(12), "{"), write(tmp_path / "b" / "log.jsonl", rows(7))]
-    show_report(logs, output_path=None, as_json=False)
-    lines = capsys.readouterr().out.splitlines()
+    lines = report(*logs).stdout.splitlines()
     assert lines[2].split()[:5] == ["a", "0.9167", "at", "step", "10"] and lines[3].split()[0] == "b"
     assert any(line.startswith("Note: log.jsonl ends in half a line") for line in lines)
-    show_report(logs, output_path=None, as_json=True)
-    assert json.loads(capsys.readouterr().out) == [summarize(run) for run in read_runs(logs)]
-    with pytest.raises(SystemExit, match="1"):
-        show_report([write(tmp_path / "no.jsonl", [{"text": "a corpus"}])], output_path=None, as_json=True)
-    found = capsys.readouterr()
-    assert not found.out and found.err.startswith("Error: Can't read the training log")
+    assert json.loads(report(*logs, "--json").stdout) == [summarize(run) for run in read_runs(logs)]
+    found = report(write(tmp_path / "no.jsonl", [{"text": "a corpus"}]), "--json", check=False)
+    assert found.returncode == 1 and not found.stdout
+    assert found.stderr.startswith("Error: Can't read the training log")
 
 
 def test_report_without_matplotlib(tmp_path, monkeypatch):
@@ -716,8 +714,8 @@ def test_report_watch_until_the_training_ends(begun, tmp_path, monkeypatch):
         if len(seen) == 2:
             file.close()
 
-    monkeypatch.setattr(report_command.time, "sleep", pause)
-    show_report([log], output_path=output, watch=True, as_json=False)
+    monkeypatch.setattr(time, "sleep", pause)
+    report(log, "--output", output, "--watch")
     assert seen == [(True, True)] * 2
     # The last page has the last line, and reads itself no more.
     assert "refresh" not in output.read_text() and ">6<small>" in output.read_text()
@@ -748,10 +746,9 @@ def test_report_watch_until_ctrl_c(begun, tmp_path):
     assert "refresh" not in output.read_text()
 
 
-def test_report_watch_needs_a_report(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="1"):
-        show_report([write(tmp_path / "log.jsonl", rows(3))], output_path=None, watch=True, as_json=False)
-    assert "Add --output report.html." in " ".join(capsys.readouterr().err.split())
+def test_report_watch_needs_a_report(tmp_path):
+    run = report(write(tmp_path / "log.jsonl", rows(3)), "--watch", check=False)
+    assert run.returncode == 1 and "Add --output report.html." in " ".join(run.stderr.split())
 
 
 # ---------------------------------------------------------------------- in a notebook

@@ -21,6 +21,7 @@ from thinc_torchopt.registry import registry
 
 from ..conftest import CONFIGS, needs_muon
 from ..models import backprop, params_of, same, slots, toy_examples, toy_pipeline
+from ..spacy_cli import spacy_cli
 
 CONFIG = """
 [optimizer]
@@ -455,21 +456,18 @@ def test_cascade_settings_are_checked_for_the_algorithms_of_blocks():
 
 
 @needs_muon
-def test_cascade_a_config_trains_and_tells_of_them(corpus, tmp_path, capsys):
-    from thinc_torchopt.cli.explain import explain
-    from thinc_torchopt.cli.params import show_params
+def test_cascade_a_config_trains_and_tells_of_them(corpus, tmp_path):
+    def shown(command, *flags):
+        return spacy_cli("torchopt", command, CONFIGS / "muon.cfg", *paths, *flags).stdout
 
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
-    show_params(CONFIGS / "muon.cfg", paths, steps=None, as_json=True, code_path=None, use_gpu=-1)
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["params"]}
+    rows = {row["name"]: row for row in json.loads(shown("params", "--json"))["params"]}
     assert rows["tagger/output_layer/W"]["algorithm"] == "torch.AdamW.v1"
     assert rows["tagger/output_layer/W"]["weight_decay"] == 0.0
     assert "torch.Muon.v1" in {row["algorithm"] for row in rows.values()}
-    show_params(CONFIGS / "muon.cfg", paths, steps=None, as_json=False, code_path=None, use_gpu=-1)
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tagger/output_layer/W")]
+    [line] = [line for line in shown("params").splitlines() if line.startswith("tagger/output_layer/W")]
     assert "torch.AdamW.v1" in line
-    explain(CONFIGS / "muon.cfg", paths, code_path=None, use_gpu=-1)
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(shown("explain").split())
     assert "The params of 'embeddings_and_heads' are optimized by torch.AdamW.v1." in text
 
 

@@ -24,7 +24,6 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
-from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, StateError
 from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schema import read, write
@@ -499,7 +498,7 @@ ODD_SCORES = {
 }
 
 
-def test_checkpoint_saves_whatever_scores_there_are(corpus, tmp_path, capsys):
+def test_checkpoint_saves_whatever_scores_there_are(corpus, tmp_path):
     @registry.scorers("test-checkpoint.Odd.v1")
     def odd():
         return lambda examples, **kwargs: {"tag_acc": 0.5, **ODD_SCORES}
@@ -521,12 +520,10 @@ def test_checkpoint_saves_whatever_scores_there_are(corpus, tmp_path, capsys):
     write_folder(tmp_path / "odd" / "step-00000008", write(saved))
     saved.progress.results = []
     write_folder(tmp_path / "odd" / "step-00000009", write(saved))
-    capsys.readouterr()
-    show_checkpoint(tmp_path / "odd", as_json=True)
-    shown = json.loads(capsys.readouterr().out)
+    command = ("torchopt", "checkpoint", tmp_path / "odd")
+    shown = json.loads(spacy_cli(*command, "--json").stdout)
     assert [(entry["score"], entry["best_score"]) for entry in shown] == [(None, 0.25), (None, None)]
-    show_checkpoint(tmp_path / "odd", as_json=False)
-    assert capsys.readouterr().out.count("whole") == 2
+    assert spacy_cli(*command).stdout.count("whole") == 2
 
 
 class Score:

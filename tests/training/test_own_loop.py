@@ -18,7 +18,6 @@ from thinc.api import fix_random_seed
 from thinc_torchopt import Checkpoints, TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.averages.settings import EMA
-from thinc_torchopt.cli.checkpoint import show_checkpoint
 from thinc_torchopt.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
 from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.schedules import plateau, warmup_linear
@@ -26,6 +25,7 @@ from thinc_torchopt.state.files import read_folder, write_folder
 from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from ..models import backprop, grads_of, mixed_model, pipeline_params, same, toy_examples, toy_pipeline
+from ..spacy_cli import spacy_cli
 from ..state.test_files import damage
 
 
@@ -230,11 +230,10 @@ def test_python_loop_says_what_does_not_work_before_it_begins(tmp_path):
         Checkpoints(tmp_path / "state", nlp, optimizer).resume([])
 
 
-def test_python_loop_takes_the_older_one_when_the_newest_is_damaged(tmp_path, capsys):
+def test_python_loop_takes_the_older_one_when_the_newest_is_damaged(tmp_path):
     whole = train(tmp_path / "state", pipeline())
     damage(steps_of(tmp_path / "state")[-1], random.Random(0))
-    show_checkpoint(tmp_path / "state", as_json=True)
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path / "state", "--json").stdout)
     assert [(entry["name"], entry["whole"]) for entry in shown] == [("step-00000009", True), ("step-00000011", False)]
     assert shown[0]["step"] == 9 and shown[0]["params"] > 1000
     with pytest.warns(CheckpointWarning, match="The next older checkpoint is used"):

@@ -13,7 +13,7 @@ from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
-from thinc_torchopt.cli._util import build
+from thinc_torchopt.cli._setup import build
 from thinc_torchopt.errors import ConfigError, ScheduleWarning, StateError
 from thinc_torchopt.schedules import polynomial, warmup_cosine
 from thinc_torchopt.training import count_steps

@@ -20,7 +20,7 @@ _VARIABLE = re.compile(r"\$\{([\w.:]+)\}")
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingText:
     """One setting of a section.
 
     value (str): As written in the text. May have several lines.
@@ -33,31 +33,31 @@ class Setting:
     above: tuple[str, ...] = ()
     text: str = ""
 
-    def renamed(self, key: str) -> Setting:
+    def renamed(self, key: str) -> SettingText:
         """A copy with another name."""
         return self if key == self.key else replace(self, key=key, text="")
 
-    def changed(self, value: str) -> Setting:
+    def changed(self, value: str) -> SettingText:
         """A copy with another value."""
         return self if value == self.value else replace(self, value=value, text="")
 
 
-Entry = Union[Setting, "Section"]
+Entry = Union[SettingText, "SectionText"]
 
 
 @dataclass
-class Section:
+class SectionText:
     """A section with its subsections.
 
     above (list[str]): Comments right above its header.
     below (list[str]): Comments below its last setting, with the empty lines around them.
     """
 
-    settings: dict[str, Setting] = field(default_factory=dict)
-    sections: dict[str, Section] = field(default_factory=dict)
+    settings: dict[str, SettingText] = field(default_factory=dict)
+    sections: dict[str, SectionText] = field(default_factory=dict)
     above: list[str] = field(default_factory=list)
     below: list[str] = field(default_factory=list)
-    place: _Place | None = None
+    place: _SectionPlace | None = None
 
     def __contains__(self, key: str) -> bool:
         return key in self.settings or key in self.sections
@@ -70,12 +70,12 @@ class Section:
         if known is not None and known.value == text:
             return
         self.sections.pop(key, None)
-        self.settings[key] = Setting(key, text, (*(known.above if known is not None else ()), *lines))
+        self.settings[key] = SettingText(key, text, (*(known.above if known is not None else ()), *lines))
 
-    def section(self, key: str, *comments: str) -> Section:
+    def section(self, key: str, *comments: str) -> SectionText:
         """Get a subsection, or add it. comments (str): Lines of comments above a new one."""
         if key not in self.sections:
-            self.sections[key] = Section(above=[f"# {line}\n" for line in comments])
+            self.sections[key] = SectionText(above=[f"# {line}\n" for line in comments])
         return self.sections[key]
 
     def pop(self, key: str) -> Entry | None:
@@ -84,7 +84,7 @@ class Section:
 
     def add(self, key: str, entry: Entry) -> None:
         """Add an entry that was popped from another section."""
-        if isinstance(entry, Section):
+        if isinstance(entry, SectionText):
             self.sections[key] = entry
         else:
             self.settings[key] = entry.renamed(key)
@@ -114,7 +114,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SectionPlace:
     """Where a section was found.
 
     first, last (int): Its lines, from the comments right above its header to its last setting or comment.
@@ -124,7 +124,7 @@ class _Place:
     first: int
     header: int
     last: int
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingText, ...]
     below: tuple[str, ...] | list[str]
 
 
@@ -141,9 +141,9 @@ class ConfigText:
         self.path = path
         self._lines = list(StringIO(text, newline="\n"))
         self._newline = "\r\n" if "\r\n" in text else "\n"
-        self._all: dict[str, Section] = dict(_sections_of(self._lines))
+        self._all: dict[str, SectionText] = dict(_sections_of(self._lines))
         self.found = path in self._all
-        self.section = self._all.get(path, Section())
+        self.section = self._all.get(path, SectionText())
         for name, section in self._all.items():
             if name.startswith(f"{path}."):
                 *parents, key = name.removeprefix(f"{path}.").split(".")
@@ -152,7 +152,7 @@ class ConfigText:
                     parent = parent.section(part)
                 parent.sections[key] = section
 
-    def setting(self, path: str) -> Setting | None:
+    def setting(self, path: str) -> SettingText | None:
         """A setting of another section. path (str): e.g. "training.optimizer"."""
         section, _, key = path.rpartition(".")
         return self._all[section].settings.get(key) if section in self._all else None
@@ -179,7 +179,7 @@ class ConfigText:
         text = "".join(out)
         return text if not self._lines or self._lines[-1].endswith("\n") else text.removesuffix(self._newline)
 
-    def _walk(self) -> Iterator[tuple[str, Section]]:
+    def _walk(self) -> Iterator[tuple[str, SectionText]]:
         todo = [(self.path, self.section)]
         while todo:
             path, section = todo.pop(0)
@@ -202,7 +202,7 @@ class ConfigText:
             lines += section.below
         return [_with_end(line, self._newline) for line in lines]
 
-    def _lines_of(self, section: Section, *, with_comments: bool) -> set[int]:
+    def _lines_of(self, section: SectionText, *, with_comments: bool) -> set[int]:
         """The lines of a section: its own, and the empty lines below it."""
         place = section.place
         assert place is not None
@@ -259,13 +259,13 @@ def _with_end(line: str, newline: str) -> str:
 
 
 def _comments_of(entry: Entry) -> list[str]:
-    if isinstance(entry, Setting):
+    if isinstance(entry, SettingText):
         return list(entry.above)
     found = [*entry.above, *(line for setting in entry.settings.values() for line in setting.above), *entry.below]
     return found + [line for below in entry.sections.values() for line in _comments_of(below)]
 
 
-def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, Section]]:
+def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, SectionText]]:
     """Find the sections of a config and their settings, as configparser does: a deeper indent continues a setting."""
     starts: list[tuple[str, int, list[tuple[int, int]]]] = []  # name, header, first and last line of each setting
     indent, in_setting = 0, False
@@ -291,14 +291,14 @@ def _sections_of(lines: Sequence[str]) -> Iterator[tuple[str, Section]]:
 
 def _read_section(
     lines: Sequence[str], name: str, header: int, spans: Sequence[tuple[int, int]], following: int
-) -> Section:
+) -> SectionText:
     """following (int): The line of the next header, or the end."""
     settings, end = [], header
     for first, last in spans:
         text = "".join(lines[first : last + 1])
         parts = _SETTING.match(text.strip())
         assert parts is not None
-        settings.append(Setting(parts["key"].strip(), parts["value"] or "", tuple(lines[end + 1 : first]), text))
+        settings.append(SettingText(parts["key"].strip(), parts["value"] or "", tuple(lines[end + 1 : first]), text))
         end = last
     # Comments right above the next header belong to the next section.
     stop = following if following == len(lines) else _begin_of_comments(lines, following)
@@ -306,8 +306,8 @@ def _read_section(
     while below and not below[-1].strip():
         below.pop()
     first = _begin_of_comments(lines, header)
-    section = Section({setting.key: setting for setting in settings}, {}, list(lines[first:header]), below)
-    section.place = _Place(name, first, header, end + len(below), tuple(settings), list(below))
+    section = SectionText({setting.key: setting for setting in settings}, {}, list(lines[first:header]), below)
+    section.place = _SectionPlace(name, first, header, end + len(below), tuple(settings), list(below))
     return section
 
 
@@ -329,3 +329,11 @@ def moved_value(value: str, interpolated: Any) -> str:
         if "." not in path or path.startswith("training.optimizer."):
             return json.dumps(interpolated)
     return value
+
+
+def put(block: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    """Set a value in a config. place (Sequence[str]): Its sections, and its key. Missing sections are added."""
+    *sections, key = place
+    for section in sections:
+        block = block.setdefault(section, {})
+    block[key] = value

@@ -26,9 +26,9 @@ from ..privacy import PoissonBatcher
 from ..training import WRITES, begin_training, steps_of
 from ..types import ParamInfo
 from ._data_check import Corpus
-from ._in_words import count, size_in_words, time_in_words
-from ._util import Setup
-from .params import Row
+from ._setup import Setup
+from ._terminal import count, size_in_words, time_in_words
+from .params import ParamRow
 
 # At most this many batches are counted; the rest is assumed to be like them.
 _MOST_BATCHES = 5_000
@@ -39,7 +39,7 @@ _EVALUATED = 5_000
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingWork:
     """The size of a training.
 
     steps (int | None): None: only patience ends the training.
@@ -58,10 +58,10 @@ class Work:
         return None if self.steps is None else round(self.steps * self.batch_words)
 
 
-def count_work(setup: Setup, train: Corpus) -> Work | None:
+def count_work(setup: Setup, train: Corpus) -> TrainingWork | None:
     """Count the batches of a training as spaCy draws them.
 
-    RETURNS (Work | None): None: there is no batch at all, and spaCy's loop would never end.
+    RETURNS (TrainingWork | None): None: there is no batch at all, and spaCy's loop would never end.
     """
     training = setup.config["training"]
     if training["seed"] is not None:
@@ -93,7 +93,7 @@ def count_work(setup: Setup, train: Corpus) -> Work | None:
     epochs = None if max_epochs < 0 or steps is None else steps * mean / in_epoch
     # A Poisson sample leaves texts out by chance, and has others twice.
     is_counted = train.is_whole and not isinstance(batcher(), PoissonBatcher)
-    return Work(steps, mean, epochs, train.words - sum(first) if is_counted else 0)
+    return TrainingWork(steps, mean, epochs, train.words - sum(first) if is_counted else 0)
 
 
 def _words(batch: Sequence[Example]) -> int:
@@ -130,7 +130,7 @@ class Sizes:
         return self.params + self.vectors
 
 
-def find_sizes(setup: Setup, rows: Sequence[Row], infos: Mapping[str, ParamInfo], *, is_averaged: bool) -> Sizes:
+def find_sizes(setup: Setup, rows: Sequence[ParamRow], infos: Mapping[str, ParamInfo], *, is_averaged: bool) -> Sizes:
     trained = [row for row in rows if row.frozen_until is not None]
     with_master = [row for row in trained if infos[row.name].has_master]
     algorithms, sizes = setup.optimizer.algorithms, StateSizes()
@@ -156,7 +156,7 @@ def find_sizes(setup: Setup, rows: Sequence[Row], infos: Mapping[str, ParamInfo]
     )
 
 
-def _bytes_of(row: Row) -> int:
+def _bytes_of(row: ParamRow) -> int:
     return row.size * getattr(torch, row.dtype).itemsize
 
 
@@ -206,7 +206,7 @@ def tell_memory(sizes: Sizes, copied: int) -> str:
     return f"{text} A checkpoint takes {size_in_words(copied)} of main memory while it is written." if copied else text
 
 
-def tell_work(work: Work, train: Corpus) -> str:
+def tell_work(work: TrainingWork, train: Corpus) -> str:
     each = f"{work.batch_words:,.0f} words each"
     if work.steps is None:
         return f"No limit until something else ends the training, {each}."
@@ -294,7 +294,7 @@ def _wait(on_gpu: bool) -> None:
         torch.cuda.synchronize()
 
 
-def tell_time(times: Times, work: Work, eval_frequency: int) -> str:
+def tell_time(times: Times, work: TrainingWork, eval_frequency: int) -> str:
     each = (
         f"{times.words:,.0f} words a second in {_TIMED} timed steps, {time_in_words(times.step)} a step, "
         f"{time_in_words(times.evaluation)} an evaluation"

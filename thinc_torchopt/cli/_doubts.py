@@ -13,9 +13,9 @@ from ..host import cli_util
 from ..params import trainable_components
 from ..types import ParamInfo
 from ._costs import Sizes, look_at_disk, memory_of
-from ._in_words import count, plain, size_in_words
 from ._lines import Rates
-from ._util import Setup
+from ._setup import Setup
+from ._terminal import count, plain, size_in_words
 
 _THINCS_WARMUP = "warmup_linear.v1"
 # Worth a note: a larger share of steps without a learning rate; a last rate above this part of the highest.

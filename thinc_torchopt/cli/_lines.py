@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from spacy.util import registry
 from thinc.api import Model
 
-from ..controller import HFControls
+from ..controller import ControllerSpec, HFControls
 from ..layers import describe as describe_layers
 from ..learn_rate import RateWriter
 from ..optimizers import TorchOptimizer
 from ..run_settings import Budget, Distributed
 from ..types import ParamInfo
-from ._in_words import actions_of, count, plain, tell_limits, tell_rates
-from ._util import Setup
-from .params import Row, sums_by_component
+from ._setup import Setup
+from ._terminal import count, plain
+from ._translation import THINC
+from .params import ParamRow, sums_by_component
 
 # Label and text.
 Line = tuple[str, str]
 # The learning rates of each param group, step by step.
 Rates = Mapping[str, Sequence[float]]
 
-THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _MOST_GROUPS = 6
+_MOST_TURNS = 6
 _MODULAR = "thinc-torchopt.Modular.v1"
 _ON_OUTSIDE_WRITE = {
     "restore": "that is undone, with a warning",
@@ -41,7 +42,7 @@ _PRECISION = {
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
-def lines_of(setup: Setup, rows: Sequence[Row], now: Mapping[str, ParamInfo], rates: Rates) -> Iterator[Line]:
+def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo], rates: Rates) -> Iterator[Line]:
     """Describe the settings of a training. rates (Rates): Of each param group at each step."""
     block = setup.config["training"]["optimizer"]
     is_thinc = block["@optimizers"] in THINC
@@ -98,7 +99,7 @@ def _recurrent(setup: Setup) -> str:
     return " ".join(dict.fromkeys(found))
 
 
-def _trained(rows: Sequence[Row]) -> str:
+def _trained(rows: Sequence[ParamRow]) -> str:
     trained = [row for row in rows if row.frozen_until is not None]
     if not trained:
         return "Nothing."
@@ -114,7 +115,7 @@ def _trained(rows: Sequence[Row]) -> str:
     )
 
 
-def _not_trained(rows: Sequence[Row]) -> str:
+def _not_trained(rows: Sequence[ParamRow]) -> str:
     reasons: dict[tuple[str, str], int] = {}
     for row in rows:
         if row.frozen_until is None and row.frozen != "no value":
@@ -316,7 +317,7 @@ def _processes(settings: Distributed) -> str:
 # ---------------------------------------------------------------------- learning rates
 
 
-def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[Row], rates: Rates) -> Iterator[Line]:
+def _rates(setup: Setup, now: Mapping[str, ParamInfo], rows: Sequence[ParamRow], rates: Rates) -> Iterator[Line]:
     """One line per group of params, and one for params that are frozen at first."""
     if not now:
         return
@@ -366,3 +367,74 @@ def _control(controller: RateWriter) -> str:
 def _blocks_of(info: ParamInfo) -> tuple[str, ...]:
     """The blocks of a param's group, without skip_decay."""
     return tuple(block for block in info.blocks if block != "skip_decay") or ("default",)
+
+
+def tell_rates(values: Sequence[float], begin: int = 0) -> str:
+    """Say in words how a rate moves.
+
+    values (Sequence[float]): The rate of each step. begin (int): The step of the first.
+    """
+    runs = _runs(values)
+    first, last = values[0], begin + len(values) - 1
+    if not runs:
+        return f"{plain(first)} all the time" if first else "0 all the time: nothing is learned"
+    if len(runs) > _MOST_TURNS:
+        return (
+            f"moves between {plain(min(values))} and {plain(max(values))}, {len(runs) - 1} turns; to see them: "
+            "spacy torchopt schedule"
+        )
+    texts = []
+    for i, (direction, end) in enumerate(runs):
+        step = begin + end
+        if direction == 0:
+            until = "from there on" if step == last else f"until step {step:,}"
+            texts.append(f"stays at {plain(values[end])} {until}")
+        else:
+            start = f"from {plain(first)} " if i == 0 and first else ""
+            texts.append(f"{'rises' if direction > 0 else 'falls'} {start}to {plain(values[end])} at step {step:,}")
+    return ", then ".join(texts)
+
+
+def _runs(values: Sequence[float]) -> list[tuple[int, int]]:
+    """Split rates where they turn: direction (1, 0 or -1) and last index of each part. Empty: the rate is constant."""
+    runs: list[tuple[int, int]] = []
+    for i, (value, following) in enumerate(pairwise(values)):
+        direction = (
+            0 if abs(following - value) <= 1e-9 * max(abs(value), abs(following)) else 1 if following > value else -1
+        )
+        if runs and runs[-1][0] == direction:
+            runs[-1] = direction, i + 1
+        else:
+            runs.append((direction, i + 1))
+    # A single step at the top is a peak, not a plateau.
+    kept: list[tuple[int, int]] = []
+    for direction, end in runs:
+        start = kept[-1][1] if kept else 0
+        if direction == 0 and end - start <= 1 and kept:
+            kept[-1] = kept[-1][0], end
+        elif kept and kept[-1][0] == direction:
+            kept[-1] = direction, end
+        else:
+            kept.append((direction, end))
+    return [] if all(direction == 0 for direction, _ in kept) else kept
+
+
+# ---------------------------------------------------------------------- rules
+
+
+def actions_of(spec: ControllerSpec) -> list[str]:
+    """The actions of a rule, as in its definition."""
+    return [f"{operation}.{action}" for operation, action in spec.actions]
+
+
+def tell_limits(spec: ControllerSpec) -> str:
+    """The limits on the firings of a rule."""
+    parts = []
+    if spec.patience is not None:
+        in_a_row = " in a row" if spec.patience.resets else ""
+        parts.append(f"more than {count(spec.patience.threshold, 'time')}{in_a_row}")
+    if spec.cooldown:
+        parts.append(f"then not for {count(spec.cooldown, 'step')}")
+    if spec.max_firings is not None:
+        parts.append(f"at most {count(spec.max_firings, 'firing')}")
+    return ", ".join(parts) or "each time"

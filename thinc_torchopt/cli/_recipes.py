@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
+from confection import Config
 from spacy.language import Language
 from spacy.util import registry
 
 from ..errors import ConfigError
-from ..params import all_names
+from ..near_misses import did_you_mean
+from ..params import all_names, components_with_model, escape, shim_paths
 from ..schedules import with_end
-from ._config_text import Section, Setting, moved_value
-from ._end import End, find_end
-from ._pretrained import Pretrained, find_pretrained
+from ._config_text import SectionText, SettingText, moved_value
+from ._corpora import End, find_end
 from ._translation import ADAMW, PREFIX, THINC, TORCH, Translation
-from ._util import short
 
 # A peak rate up to this one is meant for a transformer.
 _SMALL_RATE = 2e-4
@@ -32,7 +32,7 @@ _GROUPS = ("param_groups", "per_param_lr", "layer_decay")
 
 
 @dataclass(frozen=True)
-class Best:
+class BestSettings:
     """The settings of the recipe best for a kind of pipeline: docs/recipes.md.
 
     words (int): Words of a batch, in place of batches that grow. 0: batches stay as they are.
@@ -59,7 +59,7 @@ BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4
 BEST = {
-    "cnn": Best(
+    "cnn": BestSettings(
         "a network that is trained from scratch",
         400,
         0.002,
@@ -68,7 +68,7 @@ BEST = {
         "(on one corpus 0.3 points below); a text classifier stayed 2.6 points below. There, compare both: spacy "
         "torchopt try.",
     ),
-    "bow": Best(
+    "bow": BestSettings(
         "bags of words",
         1000,
         0.003,
@@ -76,7 +76,7 @@ BEST = {
         "as good as spaCy's Adam at its best after 0.23 and 0.32 of its steps, with two labels and with eleven; with "
         "five, 0.4 points below.",
     ),
-    "transformer": Best(
+    "transformer": BestSettings(
         "new components on a transformer",
         0,
         0.001,
@@ -95,12 +95,28 @@ class Recipe(str, Enum):
     low_memory = "low-memory"
     robust = "robust"
 
+    @classmethod
+    def names(cls) -> str:
+        """All of them, in words."""
+        return ", ".join(recipe.value for recipe in cls)
+
+    @classmethod
+    def of(cls, name: str) -> Recipe:
+        """A recipe by its name. RAISES (ConfigError): Unknown name."""
+        known = [recipe.value for recipe in cls]
+        if name not in known:
+            raise ConfigError(
+                f"Can't use the recipe '{name}': expected one of {cls.names()}.{did_you_mean(name, known)} They are "
+                "explained in docs/command-line.md."
+            )
+        return cls(name)
+
 
 @dataclass(kw_only=True)
 class Draft(Translation):
     """A config whose optimizer is being rewritten.
 
-    section (Section): The text of [training.optimizer], which is changed.
+    section (SectionText): The text of [training.optimizer], which is changed.
     config (Config): The whole config before, interpolated.
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
@@ -255,9 +271,9 @@ class Draft(Translation):
             f"Measured against a constant rate, not a tuned one (docs/recipes.md): {best.figures}",
         ]
 
-    def _rise_and_fall(self, best: Best, end: End) -> None:
+    def _rise_and_fall(self, best: BestSettings, end: End) -> None:
         of_batches = f" in batches of about {end.words:.0f} words" if best.scales else ""
-        schedule = Section(above=["# Rises, and falls to zero at the end of the training.\n"])
+        schedule = SectionText(above=["# Rises, and falls to zero at the end of the training.\n"])
         schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
         peak = best.peak_for(end)
         schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
@@ -265,13 +281,13 @@ class Draft(Translation):
         schedule.put("warmup_ratio", warmup)
         self._replace("learn_rate", schedule)
         self.told.append(
-            f"learn_rate: up to {short(peak)}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
+            f"learn_rate: up to {peak:.3g}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
             f"{warmup:.0%} of the training, and falls to 0 in a line. It replaces the config's own learn_rate."
         )
 
     def _average(self, end: End) -> None:
         horizon = max(2, round(BEST_HORIZON * end.steps))
-        averages = Section(above=[f"# Of about {horizon} updates. They are evaluated and saved.\n"])
+        averages = SectionText(above=[f"# Of about {horizon} updates. They are evaluated and saved.\n"])
         averages.put("@misc", "thinc-torchopt.EMA.v1")
         averages.put("decay", round(1 - 1 / horizon, 4))
         self._replace("averages", averages)
@@ -280,7 +296,7 @@ class Draft(Translation):
             f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
         )
 
-    def _replace(self, key: str, section: Section) -> None:
+    def _replace(self, key: str, section: SectionText) -> None:
         """Replace an entry by a section, and put it first. Comments stay, unless an earlier use of this recipe wrote
         them.
         """
@@ -384,13 +400,13 @@ class Draft(Translation):
             scale = _rounded(rate / peak) if peak else 1.0
             # A group at the common rate is kept only for the transformer, as a name.
             if params and (scale != 1.0 or name == "encoder"):
-                group = groups.section(name, f"{what}: up to {short(peak * scale)}.")
+                group = groups.section(name, f"{what}: up to {peak * scale:.3g}.")
                 group.put("params", params)
                 if scale != 1.0:
                     group.put("lr_scale", scale)
             if params:
                 times = "which is learn_rate" if scale == 1.0 else f"{scale:g} times learn_rate"
-                self.told.append(f"{what} ({', '.join(params)}): up to {short(peak * scale)}, {times}.")
+                self.told.append(f"{what} ({', '.join(params)}): up to {peak * scale:.3g}, {times}.")
 
         add("heads", found.heads, head_rate, "New components")
         add(
@@ -434,23 +450,22 @@ class Draft(Translation):
         if not isinstance(rate, (int, float)):
             return
         given = self.section.pop("learn_rate")
-        schedule = Section(
+        schedule = SectionText(
             above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"]
         )
         steps = self.max_steps
         name = "warmup_linear" if steps else "inverse_sqrt"
         schedule.put("@schedules", f"thinc-torchopt.{name}.v1")
-        if isinstance(given, Setting):
+        if isinstance(given, SettingText):
             value = moved_value(given.value, rate)
-            schedule.settings["initial_rate"] = Setting("initial_rate", value, given.above)
+            schedule.settings["initial_rate"] = SettingText("initial_rate", value, given.above)
         else:
             schedule.put("initial_rate", rate)
         warmup = min(250, steps // 10) if steps else 250
         schedule.put("warmup_steps", warmup)
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
         self.told.append(
-            f"learn_rate: was {short(rate)} all the time. Now it rises to that over {warmup} steps, and falls from "
-            "there."
+            f"learn_rate: was {rate:.3g} all the time. Now it rises to that over {warmup} steps, and falls from there."
         )
 
 
@@ -465,13 +480,62 @@ def _grows(nlp: Language) -> bool:
     return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
 
 
-def _comment(section: Section, key: str, comment: str) -> None:
+def _comment(section: SectionText, key: str, comment: str) -> None:
     setting = section.settings[key]
     line = f"# {comment}\n"
     if line not in setting.above:
-        section.settings[key] = Setting(key, setting.value, (*setting.above, line))
+        section.settings[key] = SettingText(key, setting.value, (*setting.above, line))
 
 
 def _rounded(number: float) -> float:
     """Round to two digits."""
     return float(f"{number:.2g}") if math.isfinite(number) else 1.0
+
+
+# ---------------------------------------------------------------------- what was trained before
+
+
+@dataclass
+class Pretrained:
+    """Patterns over the params of a pipeline.
+
+    encoders (list[str]): Transformers.
+    sourced (list[str]): Other pretrained components.
+    vectors (list[str]): Layers that map static vectors, in new components.
+    heads (list[str]): New components.
+    """
+
+    encoders: list[str] = field(default_factory=list)
+    sourced: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+
+
+def find_pretrained(nlp: Language, config: Config) -> Pretrained:
+    """Find the pretrained parts of a pipeline.
+
+    nlp (Language): The pipeline, not initialized. config (Config): Its config, interpolated.
+    """
+    frozen = config.get("training", {}).get("frozen_components", [])
+    components = config.get("components", {})
+    initialize, found = config.get("initialize", {}), Pretrained()
+    pretrained = {name for name, block in components.items() if "source" in block}
+    if initialize.get("init_tok2vec"):
+        # spaCy loads it into the component that [pretraining] names.
+        pretrained.add(config.get("pretraining", {}).get("component", "tok2vec"))
+    trained = {escape(name): name for name in nlp.pipe_names if name not in frozen}
+    for escaped, model in components_with_model(nlp):
+        if escaped not in trained:
+            continue
+        paths = [path for path, shim in shim_paths(model, escaped) if type(shim).__name__ == "HFShim"]
+        is_encoder = type(nlp.get_pipe(trained[escaped])).__name__ in ("Transformer", "CuratedTransformer")
+        if is_encoder:
+            found.encoders.append(f"{escaped}/*")
+        elif trained[escaped] in pretrained:
+            found.sourced.append(f"{escaped}/*")
+        else:
+            found.heads.append(f"{escaped}/*")
+            found.encoders += [f"{path}/*" for path in paths]
+    names = [name for name in all_names(nlp) if f"{name.split('/')[0]}/*" in found.heads and "/static_vectors/" in name]
+    found.vectors = sorted({f"{name.split('/')[0]}/*static_vectors/*" for name in names})
+    return found

@@ -12,9 +12,9 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from configparser import Error as ParserError
-from contextlib import suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal
@@ -87,6 +87,28 @@ def show_errors() -> None:
     warnings.formatwarning = format_warning
 
 
+@contextmanager
+def errors_shown(*, as_json: bool) -> Iterator[None]:
+    """End the program with the message of an error that the user can fix, instead of a traceback.
+
+    as_json (bool): Redirect all output to stderr.
+    """
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        try:
+            yield
+        except Exception as error:
+            from ..host_errors import is_spacys_own
+
+            found = str(error) if is_spacys_own(error) else text_of(error)
+            if found is None or wants_traceback():
+                raise
+            text = found
+        else:
+            return
+    print_error(make_console(stderr=True), text)
+    sys.exit(1)
+
+
 def wants_traceback() -> bool:
     return os.environ.get(TRACEBACK, "0") not in ("", "0")
 
@@ -125,13 +147,13 @@ def _options() -> list[str]:
     """The options of the command that was typed."""
     from typer.main import get_command
 
-    command = get_command(cli_util().app)
+    context = get_command(cli_util().app).make_context("spacy", [], resilient_parsing=True)
     for word in sys.argv[1:]:
-        found = getattr(command, "commands", {}).get(word)
+        found = getattr(context.command, "commands", {}).get(word)
         if found is None:
             break
-        command = found
-    return [option for param in command.params for option in param.opts if option.startswith("--")]
+        context = found.make_context(word, [], parent=context, resilient_parsing=True)
+    return [option for param in context.command.params for option in param.opts if option.startswith("--")]
 
 
 def print_error(console: Console, text: str) -> None:

@@ -13,7 +13,7 @@ from spacy.language import DEFAULT_CONFIG
 from spacy.util import registry
 
 from ..errors import ConfigError
-from ._config_text import Raw, Section, Setting, moved_value
+from ._config_text import Raw, SectionText, SettingText, moved_value
 
 THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 TORCH = "thinc-torchopt.TorchOptimizer.v1"
@@ -29,14 +29,14 @@ _CLIP_BY = {
 class Translation:
     """The optimizer of a config while it is being rewritten.
 
-    section (Section): The text of [training.optimizer], which is changed.
+    section (SectionText): The text of [training.optimizer], which is changed.
     config (Config): The whole config before, interpolated.
 
     Public: `values` (the settings as spaCy fills them in), `kind` (@optimizers), `told` and `warned` (what was done,
     in words).
     """
 
-    section: Section
+    section: SectionText
     config: Config
     told: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Translation:
         known = rest.pop("@optimizers", None)
         self.section.settings.clear()
         lines = tuple(f"# {line}\n" for line in comments)
-        self.section.settings["@optimizers"] = Setting(
+        self.section.settings["@optimizers"] = SettingText(
             "@optimizers", f'"{name}"', (*(known.above if known else ()), *lines)
         )
         self.section.settings |= rest
@@ -105,7 +105,7 @@ class Translation:
             "SGD.v1": "torch.SGD.v1",
         }[kind]
         self._set_optimizer(TORCH)
-        algorithm = Section()
+        algorithm = SectionText()
         algorithm.put("@torch_optimizers", name)
         if kind != "SGD.v1":
             self._move_betas(algorithm)
@@ -127,34 +127,34 @@ class Translation:
                 else 'clip_by = "param": each tensor is clipped by its own norm, as thinc does.'
             )
 
-    def _move_betas(self, algorithm: Section) -> None:
+    def _move_betas(self, algorithm: SectionText) -> None:
         """Make torch's list `betas` of beta1 and beta2; or a section, if one of them is a schedule."""
         found = {key: self.section.pop(key) for key in ("beta1", "beta2")}
         comments = [
-            line for entry in found.values() if isinstance(entry, Setting) for line in entry.above if line.strip()
+            line for entry in found.values() if isinstance(entry, SettingText) for line in entry.above if line.strip()
         ]
         values = {
             key: json.dumps(self._value(key)) if entry is None else moved_value(entry.value, self._value(key))
             for key, entry in found.items()
-            if not isinstance(entry, Section)
+            if not isinstance(entry, SectionText)
         }
         if len(values) == 2 and all(not isinstance(self._value(key), (dict, list)) for key in values):
             algorithm.put("betas", Raw(f"[{values['beta1']}, {values['beta2']}]"))
-            algorithm.settings["betas"] = Setting("betas", algorithm.settings["betas"].value, tuple(comments))
+            algorithm.settings["betas"] = SettingText("betas", algorithm.settings["betas"].value, tuple(comments))
             return
         betas = algorithm.section("betas")
         for key, entry in found.items():
-            if isinstance(entry, Section):
+            if isinstance(entry, SectionText):
                 betas.add(key, entry)
             else:
-                betas.settings[key] = Setting(key, values[key], () if entry is None else entry.above)
+                betas.settings[key] = SettingText(key, values[key], () if entry is None else entry.above)
 
-    def _move(self, key: str, algorithm: Section, name: str) -> None:
+    def _move(self, key: str, algorithm: SectionText, name: str) -> None:
         """Move a setting to the algorithm's section, under its name there."""
         entry = self.section.pop(key)
         if entry is None:
             algorithm.put(name, self._value(key))
-        elif isinstance(entry, Section):
+        elif isinstance(entry, SectionText):
             algorithm.add(name, entry)
         else:
             algorithm.add(name, entry.changed(moved_value(entry.value, self._value(key))))
@@ -184,7 +184,7 @@ class Translation:
                     label = given["algorithm"]["@torch_optimizers"]
                     self.told.append(f"[training.optimizer.param_groups.{block}] keeps its own algorithm, {label}.")
 
-    def _algorithm_name(self, section: Section) -> str:
+    def _algorithm_name(self, section: SectionText) -> str:
         if self.kind == TORCH:
             return str(self.values.get("algorithm", {}).get("@torch_optimizers"))
         return section.settings["@torch_optimizers"].value.strip('"')

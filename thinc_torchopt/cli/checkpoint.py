@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typer import Argument as Arg
 
 from ..errors import StateError
 from ..schema import write
 from ..training import read_checkpoint, steps_of
-from ._util import errors_shown, make_console, print_json, print_notes, print_table, short
+from ._command import JSON
+from ._screen import errors_shown, make_console
+from ._terminal import print_json, print_notes, print_table, short
 
 
-def show_checkpoint(path: Path, *, as_json: bool) -> None:
-    """Print the checkpoints of a run. Ends the program with 1 if all are damaged.
-
-    path (Path): The folder of a run's checkpoints, or one of them.
+def checkpoint(
+    path: Path = Arg(..., help="Folder with a run's checkpoints, or one checkpoint", exists=True, file_okay=False),
+    as_json: bool = JSON,
+) -> None:
+    """
+    Show what is inside the checkpoints of a run. Step, epoch, scores, param groups with their learning rates, sizes,
+    and whether each checkpoint is intact or damaged. Nothing is changed.
     """
     with errors_shown(as_json=as_json):
         found = [_look_into(folder) for folder in steps_of(path) or [path]]

@@ -1,87 +1,99 @@
-"""`spacy torchopt controller`: check the rules of a controller, and try them on the log of a training."""
+"""`spacy torchopt controller`: check the rules of a controller, and try them on the log of a training.
+
+A replay runs a controller over the log of a finished training: which rules would have fired when. A line of a log is
+one step. Steps between two lines are unknown: the losses and batch words of a line are then means over them, as
+JSONLinesLogger writes them.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
 from reprlib import repr as limited
-from typing import Any
+from typing import Any, Optional
 
 from confection import Config
 from spacy import util
 from spacy.language import DEFAULT_CONFIG
+from typer import Argument as Arg
 from typer import BadParameter
+from typer import Option as Opt
 
-from ..controller import RULE_KEYS, ControllerSettings, ControllerSpec
-from ..errors import ConfigError
-from ..host import cli_util
-from ..report import Panel, check_picture, plot_firings, read_history
-from ..training import names_in_run
-from ._in_words import actions_of, count, tell_limits
-from ._replay import Fired, Replay, replay
-from ._util import (
-    config_errors_shown,
-    errors_shown,
-    make_console,
-    print_json,
-    print_notes,
-    print_table,
-    put,
-    resolve_optimizer,
-    short,
+from ..controller import (
+    EVENTS,
+    RULE_KEYS,
+    ControllerSettings,
+    ControllerSpec,
+    Firing,
+    MetricUnavailable,
+    TrainerController,
+    value_at,
 )
-
-_spacy = cli_util()
+from ..errors import ConfigError, ControllerError
+from ..host import cli_util
+from ..report import COUNTS, read_history
+from ..training import names_in_run
+from ._command import CODE, JSON
+from ._config_text import put
+from ._lines import actions_of, tell_limits
+from ._screen import errors_shown, make_console
+from ._setup import config_errors_shown, read_overrides, resolve_optimizer
+from ._terminal import count, print_json, print_notes, print_table, short
 
 # The JSON has all rows.
 _MAX_ROWS = 50
 _MAX_STEPS = 5
-# More would be too small to see.
-_MAX_PANELS = 12
+# Newest items shown of a list.
+_MAX_ITEMS = 10
+
+Record = Mapping[str, Any]
 
 
-def run_controller(
-    path: Path,
-    *,
-    is_check: bool,
-    log_paths: Sequence[Path],
-    more: Sequence[str] = (),
-    changes: Sequence[str] = (),
-    output_path: Path | None,
-    as_json: bool,
-    code_path: Path | None = None,
+def controller(
+    definition_path: Path = Arg(
+        ..., help="YAML or JSON file with the rules, config file, or folder of a pipeline", exists=True
+    ),
+    check: bool = Opt(False, "--check", help="Check the rules, and show what they do. Default without --replay"),
+    log_paths: Optional[list[Path]] = Opt(
+        None,
+        "--replay",
+        help="Log file of JSONLinesLogger: show which rules would have fired",
+        exists=True,
+        dir_okay=False,
+    ),
+    more_logs: Optional[list[str]] = Arg(None, metavar="LOG", help="With --replay: more logs of the same run"),
+    changes: Optional[list[str]] = Opt(
+        None, "--set", metavar="NAME.KEY=VALUE", help="Another setting of a rule: stop.max_firings=3. Repeatable"
+    ),
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
 ) -> None:
-    """Check a definition, or try it on a log.
-
-    path (Path): The definition, a config with rules, or the folder of a trained pipeline.
-    changes (Sequence[str]): Other settings of rules: "stop.rule=loss['loss'] < 1".
-    is_check (bool): Only check it.
-    log_paths (Sequence[Path]): Logs of JSONLinesLogger, of one run. Empty: the definition is checked.
-    more (Sequence[str]): More logs, and overrides of the config.
-    output_path (Path | None): The picture of a replay.
     """
-    more_logs, args = _divided(more)
+    Check the rules of a controller, or try them on a log. Lists all errors of the definition at once; without errors,
+    shows on which events the rules run and what they do. With --replay, tries the rules on the log of a training and
+    shows which would have fired when. --set tries other settings: --set "stop.rule=loss['loss'] < 1", or of a rule by
+    name --set stop.evaluations=3. Nothing is trained, and no operation runs.
+    """
+    logs, args = _divided(more_logs or ())
     with errors_shown(as_json=as_json):
-        if more_logs and not log_paths:
-            raise ConfigError(f"Can't use {more_logs[0]}: logs are given after --replay. Add --replay.")
-        if is_check and log_paths:
+        if logs and not log_paths:
+            raise ConfigError(f"Can't use {logs[0]}: logs are given after --replay. Add --replay.")
+        if check and log_paths:
             raise ConfigError("Can't use --check with --replay: a replay checks the rules too. Remove --check.")
-        if not log_paths and output_path is not None:
-            raise ConfigError("Can't use --output alone: without a log there is nothing to draw. Add --replay.")
-        _spacy.import_code(code_path)
-        source = _Source(path, args)
-        settings = source.settings
+        cli_util().import_code(code_path)
+        source = _RulesSource(definition_path, args)
         changed = source.changed(dict(map(_change, changes))) if changes else None
-    log_paths = [*log_paths, *more_logs]
     if not log_paths:
-        _check(source, changed or settings, as_json=as_json)
+        _check(source, changed or source.settings, as_json=as_json)
     else:
-        _replay(source, changed, log_paths, output_path=output_path, as_json=as_json)
+        _replay(source, changed, [*log_paths, *logs], as_json=as_json)
 
 
 def _divided(more: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -98,7 +110,7 @@ def _divided(more: Sequence[str]) -> tuple[list[Path], list[str]]:
     return logs, args
 
 
-class _Source:
+class _RulesSource:
     """The rules of a definition, or of a config.
 
     path (Path): Of a file, or of the folder of a trained pipeline. args (list[str]): Overrides of a config.
@@ -115,7 +127,7 @@ class _Source:
                 raise ConfigError(f"Can't use {args[0]}: {path} is no config, and has no settings but its rules.")
             self.settings = ControllerSettings(path)
             return
-        overrides = _spacy.parse_config_overrides(args)
+        overrides = read_overrides(args)
         with config_errors_shown(path):
             file = path / "config.cfg" if path.is_dir() else path
             self.config = util.load_config(file, overrides=overrides, interpolate=True)
@@ -192,7 +204,7 @@ def _change(text: str) -> tuple[tuple[str, ...], Any]:
     return keys, value
 
 
-def _check(source: _Source, settings: ControllerSettings, *, as_json: bool) -> None:
+def _check(source: _RulesSource, settings: ControllerSettings, *, as_json: bool) -> None:
     """Print the rules of a definition."""
     with errors_shown(as_json=as_json):
         notes = source.doubts(settings)
@@ -217,28 +229,17 @@ def _check(source: _Source, settings: ControllerSettings, *, as_json: bool) -> N
 
 
 def _replay(
-    source: _Source,
-    changed: ControllerSettings | None,
-    log_paths: Sequence[Path],
-    *,
-    output_path: Path | None,
-    as_json: bool,
+    source: _RulesSource, changed: ControllerSettings | None, log_paths: Sequence[Path], *, as_json: bool
 ) -> None:
-    """Print which rules would have fired when in the training of a log, and draw them. Changed rules beside those of
-    before.
-    """
+    """Print which rules would have fired when in the training of a log. Changed rules beside those of before."""
     path = source.path
     with errors_shown(as_json=as_json):
-        if output_path is not None:
-            check_picture(output_path, [path, *log_paths])
         controller = (changed or source.settings).build(is_replay=True)
         records, notes = read_history(log_paths)
         facts = source.facts(records[-1]["step"])
         found = replay(controller, records, facts)
         unchanged = None if changed is None else replay(source.settings.build(is_replay=True), records, facts)
         notes += found.notes
-        if output_path is not None:
-            notes += _draw(found, output_path, f"Rules of {path.name}, tried on {log_paths[0]}")
     specs = controller.definition.controllers
     if as_json:
         print_json(_replay_as_dict(path, log_paths, specs, found, unchanged, notes))
@@ -260,28 +261,6 @@ def _replay(
     if len(found.fired) > _MAX_ROWS:
         notes.append(f"Shown are the first {_MAX_ROWS} of {len(found.fired):,} firings. --json has all.")
     print_notes(console, notes)
-    if output_path is not None:
-        console.print(f"Saved the picture to {output_path}")
-
-
-def _draw(found: Replay, path: Path, title: str) -> list[str]:
-    """RETURNS (list[str]): Notes. RAISES (ConfigError): There is nothing to draw."""
-    if not found.series:
-        raise ConfigError(f"Can't draw {path}: none of the metrics that rules name has a number in this log.")
-    panels = {}
-    for place, values in found.series.items():
-        firings = {
-            name: list(dict.fromkeys(found.steps_of(name)))
-            for name, paths in found.looked_up.items()
-            if any(place[: len(looked_up)] == looked_up for looked_up in paths)
-        }
-        fired = {name: steps for name, steps in firings.items() if steps}
-        thresholds = {words: compared for (at, words), compared in found.thresholds.items() if at == place}
-        panels["/".join(place)] = Panel(values, fired, thresholds)
-    shown = dict(list(panels.items())[:_MAX_PANELS])
-    plot_firings(found.steps, shown, path, title)
-    left_out = list(panels)[_MAX_PANELS:]
-    return [f"Not in the picture, which has room for {_MAX_PANELS}: {', '.join(left_out)}."] if left_out else []
 
 
 # ---------------------------------------------------------------------- as text and as JSON
@@ -342,3 +321,187 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_shown, value))}]"
     return "-" if value is None else limited(value)
+
+
+# ---------------------------------------------------------------------- the replay
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A firing of a rule. values (dict): The values it used, by `metric/key/key`."""
+
+    controller: str
+    event: str
+    step: int
+    operations: list[str]
+    values: dict[str, Any]
+
+
+@dataclass
+class Replay:
+    """The result of a replay.
+
+    steps (list[int]): The steps of the lines.
+    fired (list[Fired]): In the order in which they fired.
+    without_value (list[str]): Metrics that rules name and that never had a value.
+    notes (list[str]): Notes for the user.
+    """
+
+    steps: list[int]
+    fired: list[Fired] = field(default_factory=list)
+    without_value: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def steps_of(self, controller: str) -> list[int]:
+        """The steps at which a controller fired."""
+        return [fired.step for fired in self.fired if fired.controller == controller]
+
+
+def replay(controller: TrainerController, records: Sequence[Record], facts: Mapping[str, int] = {}) -> Replay:
+    """Run a controller over the lines of a log. No operation runs.
+
+    controller (TrainerController): With `is_replay`.
+    records (Sequence[Mapping]): The lines, with rising steps.
+    facts (Mapping): What all events carry that is not in the log: `max_steps`, `warmup_steps`.
+    RAISES (ControllerError): A metric or a rule failed, as it would have in the training.
+    """
+    specs = {spec.name: spec for spec in controller.definition.controllers}
+    found = Replay([record["step"] for record in records])
+    for events in _events_of(records, facts):
+        for event, payload in events:
+            for name, firings in groupby(controller.decide(event, **payload), lambda firing: firing.controller):
+                found.fired.append(_fired(list(firings), specs[name]))
+    named = {name for spec in specs.values() for name in spec.rule.names}
+    found.without_value = [name for name, value in controller.values.items() if value is None and name in named]
+    found.notes = list(_notes(controller, records, found.without_value))
+    return found
+
+
+# ---------------------------------------------------------------------- events
+
+
+def _events_of(records: Sequence[Record], facts: Mapping[str, int] = {}) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The events of each line, with their payloads."""
+    max_steps = facts.get("max_steps", 0)
+    before: dict[str, Any] = {}
+    for i, record in enumerate(records):
+        last = records[i - 1] if i else None
+        step, epoch = record["step"], _number(record.get("epoch"))
+        epoch = None if epoch is None else int(epoch)
+        now = _common(record)
+        place = {**facts, "step": step, "epoch": epoch, "learn_rates": now.get("learn_rates")}
+        place["is_final"] = 0 < max_steps <= step
+        events = [] if i else [("on_train_begin", {**place, "step": step - 1})]
+        if epoch is not None and epoch != before.get("epoch"):
+            events.append(("on_epoch_begin", {**before, **place, "step": step - 1}))
+        now |= place
+        grads = {"grad_norm": norm} if (norm := _number(record.get("grad_norm"))) is not None else {}
+        trained = now | grads | {"losses": _losses(record)} | _batch(record, last)
+        events += [
+            ("on_step_begin", {**before, **place}),
+            ("on_pre_optimizer_step", {**before, **place, **grads}),
+            ("on_optimizer_step", now | grads),
+            ("on_step_end", trained),
+        ]
+        if "score" in record:  # null: it was not finite
+            score, scores = _number(record["score"]), record.get("scores")
+            metrics = scores if isinstance(scores, dict) else {}
+            now_evaluated = now | {"score": math.nan if score is None else score, "metrics": metrics}
+            events.append(("on_evaluate", now_evaluated | _dev_losses(record)))
+        events.append(("on_log", trained))
+        following = records[i + 1] if i + 1 < len(records) else record
+        if epoch is not None and (_number(following.get("epoch")) or 0) > epoch:
+            events.append(("on_epoch_end", now))
+        yield events
+        before = now
+
+
+def _common(record: Record) -> dict[str, Any]:
+    """The part of the payload that all events have, as far as the line has it."""
+    numbers = {key: _number(record.get(key)) for key in ("words", "seconds")}
+    counts = {key: int(value) for key in COUNTS if (value := _number(record.get(key))) is not None}
+    rates = record.get("learn_rates")
+    rates = rates if isinstance(rates, dict) else {}
+    rates = {name: rate for name, value in rates.items() if (rate := _number(value)) is not None}
+    found = {**numbers, "counts": counts, "learn_rates": rates}
+    return {key: value for key, value in found.items() if value is not None and value != {}}
+
+
+def _losses(record: Record) -> dict[str, float]:
+    """The losses of a line. null in the log: not finite."""
+    losses = {name: math.nan if loss is None else _number(loss) for name, loss in record["losses"].items()}
+    return {name: loss for name, loss in losses.items() if loss is not None}
+
+
+def _dev_losses(record: Record) -> dict[str, Any]:
+    """The dev losses of a line, if it has them."""
+    found = record.get("dev_losses")
+    if not isinstance(found, dict) or not isinstance(found.get("losses"), dict):
+        return {}
+    words, examples = _number(found.get("words")), _number(found.get("examples"))
+    if words is None or examples is None:
+        return {}
+    return {"dev_losses": lambda at_most: {"losses": _losses(found), "words": words, "examples": examples}}
+
+
+def _batch(record: Record, last: Record | None) -> dict[str, float]:
+    """The words of a batch; the mean if there were several."""
+    words = _number(record.get("words"))
+    words_before, steps = (
+        (0.0, record["step"] + 1) if last is None else (_number(last.get("words")), record["step"] - last["step"])
+    )
+    if words is None or words_before is None or words <= words_before or (last is None and record["step"]):
+        return {}
+    return {"batch_words": (words - words_before) / steps}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _fired(firings: Sequence[Firing], spec: ControllerSpec) -> Fired:
+    first = firings[0]
+    values = {
+        "/".join(path): _shortened(value_at(first.values, path)) for path in spec.rule.paths if path[0] in first.values
+    }
+    return Fired(
+        first.controller, first.event, first.step, [f"{one.operation}.{one.action}" for one in firings], values
+    )
+
+
+def _shortened(value: Any) -> Any:
+    """A value for JSON: NaN and infinities become None."""
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shortened(item) for item in value[-_MAX_ITEMS:]]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---------------------------------------------------------------------- notes
+
+
+def _notes(controller: TrainerController, records: Sequence[Record], without_value: Sequence[str]) -> Iterator[str]:
+    if without_value:
+        kinds = (f"{name} ({controller.definition.metrics[name].kind})" for name in without_value)
+        yield f"This log gives no value to {', '.join(kinds)}: rules that need one were skipped."
+    for spec in controller.definition.controllers:
+        if not spec.rule.names.isdisjoint(without_value):
+            continue
+        try:
+            spec.rule.evaluate(controller.values)
+        except MetricUnavailable as error:
+            yield f"The rule of '{spec.name}' was skipped to the last line: {error}."
+        except ControllerError:
+            pass  # the rule was never reached in the replay
+    held = {event for events in _events_of(records) for event, _ in events}
+    for spec in controller.definition.controllers:
+        if unknown := [event for event in EVENTS if event in spec.triggers and event not in held]:
+            yield f"This log has no {', '.join(unknown)}: the rule of '{spec.name}' was not tried there."
+    if any(after["step"] - before["step"] > 1 for before, after in pairwise(records)):
+        yield "Not all steps are in this log. Losses are means since the line before; rules were tried at its lines."

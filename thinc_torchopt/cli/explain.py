@@ -9,13 +9,15 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
+import typer
 from click import NoSuchOption
 from confection import Config
 from spacy import util
 from spacy.language import Language
 from spacy.util import registry
+from typer import Option as Opt
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
@@ -28,6 +30,7 @@ from ..privacy import History, PrivacySettings, epsilon_of
 from ..progress_bars import show_activity
 from ..training import Rules, count_steps, plan_private_training, what_is_not_covered
 from ..types import ParamInfo
+from ._command import CODE, CONFIG, GPU, JSON
 from ._corpora import Setting, read_corpus
 from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
 from ._data_check import MOST_WORDS, Corpus, Findings, check_data
@@ -41,11 +44,12 @@ from ._doubts import (
     trained_groups,
     why_nothing_is_trained,
 )
-from ._in_words import count, plain, size_in_words
-from ._lines import THINC, Line, lines_of
-from ._screen import wants_traceback
-from ._util import Setup, build, errors_shown, note_on_scores, print_json, resolve_optimizer, schedule_notes
-from .params import Row, describe, rows_of, tell_pipeline
+from ._lines import Line, lines_of
+from ._screen import errors_shown, wants_traceback
+from ._setup import Setup, build, note_on_scores, resolve_optimizer, schedule_notes
+from ._terminal import count, plain, print_json, size_in_words
+from ._translation import THINC
+from .params import ParamRow, describe, rows_of, tell_pipeline
 from .schedule import rates_over_steps
 
 # Steps that are described of a training without an end.
@@ -58,7 +62,7 @@ _OF_DATA = re.compile(r"\[E(913|143|867|923|930|986)\]")
 
 
 @dataclass
-class Told(Findings):
+class Description(Findings):
     """The description of a training.
 
     checked (list[str]): What was read, and what was left out.
@@ -76,31 +80,31 @@ class Told(Findings):
 
 
 def explain(
-    path: Path,
-    args: list[str],
-    *,
-    is_timed: bool = False,
-    as_json: bool = False,
-    code_path: Path | None = None,
-    use_gpu: int = -1,
+    ctx: typer.Context,
+    config_path: Path = CONFIG,
+    is_timed: bool = Opt(False, "--time", help="Train for a few steps, to estimate how long the training takes"),
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Describe a training. Ends the program with 1 if something stops it, or if it would train nothing.
-
-    path (Path): A config, or the folder of a trained pipeline.
-    args (list[str]): Overrides of settings.
-    is_timed (bool): Train for a few steps, to estimate the time.
     """
-    told = Told()
+    Check a training before it begins, and say what it will do. Shows problems that would stop it (corpora, annotations,
+    labels, device, disk), possible mistakes, which params learn at which rate, what is frozen, clipped, averaged and
+    saved, and what the training costs. The pipeline is built and initialized as in `spacy train`, so pass the same
+    overrides, such as --paths.train train.spacy. Nothing is written. The exit code is 1 if something would stop the
+    training.
+    """
+    told = Description()
     with errors_shown(as_json=as_json), schedule_notes() as notes:
         if problem := device_problem(use_gpu):
             told.stops.append(problem)
             use_gpu = -1
         try:
-            setup = build(path, args, code_path=code_path, use_gpu=use_gpu, resolve=_resolve)
+            setup = build(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu, resolve=_resolve)
         except (NoSuchOption, ImportError):
             raise
         except Exception as error:  # components may raise anything when they are initialized
-            _tell_without_pipeline(told, path, args, error, as_json=as_json)
+            _tell_without_pipeline(told, config_path, ctx.args, error, as_json=as_json)
         else:
             _tell(told, setup, is_timed=is_timed, use_gpu=use_gpu)
             notes += note_on_scores(setup.optimizer)
@@ -110,7 +114,7 @@ def explain(
         whole = {"stops": told.stops, "notes": told.notes, "checked": told.checked}
         print_json({**whole, "lines": lines, "costs": told.costs})
     else:
-        _print(path, told)
+        _print(config_path, told)
     if told.stops:
         sys.exit(1)
 
@@ -124,7 +128,7 @@ def _resolve(block: dict[str, Any]) -> TorchOptimizer:
 # ---------------------------------------------------------------------- the description
 
 
-def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
+def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     training = setup.config["training"]
     train, dev = _read_corpora(told, setup.nlp, setup.config)
     told.add(check_data(setup.nlp, setup.config, train, dev, sourced=setup.sourced, is_initialized=True))
@@ -161,7 +165,7 @@ def _tell(told: Told, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
 
 
-def _tell_privacy(told: Told, setup: Setup, settings: PrivacySettings, train: Corpus, steps: int | None) -> None:
+def _tell_privacy(told: Description, setup: Setup, settings: PrivacySettings, train: Corpus, steps: int | None) -> None:
     """Say what a private training uses, or why it would be refused. steps (int | None): None: it has no end."""
     examples = train.examples
     try:
@@ -185,7 +189,7 @@ def _count_steps(setup: Setup, train: Corpus | None) -> int:
     return count_steps(setup.nlp, setup.config, lambda nlp: iter(examples))
 
 
-def _tell_without_pipeline(told: Told, path: Path, args: list[str], error: Exception, *, as_json: bool) -> None:
+def _tell_without_pipeline(told: Description, path: Path, args: list[str], error: Exception, *, as_json: bool) -> None:
     """Say why the pipeline could not be built, and check the corpora. error (Exception): The one that was raised."""
     read: list[str] = []
     if not path.is_dir() and str(path) != "-":  # stdin can't be read again
@@ -244,7 +248,7 @@ def _in_full(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ") + (f" (at {line})" if line else "")
 
 
-def _read_corpora(told: Told, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
+def _read_corpora(told: Description, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
     """Read both corpora. None: it can't be read; the reason is in `told.stops`."""
     limit = _STREAMED if config["training"]["max_epochs"] < 0 else None
     with show_activity("Reading the corpora"):
@@ -257,7 +261,9 @@ def _read_corpora(told: Told, nlp: Language, config: Mapping[str, Any]) -> tuple
     return train, dev
 
 
-def _read(told: Told, nlp: Language, config: Mapping[str, Any], setting: Setting, limit: int | None) -> Corpus | None:
+def _read(
+    told: Description, nlp: Language, config: Mapping[str, Any], setting: Setting, limit: int | None
+) -> Corpus | None:
     name = config["training"][setting]
     try:
         examples = read_corpus(nlp, config, setting, limit=limit)
@@ -271,9 +277,9 @@ def _read(told: Told, nlp: Language, config: Mapping[str, Any], setting: Setting
 
 
 def _tell_costs(
-    told: Told,
+    told: Description,
     setup: Setup,
-    rows: Sequence[Row],
+    rows: Sequence[ParamRow],
     infos: Mapping[str, ParamInfo],
     train: Corpus | None,
     dev: Corpus | None,
@@ -339,7 +345,7 @@ def _tell_costs(
 # ---------------------------------------------------------------------- output
 
 
-def _print(path: Path, told: Told) -> None:
+def _print(path: Path, told: Description) -> None:
     """Print stops, notes, checks, what will happen, and costs."""
     Printer(pretty=sys.stdout.isatty()).divider(f"What a training with {path.name} does")
     first = [("Stops", text) for text in told.stops] or [("Stops", "Nothing that can be seen before the training.")]

@@ -6,15 +6,20 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
+import typer
 from rich.console import Console
+from typer import Option as Opt
 
 from ..progress_bars import show_progress
 from ..report import check_picture, plot_range_test
 from ..training import RangeTest, learn_rate_settings, make_ramp, run_range_test
+from ._command import CODE, CONFIG, GPU, JSON, PICTURE
 from ._doubts import Trained, rates_far_above
-from ._util import build, errors_shown, make_console, print_error, print_json, print_table, short, sparkline
+from ._screen import errors_shown, make_console, print_error
+from ._setup import build
+from ._terminal import print_json, print_table, short, sparkline
 from .params import describe, tell_pipeline
 
 _CHART_WIDTH = 60
@@ -34,31 +39,29 @@ _ENDED = {
 }
 
 
-def show_range_test(
-    path: Path,
-    args: list[str],
-    *,
-    min_rate: float,
-    max_rate: float,
-    steps: int,
-    output_path: Path | None,
-    as_json: bool,
-    code_path: Path | None,
-    use_gpu: int,
+def find_lr(
+    ctx: typer.Context,
+    config_path: Path = CONFIG,
+    min_rate: float = Opt(1e-6, "--min-lr", help="Learning rate of the first step"),
+    max_rate: float = Opt(10.0, "--max-lr", help="Learning rate of the last step"),
+    steps: int = Opt(140, "--steps", "-n", help="How many steps to train at most"),
+    output_path: Optional[Path] = PICTURE,
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Run the test and print what it found. Ends the program with 1 if there is nothing to suggest.
-
-    path (Path): A config, or the folder of a trained pipeline.
-    args (list[str]): Overrides of settings.
-    min_rate, max_rate, steps: As in `run_range_test`.
-    output_path (Path | None): The picture.
+    """
+    Find a learning rate, in a test of a few steps. The rate rises, and the loss on some of the development data shows
+    at which rates it falls, and at which it rises again. The pipeline is built or loaded for the test only; nothing
+    but the picture is written. The rates of param groups keep their ratios. Overrides such as --paths.train
+    train.spacy are needed as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
         # Refuse bad arguments before the work.
         make_ramp(min_rate, max_rate, steps)
         if output_path is not None:
             check_picture(output_path)
-        setup = build(path, args, code_path=code_path, use_gpu=use_gpu, reads_dev=True)
+        setup = build(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu, reads_dev=True)
         peaks = learn_rate_settings(setup.config)
         try:
             with show_progress(steps, "Training at rising rates") as bar:

@@ -2,60 +2,79 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
-import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
+import typer
 from rich.console import Console
+from typer import Argument as Arg
+from typer import Option as Opt
 
 from ..errors import ConfigError
 from ..optimizers import TorchOptimizer
-from ..report import check_picture, plot_stream
-from ..streams import LearnSettings, LineReader, LogRow, StreamLearner, read_log
+from ..streams import LearnSettings, LineReader, LogRow, StreamLearner
 from ..training import WRITES, Signals
-from ._util import build, errors_shown, make_console, print_notes, resolve_optimizer, short
+from ._command import CODE, GPU
+from ._screen import errors_shown, make_console
+from ._setup import build, resolve_optimizer
+from ._terminal import print_notes, short
 
 _COLUMNS = {"texts": 10, "tokens": 12, "score": 8, "watched": 8, "learn rate": 11}
-# Seconds.
-_BETWEEN_PICTURES = 30.0
 # Settings that have a value, also if nothing uses them.
 _WITH_OTHERS = ("rollback_factor", "max_rollbacks")
 
 
 def learn(
-    model: Path,
-    stream: Path,
-    args: list[str],
-    output: Path,
-    settings: dict[str, Any],
-    *,
-    learn_rate: float | None,
-    follows: bool,
-    old: Path | None,
-    watched: Path | None,
-    picture: Path | None,
-    code_path: Path | None,
-    use_gpu: int,
+    ctx: typer.Context,
+    model: Path = Arg(..., help="Folder of a trained pipeline", exists=True, file_okay=False),
+    stream: Path = Arg(..., help="JSONL file with texts and labels, which may grow, or - for stdin", allow_dash=True),
+    output_path: Path = Opt(..., "--output", "-o", help="Folder for the pipeline, the state and learn.jsonl"),
+    learn_rate: Optional[float] = Opt(None, "--learn-rate", help="Constant rate, in place of that of the config"),
+    batch_size: int = Opt(1, "--batch-size", "-b", help="Texts of an update"),
+    follow: bool = Opt(False, "--follow", "-f", help="Wait for more texts at the end of the file"),
+    prequential: bool = Opt(True, help="Score each text before it is learned"),
+    every: int = Opt(100, "--every", "-n", help="Texts of a row, with their score"),
+    save_every: int = Opt(1000, "--save-every", help="Texts between two saves"),
+    new_labels: str = Opt("refuse", "--new-labels", help="Labels that the pipeline does not have: refuse, add or skip"),
+    skip_bad: bool = Opt(False, "--skip-bad", help="Leave out texts that can't be learned: see rejected.jsonl"),
+    replay: int = Opt(0, "--replay", help="Old texts that are learned again in each update"),
+    memory: int = Opt(1000, "--memory", help="How many old texts to keep for --replay"),
+    old: Optional[Path] = Opt(
+        None, "--old", help="Texts the pipeline was trained on (.spacy or .jsonl), for --replay", exists=True
+    ),
+    watch: Optional[Path] = Opt(
+        None, "--watch", help="Development data (.spacy or .jsonl), to see what is forgotten", exists=True
+    ),
+    watch_every: int = Opt(1000, "--watch-every", help="Texts between two evaluations of --watch"),
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Learn, and print a row for each block of texts. Exits with 128 + the signal that stopped it.
-
-    model (Path): The folder of a trained pipeline. stream (Path): A JSONL file, or - for standard input.
-    settings (dict): Of `LearnSettings`. learn_rate (float | None): None: that of the config.
+    """
+    Go on learning from texts with labels, as they come in. The stream is a file that grows, or stdin. Each text is
+    scored before it is learned. All of the state is saved: after a stop or a crash, the same command goes on, and reads
+    no text of the file twice.
     """
     console, from_stdin = make_console(), str(stream) == "-"
     with errors_shown(as_json=False):
-        learn_settings = LearnSettings(**settings)
-        _check(model, stream, output, follows and from_stdin, old, learn_settings)
-        if picture is not None:
-            check_picture(picture)
+        settings = LearnSettings(
+            batch_size=batch_size,
+            every=every,
+            save_every=save_every,
+            watch_every=watch_every,
+            replay=replay,
+            memory=memory,
+            new_labels=new_labels,  # type: ignore[arg-type]  # checked there
+            prequential=prequential,
+            skip_bad=skip_bad,
+        )
+        _check(model, stream, output_path, follow and from_stdin, old, settings)
         notes: list[str] = []
         setup = build(
             model,
-            args,
+            ctx.args,
             code_path=code_path,
             use_gpu=use_gpu,
             resolve=lambda block: _optimizer_for_streams(block, learn_rate, notes),
@@ -71,29 +90,22 @@ def learn(
             StreamLearner(
                 setup.nlp,
                 setup.optimizer,
-                output,
-                learn_settings,
+                output_path,
+                settings,
                 old=old,
-                watched=watched,
+                watched=watch,
                 notify=lambda text: print_notes(console, [text]),
                 is_stopped=lambda: signals.noted is not None,
             ) as learner,
         ):
-            _tell_start(console, learner, output, from_stdin=from_stdin)
+            _tell_start(console, learner, output_path, from_stdin=from_stdin)
             source = LineReader(
-                None if from_stdin else stream, follows=follows, is_stopped=lambda: signals.noted is not None
+                None if from_stdin else stream, follows=follow, is_stopped=lambda: signals.noted is not None
             )
-            before, drawn = learner.texts, -math.inf
-            try:
-                for row in learner.learn(source):
-                    _print_row(console, row)
-                    if picture is not None and time.monotonic() - drawn >= _BETWEEN_PICTURES:
-                        plot_stream(read_log(output), picture)
-                        drawn = time.monotonic()
-            finally:
-                if picture is not None and drawn > -math.inf:
-                    plot_stream(read_log(output), picture)
-            _tell_end(console, learner, before, output, signals.noted)
+            before = learner.texts
+            for row in learner.learn(source):
+                _print_row(console, row)
+            _tell_end(console, learner, before, output_path, signals.noted)
     if signals.noted is not None:
         sys.exit(128 + signals.noted)
 
@@ -102,8 +114,6 @@ def _check(
     model: Path, stream: Path, output: Path, follows_stdin: bool, old: Path | None, settings: LearnSettings
 ) -> None:
     """RAISES (ConfigError): The arguments don't go together."""
-    if not model.is_dir():
-        raise ConfigError(f"Can't learn: expected the folder of a trained pipeline as MODEL, found '{model}'.")
     if str(stream) != "-" and not stream.is_file():
         raise ConfigError(f"Can't learn: expected a JSONL file, or -, as STREAM, found '{stream}'.")
     if follows_stdin:

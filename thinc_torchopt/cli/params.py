@@ -6,34 +6,27 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
+import typer
 from rich.console import Console
 from spacy.language import Language
 from thinc.api import Model, Shim
+from typer import Option as Opt
 
 from ..errors import ConfigError, TorchOptError
 from ..params import NamedParam, all_names, components_with_model, trainable_components, walk
 from ..types import ParamInfo
-from ._util import (
-    Setup,
-    build,
-    errors_shown,
-    make_console,
-    note_on_scores,
-    print_error,
-    print_json,
-    print_notes,
-    print_table,
-    schedule_notes,
-    short,
-)
+from ._command import CODE, CONFIG, GPU, JSON
+from ._screen import errors_shown, make_console, print_error
+from ._setup import Setup, build, note_on_scores, schedule_notes
+from ._terminal import print_json, print_notes, print_table, short
 
 _LIST_THEM = " List them: spacy torchopt params."
 
 
-class Row(NamedTuple):
+class ParamRow(NamedTuple):
     """One param, with the field names of the JSON.
 
     shape (list[int] | None): None: it has no value.
@@ -61,17 +54,22 @@ class Row(NamedTuple):
     frozen_until: int | None
 
 
-def show_params(
-    path: Path, args: list[str], *, steps: int | None, as_json: bool, code_path: Path | None, use_gpu: int
+def params(
+    ctx: typer.Context,
+    config_path: Path = CONFIG,
+    steps: Optional[int] = Opt(None, "--steps", "-n", min=0, help="Also show the learning rate at this step"),
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Print a table of params. Ends the program with 1 if training would refuse the optimizer's settings.
-
-    path (Path): A config, or the folder of a trained pipeline.
-    args (list[str]): Overrides of settings.
-    steps (int | None): The step for the second learning rate.
+    """
+    List every param, with its group and learning rate. Shows name, shape, size, device, kind, group, learning rate,
+    weight decay, and whether the param is frozen; totals by group and component; patterns in the config that match
+    nothing. The pipeline is built and initialized as in `spacy train`, so pass the same overrides, such as
+    --paths.train train.spacy. A trained pipeline is loaded instead. Nothing is trained or written.
     """
     with errors_shown(as_json=as_json), schedule_notes() as notes:
-        setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
+        setup = build(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
         unmatched, problem = tell_pipeline(setup)
         now = describe(setup)
         if steps is not None:
@@ -135,7 +133,7 @@ def describe(setup: Setup) -> dict[str, ParamInfo]:
     return {info.name: info for info in setup.optimizer.describe()}
 
 
-def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[Row]:
+def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo] | None) -> Iterator[ParamRow]:
     """Every param in the order of the pipeline, also those that the optimizer doesn't know."""
     reasons = _why_not_trained(setup.nlp, setup.frozen)
     seen: set[Any] = set()
@@ -152,7 +150,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
             if info is None:
                 reason = reasons.get(id(model)) or ("no value" if not size else "requires_grad = false")
                 rate_later = None if later is None else 0.0
-                yield Row(
+                yield ParamRow(
                     found.name,
                     component,
                     shape,
@@ -169,7 +167,7 @@ def rows_of(setup: Setup, now: dict[str, ParamInfo], later: dict[str, ParamInfo]
                     None,
                 )
             else:
-                yield Row(
+                yield ParamRow(
                     found.name,
                     component,
                     shape,
@@ -225,7 +223,7 @@ def _device_of(value: Any) -> str:
 # ---------------------------------------------------------------------- sums
 
 
-def _sums_by_group(rows: list[Row]) -> list[dict[str, Any]]:
+def _sums_by_group(rows: list[ParamRow]) -> list[dict[str, Any]]:
     sums: dict[str | None, dict[str, Any]] = {}
     for row in rows:
         rates = {"learn_rate": row.learn_rate, "learn_rate_at_steps": row.learn_rate_at_steps}
@@ -235,7 +233,7 @@ def _sums_by_group(rows: list[Row]) -> list[dict[str, Any]]:
     return sorted(sums.values(), key=lambda found: found["group"] is None)
 
 
-def sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
+def sums_by_component(rows: list[ParamRow]) -> list[dict[str, Any]]:
     sums: dict[str, dict[str, Any]] = {}
     for row in rows:
         found = sums.setdefault(row.component, {"component": row.component, "params": 0, "size": 0, "trained_size": 0})
@@ -249,7 +247,11 @@ def sums_by_component(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def _print(
-    console: Console, rows: list[Row], groups: list[dict[str, Any]], components: list[dict[str, Any]], steps: int | None
+    console: Console,
+    rows: list[ParamRow],
+    groups: list[dict[str, Any]],
+    components: list[dict[str, Any]],
+    steps: int | None,
 ) -> None:
     rates = ["rate"] if steps is None else ["rate", f"at step {steps}"]
 

@@ -5,34 +5,47 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Optional
 
 from rich.console import Console
+from typer import Argument as Arg
+from typer import Option as Opt
 
 from ..errors import ConfigError
-from ..report import Run, check_output, facts_of, read_runs, summarize, write_report
+from ..report import LoggedRun, check_output, facts_of, read_runs, summarize, write_report
 from ..training import is_held
-from ._util import errors_shown, make_console, print_json, print_notes, print_table
+from ._command import JSON
+from ._screen import errors_shown, make_console
+from ._terminal import print_json, print_notes, print_table
 
 # Seconds between two writes of a watched report; longer if writing takes more than 1/_SHARE of that.
 _SECONDS, _SHARE = 10, 4
 
 
-def show_report(paths: Sequence[Path], *, output_path: Path | None, watch: bool = False, as_json: bool) -> None:
-    """Print a summary of runs, and draw them.
-
-    paths (Sequence[Path]): Logs of JSONLinesLogger.
-    output_path (Path | None): The page or picture.
-    watch (bool): Draw them repeatedly until they end.
+def report(
+    log_paths: list[Path] = Arg(
+        ..., help="Log files of JSONLinesLogger. Several are drawn together", exists=True, dir_okay=False
+    ),
+    output_path: Optional[Path] = Opt(
+        None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs matplotlib"
+    ),
+    watch: bool = Opt(False, "--watch", "-w", help="Rewrite the report every ten seconds until the training ends"),
+    as_json: bool = JSON,
+) -> None:
+    """
+    Draw a training from its log, or compare several. Shows losses, scores, learning rates, gradient norms, the speed,
+    and when rules fired, updates were skipped, the run was rolled back, and checkpoints were saved. Without --output,
+    only the summary is printed.
     """
     console = make_console()
     with errors_shown(as_json=as_json):
         if watch and output_path is None:
             raise ConfigError("Can't use --watch alone: there is no report to write. Add --output report.html.")
         if output_path is not None:
-            check_output(output_path, paths)
+            check_output(output_path, log_paths)
         if watch and output_path is not None:
-            _watch(paths, output_path, None if as_json else console)
-        runs = read_runs(paths)
+            _watch(log_paths, output_path, None if as_json else console)
+        runs = read_runs(log_paths)
         if output_path is not None:
             write_report(runs, output_path)
     if as_json:
@@ -55,7 +68,8 @@ def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) ->
     if console is not None:
         console.print(f"Writing {output_path} every {_SECONDS} seconds, until the training ends. Stop with Ctrl-C.")
     try:
-        while _goes_on(paths):
+        # None: unknown, so it may go on.
+        while any(is_held(path) is not False for path in paths):
             start, runs = time.monotonic(), _read_begun(paths)
             if runs:
                 write_report(runs, output_path, reload_seconds=_SECONDS)
@@ -65,12 +79,7 @@ def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) ->
             console.print()
 
 
-def _goes_on(paths: Sequence[Path]) -> bool:
-    """Whether a training holds a log, or whether that is unknown."""
-    return any(is_held(path) is not False for path in paths)
-
-
-def _read_begun(paths: Sequence[Path]) -> list[Run]:
+def _read_begun(paths: Sequence[Path]) -> list[LoggedRun]:
     """The runs. Empty: no log has a line yet."""
     for path in paths:
         with path.open("rb") as file:

@@ -4,51 +4,45 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Optional
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console
+from typer import Option as Opt
 
 from ..errors import ConfigError
 from ..optimizers import TorchOptimizer
 from ..report import check_picture, plot_schedule
-from ._util import (
-    build,
-    errors_shown,
-    make_console,
-    note_on_scores,
-    print_json,
-    print_notes,
-    print_table,
-    schedule_notes,
-    short,
-    sparkline,
-)
+from ._command import CODE, CONFIG, GPU, JSON, PICTURE
+from ._screen import errors_shown, make_console
+from ._setup import build, note_on_scores, schedule_notes
+from ._terminal import print_json, print_notes, print_table, short, sparkline
 
 _CHART_WIDTH = 60  # without a terminal
 
 
-def show_schedule(
-    path: Path,
-    args: list[str],
-    *,
-    steps: int | None,
-    output_path: Path | None,
-    log: bool,
-    as_json: bool,
-    code_path: Path | None,
-    use_gpu: int,
+def schedule(
+    ctx: typer.Context,
+    config_path: Path = CONFIG,
+    steps: Optional[int] = Opt(
+        None, "--steps", "-n", min=1, help="Last step to show. Default: max_steps in [training]"
+    ),
+    output_path: Optional[Path] = PICTURE,
+    log: bool = Opt(False, "--log", help="Draw rates on a logarithmic scale"),
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Print or draw the learning rates.
-
-    path (Path): A config, or the folder of a trained pipeline.
-    args (list[str]): Overrides of settings.
-    steps (int | None): The last step. None: the last step of the training.
-    output_path (Path | None): The picture.
+    """
+    Show the learning rate of each param group over the steps. As text, as JSON, or as a picture. The pipeline is built
+    and initialized as in `spacy train`, so pass the same overrides, such as --paths.train train.spacy. Nothing is
+    trained.
     """
     with errors_shown(as_json=as_json), schedule_notes() as notes:
         if output_path is not None:
             check_picture(output_path)
-        setup = build(path, args, code_path=code_path, use_gpu=use_gpu)
+        setup = build(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
         if not steps and not setup.config["training"]["max_steps"] and setup.config["training"]["max_epochs"] <= 0:
             raise ConfigError(
                 "Can't show the schedule up to the end of the training: max_steps = 0 in [training] means no limit. "
@@ -58,7 +52,7 @@ def show_schedule(
         setup.initialize()
         rates = rates_over_steps(setup.optimizer, steps)
         if output_path is not None:
-            plot_schedule(rates, output_path, log=log, title=f"Learning rates of {path}")
+            plot_schedule(rates, output_path, log=log, title=f"Learning rates of {config_path}")
     notes += note_on_scores(setup.optimizer)
     if as_json:
         print_json({"steps": steps, "learn_rates": rates, "notes": notes})

@@ -1,56 +1,76 @@
-"""`spacy torchopt train`: run `spacy train` in several processes, by torch's launcher."""
+"""`spacy torchopt train`: run `spacy train` in several processes, by torch's launcher; also within a budget."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Optional
 
-from spacy import util
+import typer
+from confection import Config
+from typer import Option as Opt
 
 from ..checks import Section
 from ..config_checks import check_corpora
 from ..distributed import wait_for_store
-from ..host import cli_util
-from ._budget import with_budget
-from ._util import config_errors_shown, errors_shown, make_console, print_error, resolve_optimizer
-
-_spacy = cli_util()
+from ..errors import ConfigError
+from ..training import rates_of_settings, read_limit
+from ._command import CODE, TRAINING_CONFIG
+from ._config_text import put
+from ._screen import errors_shown, make_console, print_error
+from ._setup import config_errors_shown, load_config, read_overrides, resolve_optimizer
+from ._terminal import plain
+from ._translation import TORCH
 
 _SECTION = Section("spacy torchopt train", verb="use")
+_DEFAULT_RATE = 0.001
+# The config's warm-up is kept, up to this part of the training.
+_LONGEST_WARMUP = 0.05
+# Length of the decay if a signal starts it, in a run without its budget.
+_DECAY_STEPS = 500
 
 
-def launch(
-    config_path: Path,
-    args: Sequence[str],
-    *,
-    output_path: Path | None = None,
-    code_path: Path | None = None,
-    use_gpu: int = -1,
-    verbose: bool = False,
-    processes: int = 1,
-    machines: int = 1,
-    machine: int = 0,
-    endpoint: str | None = None,
-    max_restarts: int = 0,
-    budget: str | None = None,
+def train(
+    ctx: typer.Context,
+    config_path: Path = TRAINING_CONFIG,
+    output_path: Optional[Path] = Opt(
+        None, "--output", "--output-path", "-o", help="Output directory to store trained pipeline in"
+    ),
+    code_path: Optional[Path] = CODE,
+    verbose: bool = Opt(False, "--verbose", "-V", "-VV", help="Display more information for debugging purposes"),
+    use_gpu: int = Opt(-1, "--gpu-id", "-g", help="0: each process uses its own GPU. -1: CPU"),
+    processes: int = Opt(1, "--nproc-per-node", "-n", min=1, help="Number of processes on this machine"),
+    machines: int = Opt(1, "--nnodes", min=1, help="Number of machines. Run the same command on each"),
+    machine: int = Opt(0, "--node-rank", min=0, help="Rank of this machine. Machine 0 writes the output"),
+    endpoint: Optional[str] = Opt(None, "--rdzv-endpoint", help="host:port of the machine with --node-rank 0"),
+    max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to restart after a process died"),
+    budget: Optional[str] = Opt(None, "--budget", "-b", help='How long to train: 20m, 1h30m, "5000 steps", "2M words"'),
 ) -> None:
-    """Train in several processes, and exit with their exit code.
-
-    args (Sequence[str]): Overrides of the config. For the other arguments, see `train_cli`.
     """
+    Train in several processes, or within a budget. Works as `spacy train` does, on one machine or several: the
+    processes split the batches, and each update uses the gradients of all processes. With --budget, the learning rate
+    stays at its highest value in the config, then falls so that it ends with the budget; schedules, max_steps and
+    patience have no effect. Pass overrides such as --paths.train train.spacy as in `spacy train`.
+    """
+    args = ctx.args
     with errors_shown(as_json=False):
         if machine >= machines:
             _SECTION.refuse("--node-rank", f"a number below --nnodes, {machines}", machine)
-        host, port = ("", 0) if machines == 1 else address_of(endpoint)
+        host, port = ("", 0) if machines == 1 else _address_of(endpoint)
+        overrides = read_overrides(args, code_path)
         if budget is not None:
-            config_path, told = with_budget(config_path, args, budget, output_path=output_path, code_path=code_path)
-            args = ()
+            config_path, told = with_budget(config_path, overrides, budget, output_path)
+            args, overrides = [], read_overrides([])
             for line in told:
                 make_console().print(line)
-        check_config(config_path, args, code_path)
+        # Before any process is started.
+        config = load_config(config_path, overrides)
+        with config_errors_shown(config_path, config):
+            resolve_optimizer(config.interpolate()["training"]["optimizer"])
+            check_corpora(config)
         if machine:
             wait_for_store(host, port)
     command = ["--nproc-per-node", str(processes), "--max-restarts", str(max_restarts)]
@@ -70,10 +90,10 @@ def launch(
     command += ["--output", str(output_path)] if output_path is not None else []
     command += ["--code", str(code_path)] if code_path is not None else []
     command += ["--verbose"] if verbose else []
-    sys.exit(_run([*command, *args]))
+    sys.exit(_launch([*command, *args]))
 
 
-def address_of(endpoint: str | None) -> tuple[str, int]:
+def _address_of(endpoint: str | None) -> tuple[str, int]:
     """Split an endpoint into host and port. RAISES (ConfigError): One of them is missing or invalid."""
     host, _, port = (endpoint or "").rpartition(":")
     if not (host and port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
@@ -83,21 +103,7 @@ def address_of(endpoint: str | None) -> tuple[str, int]:
     return host, int(port)
 
 
-def check_config(config_path: Path, args: Sequence[str], code_path: Path | None) -> None:
-    """Check the optimizer and the corpora before any process is started.
-
-    RAISES (ConfigError): The optimizer is not ours, or a corpus is missing.
-    """
-    overrides = _spacy.parse_config_overrides(list(args))
-    _spacy.import_code(code_path)
-    with config_errors_shown(config_path, hint_fill=True):
-        config = util.load_config(config_path, overrides=overrides, interpolate=False)
-    with config_errors_shown(config_path, config):
-        resolve_optimizer(config.interpolate()["training"]["optimizer"])
-        check_corpora(config)
-
-
-def _run(command: list[str]) -> int:
+def _launch(command: list[str]) -> int:
     """Run torch's launcher. RETURNS (int): The exit code."""
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -129,3 +135,99 @@ def _run(command: list[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+# ---------------------------------------------------------------------- a budget
+
+
+def with_budget(
+    config_path: Path, overrides: Mapping[str, Any], budget: str, output_path: Path | None
+) -> tuple[Path, list[str]]:
+    """Write the config of a training within a budget.
+
+    budget (str): As in `training.Budget`.
+    output_path (Path | None): Where spaCy will save models.
+    RETURNS (tuple): The path of the new config (in that folder, or beside the checkpoints), and what was changed.
+    RAISES (ConfigError): The config can't be trained within a budget.
+    """
+    limit, unit = read_limit(budget, _SECTION, "--budget")
+    config = load_config(config_path, overrides)
+    with config_errors_shown(config_path, hint_fill=True):
+        plain_config = config.interpolate()
+    block = config.get("training", {}).get("optimizer")
+    if not isinstance(block, Mapping):
+        raise ConfigError(
+            "Can't train with --budget: expected a section [training.optimizer], found "
+            f"{'none' if block is None else f'a value, {block}'}. Write its settings into such a section."
+        )
+    block = plain_config["training"]["optimizer"]
+    if block["@optimizers"] != TORCH:
+        raise ConfigError(
+            f'Can\'t train with --budget: expected @optimizers = "{TORCH}" in [training.optimizer], found '
+            f'"{block["@optimizers"]}", which has no checkpoints. Convert it, for example with spacy torchopt init '
+            "--recipe adamw."
+        )
+    if "checkpoint" not in block and output_path is None:
+        _SECTION.refuse("--budget", "--output, or a block [training.optimizer.checkpoint], for checkpoints", None)
+    folder = output_path if output_path is not None else Path(block["checkpoint"]["path"]).parent
+    path = folder / "budget.cfg"
+    before = _rates_before(path)
+    optimizer, training, told = config["training"]["optimizer"], plain_config["training"], []
+    for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
+        schedule = _stable(rates, limit if unit == "steps" else training.get("max_steps") or 20_000)
+        if (begun := _at(before, place)) is not None:
+            # A run that was killed may resume with a larger budget: its warm-up must stay the same.
+            schedule["warmup_steps"] = begun.get("warmup_steps", schedule["warmup_steps"])
+        put(optimizer, place, schedule)
+        steps = schedule["warmup_steps"]
+        rise = (
+            f"rises to {plain(schedule['initial_rate'])} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
+        )
+        told.append(f"{'.'.join(place)}: {rise} until it falls for the end of the budget.")
+    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": budget}
+    if "checkpoint" not in block:
+        optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(Path(output_path) / "state")}  # type: ignore[arg-type]
+    config["training"] |= {
+        "max_steps": int(limit) - 1 if unit == "steps" else 0,
+        "max_epochs": min(0, training.get("max_epochs", 0)),
+        "patience": 0,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.to_disk(path, interpolate=False)
+    except OSError as error:
+        raise ConfigError(
+            f"Can't write '{path}': expected a folder that can be written to, found: {error}. Change --output."
+        ) from error
+    return path, [*told, f"max_steps, max_epochs and patience have no effect. The config is saved to {path}."]
+
+
+def _rates_before(path: Path) -> Any:
+    """[training.optimizer] of an earlier run with a budget. RAISES (ConfigError): The file is not a config."""
+    try:
+        return Config().from_disk(path, interpolate=False)["training"]["optimizer"] if path.exists() else {}
+    except (ValueError, KeyError, OSError) as error:
+        raise ConfigError(
+            f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it, "
+            "and the training begins with another warm-up; or change --output."
+        ) from error
+
+
+def _stable(rates: Sequence[float], steps: float) -> dict[str, Any]:
+    """A schedule with the warm-up of given rates that stays at their peak. steps (float): Expected training steps."""
+    peak = max(rates)
+    return {
+        "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
+        "initial_rate": peak,
+        "warmup_steps": min(rates.index(peak), int(_LONGEST_WARMUP * steps)),
+        "decay_steps": _DECAY_STEPS,
+        "decay_begins": "when told",
+        "decay_type": "linear",
+    }
+
+
+def _at(block: Any, place: Sequence[str]) -> Mapping[str, Any] | None:
+    """The section at a place, if there is one."""
+    for part in place:
+        block = block.get(part) if isinstance(block, Mapping) else None
+    return block if isinstance(block, Mapping) else None

@@ -4,58 +4,102 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Optional
 
+import typer
+from confection import Config
 from rich.console import Console
+from typer import Option as Opt
 
 from ..checks import Section
 from ..errors import ConfigError, TorchOptError
 from ..progress_bars import show_progress
-from ..trials import Comparison, compare, run_trial, shorten
+from ..trials import Comparison, Trial, compare, run_trial, shorten
+from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._recipes import Recipe
-from ._trials import Source, Tried, check_output_file, open_source
-from ._util import errors_shown, make_console, print_json, print_notes, print_table, sparkline
-from .init import recipe_of, rewrite, write_config
+from ._rewrite import rewrite
+from ._screen import errors_shown, make_console
+from ._setup import ConfigSource, check_output_file, config_errors_shown, open_source, write_config
+from ._terminal import print_json, print_notes, print_table, sparkline
 
 _SECTION = Section("spacy torchopt try", verb="use")
 _BASE = "as it is"
 _CHART_WIDTH = 20
 
 
-def try_recipes(
-    path: Path,
-    args: list[str],
-    *,
-    recipes: str,
-    steps: int,
-    seeds: int,
-    output_path: Path | None,
-    as_json: bool,
-    code_path: Path | None,
-    use_gpu: int,
-) -> None:
-    """Run the trials, and print the results.
+@dataclass
+class Candidate:
+    """A candidate with its trials.
 
-    path (Path): A config.
-    args (list[str]): Overrides of settings.
-    recipes (str): Names of recipes, comma-separated.
-    steps, seeds (int): Steps of each trial, and trials of each recipe.
-    output_path (Path | None): File for the config of the winner.
+    name (str): Its name for the user.
+    config (Config): From `shorten`.
+    trials (dict[int, Trial]): By seed.
+    problem (str | None): Why it can't be compared.
+    """
+
+    name: str
+    config: Config
+    trials: dict[int, Trial] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def scores(self) -> list[float]:
+        return [trial.score for trial in self.trials.values()]
+
+    @property
+    def curves(self) -> dict[int, list[float]]:
+        """The scores of all seeds, by step."""
+        found: dict[int, list[float]] = {}
+        for trial in self.trials.values():
+            for step, score in trial.evaluations:
+                found.setdefault(step, []).append(score)
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Mean training time of its trials."""
+        return fmean(trial.seconds for trial in self.trials.values()) if self.trials else 0.0
+
+    def reaches(self, score: float) -> int | None:
+        """The step at which the mean score reaches `score`. None: never."""
+        return next((step for step, scores in self.curves.items() if fmean(scores) >= score), None)
+
+
+def try_(
+    ctx: typer.Context,
+    config_path: Path = TRAINING_CONFIG,
+    recipes: str = Opt(
+        "best,adamw,robust", "--recipes", "-r", help=f"Recipes to try, comma-separated: {Recipe.names()}"
+    ),
+    steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
+    seeds: int = Opt(2, "--seeds", "-s", help="Number of seeds to try each recipe with"),
+    output_path: Optional[Path] = BEST_CONFIG,
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
+) -> None:
+    """
+    Try recipes on your data, in short trainings. Trains for a few steps with the config as it is and with each recipe,
+    with several seeds, and says which is better and whether the difference is more than chance. Each trial builds its
+    own pipeline, without loggers, checkpoints or output folders. Pass overrides such as --paths.train train.spacy as in
+    `spacy train`.
     """
     with errors_shown(as_json=as_json):
         # Refuse what can be refused before the trainings.
         _SECTION.whole("--steps", steps, at_least=1)
         _SECTION.whole("--seeds", seeds, at_least=1)
-        chosen = [recipe_of(name.strip()) for name in recipes.split(",") if name.strip()]
+        chosen = [Recipe.of(name.strip()) for name in recipes.split(",") if name.strip()]
         if not chosen:
             _SECTION.refuse("--recipes", "names of recipes with commas between them", recipes)
         check_output_file(output_path)
         # A recipe starts from the config, overrides of the optimizer included.
-        source = open_source(path, args, code_path=code_path, use_gpu=use_gpu).write_overrides("training.optimizer.")
+        source = open_source(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
+        source = source.write_overrides("training.optimizer.")
         config, notes = shorten(source.load(), steps)
-        texts, tried = {_BASE: source.text}, {_BASE: Tried(_BASE, config)}
+        texts, tried = {_BASE: source.text}, {_BASE: Candidate(_BASE, config)}
         for recipe in dict.fromkeys(chosen):
             try:
                 rewritten = _rewritten(source, recipe, output_path)
@@ -67,7 +111,7 @@ def try_recipes(
                 continue
             texts[recipe.value], warned = rewritten
             config, more = shorten(source.load(texts[recipe.value]), steps)
-            tried[recipe.value] = Tried(recipe.value, config)
+            tried[recipe.value] = Candidate(recipe.value, config)
             notes += [f"{recipe.value}: {note}" for note in [*warned, *more] if note not in notes]
         if len(tried) == 1:
             raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
@@ -96,17 +140,18 @@ def try_recipes(
         sys.exit(130)
 
 
-def _rewritten(source: Source, recipe: Recipe, output_path: Path | None) -> tuple[str, list[str]] | None:
+def _rewritten(source: ConfigSource, recipe: Recipe, output_path: Path | None) -> tuple[str, list[str]] | None:
     """The text of the config with a recipe, and warnings. None: the recipe changes nothing.
 
     RAISES (ConfigError): The recipe can't be used.
     """
     state_path = f"training/{(output_path or source.path).stem}-state"
-    draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
+    with config_errors_shown(source.path):
+        draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
     return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warned)
 
 
-def _run(source: Source, tried: dict[str, Tried], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:
+def _run(source: ConfigSource, tried: dict[str, Candidate], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:
     """Run the trials seed by seed, so that all candidates get equally many. RETURNS (bool): If it was interrupted."""
     with show_progress(len(tried) * len(seeds) * (steps + 1), "Trying") as bar:
         for n, seed in enumerate(seeds):
@@ -115,7 +160,7 @@ def _run(source: Source, tried: dict[str, Tried], seeds: Sequence[int], steps: i
                     continue
                 bar.set_description(f"Trying {found.name}, seed {n + 1} of {len(seeds)}")
                 try:
-                    with source.errors_shown(found.config):
+                    with config_errors_shown(source.path, found.config):
                         trial = run_trial(found.config, seed=seed, use_gpu=use_gpu, on_step=bar.update)
                 except KeyboardInterrupt:
                     if not tried[_BASE].trials:
@@ -131,7 +176,7 @@ def _run(source: Source, tried: dict[str, Tried], seeds: Sequence[int], steps: i
     return False
 
 
-def _judge(tried: dict[str, Tried]) -> tuple[Comparison | None, str, str]:
+def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, str, str]:
     """RETURNS (tuple): The comparison, or None if there is nothing to compare; the winner; the verdict."""
     scores = {name: found.scores for name, found in tried.items() if found.scores and found.problem is None}
     if tried[_BASE].problem is not None:
@@ -175,7 +220,7 @@ def _verdict(found: Comparison) -> str:
 # ---------------------------------------------------------------------- output
 
 
-def _print(console: Console, tried: dict[str, Tried], comparison: Comparison | None) -> None:
+def _print(console: Console, tried: dict[str, Candidate], comparison: Comparison | None) -> None:
     base = tried[_BASE]
     goal = max((fmean(scores) for scores in base.curves.values()), default=0.0)
     highest = max((max(map(fmean, found.curves.values())) for found in tried.values() if found.curves), default=0.0)
@@ -205,7 +250,7 @@ def _print(console: Console, tried: dict[str, Tried], comparison: Comparison | N
 
 
 def _as_json(
-    tried: dict[str, Tried], comparison: Comparison | None, winner: str, verdict: str, notes: Sequence[str]
+    tried: dict[str, Candidate], comparison: Comparison | None, winner: str, verdict: str, notes: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "tried": [

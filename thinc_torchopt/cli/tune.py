@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Optional
 
+import typer
 from confection import Config
 from rich.console import Console
 from spacy.language import DEFAULT_CONFIG
 from spacy.schemas import ConfigSchemaTraining
 from spacy.util import registry
+from typer import Option as Opt
 
 from ..checks import Section
 from ..compat import import_optuna
@@ -34,11 +36,14 @@ from ..trials import (
     run_trial,
     shorten,
 )
+from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._config_text import with_settings
-from ._trials import Source, check_output_file, open_source
-from ._util import errors_shown, make_console, print_json, print_notes, print_table
+from ._recipes import Recipe
+from ._rewrite import rewrite
+from ._screen import errors_shown, make_console
+from ._setup import ConfigSource, check_output_file, config_errors_shown, open_source, write_config
+from ._terminal import print_json, print_notes, print_table
 from .find_lr import find_peak
-from .init import recipe_of, rewrite, write_config
 
 _SECTION = Section("spacy torchopt tune", verb="use")
 # Number of best trials that are repeated.
@@ -58,34 +63,35 @@ _DROPOUT = ("training.dropout", "0.0..0.4")
 
 
 def tune(
-    path: Path,
-    args: list[str],
-    *,
-    given: Sequence[str],
-    recipe: str | None,
-    steps: int,
-    trials: int,
-    seeds: int,
-    prune: bool,
-    study_path: Path,
-    output_path: Path | None,
-    picture_path: Path | None,
-    as_json: bool,
-    code_path: Path | None,
-    use_gpu: int,
+    ctx: typer.Context,
+    config_path: Path = TRAINING_CONFIG,
+    given: Optional[list[str]] = Opt(
+        None,
+        "--set",
+        metavar="PATH=VALUES",
+        help="Setting to search: 1e-4..1e-2:log, 0.0..0.5, 1..8, 16|32. Repeatable",
+    ),
+    recipe: Optional[str] = Opt(None, "--recipe", "-r", help=f"Rewrite the optimizer first: {Recipe.names()}"),
+    steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
+    trials: int = Opt(30, "--trials", "-t", help="Trials of the study in total, over all its runs"),
+    seeds: int = Opt(2, "--seeds", "-s", help="Number of other seeds to repeat the best five trials with"),
+    prune: bool = Opt(True, "--prune/--no-prune", help="Stop a trial early if it is worse than most others"),
+    study_path: Path = Opt(
+        Path("tune.db"), "--study", help="SQLite file of the study. An existing study is continued", dir_okay=False
+    ),
+    output_path: Optional[Path] = BEST_CONFIG,
+    picture_path: Optional[Path] = Opt(
+        None, "--picture", "-p", help="File for a picture: .png, .svg or .pdf. Needs matplotlib"
+    ),
+    as_json: bool = JSON,
+    code_path: Optional[Path] = CODE,
+    use_gpu: int = GPU,
 ) -> None:
-    """Search, and print the results.
-
-    path (Path): A config, which may have a section [search].
-    args (list[str]): Overrides of settings.
-    given (Sequence[str]): Settings with their values: `training.dropout=0.0..0.4`.
-    recipe (str | None): Recipe that rewrites the optimizer first.
-    steps, trials (int): Steps of each trial, and trials of the study in total.
-    seeds (int): Number of other seeds for the best trials.
-    prune (bool): Whether trials that are worse than others are stopped early.
-    study_path (Path): File of the study. An existing one is continued.
-    output_path (Path | None): File for the config with the best values.
-    picture_path (Path | None): File for history, importances and slices.
+    """
+    Search for better settings on your data, by Optuna. Tries values in short trainings (needs Optuna 5).
+    Searches the settings given by --set or by a section [search] in the config; by default, the learning rate, weight
+    decay and dropout. Run the same command again to continue, or at the same time to share the work. Pass overrides
+    such as --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
         # Refuse what can be refused before the trainings.
@@ -93,18 +99,19 @@ def tune(
         _SECTION.whole("--trials", trials, at_least=1)
         _SECTION.whole("--seeds", seeds)
         if picture_path is not None:
-            check_picture(picture_path, [path, study_path])
+            check_picture(picture_path, [config_path, study_path])
         check_output_file(output_path)
         import_optuna()
-        source = open_source(path, args, code_path=code_path, use_gpu=use_gpu)
+        source = open_source(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
         overridden = set(source.overrides)
         source = source.write_overrides("training.optimizer.")
         warned: list[str] = []
         if recipe is not None:
-            state_path = f"training/{(output_path or path).stem}-state"
-            draft, text = rewrite(source.text, path, recipe_of(recipe), state_path, source.overrides)
+            state_path = f"training/{(output_path or config_path).stem}-state"
+            with config_errors_shown(config_path):
+                draft, text = rewrite(source.text, config_path, Recipe.of(recipe), state_path, source.overrides)
             source.text, warned = text, draft.warned
-        space = _space(source, given, overridden)
+        space = _space(source, given or (), overridden)
         config, notes = shorten(source.load(), steps)
         _check_space(source, space)
         study = Study(
@@ -116,7 +123,11 @@ def tune(
         )
         own = _filled(source)
         study.begin_with({path: _value_at(own, path) for path in space})
-        train = _Training(source, steps, use_gpu)
+
+        def train(values: Mapping[str, Any], seed: int, on_evaluation: Callable[[int, float], None]) -> Trial:
+            config, _ = shorten(source.load(overrides=values), steps)
+            return run_trial(config, seed=seed, use_gpu=use_gpu, on_evaluation=on_evaluation)
+
         was_stopped, other_seeds = False, [source.seed + 1 + i for i in range(seeds)]
         try:
             with show_progress(trials, "Searching") as bar:
@@ -128,7 +139,7 @@ def tune(
                     study.repeat([AS_IT_IS, *best], other_seeds, train, bar.update)
         except KeyboardInterrupt:
             was_stopped = True
-        result = _Result(study, other_seeds)
+        result = _StudyResult(study, other_seeds)
         notes = [*warned, *notes]
         if picture_path is not None:
             plot_study(result.points, result.importances, _logs(space), result.as_it_is, picture_path)
@@ -155,23 +166,10 @@ def tune(
         sys.exit(1)
 
 
-class _Training:
-    """Trains one trial for the study. steps (int): Steps of each trial."""
-
-    def __init__(self, source: Source, steps: int, use_gpu: int):
-        self._source = source
-        self._steps = steps
-        self._use_gpu = use_gpu
-
-    def __call__(self, values: Mapping[str, Any], seed: int, report: Callable[[int, float], None]) -> Trial:
-        config, _ = shorten(self._source.load(overrides=values), self._steps)
-        return run_trial(config, seed=seed, use_gpu=self._use_gpu, on_evaluation=report)
-
-
 # ---------------------------------------------------------------------- the space
 
 
-def _space(source: Source, given: Sequence[str], overridden: Collection[str]) -> Space:
+def _space(source: ConfigSource, given: Sequence[str], overridden: Collection[str]) -> Space:
     """The space to search: --set before [search]; without both, the default space.
 
     overridden (Collection[str]): Settings that have a value from the command line.
@@ -203,12 +201,12 @@ def _space(source: Source, given: Sequence[str], overridden: Collection[str]) ->
     return space
 
 
-def _filled(source: Source) -> Config:
+def _filled(source: ConfigSource) -> Config:
     """The config with spaCy's defaults filled in, interpolated."""
     return Config(DEFAULT_CONFIG).merge(source.load()).interpolate()
 
 
-def _default_space(source: Source) -> dict[str, str]:
+def _default_space(source: ConfigSource) -> dict[str, str]:
     """The highest learning rate, weight decay and dropout, where they are numbers."""
     config = _filled(source)
     block = config["training"]["optimizer"]
@@ -225,7 +223,7 @@ def _default_space(source: Source) -> dict[str, str]:
     return {path: text for path, text in found.items() if _value_at(written, path.rpartition(".")[0]) is not None}
 
 
-def _check_space(source: Source, space: Space) -> None:
+def _check_space(source: ConfigSource, space: Space) -> None:
     """Check that each value is valid in the config, as far as that is known without a pipeline."""
     written = source.load()
     for path in space:
@@ -241,7 +239,7 @@ def _check_space(source: Source, space: Space) -> None:
         for value in dimension.ends:
             config = Config(DEFAULT_CONFIG).merge(source.load(overrides={**lowest, path: value}))
             shortened, _ = shorten(config, 1)
-            with source.errors_shown(config):
+            with config_errors_shown(source.path, config):
                 registry.resolve(shortened["training"], schema=ConfigSchemaTraining)
 
 
@@ -282,7 +280,7 @@ def _logs(space: Space) -> list[str]:
 # ---------------------------------------------------------------------- results
 
 
-class _Result:
+class _StudyResult:
     """The results of a study.
 
     study (Study): The study.

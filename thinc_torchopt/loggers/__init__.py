@@ -1,13 +1,11 @@
-"""Loggers for spaCy's `[training.logger]`: the console (console.py), JSON lines (jsonl.py), TensorBoard
-(tensorboard.py).
+"""Loggers for spaCy's `[training.logger]`: the console (console.py), JSON lines and TensorBoard (files.py).
 
 Whoever imports spaCy loads all loggers: its default config names one that it has under another name, and its registry
 lists all of them then. So a logger imports training/ only when it is set up.
 """
 
 from .console import ConsoleLogger
-from .jsonl import JSONLinesLogger
-from .tensorboard import TensorBoardLogger
+from .files import JSONLinesLogger, TensorBoardLogger
 
 __all__ = [
     "ConsoleLogger",

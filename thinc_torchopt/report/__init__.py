@@ -6,31 +6,18 @@ pictures of other commands, style.py their common style.
 
 from .log_file import COUNTS, read_history
 from .page import check_output, show, write_report
-from .plots import (
-    Panel,
-    Point,
-    check_picture,
-    plot_firings,
-    plot_range_test,
-    plot_schedule,
-    plot_stream,
-    plot_study,
-)
-from .runs import Run, read_runs
-from .summary import facts_of, summarize
+from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
+from .runs import LoggedRun, facts_of, read_runs, summarize
 
 __all__ = [
     "COUNTS",
-    "Panel",
+    "LoggedRun",
     "Point",
-    "Run",
     "check_output",
     "check_picture",
     "facts_of",
-    "plot_firings",
     "plot_range_test",
     "plot_schedule",
-    "plot_stream",
     "plot_study",
     "read_history",
     "read_runs",

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from .runs import Run, printable
+from .runs import LoggedRun, printable
 from .style import BAD, COLOURS, GRID, TEXT, colour_of, needs_log, scale_rates, set_ticks
 
-Runs = Sequence[Run]
+Runs = Sequence[LoggedRun]
 # A curve with more points is reduced to the lowest and highest of neighbours.
 _MAX_POINTS = 1200
 # Curves with fewer points are not smoothed; points of a smoothed curve.
@@ -270,7 +270,7 @@ def _lines(axes: Any, runs: Runs) -> None:
 
 
 def _plot(
-    axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str, most: int = _MAX_POINTS, **look: Any
+    axes: Any, run: LoggedRun, values: numpy.ndarray, name: str, colour: str, most: int = _MAX_POINTS, **look: Any
 ) -> list[tuple[numpy.ndarray, bool]]:
     """Draw the known values of a column. RETURNS (list): The curve, and whether it is faint."""
     known = numpy.isfinite(values)
@@ -283,7 +283,9 @@ def _plot(
     return [(values[known], "alpha" in look)]
 
 
-def _smoothed(axes: Any, run: Run, values: numpy.ndarray, name: str, colour: str) -> list[tuple[numpy.ndarray, bool]]:
+def _smoothed(
+    axes: Any, run: LoggedRun, values: numpy.ndarray, name: str, colour: str
+) -> list[tuple[numpy.ndarray, bool]]:
     """Draw values; if there are many, with a trimmed mean in front, in which a spike makes no plateau."""
     known = numpy.isfinite(values)
     x, y = run.steps[known], values[known]

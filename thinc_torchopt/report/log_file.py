@@ -24,13 +24,13 @@ COUNTED = {
 COUNTS = ("rollbacks", *COUNTED)
 _NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
 _BY_NAME = ("losses", "scores", "learn_rates")
-# log-2.jsonl, log-3.jsonl ...: see loggers/jsonl.py.
+# log-2.jsonl, log-3.jsonl ...: see loggers/files.py.
 NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
 # The most damaged lines that are named.
 _MAX_NAMED = 5
 
 
-class Log:
+class LogFile:
     """A log by columns.
 
     told (dict): Events in the lines, by (kind, content), with the step of the first line that has them. Contents:
@@ -48,7 +48,7 @@ class Log:
         self.notes: list[str] = []
 
     @classmethod
-    def read(cls, path: Path) -> Log:
+    def read(cls, path: Path) -> LogFile:
         """Read a log. RAISES (ConfigError): It is no log, or can't be read."""
         log = cls(path)
         for line, record in _lines(path, log.notes, log.steps):
@@ -94,7 +94,7 @@ class Log:
             del values[n:]
         self.told = {what: told for what, told in self.told.items() if told < step}
 
-    def go_on_with(self, log: Log) -> None:
+    def go_on_with(self, log: LogFile) -> None:
         """Append a later log of the same run, which replaces everything from its first step on."""
         self.cut(log.steps[0])
         for key, values in log.columns.items():

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader
 from ..compat import import_figure
 from ..errors import ConfigError
 from .figures import Panel, keys_of, make_panels
-from .runs import Run, printable, read_runs
+from .runs import LoggedRun, facts_of, printable, read_runs
 from .style import (
     BAD,
     COLOURS,
@@ -31,7 +31,6 @@ from .style import (
     set_ticks,
     style,
 )
-from .summary import facts_of
 
 _ENDINGS = (".html", ".pdf", ".png", ".svg")
 # In points: width of a plot on a wide screen and on a phone, and its margins.
@@ -61,7 +60,7 @@ def check_output(path: Path, read: Sequence[Path]) -> None:
     import_figure()
 
 
-def write_report(runs: Sequence[Run], path: Path, *, reload_seconds: int | None = None) -> None:
+def write_report(runs: Sequence[LoggedRun], path: Path, *, reload_seconds: int | None = None) -> None:
     """Draw runs into one file.
 
     path (Path): .html is a page; .png, .svg and .pdf are one picture. An existing file is replaced.
@@ -99,7 +98,7 @@ def show(*paths: str | Path) -> None:
     display(HTML(f'<div><iframe srcdoc="{escape(page)}" style="width:100%;height:800px;border:0"></iframe></div>'))
 
 
-def make_page(runs: Sequence[Run], *, reload_seconds: int | None = None) -> str:
+def make_page(runs: Sequence[LoggedRun], *, reload_seconds: int | None = None) -> str:
     """The HTML page of a report.
 
     reload_seconds (int | None): Seconds between two reloads of the page.
@@ -123,11 +122,11 @@ def make_page(runs: Sequence[Run], *, reload_seconds: int | None = None) -> str:
     )
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[LoggedRun]) -> str:
     return f"Training of {runs[0].label}" if len(runs) == 1 else f"{len(runs)} trainings compared"
 
 
-def _panels(runs: Sequence[Run]) -> list[Panel]:
+def _panels(runs: Sequence[LoggedRun]) -> list[Panel]:
     panels = make_panels(runs)
     if not panels:
         raise ConfigError(
@@ -178,7 +177,7 @@ def _as_variable(colour: str) -> str:
     return f"var({_NAMES[colour]})" if colour in _NAMES else colour
 
 
-def _draw_all(runs: Sequence[Run]) -> Any:
+def _draw_all(runs: Sequence[LoggedRun]) -> Any:
     """One figure with a table and all panels below each other."""
     panels = _panels(runs)
     facts = [facts_of(run) for run in runs]
@@ -218,7 +217,7 @@ def _draw_all(runs: Sequence[Run]) -> Any:
 # ---------------------------------------------------------------------- tables
 
 
-def _tables(runs: Sequence[Run]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _tables(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, headers and rows of the tables below the pictures."""
     heads = ["value"] if len(runs) == 1 else [run.label for run in runs]
     best: list[dict[str, float]] = []

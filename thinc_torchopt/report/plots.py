@@ -1,26 +1,21 @@
-"""Pictures of other commands: schedules, the range test, rules, a search. They need the extra `plot`."""
+"""Pictures of other commands: schedules, the range test, a search. They need the extra `plot`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple, Protocol
-
-import numpy
 
 from ..compat import import_figure
 from ..errors import ConfigError
 from .runs import printable
 from .style import (
-    BAD,
     COLOURS,
     MUTED,
     check_place,
     colour_of,
-    needs_log,
     new_figure,
     save,
     scale_rates,
@@ -34,8 +29,6 @@ _MAX_INSIDE = 6
 _NAMES_WIDTH = 44
 # Slices beside each other.
 _SLICES = 3
-# Curves with more values are drawn without dots.
-_MAX_DOTS = 50
 
 
 def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
@@ -80,7 +73,7 @@ def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool
         save(figure, path)
 
 
-class Range(Protocol):
+class RangeTested(Protocol):
     """A range test, as `thinc_torchopt.training.RangeTest` is one."""
 
     rates: list[float]
@@ -93,7 +86,7 @@ class Range(Protocol):
     def suggestion(self) -> float | None: ...
 
 
-def plot_range_test(found: Range, path: Path) -> None:
+def plot_range_test(found: RangeTested, path: Path) -> None:
     """Draw the loss over the learning rate: what counts and what was left out, the stretch, the suggestion, and a third
     to three times of it.
 
@@ -135,87 +128,6 @@ def plot_range_test(found: Range, path: Path) -> None:
             axes.plot([rates[i] for i in out], at, "x", label="left out", **look)
         set_ticks(axes)
         _add_legend(axes)
-        save(figure, path)
-
-
-class Panel(NamedTuple):
-    """A value that rules use, over the steps.
-
-    values (Sequence[float]): The value after each line.
-    firings (Mapping[str, Sequence[int]]): The steps at which rules that use it fired, by rule.
-    thresholds (Mapping[str, Sequence[float]]): Thresholds after each line, by the text of the comparison.
-    """
-
-    values: Sequence[float]
-    firings: Mapping[str, Sequence[int]]
-    thresholds: Mapping[str, Sequence[float]]
-
-
-def plot_firings(steps: Sequence[int], panels: Mapping[str, Panel], path: Path, title: str = "") -> None:
-    """Draw the values that rules use, one panel each, with their thresholds and firings.
-
-    steps (Sequence[int]): The steps of all values.
-    panels (Mapping[str, Panel]): By the name of the value.
-    path (Path): The file; its ending gives the format. An existing file is replaced.
-    title (str): Title of the picture.
-    RAISES (ImportError): matplotlib is not installed.
-    """
-    names = list(dict.fromkeys(rule for panel in panels.values() for rule in panel.firings))
-    with style():
-        figure = new_figure(11, 1.0 + 2.2 * len(panels))
-        figure.suptitle(title, fontsize=12, fontweight="bold")
-        all_axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-        for axes, (label, (values, firings, thresholds)) in zip(all_axes, panels.items()):
-            _plot_held(axes, steps, values, color=MUTED, linewidth=1.3)
-            if needs_log(numpy.array([value for value in values if value == value])) and not _is_stairs(values):
-                axes.set_yscale("log", nonpositive="mask")
-            at = dict(zip(steps, values))  # a firing before the first line of an epoch has no value
-            for compared, threshold in thresholds.items():
-                _plot_held(axes, steps, threshold, color=BAD, linestyle="--", linewidth=1.1, label=compared)
-            for rule, fired in firings.items():
-                look = {"color": colour_of(names.index(rule), len(names))}
-                across = axes.get_xaxis_transform()
-                axes.vlines(fired, 0.0, 1.0, transform=across, alpha=0.3, linewidth=1.0, **look)
-                found = [at.get(step, math.nan) for step in fired]
-                axes.plot(fired, found, "o", markersize=5, label=f"{printable(rule)} fired", **look)
-            axes.set_title(printable(label), fontsize=10)
-            set_ticks(axes)
-            if axes.get_legend_handles_labels()[1]:
-                axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
-        all_axes[-1].set_xlabel("step")
-        save(figure, path)
-
-
-def _plot_held(axes: Any, steps: Sequence[int], values: Sequence[float], **look: Any) -> None:
-    """Draw counters and values that are computed rarely as stairs, others as lines."""
-    dots = "." if len(steps) <= _MAX_DOTS and "label" not in look else ""
-    axes.plot(steps, values, drawstyle="steps-post" if _is_stairs(values) else "default", marker=dots, **look)
-
-
-def _is_stairs(values: Sequence[float]) -> bool:
-    known = [value for value in values if value == value]
-    held = sum(before == after for before, after in pairwise(known))
-    return all(value == int(value) for value in known) or 2 * held > len(known)
-
-
-def plot_stream(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the scores of a stream: of new texts before they were learned, and of a watched corpus.
-
-    rows (Sequence[Mapping]): Rows of learn.jsonl.
-    path (Path): The file; its ending gives the format. An existing file is replaced.
-    RAISES (ImportError): matplotlib is not installed.
-    """
-    with style():
-        figure, axes = _start("texts", "score", "Scores of a stream")
-        names = {"score": "new texts, before they are learned", "watched": "watched corpus"}
-        for i, (name, label) in enumerate(names.items()):
-            known = [(row["texts"], row[name]) for row in rows if row[name] is not None]
-            dots = "." if len(known) <= _MAX_DOTS else ""
-            if known:
-                axes.plot(*zip(*known), color=COLOURS[i], linewidth=1.5, marker=dots, label=label)
-        axes.set_xlim(left=0)
-        if axes.lines:
-            _add_legend(axes)
         save(figure, path)
 
 

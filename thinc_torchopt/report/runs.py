@@ -1,4 +1,4 @@
-"""Join the logs of `JSONLinesLogger` to runs.
+"""Join the logs of `JSONLinesLogger` to runs, and summarize them.
 
 A *run* is one training, from one log or several, as a resumed run may continue in the next numbered file. Logs may come
 from other versions, from trainings that were killed, or from anyone, so everything is checked: a value that is
@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy
 
 from ..errors import ConfigError
-from .log_file import COUNTED, NUMBERED, Log, parse
+from .log_file import COUNTED, NUMBERED, LogFile, parse
 
 # Joiners, which some scripts need; Python counts them as not printable.
 _JOINERS = "\u200c\u200d"
@@ -25,7 +26,7 @@ _STRETCHES = 150
 
 
 @dataclass(frozen=True)
-class Event:
+class LoggedEvent:
     """An event of a run.
 
     kind (str): "gradient spike", "update skipped", "went back", "checkpoint saved", "rates written by others",
@@ -40,7 +41,7 @@ class Event:
 
 
 @dataclass
-class Run:
+class LoggedRun:
     """One training.
 
     label (str): Its name, unique among the runs.
@@ -49,7 +50,7 @@ class Run:
     columns (dict): Values of each line by key and name ("" if there is none); NaN: no value. `dev_losses` are per word.
         Shape: (n,)
     sums_of_gradients (set[str]): Components whose "loss" in the log is no loss.
-    events (list[Event]): In the order of their steps.
+    events (list[LoggedEvent]): In the order of their steps.
     notes (list[str]): Problems in the logs.
     """
 
@@ -58,7 +59,7 @@ class Run:
     steps: numpy.ndarray
     columns: dict[str, dict[str, numpy.ndarray]]
     sums_of_gradients: set[str]
-    events: list[Event]
+    events: list[LoggedEvent]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -168,15 +169,15 @@ class Run:
         }
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:
     """Read logs.
 
     paths (Sequence[Path]): The logs. The logs of a resumed run are joined, if all are given.
-    RETURNS (list[Run]): In the order of the logs, with unique labels.
+    RETURNS (list[LoggedRun]): In the order of the logs, with unique labels.
     RAISES (ConfigError): A file is no log or can't be read, or all are empty.
     """
     given = list(dict.fromkeys(path.absolute() for path in paths))
-    logs = {path: Log.read(path) for path in given}
+    logs = {path: LogFile.read(path) for path in given}
     filled = [path for path in given if logs[path].steps]
     if not filled:
         raise ConfigError(
@@ -194,7 +195,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 # ---------------------------------------------------------------------- logs of one run
 
 
-def _chains(paths: Sequence[Path], logs: Mapping[Path, Log]) -> list[list[Path]]:
+def _chains(paths: Sequence[Path], logs: Mapping[Path, LogFile]) -> list[list[Path]]:
     """The logs that belong together: one that doesn't begin at step 0 continues the log with the number before."""
     chains: dict[Path, list[Path]] = {}
     for path in sorted(paths, key=lambda path: _stem_and_number(path)[1]):
@@ -219,7 +220,7 @@ def _sibling(path: Path, further: int) -> Path | None:
     return None if number < 1 else path.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{path.suffix}")
 
 
-def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
+def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, LogFile]) -> LoggedRun:
     """Join the logs of a run."""
     run, *others = (logs[path] for path in chain)
     for log in others:
@@ -229,7 +230,7 @@ def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, Log]) -> Run:
     steps, columns = numpy.array(run.steps, dtype="int64"), _as_arrays(run)
     given_up = run.sums_of_gradients & set(columns.get("losses", {}))
     events = sorted(_events(steps, columns, run), key=lambda event: event.step)
-    return Run(label, list(chain), steps, columns, given_up, events, notes)
+    return LoggedRun(label, list(chain), steps, columns, given_up, events, notes)
 
 
 def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
@@ -253,7 +254,7 @@ def _first_step(path: Path) -> int | None:
     return None if record is None else record["step"]
 
 
-def _as_arrays(log: Log) -> dict[str, dict[str, numpy.ndarray]]:
+def _as_arrays(log: LogFile) -> dict[str, dict[str, numpy.ndarray]]:
     columns: dict[str, dict[str, numpy.ndarray]] = {}
     for (key, name), values in log.columns.items():
         column = numpy.full(len(log.steps), math.nan)
@@ -263,18 +264,20 @@ def _as_arrays(log: Log) -> dict[str, dict[str, numpy.ndarray]]:
     return columns
 
 
-def _events(steps: numpy.ndarray, columns: Mapping[str, Mapping[str, numpy.ndarray]], log: Log) -> Iterator[Event]:
+def _events(
+    steps: numpy.ndarray, columns: Mapping[str, Mapping[str, numpy.ndarray]], log: LogFile
+) -> Iterator[LoggedEvent]:
     counted = {**COUNTED, **({} if any(kind == "went back" for kind, _ in log.told) else {"rollbacks": "went back"})}
     for key, kind in counted.items():
         for step, count in _increases(steps, columns.get(key, {}).get("")):
-            yield Event(kind, step, f"{count} times" if count > 1 else "")
+            yield LoggedEvent(kind, step, f"{count} times" if count > 1 else "")
     for kind, what in log.told:
         if kind == "rule":
-            yield Event(f"rule {printable(what[0])}", what[1], printable(what[2]))
+            yield LoggedEvent(f"rule {printable(what[0])}", what[1], printable(what[2]))
         elif kind == "went back":
-            yield Event(kind, what[0], f"to the checkpoint of step {what[1]:,}")
+            yield LoggedEvent(kind, what[0], f"to the checkpoint of step {what[1]:,}")
         else:
-            yield Event(kind, what)
+            yield LoggedEvent(kind, what)
 
 
 def _increases(steps: numpy.ndarray, counts: numpy.ndarray | None) -> Iterator[tuple[int, int]]:
@@ -287,6 +290,76 @@ def _increases(steps: numpy.ndarray, counts: numpy.ndarray | None) -> Iterator[t
     more = numpy.diff(counts, prepend=0.0 if steps[0] == 0 else counts[0])
     for i in numpy.flatnonzero(more > 0):
         yield int(steps[i]), int(more[i])
+
+
+# ---------------------------------------------------------------------- the summary
+
+
+class Fact(NamedTuple):
+    """One number. value (str): Empty: unknown. more (str): Details."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+def facts_of(run: LoggedRun) -> list[Fact]:
+    """The facts of a run, the same ones in the same order for all runs."""
+    found = summarize(run)
+    best = f"at step {found['best_step']:,}" if found["best_step"] is not None else ""
+    low, high = found["lowest_final_rate"], found["highest_final_rate"]
+    return [
+        Fact("best score", _short(found["best_score"]), best),
+        Fact("last score", _short(found["last_score"])),
+        Fact("last step", f"{found['last_step']:,}", "" if found["epoch"] is None else f"epoch {found['epoch']}"),
+        Fact("words per second", "" if found["words_per_second"] is None else f"{found['words_per_second']:,.0f}"),
+        Fact("duration", "" if found["seconds"] is None else duration(found["seconds"])),
+        Fact("skipped updates", _count(found["skipped_updates"])),
+        Fact("gradient spikes", _count(found["grad_spikes"])),
+        Fact("rollbacks", _count(found["rollbacks"])),
+        Fact("final rate", "" if high is None else f"{high:.3g}", "" if low == high else f"down to {low:.3g}"),
+    ]
+
+
+def summarize(run: LoggedRun) -> dict[str, Any]:
+    """The numbers of a summary, for JSON. None: not in the log."""
+    # A rate of 0: the group is frozen, or its schedule is over.
+    rates = [rate for rate in run.final_rates.values() if rate] or list(run.final_rates.values())
+    counts = {name: run.last(name) for name in ("epoch", "skipped_updates", "grad_spikes", "rollbacks", "words")}
+    return {
+        "run": run.label,
+        "logs": [str(path) for path in run.paths],
+        "first_step": int(run.steps[0]),
+        "last_step": int(run.steps[-1]),
+        "best_score": None if run.best is None else run.best[0],
+        "best_step": None if run.best is None else run.best[1],
+        "last_score": run.last("score"),
+        "words_per_second": run.speed,
+        "seconds": run.last("seconds"),
+        **{name: None if count is None else int(count) for name, count in counts.items()},
+        "lowest_final_rate": min(rates, default=None),
+        "highest_final_rate": max(rates, default=None),
+        "notes": run.notes,
+    }
+
+
+def duration(seconds: float) -> str:
+    """A duration in words: 42 s, 7 min 5 s, 3 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min"
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 # ---------------------------------------------------------------------- labels

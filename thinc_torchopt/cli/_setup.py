@@ -1,23 +1,17 @@
-"""Shared by the commands: build the pipeline and its optimizer, show errors, print tables."""
+"""What commands build: a config with overrides from the command line, its pipeline, and its optimizer."""
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import spacy
 from confection import Config
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
 from spacy import util
 from spacy.language import Language
 from spacy.training.initialize import init_nlp
@@ -26,20 +20,15 @@ from spacy.util import registry
 from ..config_checks import check_corpora, check_gpu, check_training_section
 from ..errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..host import cli_util
-from ..host_errors import is_spacys_own, plain_errors
+from ..host_errors import plain_errors
 from ..optimizers import TorchOptimizer
 from ..params import trainable_components
 from ..progress_bars import show_activity
+from ..state import write_text
 from ..training import count_steps
-from ._screen import make_console as make_console
-from ._screen import print_error as print_error
-from ._screen import text_of, wants_traceback
+from ._config_text import cut_section, with_settings
 
 _spacy = cli_util()
-
-# Starts the lines of a row after its first line.
-_INDENT = "    "
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Setup(NamedTuple):
@@ -94,8 +83,7 @@ def build(
     reads_dev (bool): The command reads the development data: check now that it is there.
     RAISES (ConfigError): The optimizer is not ours; or a schedule has no total_steps and the training no end.
     """
-    overrides = _spacy.parse_config_overrides(list(args))
-    _spacy.import_code(code_path)
+    overrides = read_overrides(args, code_path)
     check_gpu(use_gpu)
     if path.is_dir():
         with config_errors_shown(path), show_activity("Loading the pipeline"):
@@ -104,8 +92,7 @@ def build(
             check_corpora(nlp.config)
         sourced = list(nlp.component_names)
     else:
-        with config_errors_shown(path, hint_fill=True):
-            config = util.load_config(path, overrides=overrides, interpolate=False)
+        config = load_config(path, overrides)
         with config_errors_shown(path, config):
             check_training_section(config)
             check_corpora(config, files=False)  # spaCy builds both readers, whichever is read
@@ -139,27 +126,96 @@ def resolve_optimizer(block: dict[str, Any]) -> TorchOptimizer:
     return optimizer
 
 
-# ---------------------------------------------------------------------- errors
+def read_overrides(args: Sequence[str], code_path: Path | None = None) -> dict[str, Any]:
+    """Read overrides from the command line, and import the user's code."""
+    overrides: dict[str, Any] = _spacy.parse_config_overrides(list(args))
+    _spacy.import_code(code_path)
+    return overrides
 
 
-@contextmanager
-def errors_shown(*, as_json: bool) -> Iterator[None]:
-    """End the program with the message of an error that the user can fix, instead of a traceback.
+def load_config(path: Path, overrides: Mapping[str, Any]) -> Config:
+    """Load a config, not interpolated. RAISES (ConfigError): It has an error."""
+    with config_errors_shown(path, hint_fill=True):
+        return util.load_config(path, overrides=dict(overrides), interpolate=False)
 
-    as_json (bool): Redirect all output to stderr.
+
+# ---------------------------------------------------------------------- a config as text
+
+
+@dataclass
+class ConfigSource:
+    """A config of the user, to load it with other settings.
+
+    path (Path): Its file.
+    text (str): Its text, without [search].
+    overrides (dict[str, Any]): From the command line.
+    search (dict[str, str]): The section [search]. confection never sees it: it would read sections from the dots in
+    its keys.
     """
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        try:
-            yield
-        except Exception as error:
-            found = str(error) if is_spacys_own(error) else text_of(error)
-            if found is None or wants_traceback():
-                raise
-            text = found
-        else:
-            return
-    print_error(make_console(stderr=True), text)
-    sys.exit(1)
+
+    path: Path
+    text: str
+    overrides: dict[str, Any]
+    search: dict[str, str] = field(default_factory=dict)
+
+    def load(self, text: str | None = None, overrides: Mapping[str, Any] = {}) -> Config:
+        """Load the config with its variables. text (str | None): Another text. overrides (Mapping): More overrides."""
+        with config_errors_shown(self.path):
+            return util.load_config_from_str(
+                self.text if text is None else text, overrides={**self.overrides, **overrides}, interpolate=False
+            )
+
+    def write_overrides(self, prefix: str) -> ConfigSource:
+        """A copy with some overrides written into its text. prefix (str): The start of their paths."""
+        self.load()  # raises for what can't be overridden
+        written = {path: value for path, value in self.overrides.items() if path.startswith(prefix)}
+        rest = {path: value for path, value in self.overrides.items() if path not in written}
+        return replace(self, text=with_settings(self.text, written), overrides=rest)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the first trial."""
+        return int(self.load().interpolate().get("training", {}).get("seed") or 0)
+
+
+def open_source(path: Path, args: Sequence[str], *, code_path: Path | None, use_gpu: int) -> ConfigSource:
+    """Read a config, with overrides, as spaCy's commands do.
+
+    RAISES (ConfigError): It can't be read.
+    """
+    overrides = read_overrides(args, code_path)
+    check_gpu(use_gpu)
+    search, text = cut_section(read_text(path), "search")
+    return ConfigSource(path, text, overrides, search)
+
+
+def check_output_file(path: Path | None) -> None:
+    """Check early that a config can be written. RAISES (ConfigError): It can't."""
+    if path is not None and path.is_dir():
+        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a config. "-": from stdin. RAISES (ConfigError): It can't be read."""
+    try:
+        return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
+    except OSError as error:
+        raise ConfigError(
+            f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Can't read '{path}': it is not a text in UTF-8 ({error}). Is it a config?") from error
+
+
+def write_config(path: Path, text: str) -> None:
+    """Write the text of a config, whole or not at all. RAISES (ConfigError): It can't be written."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise ConfigError(f"Can't write '{path}': {error}. An existing file was not changed.") from error
+
+
+# ---------------------------------------------------------------------- errors and notes
 
 
 @contextmanager
@@ -207,103 +263,3 @@ def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
 def _watches_scores(source: Any) -> bool:
     # A sequence passes scores to its parts, and has a state only if one of them has.
     return hasattr(source, "observe") and (not hasattr(source, "state_dict") or bool(source.state_dict()))
-
-
-# ---------------------------------------------------------------------- output
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))
-
-
-def print_table(
-    console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()
-) -> None:
-    """Print a table. If it is wider than the terminal, columns with one value in all rows become a line above it.
-    If it is still too wide, each row gets several lines.
-
-
-    headers (Sequence[str]): The columns.
-    rows (Sequence[Sequence[str]]): Their cells.
-    numbers (Sequence[str]): Columns that are aligned to the right.
-    """
-    columns = {header: [row[i] for row in rows] for i, header in enumerate(headers)}
-    if sum(map(_width, columns.items())) > console.width:
-        same = {header: cells[0] for header, cells in columns.items() if len(cells) > 1 and len(set(cells)) == 1}
-        if same:
-            console.print("All: " + ", ".join(f"{header} {cell or '-'}" for header, cell in same.items()))
-            columns = {header: cells for header, cells in columns.items() if header not in same}
-    if sum(map(_width, columns.items())) > console.width:
-        _print_in_several_lines(console, columns, numbers)
-    else:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        for header in columns:
-            table.add_column(header, justify="right" if header in numbers else "left", no_wrap=True)
-        for cells_of_row in zip(*columns.values()):
-            table.add_row(*cells_of_row)
-        console.print(table)
-    console.print()
-
-
-def _print_in_several_lines(console: Console, columns: dict[str, list[str]], numbers: Sequence[str]) -> None:
-    """Print as many columns per line as fit. Further lines of a row are indented."""
-    lines: list[list[str]] = [[]]
-    for column in columns.items():
-        taken = sum(_width((header, columns[header])) for header in lines[-1]) + (len(_INDENT) if len(lines) > 1 else 0)
-        if lines[-1] and taken + _width(column) - 2 > console.width:
-            lines.append([])
-        lines[-1].append(column[0])
-
-    def show(cells: Mapping[str, str], style: str = "") -> None:
-        for i, line in enumerate(lines):
-            padded = []
-            for header in line:
-                space = " " * (_width((header, columns[header])) - 2 - cell_len(cells[header]))
-                padded.append(space + cells[header] if header in numbers else cells[header] + space)
-            text = (_INDENT if i else "") + "  ".join(padded)
-            console.print(Text(text.rstrip(), style=style, overflow="fold"))
-
-    show({header: header for header in columns}, "bold")
-    console.print(Rule(style=""))
-    for cells in zip(*columns.values()):
-        show(dict(zip(columns, cells)))
-
-
-def _width(column: tuple[str, Sequence[str]]) -> int:
-    """The width of a column on the screen, with the space after it."""
-    header, cells = column
-    return max(map(cell_len, [header, *cells])) + 2
-
-
-def print_notes(console: Console, notes: Sequence[str]) -> None:
-    for note in notes:
-        console.print(f"Note: {note}", style="blue")
-
-
-def put(block: dict[str, Any], place: Sequence[str], value: Any) -> None:
-    """Set a value in a config. place (Sequence[str]): Its sections, and its key. Missing sections are added."""
-    *sections, key = place
-    for section in sections:
-        block = block.setdefault(section, {})
-    block[key] = value
-
-
-def short(value: float | None) -> str:
-    """A number with three digits. None: empty."""
-    return "" if value is None else f"{value:.3g}"
-
-
-def sparkline(console: Console, heights: Sequence[float], width: int) -> str:
-    """A small chart on one line.
-
-    heights (Sequence[float]): 0 to 1. If there are more than `width`, neighbours are joined by their maximum.
-    width (int): The most characters.
-    RETURNS (str): Empty if the output's encoding has no block characters.
-    """
-    try:
-        _BLOCKS.encode(console.encoding)
-    except UnicodeError:
-        return ""
-    n, width = len(heights), max(1, min(width, len(heights)))
-    cells = [max(heights[i * n // width : (i + 1) * n // width]) for i in range(width)]
-    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(cell * len(_BLOCKS)))] for cell in cells)

@@ -9,8 +9,7 @@ from rich.cells import cell_len
 from spacy.training.loggers import console_logger_v3
 from spacy.util import combine_score_weights
 
-from thinc_torchopt.loggers.console import ConsoleLogger
-from thinc_torchopt.loggers.console_table import shorten
+from thinc_torchopt.loggers.console import ConsoleLogger, shorten
 
 TYPICAL = ["tok2vec", "tagger", "parser", "ner"]
 GROUPS = {"embeddings": 2e-5, "encoder+no_decay": 3e-4, "head": 1e-3, "ner/*": 5e-4, "frozen": 0.0}

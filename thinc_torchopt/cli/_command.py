@@ -1,0 +1,59 @@
+"""How commands are listed and loaded, and the arguments that several of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import import_module
+from keyword import iskeyword
+from typing import Any, Final
+
+import typer
+from typer import Argument as Arg
+from typer import Option as Opt
+from typer.core import TyperCommand
+
+# Extra arguments override settings of the config, as in spaCy's own commands.
+OVERRIDES: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+CONFIG = Arg(..., help="Path to config file, or to the folder of a trained pipeline", exists=True, allow_dash=True)
+TRAINING_CONFIG = Arg(..., help="Path to config file", exists=True, dir_okay=False)
+JSON = Opt(False, "--json", help="Print only JSON to stdout")
+PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or .pdf. Needs matplotlib")
+BEST_CONFIG = Opt(None, "--output", "-o", help="File for the best config: yours, with the better settings found")
+CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
+GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
+
+
+class LazyCommand(TyperCommand):
+    """A command whose file is imported when it is called: not to list it, nor to complete or suggest its name.
+
+    The command `find-lr` is the function `find_lr` in find_lr.py. Its context belongs to the loaded command.
+    """
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The command with its arguments."""
+        name = str(self.name).replace("-", "_") + "_" * iskeyword(str(self.name))
+        function = getattr(import_module(f"{__package__}.{name}"), name)
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.command(self.name, context_settings=dict(self.context_settings))(function)
+        return typer.main.get_command(app)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        return self.loaded.make_context(*args, **kwargs)
+
+
+def add_commands(app: typer.Typer, commands: Mapping[str, str], *, without_overrides: tuple[str, ...] = ()) -> None:
+    """Add commands that are loaded when they are called.
+
+    commands (Mapping[str, str]): The first sentence of their help, by name.
+    without_overrides (tuple[str, ...]): The commands that take no extra arguments.
+    """
+
+    def unloaded() -> None:
+        """typer wants a function to make a command of."""
+
+    for name, sentence in commands.items():
+        settings = {} if name in without_overrides else OVERRIDES
+        app.command(name, cls=LazyCommand, help=sentence, context_settings=dict(settings))(unloaded)
