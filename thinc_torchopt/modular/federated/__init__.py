@@ -3,7 +3,7 @@
 Open house.py first: a pipeline and one round of local training. weights.py has the weights that are exchanged,
 agreement.py compares pipelines, labels.py is for users. rounds.py runs the rounds of the server: average.py averages
 models, by one of the strategies.py, or private_average.py by client_privacy.py; guard.py compares updates,
-server_step.py applies the result, server_rules.py has the rules. results.py writes and reads results and the state of a
+server_step.py applies the result. results.py writes and reads results and the state of a
 run. messages.py builds and checks Flower's messages; client.py and server.py are Flower's apps. They import Flower,
 which is an extra, by flower.py.
 """

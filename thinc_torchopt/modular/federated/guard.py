@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from ...checks import Section
 
@@ -22,7 +21,6 @@ LEAST = 3
 class GuardSettings:
     """The settings in [federated.guard]: see `UpdateGuard`."""
 
-    action: Literal["leave_out", "clip"]
     times: float
 
     def limits(self, norms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -39,16 +37,13 @@ class GuardSettings:
         }
 
 
-def UpdateGuard(*, action: Literal["leave_out", "clip"] = "leave_out", times: float = 3.0) -> GuardSettings:
-    """Leave out or clip updates of clients that are much larger than the others. Registered as
-    `thinc-torchopt.UpdateGuard.v1`.
+def UpdateGuard(*, times: float = 3.0) -> GuardSettings:
+    """Leave out updates of clients that are much larger than the others. Registered as `thinc-torchopt.UpdateGuard.v1`.
 
     Checked are the norm of a client's change of the weights, and the norms of its auxiliary variables, as SCAFFOLD has
     them. A round with fewer than three reports is not checked.
 
-    action ("leave_out" | "clip"): Whether a client with a norm above the limit is left out of the round, or its change
-        is scaled down to the limit. With SCAFFOLD only "leave_out".
     times (float): The limit, in medians over the clients of the round.
     RAISES (ConfigError): An argument is out of its range.
     """
-    return GuardSettings(GUARD.choice("action", action, ("leave_out", "clip")), GUARD.number("times", times, above=1.0))
+    return GuardSettings(GUARD.number("times", times, above=1.0))

@@ -42,7 +42,7 @@ class Round:
     """A row of the results.
 
     round (int): The round. clients (dict): The reports of clients. failed (dict): Why other clients were left out.
-    clipped (dict): Why the updates of clients were clipped. repeated (list): `failed` of each attempt that was not
+    repeated (list): `failed` of each attempt that was not
     accepted. interrupted (int): How often the server was stopped in the round, which was then done again. score,
     scores: Scores of the model after the round. privacy (dict): The epsilon that it has used, with [federated.privacy].
     """
@@ -50,7 +50,6 @@ class Round:
     round: Count
     clients: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, Any] = field(default_factory=dict)
-    clipped: dict[str, Any] = field(default_factory=dict)
     repeated: list[Any] = field(default_factory=list)
     interrupted: Count = 0
     score: AnyNumber | None = None
@@ -82,7 +81,7 @@ class Result:
 class SavedRun:
     """The state of a run after a round.
 
-    finished (bool): The run has ended as planned, or by a rule. server (dict): The states of the parts of `Rounds`.
+    finished (bool): The run has ended as planned. server (dict): The states of the parts of `Rounds`.
     """
 
     version: Count
@@ -93,11 +92,6 @@ class SavedRun:
     @property
     def round(self) -> int:
         return self.result.rounds[-1].round
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a rule ended it."""
-        return bool((self.server.get("rules") or {}).get("is_stopped"))
 
 
 class Results:

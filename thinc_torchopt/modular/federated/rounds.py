@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +20,13 @@ from ...schema import Count, read, write
 from .agreement import differences
 from .average import WEIGHT, Average
 from .flower import Grid, Message, MessageType, MetricRecord, RecordDict, strategies
-from .guard import GUARD, LEAST
+from .guard import LEAST
 from .house import House, Plan
 from .limits import suspect
 from .messages import (
     UPDATE,
     Report,
     Task,
-    from_arrays,
     question,
     read_answer,
     read_report,
@@ -36,7 +35,6 @@ from .messages import (
 )
 from .private_average import PrivateAverage
 from .results import Results, SavedRun
-from .server_rules import ServerRules
 from .server_step import ServerStep
 from .settings import SECTION, FederatedSettings
 
@@ -47,7 +45,7 @@ LOG = logging.getLogger("flwr.thinc-torchopt")
 class ServerState:
     """The saved state of the server.
 
-    agreement (dict): Its pipeline. weights (dict): The global model. step, average, rules: The states of these parts.
+    agreement (dict): Its pipeline. weights (dict): The global model. step, average: The states of these parts.
     taken, counts (dict): By client, as in `Rounds`.
     """
 
@@ -55,7 +53,6 @@ class ServerState:
     weights: dict[str, torch.Tensor]
     step: dict[str, Any] | None
     average: dict[str, Any]
-    rules: dict[str, Any] | None
     taken: dict[str, Count]
     counts: dict[str, dict[str, Count]]
 
@@ -89,9 +86,6 @@ class Rounds:
         self._average = self._private or Average(settings.average if average is None else average)
         self._weights = house.weights.collect()
         self._step = ServerStep(house, settings)
-        self._rules = (
-            None if settings.controller is None else ServerRules(settings.controller, house, self._step, results.folder)
-        )
         self._agreement = house.describe(self._step.aux_names)
         self._exchanged = list(self._agreement["auxiliary variables"])
         if self._exchanged and self._private is not None:
@@ -99,13 +93,6 @@ class Rounds:
                 "privacy",
                 "no modules that exchange auxiliary variables, which would have no noise",
                 ", ".join(self._exchanged),
-            )
-        if self._exchanged and settings.guard is not None and settings.guard.action == "clip":
-            GUARD.refuse(
-                "action",
-                "'leave_out'",
-                settings.guard.action,
-                f"A clipped update would not fit the auxiliary variables of its client ({', '.join(self._exchanged)}).",
             )
         # By node: names of clients that take part, and reasons of refused ones. Messages of this round.
         self._members: dict[int, str] = {}
@@ -130,7 +117,7 @@ class Rounds:
         self._grid = grid
         if self._private is not None:
             self._private.announce()
-        while self._done < s.rounds and not (self._rules is not None and self._rules.is_stopped):
+        while self._done < s.rounds:
             if self._private is not None and self._private.is_over:
                 LOG.info("The run ends: one more round would exceed 'target_epsilon' in [federated.privacy]")
                 break
@@ -165,11 +152,10 @@ class Rounds:
         return self._guarded(self._read(server_round, replies, self._weights))
 
     def _guarded(self, found: list[tuple[Report, Message]]) -> list[tuple[Report, Message]]:
-        """Leave out or clip updates that are much larger than the others: see guard.py."""
+        """Leave out updates that are much larger than the others: see `UpdateGuard`."""
         guard, row = self._settings.guard, self._results.rounds[-1]
         if guard is None:
             return found
-        row.clipped = {}
         if len(found) < LEAST:
             LOG.warning("Norms of updates are not compared in round %s: %s reports are too few", row.round, len(found))
         limits = guard.limits({report.name: report.norms for report, _ in found})
@@ -177,18 +163,13 @@ class Rounds:
         for report, reply in found:
             above = {kind: limit for kind, limit in limits.items() if report.norms[kind] > limit}
             for kind, limit in above.items():
-                told = (
+                reason = (
                     f"expected a norm of its {kind if kind == UPDATE else repr(kind)} of at most {limit:.3g}, "
                     f"{guard.times:g} times the median of the clients in this round, found {report.norms[kind]:.3g}."
                 )
-                if guard.action == "clip":
-                    row.clipped[report.name] = told
-                    LOG.warning("The update of client '%s' is clipped: %s", report.name, told)
-                    _clip(reply, self._weights, limit / report.norms[kind])
-                else:
-                    row.failed[report.name] = f"[federated.guard]: {told}"
-                    LOG.warning("Client '%s' is left out of this round: %s", report.name, told)
-            if not above or guard.action == "clip":
+                row.failed[report.name] = f"[federated.guard]: {reason}"
+                LOG.warning("Client '%s' is left out of this round: %s", report.name, reason)
+            if not above:
                 passed.append((report, reply))
         return passed
 
@@ -324,12 +305,9 @@ class Rounds:
         scores = {
             name: sum(report.scores[name] * report.dev_examples for report in scored) / total for name in sorted(names)
         }
-        noted = self._results.rounds[row]
-        if noted.score is None:  # or it was evaluated before the run was stopped
+        if self._results.rounds[row].score is None:  # or it was evaluated before the run was stopped
             self._results.score(row, score, scores, self._house, self._weights)
             LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
-        if self._rules is not None and noted.score is not None:
-            self._rules.evaluated(row, noted.score, noted.scores, self._weights, self._settings.rounds)
 
     # ------------------------------------------------------------------ state
 
@@ -340,7 +318,6 @@ class Rounds:
                 self._weights,
                 self._step.state_dict(),
                 self._average.state_dict(),
-                None if self._rules is None else self._rules.state_dict(),
                 self._taken,
                 self._counts,
             )
@@ -369,8 +346,6 @@ class Rounds:
             )
         self._step.load_state_dict(state.step)
         self._average.load_state_dict(state.average)
-        if self._rules is not None and state.rules is not None:
-            self._rules.load_state_dict(state.rules)
         self._weights = {name: value.clone() for name, value in state.weights.items()}
         self._taken, self._counts = state.taken, state.counts
         self._results.resume(saved, self._house, self._weights)
@@ -378,7 +353,7 @@ class Rounds:
 
     def _is_left(self, saved: SavedRun) -> bool:
         """Whether a run has not finished, or has more rounds now. A finished one is not repeated: a new one begins."""
-        return not saved.finished or (saved.round < self._settings.rounds and not saved.is_stopped)
+        return not saved.finished or saved.round < self._settings.rounds
 
     # ------------------------------------------------------------------ clients
 
@@ -504,10 +479,3 @@ def _content(reply: Message) -> Any:
     if reply.has_error():
         raise MessageError(f"It failed: {reply.error.reason}")
     return reply.content
-
-
-def _clip(reply: Message, weights: Mapping[str, torch.Tensor], factor: float) -> None:
-    """Scale the change of the weights in a reply."""
-    found = from_arrays(reply.content, weights)
-    clipped = {name: (value + (found[name] - value) * factor).to(value.dtype) for name, value in weights.items()}
-    reply.content["arrays"] = to_arrays(clipped)

@@ -10,7 +10,6 @@ from spacy.util import registry
 
 from ...algorithms import Algorithm, may_move
 from ...checks import Section
-from ...controller import ControllerSettings, rules_in
 from ...errors import ConfigError
 from ...types import FloatOrSchedule
 from .client_privacy import ClientPrivacySettings
@@ -25,7 +24,6 @@ _BLOCKS = {
     "average": (AverageSettings, 'a block with @misc = "thinc-torchopt.FlowerStrategy.v1"'),
     "guard": (GuardSettings, 'a block with @misc = "thinc-torchopt.UpdateGuard.v1"'),
     "privacy": (ClientPrivacySettings, 'a block with @misc = "thinc-torchopt.ClientPrivacy.v1"'),
-    "controller": (ControllerSettings, 'a block with @misc = "thinc-torchopt.TrainerController.v1"'),
 }
 
 
@@ -48,7 +46,6 @@ class FederatedSettings:
     average: AverageSettings | None
     guard: GuardSettings | None
     privacy: ClientPrivacySettings | None
-    controller: ControllerSettings | None
     resume: Literal["auto", "must", "never"]
 
 
@@ -69,7 +66,6 @@ def Federated(
     average: Optional[AverageSettings] = None,
     guard: Optional[GuardSettings] = None,
     privacy: Optional[ClientPrivacySettings] = None,
-    controller: Optional[ControllerSettings] = None,
     resume: Literal["auto", "must", "never"] = "auto",
 ) -> FederatedSettings:
     """Train a pipeline in rounds, at clients that keep their texts. Registered as `thinc-torchopt.Federated.v1`.
@@ -95,12 +91,10 @@ def Federated(
         whole update.
     average (AverageSettings | None): A block with `@misc = "thinc-torchopt.FlowerStrategy.v1"`: how the clients' models
         are averaged. None: the mean.
-    guard (GuardSettings | None): A block with `@misc = "thinc-torchopt.UpdateGuard.v1"`: leave out or clip updates that
-        are much larger than those of the other clients.
+    guard (GuardSettings | None): A block with `@misc = "thinc-torchopt.UpdateGuard.v1"`: leave out updates that are
+        much larger than those of the other clients.
     privacy (ClientPrivacySettings | None): A block with `@misc = "thinc-torchopt.ClientPrivacy.v1"`: train with
         differential privacy for each client. Needs `weigh_by = "client"`, and neither `average` nor `guard`.
-    controller (ControllerSettings | None): A block with `@misc = "thinc-torchopt.TrainerController.v1"`: rules that are
-        evaluated when a model has its scores, the means over clients. `step` in them is the round.
     resume ("auto" | "must" | "never"): "auto" goes on from the last round of a run that has not finished, if its state
         is in the folder `output`, or of one that has, if `rounds` is larger now; "must" raises an error if there is no
         state; "never" starts from scratch.
@@ -120,7 +114,7 @@ def Federated(
         SECTION.refuse("min_clients", f"at most as many as 'clients', which are {expected}", min_clients)
     if algorithm is not None:
         SECTION.kind("algorithm", algorithm, Algorithm, _AN_ALGORITHM)
-    blocks = {"average": average, "guard": guard, "privacy": privacy, "controller": controller}
+    blocks = {"average": average, "guard": guard, "privacy": privacy}
     for name, block in blocks.items():
         if block is not None:
             SECTION.kind(name, block, *_BLOCKS[name])
@@ -148,7 +142,6 @@ def Federated(
         average,
         guard,
         privacy,
-        controller,
         SECTION.choice("resume", resume, ("auto", "must", "never")),
     )
 
@@ -186,6 +179,5 @@ def federated_settings(config: Mapping[str, Any]) -> FederatedSettings:
             f'Can\'t train federated: expected a block with @misc = "{BLOCK}" in {SECTION.path}, found '
             f"{'no such section' if section is None else dict(section)}. See docs/federated.md."
         )
-    with rules_in("[federated.controller]"):
-        found: FederatedSettings = registry.resolve({"federated": dict(section)})["federated"]
+    found: FederatedSettings = registry.resolve({"federated": dict(section)})["federated"]
     return found
