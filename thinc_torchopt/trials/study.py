@@ -1,7 +1,7 @@
 """A search through a space, by Optuna. It is stored in a file, so it can be continued, and shared by several processes.
 
 The file has two Optuna studies. *search*: trials with different values and the first seed. *repeats*: the best of them,
-and the config as it is, with other seeds. A trial without a heartbeat, as its process was killed, is repeated.
+and the config as it is, with other seeds. Optuna repeats a trial without a heartbeat, as its process was killed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ _MOST_FAILURES = 3
 # No trial is pruned before there are this many.
 _TRIALS_BEFORE_PRUNING = 4
 _SEARCH, _REPEATS = "search", "repeats"
-_SETTINGS, _PROBLEM, _AGAIN = "settings", "problem", "again"
+_SETTINGS, _PROBLEM = "settings", "problem"
 _FINISHED = ("COMPLETE", "PRUNED")
 
 # Trains with values by path and a seed, and reports step and score of each evaluation.
@@ -79,17 +80,18 @@ class Study:
         with self._opened(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _refuse_others(path)
-            self._storage = optuna.storages.RDBStorage(
+            self._retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
+            storage = optuna.storages.RDBStorage(
                 _url_of(path),
                 # How long to wait for other processes that write.
                 engine_kwargs={"connect_args": {"timeout": _GRACE}},
                 heartbeat_interval=_HEARTBEAT,
                 grace_period=_GRACE,
-                heartbeat_stale_trial_callback=_again,
+                heartbeat_stale_trial_callback=self._retry,
             )
             self._search, self._repeats = (
                 optuna.create_study(
-                    storage=self._storage,
+                    storage=storage,
                     study_name=name,
                     direction="maximize",
                     load_if_exists=True,
@@ -198,15 +200,10 @@ class Study:
 
         def noted(trial: Any) -> float:
             numbers.append(trial.number)
-            # Two processes may notice at once that a third was killed. Only the first repetition counts.
-            of = trial.user_attrs.get(_AGAIN)
-            others = study.trials[: trial.number] if of is not None else ()
-            if any(other.user_attrs.get(_AGAIN) == of for other in others):
-                raise _Failed
             try:
                 return objective(trial)
             except KeyboardInterrupt:
-                _again(study, study.trials[trial.number])
+                self._retry(study, study.trials[trial.number])
                 raise
 
         study.optimize(noted, n_trials=1, catch=(_Failed,))
@@ -230,9 +227,10 @@ class Study:
     def _wait_for_room(self, study: Any, trials: int) -> bool:
         """Wait for the last trials of other processes. RETURNS (bool): Whether there is a trial to do."""
         while True:
-            self._fail_stale(study)
             states = [
-                trial.state.name for trial in study.trials if trial.state.name != "FAIL" or _PROBLEM in trial.user_attrs
+                trial.state.name
+                for trial in self._alive(study)
+                if trial.state.name != "FAIL" or _PROBLEM in trial.user_attrs
             ]
             if sum(state not in ("WAITING", "RUNNING") for state in states) >= trials:
                 return False
@@ -243,27 +241,26 @@ class Study:
     def _wait_for_queue(self) -> bool:
         """The same for the repeats."""
         while True:
-            self._fail_stale(self._repeats)
-            states = [trial.state.name for trial in self._repeats.trials]
+            states = [trial.state.name for trial in self._alive(self._repeats)]
             if "WAITING" in states:
                 return True
             if "RUNNING" not in states:
                 return False
             time.sleep(1.0)
 
-    def _fail_stale(self, study: Any) -> None:
-        """Mark running trials without a heartbeat as failed, and queue them again."""
-        with closing(sqlite3.connect(self.path.absolute(), timeout=_GRACE)) as database:
-            beating = "SELECT trial_id FROM trial_heartbeats"
-            silent = database.execute(
-                f"SELECT trial_id FROM trials WHERE state = 'RUNNING' AND trial_id NOT IN ({beating})"
-            )
-            # Optuna waits forever for a trial that was killed before its first heartbeat. It gets one here.
-            for (trial,) in silent.fetchall():
-                self._storage.record_heartbeat(trial)
+    def _alive(self, study: Any) -> list[Any]:
+        """All trials but those that were killed before their first heartbeat, and so before they had values: Optuna
+        takes them for running. Trials without a later heartbeat are failed and queued again.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             self._optuna.storages.fail_stale_trials(study)
+        begun = datetime.now() - timedelta(seconds=_GRACE)
+        return [
+            trial
+            for trial in study.trials
+            if trial.state.name != "RUNNING" or trial.params or trial.datetime_start > begun
+        ]
 
     # ------------------------------------------------------------------ the file
 
@@ -346,9 +343,3 @@ def _sampler(seed: int) -> Any:
             self._inner.after_trial(study, trial, state, values)
 
     return Sampler()
-
-
-def _again(study: Any, trial: Any) -> None:
-    """Queue a trial again that was killed or interrupted."""
-    if trial.params:
-        study.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
