@@ -16,7 +16,7 @@ import pytest
 
 from thinc_torchopt.compat import has_optuna
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.trials import AS_IT_IS, Study, Trial, parse_space, study
+from thinc_torchopt.trials import AS_IT_IS, Study, TrialResult, parse_space, study
 
 pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
 
@@ -30,7 +30,7 @@ def score_of(values):
 
 
 def train(values, seed, report):
-    trial = Trial()
+    trial = TrialResult()
     for step in (0, 5, 10):
         score = score_of(values) * (1 + step) / 11 + seed / 1000
         trial.evaluations.append((step, score))
@@ -154,7 +154,9 @@ def test_study_of_trials_that_fail(tmp_path):
     """One that diverges counts as 0, one that raises not at all; if all raise, the search ends."""
 
     def diverges(values, seed, report):
-        return Trial(problem="the loss was not finite") if values["a.kind"] == "x" else train(values, seed, report)
+        return (
+            TrialResult(problem="the loss was not finite") if values["a.kind"] == "x" else train(values, seed, report)
+        )
 
     def fails(values, seed, report):
         if values["a.kind"] == "x":

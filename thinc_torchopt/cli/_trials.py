@@ -15,7 +15,7 @@ from spacy import util
 from ..config_checks import check_gpu
 from ..errors import ConfigError
 from ..host import cli_util
-from ..trials import Trial
+from ..trials import TrialResult
 from ._config_text import cut_section, with_settings
 from ._util import config_errors_shown
 from .init import read_config
@@ -89,13 +89,13 @@ class Tried:
 
     name (str): Its name for the user.
     config (Config): From `shorten`.
-    trials (dict[int, Trial]): By seed.
+    trials (dict[int, TrialResult]): By seed.
     problem (str | None): Why it can't be compared.
     """
 
     name: str
     config: Config
-    trials: dict[int, Trial] = field(default_factory=dict)
+    trials: dict[int, TrialResult] = field(default_factory=dict)
     problem: str | None = None
 
     @property

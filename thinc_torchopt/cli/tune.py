@@ -25,10 +25,10 @@ from ..trials import (
     AS_IT_IS,
     Choice,
     Comparison,
-    Found,
     Space,
     Study,
-    Trial,
+    TrialRecord,
+    TrialResult,
     compare,
     parse_space,
     run_trial,
@@ -163,7 +163,7 @@ class _Training:
         self._steps = steps
         self._use_gpu = use_gpu
 
-    def __call__(self, values: Mapping[str, Any], seed: int, report: Callable[[int, float], None]) -> Trial:
+    def __call__(self, values: Mapping[str, Any], seed: int, report: Callable[[int, float], None]) -> TrialResult:
         config, _ = shorten(self._source.load(overrides=values), self._steps)
         return run_trial(config, seed=seed, use_gpu=self._use_gpu, on_evaluation=report)
 
@@ -357,7 +357,7 @@ class _Result:
             numbers = [str(found.number) for found in self.found if found.problem == problem]
             console.print(f"Trial {', '.join(numbers)}: {problem}")
         paths = list(dict.fromkeys(path for found in self.best for path in found.values))
-        rows: list[Found | None] = [*([None] if self.as_it_is is not None else []), *self.best]
+        rows: list[TrialRecord | None] = [*([None] if self.as_it_is is not None else []), *self.best]
         if rows:
             headers = ["", "score", "other seeds", "of each", "difference", "verdict", *_short_names(paths)]
             print_table(console, headers, [self._row(found, paths) for found in rows], numbers=headers[1:5])
@@ -366,8 +366,8 @@ class _Result:
             console.print(f"Importance: {shown}")
         console.print(self.verdict)
 
-    def _row(self, found: Found | None, paths: Sequence[str]) -> list[str]:
-        """found (Found | None): None: the config as it is."""
+    def _row(self, found: TrialRecord | None, paths: Sequence[str]) -> list[str]:
+        """found (TrialRecord | None): None: the config as it is."""
         number = AS_IT_IS if found is None else found.number
         name = "as it is" if found is None else f"trial {number}"
         scores = self.scores.get(number, [])

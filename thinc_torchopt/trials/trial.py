@@ -34,7 +34,7 @@ _NOT_FINITE = ("[E910]", "[E940]")
 
 
 @dataclass
-class Trial:
+class TrialResult:
     """The result of a trial.
 
     evaluations (list[tuple[int, float]]): Step and score of each evaluation.
@@ -63,7 +63,7 @@ def run_trial(
     use_gpu: int = -1,
     on_step: Callable[[], Any] = lambda: None,
     on_evaluation: Callable[[int, float], Any] = lambda step, score: None,
-) -> Trial:
+) -> TrialResult:
     """Train for the steps of a config, and evaluate during and after the training.
 
     config (Config): From `shorten`.
@@ -77,7 +77,7 @@ def run_trial(
     gc.collect()
     nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
-    training, found = config["training"], Trial()
+    training, found = config["training"], TrialResult()
     pauses: list[float] = []
 
     def evaluate(scores: Callable[[], tuple[float, dict[str, Any]]]) -> tuple[float, dict[str, Any]]:
