@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isinf
 from typing import Any, Literal, NamedTuple, Union
 
@@ -126,16 +126,16 @@ class BudgetSettings:
     decay_ratio: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class PrivacySettings:
-    """The settings of [training.optimizer.privacy]: see `privacy.Privacy`, which makes them."""
+    """The settings of [training.optimizer.privacy]: see `privacy.Privacy`, which checks them."""
 
     clip: float
     delta: float
-    noise_multiplier: float | None
-    target_epsilon: float | None
-    accountant: Accountant
-    seed: int | None
+    noise_multiplier: float | None = field(default=None, kw_only=True)
+    target_epsilon: float | None = field(default=None, kw_only=True)
+    accountant: Accountant = field(default="prv", kw_only=True)
+    seed: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

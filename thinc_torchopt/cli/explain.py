@@ -24,7 +24,7 @@ from ..errors import ConfigError, ControllerError, MissingPackageError, ParamErr
 from ..host import cli_util
 from ..host_errors import is_spacys_own, line_of_others, plain_errors
 from ..optimizers import TorchOptimizer
-from ..privacy import History, epsilon_of
+from ..privacy import PrivacyHistory, epsilon_of
 from ..progress_bars import show_activity
 from ..training import Rules, count_steps, plan_private_training, what_is_not_covered
 from ..types import ParamInfo, PrivacySettings
@@ -170,7 +170,7 @@ def _tell_privacy(told: Told, setup: Setup, settings: PrivacySettings, train: Co
         return
     text = f"Each example's gradient is clipped, and noise is added: {plan.told()}"
     if plan.last is None and steps is not None and plan.noise_multiplier:
-        history: History = [(plan.noise_multiplier, plan.sample_rate, steps)]
+        history: PrivacyHistory = [(plan.noise_multiplier, plan.sample_rate, steps)]
         epsilon = epsilon_of(history, settings.delta, settings.accountant)
         text += f" {count(steps, 'update')} {'uses' if steps == 1 else 'use'} epsilon {plain(epsilon)}."
     told.lines.append(("Privacy", text))
