@@ -14,7 +14,7 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from thinc_torchopt.modular.federated.messages import to_arrays
 
-from .houses import house, small_config
+from .pipelines import pipeline, small_config
 from .test_methods import SCAFFOLD, with_algorithm
 from .test_rounds import Run
 
@@ -54,7 +54,7 @@ def test_guard_of_the_config(texts, tmp_path):
     """configs/federated_guard.cfg: seven clients, of which one sends an update that is far too large."""
     names = ["liar", "north", "south", "east", "west", "centre", "coast"]
     config = small_config(of="federated_guard.cfg", federated__clients=7, federated__min_clients=5)
-    liar = Liar(house(texts, config=config).weights.collect(), -50.0, (1,))
+    liar = Liar(pipeline(texts, config=config).weights.collect(), -50.0, (1,))
     run = Run(texts, tmp_path, config, spoil=liar, names=names)
     first = run.train()["rounds"][1]
     assert list(first["failed"]) == ["liar"] and "[federated.guard]" in first["failed"]["liar"]
@@ -62,7 +62,7 @@ def test_guard_of_the_config(texts, tmp_path):
 
 
 def train(texts, folder, config, factor, in_rounds=(1,)):
-    liar = Liar(house(texts, config=config).weights.collect(), factor, in_rounds)
+    liar = Liar(pipeline(texts, config=config).weights.collect(), factor, in_rounds)
     run = Run(texts, folder, config, spoil=liar, names=NAMES)
     run.train()
     return run, liar

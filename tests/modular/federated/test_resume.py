@@ -14,7 +14,7 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from thinc_torchopt.modular.federated.results import read_result
 
-from .houses import small_config
+from .pipelines import small_config
 from .server_that_dies import MOMENTS
 from .test_methods import SCAFFOLD, with_algorithm
 from .test_rounds import Run

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -18,11 +19,8 @@ import torch
 from ...errors import AuxVarError, FederationError, MessageError, StateError
 from ...schema import Count, read, write
 from .agreement import differences
-from .average import WEIGHT, Average
+from .averages import WEIGHT, ModelAverage, PrivateAverage
 from .flower import Grid, Message, MessageType, MetricRecord, RecordDict, strategies
-from .guard import LEAST
-from .house import House, Plan
-from .limits import suspect
 from .messages import (
     UPDATE,
     Report,
@@ -33,12 +31,15 @@ from .messages import (
     task_records,
     to_arrays,
 )
-from .private_average import PrivateAverage
-from .results import Results, SavedRun
+from .pipeline import FederatedPipeline, RoundPlan
+from .results import Results, SavedFederation
 from .server_step import ServerStep
-from .settings import SECTION, FederatedSettings
+from .settings import SECTION, Federated
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
+
+# How many times the median of all clients an update is that may have spoiled the model.
+_SUSPECT = 1000.0
 
 
 @dataclass
@@ -60,8 +61,8 @@ class ServerState:
 class Rounds:
     """Trains a spaCy pipeline in rounds.
 
-    house (House): The server's pipeline.
-    settings (FederatedSettings): The settings of the run.
+    pipeline (FederatedPipeline): The server's pipeline.
+    settings (Federated): The settings of the run.
     results (Results): The output. If it has the state of a run that can go on, this one does.
     average (Strategy | None): A strategy of Flower, whose `aggregate_train` averages the clients' models. None: as in
         the settings.
@@ -70,12 +71,12 @@ class Rounds:
 
     def __init__(
         self,
-        house: House,
-        settings: FederatedSettings,
+        pipeline: FederatedPipeline,
+        settings: Federated,
         results: Results,
         average: strategies.Strategy | None = None,
     ):
-        self._house = house
+        self._pipeline = pipeline
         self._settings = settings
         self._results = results
         self._private = None
@@ -83,10 +84,10 @@ class Rounds:
             if average is not None:
                 SECTION.refuse("privacy", "none with another strategy, whose average has no noise", "a block")
             self._private = PrivateAverage(settings.privacy, clients=settings.clients, rounds=settings.rounds)
-        self._average = self._private or Average(settings.average if average is None else average)
-        self._weights = house.weights.collect()
-        self._step = ServerStep(house, settings)
-        self._agreement = house.describe(self._step.aux_names)
+        self._average = self._private or ModelAverage(settings.average if average is None else average)
+        self._weights = pipeline.weights.collect()
+        self._step = ServerStep(pipeline, settings)
+        self._agreement = pipeline.describe(self._step.aux_names)
         self._exchanged = list(self._agreement["auxiliary variables"])
         if self._exchanged and self._private is not None:
             SECTION.refuse(
@@ -143,7 +144,7 @@ class Rounds:
             found = self._train(server_round)
         self._silent = {}
         self._aggregate(server_round, found)
-        self._results.end_round(self._house, self._weights, self._state())
+        self._results.end_round(self._pipeline, self._weights, self._state())
 
     def _train(self, server_round: int) -> list[tuple[Report, Message]]:
         """Let clients train. RETURNS (list): The reports that can be used, with their messages."""
@@ -156,7 +157,7 @@ class Rounds:
         guard, row = self._settings.guard, self._results.rounds[-1]
         if guard is None:
             return found
-        if len(found) < LEAST:
+        if len(found) < guard.least_reports:
             LOG.warning("Norms of updates are not compared in round %s: %s reports are too few", row.round, len(found))
         limits = guard.limits({report.name: report.norms for report, _ in found})
         passed = []
@@ -306,7 +307,7 @@ class Rounds:
             name: sum(report.scores[name] * report.dev_examples for report in scored) / total for name in sorted(names)
         }
         if self._results.rounds[row].score is None:  # or it was evaluated before the run was stopped
-            self._results.score(row, score, scores, self._house, self._weights)
+            self._results.score(row, score, scores, self._pipeline, self._weights)
             LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
 
     # ------------------------------------------------------------------ state
@@ -348,10 +349,10 @@ class Rounds:
         self._average.load_state_dict(state.average)
         self._weights = {name: value.clone() for name, value in state.weights.items()}
         self._taken, self._counts = state.taken, state.counts
-        self._results.resume(saved, self._house, self._weights)
+        self._results.resume(saved, self._pipeline, self._weights)
         LOG.info("The run goes on after round %s, whose state was saved", self._done)
 
-    def _is_left(self, saved: SavedRun) -> bool:
+    def _is_left(self, saved: SavedFederation) -> bool:
         """Whether a run has not finished, or has more rounds now. A finished one is not repeated: a new one begins."""
         return not saved.finished or saved.round < self._settings.rounds
 
@@ -435,7 +436,7 @@ class Rounds:
     def _messages(self, server_round: int, kind: str) -> list[Message]:
         """Messages with the global model, in the order of the clients' names: sums depend on the order."""
         s, aux_vars = self._settings, self._step.collect() if kind == MessageType.TRAIN else {}
-        plan, arrays = Plan(server_round, s.local_steps, s.local_epochs), to_arrays(self._weights)
+        plan, arrays = RoundPlan(server_round, s.local_steps, s.local_epochs), to_arrays(self._weights)
         sent = []
         for node, name in sorted(self._members.items(), key=lambda member: member[1]):
             task = Task(self._results.run, plan, self._agreement, self._taken.get(name, 0), aux_vars)
@@ -479,3 +480,18 @@ def _content(reply: Message) -> Any:
     if reply.has_error():
         raise MessageError(f"It failed: {reply.error.reason}")
     return reply.content
+
+
+def suspect(clients: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The client whose update has probably spoiled the model of a round, with the reason. None: no update was much
+    larger than the others.
+
+    clients (Mapping): The reports of the round, as in its row of the results.
+    """
+    norms = {name: float(report["update_norm"]) for name, report in clients.items()}
+    if not norms:
+        return None
+    name, middle = max(norms, key=lambda name: norms[name]), median_low(norms.values())
+    if norms[name] <= _SUSPECT * middle:
+        return None
+    return f"the update of '{name}' had a norm of {norms[name]:.3g}, and the median of all was {middle:.3g}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from .flower import Context, Grid, ServerApp
-from .house import House, read_config
+from .pipeline import FederatedPipeline, read_config
 from .results import Results
 from .rounds import Rounds
 from .settings import federated_settings
@@ -38,8 +38,8 @@ def train(grid: Grid, run_config: Mapping[str, Any]) -> None:
     results = Results(Path(str(run_config["output"])))
     try:
         config = read_config(str(run_config["config"]), {key: value for key, value in run_config.items() if "." in key})
-        house = House(config)
-        Rounds(house, federated_settings(house.config), results).run(grid)
+        pipeline = FederatedPipeline(config)
+        Rounds(pipeline, federated_settings(pipeline.config), results).run(grid)
     except BaseException as error:
         results.fail(error)
         raise
