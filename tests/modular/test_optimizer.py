@@ -23,8 +23,8 @@ from thinc_torchopt.modular import (
     list_optim_modules,
     list_optim_regularizers,
 )
-from thinc_torchopt.modular.modules import Adam, GaussianNoise, L2GlobalClipping, Momentum
-from thinc_torchopt.modular.modules.gaussian_noise import secure_normal
+from thinc_torchopt.modular.clipping import GaussianNoise, L2GlobalClipping, secure_normal
+from thinc_torchopt.modular.moments import Adam, Momentum
 
 from .compare import assert_same
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import AuxVarError, MessageError
-from ..aux_vars import AUX_VARS, AuxVar
+from ..aux_vars import AuxVar, from_tensors, to_tensors
 from .flower import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from .pipeline import RoundPlan
 from .weights import Tensors
@@ -339,11 +339,7 @@ def _tensor(record: ArrayRecord, name: str) -> torch.Tensor:
 def _aux_records(aux_vars: Mapping[str, AuxVar]) -> dict[str, Any]:
     if not aux_vars:
         return {}
-    tensors: Tensors = {}
-    values: dict[str, Any] = {}
-    for name, aux in aux_vars.items():
-        own, values[name] = aux.to_wire()
-        tensors |= {f"{name}:{key}": tensor for key, tensor in own.items()}
+    tensors, values = to_tensors(aux_vars)
     return {_AUX_ARRAYS: to_arrays(tensors), _AUX_VALUES: ConfigRecord({"values": json.dumps(values)})}
 
 
@@ -351,17 +347,17 @@ def _read_aux(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> dict[
     if _AUX_VALUES not in content:
         return {}
     values, record = _json(_record(content, _AUX_VALUES), "values", dict), _record(content, _AUX_ARRAYS)
-    tensors: dict[str, Tensors] = {name: {} for name in values}
+    tensors: Tensors = {}
     for key in record:
         name, _, param = key.partition(":")
         tensor = _tensor(record, key)
-        if name not in tensors or (param in weights and tensor.shape != weights[param].shape):
+        if name not in values or (param in weights and tensor.shape != weights[param].shape):
             raise MessageError(f"Can't use the auxiliary variable '{key}': its name or its shape is unknown.")
         if not bool(tensor.isfinite().all()):
             raise MessageError(f"Can't use the auxiliary variable '{key}': expected finite numbers, found others.")
-        tensors[name][param] = tensor
+        tensors[key] = tensor
     try:
-        return {name: AUX_VARS[name].from_wire(tensors[name], values[name]) for name in values}
+        return from_tensors(tensors, values)
     except (AuxVarError, KeyError) as error:
         raise MessageError(f"Can't use the auxiliary variables {sorted(values)}: {error}") from error
 
