@@ -1,8 +1,7 @@
 """Private training: the gradient of each example is clipped, noise is added, and the epsilon is counted.
 
 Open book.py first: a batch from top to bottom. forms.py has the layers, records.py what they record. noise.py adds the
-noise, accounting.py plans it and counts. The part of a training run is
-training/private.py.
+noise, accounting.py plans it and counts. The part of a training run is training/private.py.
 """
 
 from .accounting import (

@@ -360,9 +360,9 @@ def test_rounds_take_one_of_two_clients_with_one_name(texts, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": ""}, "expected 'name', a name of its own"),
-        ({"config": 3}, "expected 'config', the path"),
-        ({"partition": 3}, "found partition"),
+        ({"name": ""}, "'name' in --node-config: expected a name of its own"),
+        ({"config": 3}, "'config' in --node-config: expected the path"),
+        ({"partition": 3}, "or a setting by its dotted path, found 'partition'"),
     ],
 )
 def test_rounds_tell_why_a_client_cannot_begin(texts, tmp_path, settings, message):
@@ -375,7 +375,7 @@ def test_rounds_tell_why_a_client_cannot_begin(texts, tmp_path, settings, messag
 @pytest.mark.parametrize("missing", ["config", "output"])
 def test_rounds_need_a_config_and_a_folder(missing, tmp_path):
     settings = {"config": "federated.cfg", "output": str(tmp_path)}
-    with pytest.raises(ConfigError, match=f"expected the path '{missing}'"):
+    with pytest.raises(ConfigError, match=f"'{missing}' in .tool.flwr.app.config.: expected an absolute path"):
         server.train(None, {**settings, missing: ""})
 
 

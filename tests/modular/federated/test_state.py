@@ -98,7 +98,7 @@ def test_state_needs_a_folder(texts, tmp_path):
     small_config().to_disk(config)
     (tmp_path / "file").write_text("")
     settings = {"name": "north", "config": str(config), "state": str(tmp_path / "file"), **paths(texts, "north")}
-    with pytest.raises(ValueError, match="expected a folder that can be written to as 'state' in --node-config"):
+    with pytest.raises(ValueError, match="'state' in --node-config: expected a folder that can be written to, found"):
         open_pipeline(settings)
     name, _, folder = open_pipeline({**settings, "name": "no/rth", "state": ""})
     assert name == "no/rth" and folder == tmp_path / "north.cfg.state" / "no%2Frth" and folder.is_dir()

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 from thinc.api import require_gpu
 
-from ...errors import ConfigError, MessageError, StateError
+from ...checks import Section
+from ...errors import MessageError, StateError
 from ...schema import Count, check_version, read, write
 from ...state import clear_leftovers, read_folder, write_folder
 from .agreement import differences
@@ -27,6 +28,7 @@ from .pipeline import FederatedPipeline, read_config
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
+_SETTINGS = Section("--node-config")
 _VERSION = 1
 _ROUND = "round-"
 
@@ -84,18 +86,14 @@ def open_pipeline(node_config: Mapping[str, Any]) -> tuple[str, FederatedPipelin
     RAISES (ConfigError): A key is missing or unknown, or the folder is not writable.
     """
     name, path = node_config.get("name"), node_config.get("config")
+    example = "For example: --node-config \"name='north' config='/home/me/config.cfg'\""
     for key, found, what in (("name", name, "a name of its own"), ("config", path, "the path of a spaCy config")):
         if not isinstance(found, str) or not found:
-            raise ConfigError(
-                f"Can't take part in a federated training: expected '{key}', {what}, in --node-config, found "
-                f"{found!r}. For example: --node-config \"name='north' config='/home/me/config.cfg'\""
-            )
+            _SETTINGS.refuse(key, what, found, example)
     overrides = {key: value for key, value in node_config.items() if "." in key}
     if unknown := sorted(node_config.keys() - overrides.keys() - {"name", "config", "state", "gpu"}):
-        raise ConfigError(
-            f"Can't take part in a federated training: expected 'name', 'config', 'state', 'gpu', and settings by "
-            f"their dotted path in --node-config, found {', '.join(unknown)}."
-        )
+        known = "one of 'name', 'config', 'state', 'gpu', or a setting by its dotted path"
+        _SETTINGS.refuse(unknown[0], known, unknown[0])
     if "gpu" in node_config:
         require_gpu(int(node_config["gpu"]))
     pipeline = FederatedPipeline(read_config(str(path), overrides))
@@ -103,11 +101,8 @@ def open_pipeline(node_config: Mapping[str, Any]) -> tuple[str, FederatedPipelin
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"Can't take part in a federated training: expected a folder that can be written to as 'state' in "
-            f"--node-config, found {type(error).__name__}: {error}. Client '{name}' keeps the state of its optimizer "
-            "there from round to round."
-        ) from error
+        kept = f"Client '{name}' keeps the state of its optimizer there from round to round."
+        _SETTINGS.refuse("state", "a folder that can be written to", str(folder), f"{error}. {kept}")
     return str(name), pipeline, folder
 
 
