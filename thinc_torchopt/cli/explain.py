@@ -168,7 +168,7 @@ def _tell_privacy(told: Told, setup: Setup, settings: PrivacySettings, train: Co
     except (ConfigError, ParamError, MissingPackageError) as error:
         told.stops.append(str(error))
         return
-    text = f"Each example's gradient is clipped, and noise is added: {plan.told()}"
+    text = f"Each example's gradient is clipped, and noise is added: {plan.in_words()}"
     if plan.last is None and steps is not None and plan.noise_multiplier:
         history: PrivacyHistory = [(plan.noise_multiplier, plan.sample_rate, steps)]
         epsilon = epsilon_of(history, settings.delta, settings.accountant)

@@ -53,8 +53,8 @@ class Account:
         """The epsilon so far by each of Opacus' accountants. Infinite without noise."""
         return {kind: epsilon_of(self.history, self.delta, kind) for kind in get_args(Accountant)}
 
-    def told(self, epsilons: dict[Accountant, float], *, unit: str = "update") -> str:
-        """In words, for the user. epsilons (dict): From `epsilons`, which takes time."""
+    def in_words(self, epsilons: dict[Accountant, float], *, unit: str = "update") -> str:
+        """For the user. epsilons (dict): From `epsilons`, which takes time."""
         [other] = (kind for kind in epsilons if kind != self.accountant)
         return (
             f"epsilon {epsilons[self.accountant]:.3f} ({self.accountant.upper()}; by {other.upper()} "
@@ -159,8 +159,8 @@ class PrivacyPlan:
         """The settings with this noise and without a target, for a part of the training."""
         return replace(self.settings, noise_multiplier=self.noise_multiplier, target_epsilon=None)
 
-    def told(self) -> str:
-        """In words, for the user."""
+    def in_words(self) -> str:
+        """For the user."""
         settings = self.settings
         reached = "" if self.last is None else f"; {self.last:,} updates reach epsilon {settings.target_epsilon:g}"
         return (

@@ -148,7 +148,7 @@ class PrivateUpdates:
         logger.info("%s", _WHAT)
         for warning in what_is_not_covered(self._settings, self._nlp.config.interpolate()["training"]["seed"]):
             logger.info("%s", warning)
-        logger.info("Private training: %s", self.plan.told())
+        logger.info("Private training: %s", self.plan.in_words())
         if self._account.steps:
             logger.info(_GOES_ON, f"{self._account.steps:,}")
 
@@ -168,7 +168,7 @@ class PrivateUpdates:
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
         self._epsilons = self._account.epsilons()
-        logger.info("Private training: %s", self._account.told(self._epsilons))
+        logger.info("Private training: %s", self._account.in_words(self._epsilons))
 
     def on_log(self, event: Log, control: Control) -> None:
         if self._epsilons is not None:

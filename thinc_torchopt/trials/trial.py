@@ -221,9 +221,9 @@ def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) ->
         decay = block.get("decay", 0.0)
         if _is_number(decay) and 0.5 < decay < 1.0:
             found.append(("decay", round(1.0 - 1.0 / max(2.0, steps / end / (1.0 - decay)), 6)))
-    told = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
+    changes = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
     block.update(found)
-    return [f"[{path}] {told}"] if found else []
+    return [f"[{path}] {changes}"] if found else []
 
 
 def _shorten_freezing(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:

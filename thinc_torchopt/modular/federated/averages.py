@@ -196,7 +196,7 @@ class PrivateAverage:
     def used(self) -> dict[str, Any]:
         """Tell the epsilon of all rounds so far. RETURNS (dict): It, in numbers."""
         epsilons = self._account.epsilons()
-        LOG.info("Private training: %s", self._account.told(epsilons, unit="round"))
+        LOG.info("Private training: %s", self._account.in_words(epsilons, unit="round"))
         return {**self._account.numbers(epsilons), "noise_multiplier": self._plan.noise_multiplier}
 
     # ------------------------------------------------------------------ state
