@@ -24,10 +24,10 @@ from spacy.tokens import DocBin
 
 from thinc_torchopt.corpora import PythonDocs
 from thinc_torchopt.modular.federated import FlowerStrategy, UpdateGuard, merge_labels
-from thinc_torchopt.modular.federated.average import Average
+from thinc_torchopt.modular.federated.averages import ModelAverage
 from thinc_torchopt.modular.federated.flower import Message, MetricRecord, RecordDict
-from thinc_torchopt.modular.federated.house import House, Plan
 from thinc_torchopt.modular.federated.messages import to_arrays
+from thinc_torchopt.modular.federated.pipeline import FederatedPipeline, RoundPlan
 
 CONFIG = Path(__file__).parent.parent / "configs" / "federated.cfg"
 CLIENTS = 5
@@ -60,12 +60,15 @@ def main() -> None:
     write_corpora(args.folder, args.texts)
     found: dict[str, dict[str, list[float]]] = {name: {lie: [] for lie in LIES} for name in METHODS}
     for seed in range(args.seeds):
-        houses = [open_house(args.folder, f"client-{i}", seed) for i in range(CLIENTS)]
-        all_texts = open_house(args.folder, "all", seed)
-        start, fresh = all_texts.weights.collect(), [deepcopy(house.optimizer.state_dict()) for house in houses]
+        pipelines = [open_pipeline(args.folder, f"client-{i}", seed) for i in range(CLIENTS)]
+        all_texts = open_pipeline(args.folder, "all", seed)
+        start, fresh = (
+            all_texts.weights.collect(),
+            [deepcopy(one.optimizer.state_dict()) for one in pipelines],
+        )
         for name in METHODS:
             for lie, factor in LIES.items():
-                score = train(houses, all_texts, name, factor, start, fresh, args)
+                score = train(pipelines, all_texts, name, factor, start, fresh, args)
                 found[name][lie].append(score)
                 print(f"seed {seed}, {name}, {lie}: {score:.1%}", flush=True)
         (args.folder / "scores.json").write_text(json.dumps(found, indent=2))
@@ -97,28 +100,34 @@ def write_corpora(folder: Path, n: int) -> None:
     (folder / "labels.json").write_text(json.dumps(merge_labels(labels)))
 
 
-def open_house(folder: Path, name: str, seed: int) -> House:
+def open_pipeline(folder: Path, name: str, seed: int) -> FederatedPipeline:
     config = Config().from_disk(CONFIG, interpolate=False)
     config["system"]["seed"] = seed
     files = {what: str(folder / name / f"{what}.spacy") for what in ("train", "dev")}
     config["paths"] = {**files, "labels": str(folder / "labels.json")}
-    return House(config)
+    return FederatedPipeline(config)
 
 
 def train(
-    houses: list[House], all_texts: House, method: str, factor: float, start: Tensors, fresh: list[Any], args: Any
+    pipelines: list[FederatedPipeline],
+    all_texts: FederatedPipeline,
+    method: str,
+    factor: float,
+    start: Tensors,
+    fresh: list[Any],
+    args: Any,
 ) -> float:
     """start (Tensors), fresh (list): The weights and the optimizers' states before the first round.
 
     RETURNS (float): The F-score of the last model on the dev texts of all.
     """
     settings, is_guarded = METHODS[method]
-    average, guard = Average(FlowerStrategy(**settings)), UpdateGuard()
+    average, guard = ModelAverage(FlowerStrategy(**settings)), UpdateGuard()
     weights, states = start, list(fresh)
     for round in range(1, args.rounds + 1):
         models, counts = [], []
-        for i, house in enumerate(houses):
-            outcome = house.train(weights, Plan(round, args.local_steps, 0), state=states[i], name=str(i))
+        for i, pipeline in enumerate(pipelines):
+            outcome = pipeline.train(weights, RoundPlan(round, args.local_steps, 0), state=states[i], name=str(i))
             states[i] = deepcopy(outcome.state)
             is_liar = i == CLIENTS - 1
             own = outcome.weights

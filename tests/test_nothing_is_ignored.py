@@ -580,10 +580,6 @@ OTHER = {
         {"@misc": "thinc-torchopt.ClientPrivacy.v1", "clip": 1.0, "delta": 1e-3, "noise_multiplier": 0.0},
         {"weigh_by": "client"},
     ),
-    "misc Federated.v1 controller": (
-        {"@misc": "thinc-torchopt.TrainerController.v1", "definition": {**QUIET, "operations": []}},
-        {},
-    ),
     "misc FlowerStrategy.v1 beta": (0.3, {"strategy": "FedTrimmedAvg"}),
     "misc FlowerStrategy.v1 num_malicious_nodes": (1, {"strategy": "Krum"}),
     "misc FlowerStrategy.v1 num_nodes_to_select": (2, {"strategy": "MultiKrum"}),

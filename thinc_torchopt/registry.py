@@ -4,7 +4,8 @@
 They belong to thinc's registry class, so the config systems of thinc, spaCy and others see them. The entry point group
 of each is its name after `thinc_`: other packages can add their own.
 
-Registered objects are functions: confection reads and checks the signatures of functions, and not those of classes.
+Registered objects are functions, or dataclasses that check themselves: confection reads and checks the signatures of
+these, and not those of other classes.
 """
 
 from __future__ import annotations

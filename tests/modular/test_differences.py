@@ -18,8 +18,7 @@ from thinc_torchopt.errors import (
     StateKeyError,
     TorchOptError,
 )
-from thinc_torchopt.modular import Modular, ScaffoldAuxVar
-from thinc_torchopt.modular.modules import gaussian_noise
+from thinc_torchopt.modular import Modular, ScaffoldAuxVar, clipping
 from thinc_torchopt.modular.registered import create
 
 PAGE = (Path(__file__).parents[2] / "docs" / "modular.md").read_text(encoding="utf8")
@@ -334,8 +333,8 @@ def _():
 def _():
     with pytest.MonkeyPatch.context() as patch:
         for byte in (b"\0", b"\xff"):
-            patch.setattr(gaussian_noise.os, "urandom", lambda n, byte=byte: byte * n)
-            assert bool(gaussian_noise.secure_normal(torch.Size([4])).isfinite().all())
+            patch.setattr(clipping.os, "urandom", lambda n, byte=byte: byte * n)
+            assert bool(clipping.secure_normal(torch.Size([4])).isfinite().all())
 
 
 @row("`torch-optim` with `weight_decay` or `lr`")

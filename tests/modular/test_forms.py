@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from thinc_torchopt.errors import AuxVarError, ConfigError, ConfigKeyError, ConfigTypeError, StateError
 from thinc_torchopt.modular import Block, Modular, Module
-from thinc_torchopt.modular.aux_vars import ScaffoldAuxVar
-from thinc_torchopt.modular.modules import Adam
+from thinc_torchopt.modular.moments import Adam
 from thinc_torchopt.modular.regularizers import Ridge
+from thinc_torchopt.modular.scaffold import ScaffoldAuxVar
 
 
 def linear(dtype=torch.float32):

@@ -19,12 +19,11 @@ from thinc_torchopt.modular import (
     Modular,
     Module,
     blocks,
-    chain,
     list_optim_modules,
     list_optim_regularizers,
 )
-from thinc_torchopt.modular.modules import Adam, GaussianNoise, L2GlobalClipping, Momentum
-from thinc_torchopt.modular.modules.gaussian_noise import secure_normal
+from thinc_torchopt.modular.clipping import GaussianNoise, L2GlobalClipping, secure_normal
+from thinc_torchopt.modular.moments import Adam, Momentum
 
 from .compare import assert_same
 
@@ -828,14 +827,14 @@ def test_optimizer_has_no_temporary_as_large_as_the_model(monkeypatch):
     """All memory that a step takes beside state: some blocks."""
     monkeypatch.setattr(blocks, "CPU_BLOCK", 100)
     taken = []
-    scratch = chain.Scratch
+    scratch = blocks.Scratch
 
     class Watched(scratch):
         def __init__(self):
             super().__init__()
             taken.append(self)
 
-    monkeypatch.setattr(chain, "Scratch", Watched)
+    monkeypatch.setattr(blocks, "Scratch", Watched)
     param = torch.nn.Parameter(torch.zeros(10_000))
     optimizer = Modular([param], 0.1, 0.1, regularizers=["fedprox"], modules=[L2GlobalClipping(), "yogi", "lookahead"])
     param.grad = torch.ones(10_000)

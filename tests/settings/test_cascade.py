@@ -16,7 +16,7 @@ from thinc_torchopt.algorithms.algorithm import Algorithm
 from thinc_torchopt.algorithms.torch_classes import SGD, AdamW, Muon, NAdam
 from thinc_torchopt.compat import has_pytorch_optimizer
 from thinc_torchopt.errors import ConfigError, GrowthWarning, StateError
-from thinc_torchopt.modular import modules
+from thinc_torchopt.modular import moments
 from thinc_torchopt.registry import registry
 
 from ..conftest import CONFIGS, needs_muon
@@ -301,7 +301,7 @@ def test_cascade_params_of_a_blocks_algorithm_thaw_at_their_step():
 def modular():
     from thinc_torchopt.modular.registered import create
 
-    return create(modules={"adam": modules.Adam(), "average": modules.EWMA(0.5)})
+    return create(modules={"adam": moments.Adam(), "average": moments.EWMA(0.5)})
 
 
 def block_with(name, algorithm):

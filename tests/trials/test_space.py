@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.trials import Choice, Range, parse_space
+from thinc_torchopt.trials import Choice, NumberRange, parse_space
 
 PATH = "training.optimizer.learn_rate"
 
@@ -17,12 +17,12 @@ def parse(text):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1e-4..1e-2:log", Range(1e-4, 1e-2, True)),
-        ("0.0..0.5", Range(0.0, 0.5)),
-        ("0..1:0.25", Range(0, 1, False, 0.25)),
-        ("-1..8", Range(-1, 8)),
-        ("16..256:log", Range(16, 256, True)),
-        ('"1..8"', Range(1, 8)),
+        ("1e-4..1e-2:log", NumberRange(1e-4, 1e-2, True)),
+        ("0.0..0.5", NumberRange(0.0, 0.5)),
+        ("0..1:0.25", NumberRange(0, 1, False, 0.25)),
+        ("-1..8", NumberRange(-1, 8)),
+        ("16..256:log", NumberRange(16, 256, True)),
+        ('"1..8"', NumberRange(1, 8)),
         ("16|32", Choice(("16", "32"))),
         (" true | false ", Choice(("true", "false"))),
         ("torch.AdamW.v1|torch.RAdam.v1", Choice(("torch.AdamW.v1", "torch.RAdam.v1"))),
@@ -74,5 +74,5 @@ NUMBERS = st.floats(-1e6, 1e6) | st.integers(-1000, 1000)
 def test_space_is_read_as_it_is_written(low, high, is_log):
     """A study compares spaces by their texts."""
     if low < high and (low > 0 or not is_log):
-        dimension = Range(low, high, is_log)
+        dimension = NumberRange(low, high, is_log)
         assert parse(str(dimension)) == dimension

@@ -26,7 +26,7 @@ from ..errors import ConfigError, ControllerError, MissingPackageError, ParamErr
 from ..host import cli_util
 from ..host_errors import is_spacys_own, line_of_others, plain_errors
 from ..optimizers import TorchOptimizer
-from ..privacy import History, PrivacySettings, epsilon_of
+from ..privacy import Privacy, PrivacyHistory, epsilon_of
 from ..progress_bars import show_activity
 from ..training import Rules, count_steps, plan_private_training, what_is_not_covered
 from ..types import ParamInfo
@@ -165,7 +165,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
 
 
-def _tell_privacy(told: Description, setup: Setup, settings: PrivacySettings, train: Corpus, steps: int | None) -> None:
+def _tell_privacy(told: Description, setup: Setup, settings: Privacy, train: Corpus, steps: int | None) -> None:
     """Say what a private training uses, or why it would be refused. steps (int | None): None: it has no end."""
     examples = train.examples
     try:
@@ -173,9 +173,9 @@ def _tell_privacy(told: Description, setup: Setup, settings: PrivacySettings, tr
     except (ConfigError, ParamError, MissingPackageError) as error:
         told.stops.append(str(error))
         return
-    text = f"Each example's gradient is clipped, and noise is added: {plan.told()}"
+    text = f"Each example's gradient is clipped, and noise is added: {plan.in_words()}"
     if plan.last is None and steps is not None and plan.noise_multiplier:
-        history: History = [(plan.noise_multiplier, plan.sample_rate, steps)]
+        history: PrivacyHistory = [(plan.noise_multiplier, plan.sample_rate, steps)]
         epsilon = epsilon_of(history, settings.delta, settings.accountant)
         text += f" {count(steps, 'update')} {'uses' if steps == 1 else 'use'} epsilon {plain(epsilon)}."
     told.lines.append(("Privacy", text))

@@ -17,7 +17,7 @@ from typer import Option as Opt
 from ..checks import Section
 from ..errors import ConfigError, TorchOptError
 from ..progress_bars import show_progress
-from ..trials import Comparison, Trial, compare, run_trial, shorten
+from ..trials import Comparison, TrialResult, compare, run_trial, shorten
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._recipes import Recipe
 from ._rewrite import rewrite
@@ -36,13 +36,13 @@ class Candidate:
 
     name (str): Its name for the user.
     config (Config): From `shorten`.
-    trials (dict[int, Trial]): By seed.
+    trials (dict[int, TrialResult]): By seed.
     problem (str | None): Why it can't be compared.
     """
 
     name: str
     config: Config
-    trials: dict[int, Trial] = field(default_factory=dict)
+    trials: dict[int, TrialResult] = field(default_factory=dict)
     problem: str | None = None
 
     @property

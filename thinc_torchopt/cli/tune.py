@@ -27,10 +27,10 @@ from ..trials import (
     AS_IT_IS,
     Choice,
     Comparison,
-    Found,
     Space,
     Study,
-    Trial,
+    TrialRecord,
+    TrialResult,
     compare,
     parse_space,
     run_trial,
@@ -124,7 +124,7 @@ def tune(
         own = _filled(source)
         study.begin_with({path: _value_at(own, path) for path in space})
 
-        def train(values: Mapping[str, Any], seed: int, on_evaluation: Callable[[int, float], None]) -> Trial:
+        def train(values: Mapping[str, Any], seed: int, on_evaluation: Callable[[int, float], None]) -> TrialResult:
             config, _ = shorten(source.load(overrides=values), steps)
             return run_trial(config, seed=seed, use_gpu=use_gpu, on_evaluation=on_evaluation)
 
@@ -355,7 +355,7 @@ class _StudyResult:
             numbers = [str(found.number) for found in self.found if found.problem == problem]
             console.print(f"Trial {', '.join(numbers)}: {problem}")
         paths = list(dict.fromkeys(path for found in self.best for path in found.values))
-        rows: list[Found | None] = [*([None] if self.as_it_is is not None else []), *self.best]
+        rows: list[TrialRecord | None] = [*([None] if self.as_it_is is not None else []), *self.best]
         if rows:
             headers = ["", "score", "other seeds", "of each", "difference", "verdict", *_short_names(paths)]
             print_table(console, headers, [self._row(found, paths) for found in rows], numbers=headers[1:5])
@@ -364,8 +364,8 @@ class _StudyResult:
             console.print(f"Importance: {shown}")
         console.print(self.verdict)
 
-    def _row(self, found: Found | None, paths: Sequence[str]) -> list[str]:
-        """found (Found | None): None: the config as it is."""
+    def _row(self, found: TrialRecord | None, paths: Sequence[str]) -> list[str]:
+        """found (TrialRecord | None): None: the config as it is."""
         number = AS_IT_IS if found is None else found.number
         name = "as it is" if found is None else f"trial {number}"
         scores = self.scores.get(number, [])

@@ -7,19 +7,14 @@ and are sent as tensors and JSON. Nothing is pickled.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Literal
 
-import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import AuxVarError
 
-# 0.0 stands for zeros of any shape.
-Vector = Union[Mapping[str, Tensor], float]
 How = Literal["sum", "mean"]
 
 
@@ -71,111 +66,8 @@ class AuxVar:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class ScaffoldAuxVar(AuxVar):
-    """The auxiliary variable of SCAFFOLD. Exactly one of `state` and `delta` is set.
-
-    state (Mapping[str, Tensor] | float | None): From the server: the mean correction of all clients.
-    delta (Mapping[str, Tensor] | float | None): From a client: the change of its correction.
-    clients (tuple[str, ...]): The clients that sent `delta`.
-    """
-
-    state: Vector | None = None
-    delta: Vector | None = None
-    clients: tuple[str, ...] = ()
-
-    name = "scaffold"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", tuple(self.clients))
-        for field in ("state", "delta"):
-            value = getattr(self, field)
-            is_zero = isinstance(value, float) and value == 0.0
-            if not (value is None or is_zero or (isinstance(value, Mapping) and is_vector(value))):
-                raise AuxVarError(
-                    f"Can't make a ScaffoldAuxVar: expected tensors by the names of params, or 0.0, as '{field}', "
-                    f"found {value!r}."
-                )
-        if (self.state is None) == (self.delta is None):
-            raise AuxVarError(
-                "Can't make a ScaffoldAuxVar: expected exactly one of 'state' and 'delta', found "
-                f"{'none' if self.state is None else 'both'}."
-            )
-        if not all(isinstance(client, str) for client in self.clients) or (self.state is not None and self.clients):
-            raise AuxVarError(
-                f"Can't make a ScaffoldAuxVar: expected the names of the clients that sent 'delta', found "
-                f"{self.clients!r}."
-            )
-
-    @classmethod
-    def aggregate(cls, received: Sequence[ScaffoldAuxVar], how: How = "sum") -> ScaffoldAuxVar:
-        if any(aux.delta is None for aux in received):
-            raise AuxVarError(
-                "Can't aggregate ScaffoldAuxVar: expected 'delta' of each client, found 'state', which is the server's."
-            )
-        names = [name for aux in received for name in aux.clients]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise AuxVarError(
-                f"Can't aggregate ScaffoldAuxVar: expected one of each client, found several of {', '.join(twice)}."
-            )
-        return cls(delta=combine([aux.delta for aux in received], how), clients=tuple(sorted(names)))  # type: ignore[misc]
-
-    def to_wire(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        field = "delta" if self.state is None else "state"
-        value = getattr(self, field)
-        tensors = dict(value) if isinstance(value, Mapping) else {}
-        return tensors, {"field": field, "zero": not isinstance(value, Mapping), "clients": list(self.clients)}
-
-    @classmethod
-    def from_wire(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> ScaffoldAuxVar:
-        check_wire(cls.name, values, {"field": str, "zero": bool, "clients": list})
-        if values["field"] not in ("state", "delta") or (values["zero"] and tensors):
-            raise AuxVarError(f"Can't read a ScaffoldAuxVar: expected 'state' or 'delta', found {dict(values)!r}.")
-        return cls(**{values["field"]: 0.0 if values["zero"] else dict(tensors)}, clients=tuple(values["clients"]))
-
-
-# By name. Other packages may add theirs.
-AUX_VARS: dict[str, type[AuxVar]] = {ScaffoldAuxVar.name: ScaffoldAuxVar}
-
-
-# ---------------------------------------------------------------------- vectors
-
-
-def is_vector(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping has float tensors by name."""
-    return all(
-        isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
-        for name, tensor in value.items()
-    )
-
-
-def combine(vectors: Sequence[Vector], how: How = "sum") -> Vector:
-    """Sum or average vectors. RAISES (AuxVarError): Their names or shapes differ."""
-    if how not in ("sum", "mean"):
-        raise AuxVarError(f"Can't aggregate auxiliary variables: expected 'sum' or 'mean', found {how!r}.")
-    found = [vector for vector in vectors if isinstance(vector, Mapping)]
-    if not found:
-        return 0.0
-    shapes = [{name: tuple(tensor.shape) for name, tensor in vector.items()} for vector in found]
-    for other in shapes[1:]:
-        different = sorted(name for name in shapes[0].keys() | other.keys() if shapes[0].get(name) != other.get(name))
-        if different:
-            raise AuxVarError(
-                "Can't aggregate auxiliary variables: expected the same params from each client, but "
-                f"{', '.join(different[:5])} differ in shape, or are missing."
-            )
-    total = {}
-    for name in found[0]:
-        total[name] = torch.clone(found[0][name].detach())
-        for vector in found[1:]:
-            total[name] += vector[name].to(total[name].device)
-        if how == "mean":
-            total[name] /= len(vectors)
-    return total
-
-
-# ---------------------------------------------------------------------- sending
+# By name: of SCAFFOLD, and those that other packages add.
+AUX_VARS: dict[str, type[AuxVar]] = {}
 
 
 def aggregate(received: Sequence[Mapping[str, AuxVar]], how: How = "sum") -> dict[str, AuxVar]:
@@ -198,14 +90,30 @@ def aggregate(received: Sequence[Mapping[str, AuxVar]], how: How = "sum") -> dic
     return found
 
 
-def to_bytes(aux: Mapping[str, AuxVar]) -> bytes:
-    """Serialize auxiliary variables: safetensors, with JSON in the header."""
+def to_tensors(aux: Mapping[str, AuxVar]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by "name:key", and values for JSON by name."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for name, value in aux.items():
         own, values[name] = value.to_wire()
-        tensors |= {f"{name}:{key}": tensor.detach().contiguous().cpu().clone() for key, tensor in own.items()}
-    return save(tensors, metadata={"aux_vars": json.dumps(values)})
+        tensors |= {f"{name}:{key}": tensor for key, tensor in own.items()}
+    return tensors, values
+
+
+def from_tensors(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, AuxVar]:
+    """Undo `to_tensors`. RAISES (KeyError): A name is unknown. (AuxVarError): Values are invalid."""
+    by_name: dict[str, dict[str, Tensor]] = {name: {} for name in values}
+    for path, tensor in tensors.items():
+        name, _, key = path.partition(":")
+        by_name[name][key] = tensor
+    return {name: AUX_VARS[name].from_wire(by_name[name], values[name]) for name in values}
+
+
+def to_bytes(aux: Mapping[str, AuxVar]) -> bytes:
+    """Serialize auxiliary variables: safetensors, with JSON in the header."""
+    tensors, values = to_tensors(aux)
+    copies = {name: tensor.detach().contiguous().cpu().clone() for name, tensor in tensors.items()}
+    return save(copies, metadata={"aux_vars": json.dumps(values)})
 
 
 def from_bytes(data: bytes) -> dict[str, AuxVar]:
@@ -213,12 +121,7 @@ def from_bytes(data: bytes) -> dict[str, AuxVar]:
     try:
         size = int.from_bytes(data[:8], "little")
         values = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["aux_vars"])
-        tensors = load(bytes(data))
-        by_name: dict[str, dict[str, Tensor]] = {name: {} for name in values}
-        for path, tensor in tensors.items():
-            name, _, key = path.partition(":")
-            by_name[name][key] = tensor
-        return {name: AUX_VARS[name].from_wire(by_name[name], values[name]) for name in values}
+        return from_tensors(load(bytes(data)), values)
     except AuxVarError:
         raise
     except Exception as error:
@@ -226,21 +129,3 @@ def from_bytes(data: bytes) -> dict[str, AuxVar]:
             f"Can't read auxiliary variables: the data is damaged, or of an unknown kind ({error!r}). Known kinds: "
             f"{', '.join(sorted(AUX_VARS))}."
         ) from error
-
-
-def check_wire(name: str, values: Mapping[str, Any], expected: Mapping[str, type]) -> None:
-    """RAISES (AuxVarError): Values are missing, unknown, or of another type."""
-    if not isinstance(values, Mapping) or {key: type(value) for key, value in values.items()} != dict(expected):
-        raise AuxVarError(
-            f"Can't read the auxiliary variables '{name}': expected {sorted(expected)}, found {values!r}."
-        )
-
-
-def check_finite(name: str, vector: Vector) -> None:
-    """RAISES (AuxVarError): A number is NaN or infinite."""
-    for param, tensor in vector.items() if isinstance(vector, Mapping) else ():
-        if not math.isfinite(float(tensor.detach().double().abs().sum())):
-            raise AuxVarError(
-                f"Can't use the auxiliary variables '{name}': expected finite numbers, found NaN or infinite ones for "
-                f"param '{param}'."
-            )

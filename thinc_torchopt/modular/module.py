@@ -22,16 +22,16 @@ from ..checks import Section
 from .aux_vars import AuxVar
 from .blocks import Block, opmath
 
-# The ranges of options: see `Part.ranges`.
-Range = Literal["beta", "at_least_0", "part", "flag"]
-Ranges = Mapping[str, Range]
+# The ranges of options: see `ModularPart.ranges`.
+OptionRange = Literal["beta", "at_least_0", "part", "flag"]
+Ranges = Mapping[str, OptionRange]
 ENABLED = "enabled"
 ROUND_RESET = "round_reset"
 # The place in a config of the part that is being built, for errors.
 where_it_stands: ContextVar[str] = ContextVar("where_it_stands", default="")
 
 
-class Part:
+class ModularPart:
     """The base class of modules and regularizers.
 
     options (Mapping[str, Any]): Settings that may differ between param groups.
@@ -125,14 +125,14 @@ class Part:
         limits = {} if self.params is None else {"params": list(self.params)}
         return {**self.options, **self.settings, **limits, **({} if self._label is None else {"label": self._label})}
 
-    def named(self, label: str, where: Optional[str] = None) -> "Part":
+    def named(self, label: str, where: Optional[str] = None) -> "ModularPart":
         """A copy with another label. where (str | None): Its name in errors."""
         where = f"the {self.kind} '{label}'" if where is None else where
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), _label=label, where=where)
         return copy
 
-    def everywhere(self) -> "Part":
+    def everywhere(self) -> "ModularPart":
         """A copy without patterns."""
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), params=None)
@@ -171,7 +171,7 @@ class Part:
     @property
     def listens(self) -> bool:
         """Whether its class overrides `start_round`."""
-        return type(self).start_round is not Part.start_round
+        return type(self).start_round is not ModularPart.start_round
 
     def start_round(self, state: MutableMapping[str, Any]) -> None:
         """Begin a round of federated training. Called for each param that this part works on.
@@ -249,14 +249,14 @@ class Part:
         return inspect.signature(type(self).__init__).parameters[option].default
 
 
-class Module(Part):
-    """Changes gradients, or weights after their update: see `Part`."""
+class Module(ModularPart):
+    """Changes gradients, or weights after their update: see `ModularPart`."""
 
     kind = "module"
 
 
-class Regularizer(Part):
-    """Adds a term that depends on the weights to the gradient: see `Part`."""
+class Regularizer(ModularPart):
+    """Adds a term that depends on the weights to the gradient: see `ModularPart`."""
 
     kind = "regularizer"
     is_pure = True

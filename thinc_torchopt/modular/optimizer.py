@@ -8,9 +8,8 @@ One step, in the order of declearn's Optimizer:
  4. decoupled weight decay is added: `decay = "adamw"`: lr x weight_decay x weights; "declearn": weight_decay x weights
  5. the sum is subtracted from the weights
 
-
-chain.py runs a step, blocks.py makes it fast. saved.py saves states by lasting names; exchange.py exchanges values with
-other optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
+blocks.py runs a step. saved.py saves states by lasting names; aux_vars.py has the values that are exchanged with other
+optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
 
 SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py). docs/modular.md
 lists where we differ.
@@ -29,18 +28,29 @@ from torch import Tensor
 
 from ..algorithms import Roles
 from ..checks import Section
-from ..errors import ConfigError, ConfigKeyError, ConfigTypeError, ConfigWarning, ParamError
+from ..errors import (
+    AuxVarError,
+    AuxVarKeyError,
+    AuxVarTypeError,
+    AuxVarWarning,
+    ConfigError,
+    ConfigKeyError,
+    ConfigTypeError,
+    ConfigWarning,
+    ParamError,
+)
 from ..near_misses import did_you_mean
-from .aux_vars import AuxVar
-from .chain import Kept, Member, Work, run_chain
-from .exchange import collect_aux_vars, process_aux_vars
-from .module import ENABLED, Module, Part, Regularizer, matches
+from .aux_vars import AuxVar, aggregate
+from .blocks import ActivePart, StateView, UpdatedParam, run_chain
+from .module import ENABLED, ModularPart, Module, Regularizer, matches
 from .saved import SharedState, check_shared, own_state_dict, read_state, state_by_name, to_json
 from .specs import build_parts, check_can_be_built_again, options_in_group, with_labels
 from .train_step import names_in_model, train_step
 
 # The gradients of all params, by name or in order.
 Grads = Union[Mapping[str, Any], Sequence[Any]]
+# Values by key, of params by their names, or of parts by their labels.
+Changes = dict[str, dict[str, Any]]
 Decay = Literal["adamw", "declearn"]
 Normalize = Literal["words", "examples"]
 _SECTION = Section("Modular", allows_texts=False)
@@ -94,7 +104,7 @@ class Modular(torch.optim.Optimizer):
         self._decay: Decay = _SECTION.choice("decay", decay, get_args(Decay))
         self._normalize: Normalize | None = _SECTION.choice("normalize", normalize, (*get_args(Normalize), None))
         parts = with_labels([*build_parts(regularizers, Regularizer), *build_parts(modules, Module)])
-        self._parts: list[Part] = parts
+        self._parts: list[ModularPart] = parts
         _check_exchange(parts)
         self.shared = SharedState({part.label: part.first_shared() for part in parts})
         self._batch_size: int | None = None
@@ -277,10 +287,10 @@ class Modular(torch.optim.Optimizer):
                 for param in group["params"]:
                     state = self.state.get(param, {})
                     for part in listening:
-                        if param in chosen[part.label] and not Kept(state, part.label):
-                            Kept(state, part.label).update(part.first_state(param.detach()))
+                        if param in chosen[part.label] and not StateView(state, part.label):
+                            StateView(state, part.label).update(part.first_state(param.detach()))
                     for part in self._parts:
-                        kept = Kept(state, part.label)
+                        kept = StateView(state, part.label)
                         if kept or (part in listening and param in chosen[part.label]):
                             part.start_round(kept)
                     if state:
@@ -321,28 +331,26 @@ class Modular(torch.optim.Optimizer):
         members = []
         for group in self.param_groups:
             options = [{key: group[f"{part.label}_{key}"] for key in part.options} for part in self._parts]
-            enabled = [place for place, part in enumerate(self._parts) if group[f"{part.label}_{ENABLED}"]]
+            enabled = [(place, part) for place, part in enumerate(self._parts) if group[f"{part.label}_{ENABLED}"]]
             rate, decay = float(group["lr"]), float(group["weight_decay"])
             for param in group["params"]:
                 if param in grads:
                     state = self.state[param]
                     work = {
-                        place: Work(self._parts[place], options[place], Kept(state, self._parts[place].label))
-                        for place in enabled
+                        place: ActivePart(part, options[place], StateView(state, part.label))
+                        for place, part in enabled
                         if place not in chosen or param in chosen[place]
                     }
                     members.append(
-                        Member(
+                        UpdatedParam(
                             param.detach(), grads[param], rate, decay * rate if self.decay == "adamw" else decay, work
                         )
                     )
         for member in members:
             member.prepare()
-        found = None if updates is None else [updates[param] for param in self._in_order(grads)]
+        in_order = (param for group in self.param_groups for param in group["params"] if param in grads)
+        found = None if updates is None else [updates[param] for param in in_order]
         run_chain(self._parts, members, self.shared.parts, factor=factor, updates=found)
-
-    def _in_order(self, grads: Mapping[Tensor, Tensor]) -> list[Tensor]:
-        return [param for group in self.param_groups for param in group["params"] if param in grads]
 
     def _number_in_batch(self) -> int:
         if self._batch_size is None:
@@ -369,7 +377,7 @@ class Modular(torch.optim.Optimizer):
                 "from one model, or add prefixes to them."
             )
 
-    def _chosen(self, part: Part) -> set[Tensor]:
+    def _chosen(self, part: ModularPart) -> set[Tensor]:
         """The params that a part with patterns works on."""
         return {param for name, param in self.named_params().items() if part.concerns(name)}
 
@@ -488,7 +496,8 @@ class Modular(torch.optim.Optimizer):
 
         as_json (bool): Only values that JSON has: tensors become dicts with their dtype, shape, and bytes in base64.
         """
-        state = state_by_name(self._parts, self._states(), self.shared.parts)
+        states = {name: self.state.get(param, {}) for name, param in self.named_params().items()}
+        state = state_by_name(self._parts, states, self.shared.parts)
         return to_json(state) if as_json else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -497,8 +506,10 @@ class Modular(torch.optim.Optimizer):
 
         RAISES (StateKeyError): Parts, params or values are missing or unknown. (StateError): The state is damaged.
         """
-        new, shared = read_state(self._parts, self._options_of(), self.named_params(), state)
-        states = defaultdict(dict, {param: new[name] for name, param in self.named_params().items() if new[name]})
+        named, groups = self.named_params(), {param: group for group in self.param_groups for param in group["params"]}
+        options = {name: groups[param] for name, param in named.items()}
+        new, shared = read_state(self._parts, options, named, state)
+        states = defaultdict(dict, {param: new[name] for name, param in named.items() if new[name]})
         self.__dict__.update(state=states, shared=SharedState(shared))
 
     def state_dict(self) -> dict[str, Any]:
@@ -512,9 +523,23 @@ class Modular(torch.optim.Optimizer):
         own_state_dict(self, state_dict)
         self.shared = SharedState(shared)
 
+    # ------------------------------------------------------------------ in a federation
+
     def collect_aux_var(self) -> dict[str, AuxVar]:
         """Collect the auxiliary variables for other optimizers of the federation, by name."""
-        changes, found = collect_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts)
+        changes: Changes = {}
+        found: dict[str, AuxVar] = {}
+        for part in self._parts:
+            if part.has_aux:
+                aux, of_part = part.collect_aux(self._states_of(part), self.shared.parts[part.label])
+                if aux is None:
+                    warnings.warn(
+                        AuxVarWarning(f"{part.where} has nothing to send: there was no step since the round began."),
+                        stacklevel=2,
+                    )
+                else:
+                    found[part.key] = aux
+                self._add_changes(changes, part, of_part)
         self._commit(changes, {})
         return found
 
@@ -524,22 +549,68 @@ class Modular(torch.optim.Optimizer):
         aux (Mapping | Sequence): From `collect_aux_var`. A list, from several clients, is aggregated.
         RAISES (AuxVarKeyError): No module uses it, or it has other params. (AuxVarError): It is invalid.
         """
-        self._commit(*process_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts, aux))
+        self._commit(*self._effect_of(aux))
 
     def check_aux_var(self, aux: Mapping[str, AuxVar] | Sequence[Mapping[str, AuxVar]]) -> None:
         """Raise the errors of `process_aux_var`, without any change."""
-        process_aux_vars(self._parts, self._states(), self.named_params(), self.shared.parts, aux)
+        self._effect_of(aux)
 
-    def _states(self) -> dict[str, dict[str, Any]]:
-        """The state of each param, by name. Empty: none yet."""
-        return {name: self.state.get(param, {}) for name, param in self.named_params().items()}
+    def _effect_of(self, aux: Any) -> tuple[Changes, Changes]:
+        """RETURNS (tuple): Changes to the states of params, by name, and to the shared state of parts, by label."""
+        if isinstance(aux, Sequence) and aux and all(isinstance(own, Mapping) for own in aux):
+            aux = aggregate(aux)
+        if not isinstance(aux, Mapping):
+            raise AuxVarTypeError(
+                "Can't process auxiliary variables: expected a dict from collect_aux_var, or a list of them, found "
+                f"{aux!r}."
+            )
+        receivers = {part.key: part for part in self._parts if part.has_aux}
+        names = {part.name: part for part in receivers.values()} | receivers
+        unknown = sorted(str(name) for name in aux if name not in names)
+        if unknown:
+            raise AuxVarKeyError(
+                f"Can't process auxiliary variables: expected those of {', '.join(receivers) or 'no module'}, found "
+                f"{', '.join(unknown)}. Nothing was processed."
+            )
+        changes: Changes = {}
+        shared: Changes = {}
+        for name, value in aux.items():
+            part = names[name]
+            if part.label in shared:
+                raise AuxVarKeyError(
+                    f"Can't process auxiliary variables: expected one for {part.where}, found several."
+                )
+            try:
+                of_part, of_shared = part.process_aux(value, self._states_of(part), self.shared.parts[part.label])
+            except AuxVarError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise AuxVarError(
+                    f"Can't use auxiliary variables in {part.where}: expected the result of collect_aux_var, found "
+                    f"other values ({error!r})."
+                ) from error
+            shared[part.label] = of_shared
+            self._add_changes(changes, part, of_part)
+        return changes, shared
 
-    def _options_of(self) -> dict[str, Mapping[str, Any]]:
-        """The param group of each param, by its name."""
-        groups = {param: group for group in self.param_groups for param in group["params"]}
-        return {name: groups[param] for name, param in self.named_params().items()}
+    def _states_of(self, part: ModularPart) -> dict[str, dict[str, Any]]:
+        """A part's state of each param that it works on; the first state for params without one."""
+        found = {}
+        for name, param in self.named_params().items():
+            if part.concerns(name):
+                kept = dict(StateView(self.state.get(param, {}), part.label))
+                found[name] = kept or part.first_state(param.detach())
+        return found
 
-    def _commit(self, changes: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Mapping[str, Any]]) -> None:
+    def _add_changes(self, changes: Changes, part: ModularPart, of_part: Mapping[str, dict[str, Any]]) -> None:
+        """Add changes, under their keys in the state of a param."""
+        named = self.named_params()
+        for name, own in of_part.items():
+            kept = StateView(self.state.get(named[name], {}), part.label)
+            full = own if kept else {**part.first_state(named[name].detach()), **own}
+            changes.setdefault(name, {}).update({kept.prefix + key: value for key, value in full.items()})
+
+    def _commit(self, changes: Changes, shared: Changes) -> None:
         """Apply computed changes."""
         named = self.named_params()
         new = {named[name]: {**self.state.get(named[name], {}), **change} for name, change in changes.items()}
@@ -577,7 +648,7 @@ def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
     return other if value is None else value
 
 
-def _check_exchange(parts: Iterable[Part]) -> None:
+def _check_exchange(parts: Iterable[ModularPart]) -> None:
     """RAISES (ConfigError): Two parts exchange auxiliary variables under one name."""
     keys = [part.key for part in parts if part.has_aux]
     twice = sorted({key for key in keys if keys.count(key) > 1})

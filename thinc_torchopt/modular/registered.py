@@ -16,13 +16,12 @@ from ..checks import Section
 from ..errors import ConfigTypeError
 from ..registry import arguments_of, signed
 from ..types import FloatOrSchedule
-from . import modules as M
-from . import regularizers as R
-from .module import ENABLED, Module, Part, Regularizer, where_it_stands
+from . import clipping, moments, regularizers, scaffold, torch_optim
+from .module import ENABLED, ModularPart, Module, Regularizer, where_it_stands
 from .optimizer import Decay, Modular, Normalize
 from .specs import REGISTRIES, build_part, options_in_group, with_labels
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=ModularPart)
 LABEL = "thinc-torchopt.Modular.v1"
 
 
@@ -64,7 +63,7 @@ def create(
     def build(params: Any, lr: float, **given: Any) -> Modular:
         tensors = [param for param in params if isinstance(param, Tensor)]
         group = {"params": tensors, "lr": lr, **given}
-        kinds: Dict[type, List[Part]] = {
+        kinds: Dict[type, List[ModularPart]] = {
             base: [part for part in everywhere if isinstance(part, base)] for base in (Regularizer, Module)
         }
         optimizer = Modular(
@@ -77,7 +76,7 @@ def create(
     return Algorithm(LABEL, build, options, limits=limits)
 
 
-def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[Part]:
+def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[ModularPart]:
     """Parts with the labels and places of their blocks in the config."""
     found = []
     for label, spec in blocks.items():
@@ -87,16 +86,17 @@ def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[Part]:
             name = REGISTRIES[base]
             raise ConfigTypeError(
                 f"Can't use {where} as a {base.kind}: expected a block with @{name}, found "
-                f"{f'the {part.kind} {part.name!r}' if isinstance(part, Part) else repr(part)}. For example: "
+                f"{f'the {part.kind} {part.name!r}' if isinstance(part, ModularPart) else repr(part)}. For example: "
                 f'@{name} = "thinc-torchopt.{"Adam" if base is Module else "Ridge"}.v1"'
             )
         found.append(part.named(label, where))
     return found
 
 
-def offered(cls: type[P], registry_name: str) -> Callable[..., P]:
+def offered(cls: type[P]) -> Callable[..., P]:
     """The registered function of a class: with its arguments except the label, which is the name of its block."""
     label = f"thinc-torchopt.{cls.__name__}.v1"
+    registry_name = REGISTRIES[Module if issubclass(cls, Module) else Regularizer]
     where = f'[training.optimizer.algorithm.{cls.kind}s], @{registry_name} = "{label}"'
 
     def make(**settings: Any) -> P:
@@ -114,24 +114,24 @@ def offered(cls: type[P], registry_name: str) -> Callable[..., P]:
     return signed(make, cls.__name__, arguments, cls, cls.__doc__)
 
 
-AdaGrad = offered(M.AdaGrad, "gradient_modules")
-Adam = offered(M.Adam, "gradient_modules")
-AGC = offered(M.AGC, "gradient_modules")
-Centralize = offered(M.Centralize, "gradient_modules")
-EWMA = offered(M.EWMA, "gradient_modules")
-GaussianNoise = offered(M.GaussianNoise, "gradient_modules")
-L2Clipping = offered(M.L2Clipping, "gradient_modules")
-L2GlobalClipping = offered(M.L2GlobalClipping, "gradient_modules")
-Lion = offered(M.Lion, "gradient_modules")
-Lookahead = offered(M.Lookahead, "gradient_modules")
-Momentum = offered(M.Momentum, "gradient_modules")
-RMSProp = offered(M.RMSProp, "gradient_modules")
-ScaffoldClient = offered(M.ScaffoldClient, "gradient_modules")
-ScaffoldServer = offered(M.ScaffoldServer, "gradient_modules")
-TorchOptim = offered(M.TorchOptim, "gradient_modules")
-Yogi = offered(M.Yogi, "gradient_modules")
-YogiMomentum = offered(M.YogiMomentum, "gradient_modules")
-FedProx = offered(R.FedProx, "regularizers")
-L2SP = offered(R.L2SP, "regularizers")
-Lasso = offered(R.Lasso, "regularizers")
-Ridge = offered(R.Ridge, "regularizers")
+AdaGrad = offered(moments.AdaGrad)
+Adam = offered(moments.Adam)
+AGC = offered(clipping.AGC)
+Centralize = offered(clipping.Centralize)
+EWMA = offered(moments.EWMA)
+GaussianNoise = offered(clipping.GaussianNoise)
+L2Clipping = offered(clipping.L2Clipping)
+L2GlobalClipping = offered(clipping.L2GlobalClipping)
+Lion = offered(moments.Lion)
+Lookahead = offered(moments.Lookahead)
+Momentum = offered(moments.Momentum)
+RMSProp = offered(moments.RMSProp)
+ScaffoldClient = offered(scaffold.ScaffoldClient)
+ScaffoldServer = offered(scaffold.ScaffoldServer)
+TorchOptim = offered(torch_optim.TorchOptim)
+Yogi = offered(moments.Yogi)
+YogiMomentum = offered(moments.YogiMomentum)
+FedProx = offered(regularizers.FedProx)
+L2SP = offered(regularizers.L2SP)
+Lasso = offered(regularizers.Lasso)
+Ridge = offered(regularizers.Ridge)

@@ -14,8 +14,8 @@ from ..algorithms import map_tensors
 from ..checks import own_errors
 from ..errors import StateError, StateKeyError
 from ..schema import Count, NotNegative, check_names, check_version, read, refuse, write
-from .chain import Kept
-from .module import Part, Regularizer
+from .blocks import StateView
+from .module import ModularPart, Regularizer
 
 VERSION = 2
 _KINDS: dict[type, Any] = {bool: bool, int: Count, float: NotNegative}
@@ -35,7 +35,7 @@ class SharedState:
 
 
 @dataclass
-class PartState:
+class ModularPartState:
     """The state of a part: for each param (None: none yet), and shared."""
 
     params: dict[str, dict[str, Any] | None]
@@ -47,19 +47,21 @@ class ModularState:
     """The states of all parts, with their names."""
 
     version: Count
-    regularizers: list[tuple[str, PartState]]
-    modules: list[tuple[str, PartState]]
+    regularizers: list[tuple[str, ModularPartState]]
+    modules: list[tuple[str, ModularPartState]]
 
 
 def state_by_name(
-    parts: Sequence[Part], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
+    parts: Sequence[ModularPart], states: Mapping[str, dict[str, Any]], shared: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The states of all parts. shared (Mapping): Their shared state, by label."""
     found = ModularState(VERSION, [], [])
     for part in parts:
-        kept = {name: dict(Kept(state, part.label)) or None for name, state in states.items() if part.concerns(name)}
+        kept = {
+            name: dict(StateView(state, part.label)) or None for name, state in states.items() if part.concerns(name)
+        }
         of_kind = found.regularizers if isinstance(part, Regularizer) else found.modules
-        of_kind.append((part.name, PartState(kept, dict(shared[part.label]))))
+        of_kind.append((part.name, ModularPartState(kept, dict(shared[part.label]))))
     copied: dict[str, Any] = map_tensors(torch.clone, write(found))
     return copied
 
@@ -94,7 +96,7 @@ def from_json(tree: Any, what: str) -> Any:
 
 
 def read_state(
-    parts: Sequence[Part], options: Mapping[str, Mapping[str, Any]], params: Mapping[str, Tensor], saved: Any
+    parts: Sequence[ModularPart], options: Mapping[str, Mapping[str, Any]], params: Mapping[str, Tensor], saved: Any
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Read a state. Changes nothing.
 
@@ -125,7 +127,7 @@ def read_state(
 
 
 def read_param(
-    part: Part, saved: dict[str, Any] | None, param: Tensor, options: Mapping[str, Any], name: str
+    part: ModularPart, saved: dict[str, Any] | None, param: Tensor, options: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
     """Read a part's state of a param."""
     if saved is None:
@@ -154,7 +156,7 @@ def read_value(what: str, key: str, value: Any, example: Any, param: Tensor) -> 
     return saved.to(param.device if saved.ndim else saved.device, copy=True)
 
 
-def check_shared(parts: Sequence[Part], saved: Any) -> dict[str, dict[str, Any]]:
+def check_shared(parts: Sequence[ModularPart], saved: Any) -> dict[str, dict[str, Any]]:
     """Read the shared state of parts from a `state_dict`. RAISES (StateError): It does not fit these parts."""
     what = "the state of Modular"
     with own_errors("Modular"):
@@ -163,7 +165,7 @@ def check_shared(parts: Sequence[Part], saved: Any) -> dict[str, dict[str, Any]]
         return {part.label: check_shared_of(part, found[part.label]) for part in parts}
 
 
-def check_shared_of(part: Part, saved: dict[str, Any]) -> dict[str, Any]:
+def check_shared_of(part: ModularPart, saved: dict[str, Any]) -> dict[str, Any]:
     what, example = f"the state of {part.where}", part.first_shared()
     check_names(saved, example, what, "shared")
     for key, value in saved.items():

@@ -10,11 +10,36 @@ from typing import Any, TypeVar
 from ..errors import ConfigArgumentError, ConfigError, ConfigKeyError, ConfigTypeError
 from ..near_misses import did_you_mean
 from ..registry import registry
-from .module import Module, Part, Regularizer
-from .modules import MODULES
+from .clipping import AGC, Centralize, GaussianNoise, L2Clipping, L2GlobalClipping
+from .module import ModularPart, Module, Regularizer
+from .moments import EWMA, AdaGrad, Adam, Lion, Lookahead, Momentum, RMSProp, Yogi, YogiMomentum
 from .regularizers import REGULARIZERS
+from .scaffold import ScaffoldClient, ScaffoldServer
+from .torch_optim import TorchOptim
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=ModularPart)
+MODULES: dict[str, type[Module]] = {
+    cls.name: cls
+    for cls in (
+        AdaGrad,
+        Adam,
+        AGC,
+        Centralize,
+        EWMA,
+        GaussianNoise,
+        L2Clipping,
+        L2GlobalClipping,
+        Lion,
+        Lookahead,
+        Momentum,
+        RMSProp,
+        ScaffoldClient,
+        ScaffoldServer,
+        TorchOptim,
+        Yogi,
+        YogiMomentum,
+    )
+}
 REGISTRIES = {Module: "gradient_modules", Regularizer: "regularizers"}
 
 
@@ -32,7 +57,8 @@ def build_parts(specs: Any, base: type[P]) -> list[P]:
     if isinstance(specs, Mapping):
         return [build_part(spec, base).named(str(label)) for label, spec in specs.items()]  # type: ignore[misc]
     if isinstance(specs, (str, bytes)) or not isinstance(specs, Sequence):
-        raise ConfigTypeError(f'Can\'t read the {what}: expected a list, as in ["{example(base)}"], found {specs!r}.')
+        example = "adam" if base is Module else "ridge"
+        raise ConfigTypeError(f'Can\'t read the {what}: expected a list, as in ["{example}"], found {specs!r}.')
     return [build_part(spec, base) for spec in specs]
 
 
@@ -40,7 +66,14 @@ def build_part(spec: Any, base: type[P]) -> P:
     """Build a module or regularizer from one specification."""
     if isinstance(spec, base):
         return spec
-    name, settings = (spec, {}) if isinstance(spec, str) else pair(spec, base)
+    spec = (spec, {}) if isinstance(spec, str) else spec
+    is_pair = isinstance(spec, (tuple, list)) and len(spec) == 2
+    if not is_pair or not isinstance(spec[0], str) or not isinstance(spec[1], Mapping):
+        raise ConfigTypeError(
+            f"Can't make a {base.kind}: expected an instance, a name, or a pair of a name and a dict of settings, "
+            f"found {spec!r}."
+        )
+    name, settings = spec
     cls = find_class(name, base)
     check_arguments(f"the {base.kind} '{name}'", inspect.signature(cls).parameters, settings)
     made = cls(**settings)
@@ -110,7 +143,7 @@ def _subclasses(base: type[P]) -> Iterator[type[P]]:
         yield from _subclasses(cls)
 
 
-def check_can_be_built_again(part: Part) -> None:
+def check_can_be_built_again(part: ModularPart) -> None:
     """RAISES (ConfigError): Another class would be built from the name of this part."""
     base = Module if isinstance(part, Module) else Regularizer
     try:
@@ -125,26 +158,13 @@ def check_can_be_built_again(part: Part) -> None:
         )
 
 
-def pair(spec: Any, base: type[Part]) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(spec, (tuple, list)) and len(spec) == 2 and isinstance(spec[0], str) and isinstance(spec[1], Mapping):
-        return spec[0], spec[1]
-    raise ConfigTypeError(
-        f"Can't make a {base.kind}: expected an instance, a name, or a pair of a name and a dict of settings, found "
-        f"{spec!r}."
-    )
-
-
-def example(base: type[Part]) -> str:
-    return "adam" if base is Module else "ridge"
-
-
-def with_labels(parts: Sequence[Part]) -> list[Part]:
+def with_labels(parts: Sequence[ModularPart]) -> list[ModularPart]:
     """Make labels unique: "momentum", "momentum_2".
 
     RAISES (ConfigError): Two parts were given the same label, or their options would have the same name in a param
         group.
     """
-    found: list[Part] = []
+    found: list[ModularPart] = []
     for part in parts:
         label, n = re.sub(r"\W+", "_", part.label), 1
         while same := [other for other in found if other.label == label]:
@@ -166,6 +186,6 @@ def with_labels(parts: Sequence[Part]) -> list[Part]:
     return found
 
 
-def options_in_group(part: Part) -> dict[str, Any]:
+def options_in_group(part: ModularPart) -> dict[str, Any]:
     """The options of a part, by their names in a param group."""
     return {f"{part.label}_{key}": value for key, value in {**part.options, "enabled": True}.items()}

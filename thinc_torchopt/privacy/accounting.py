@@ -1,4 +1,5 @@
-"""The epsilon that a training has used, by Opacus: how many updates, with which noise, of which part of the data.
+"""The epsilon that a training has used, by Opacus: how many updates, with which noise, of which part of the data; and
+the plan before the first update: the noise, and the updates that its target allows.
 
 SOURCE: the subsampled Gaussian mechanism, by RDP (Mironov 2017, https://arxiv.org/abs/1702.07476) and PRV (Gopi et al.
     2021, https://arxiv.org/abs/2106.02848).
@@ -8,15 +9,19 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from ..compat import import_opacus_accountants
+from ..checks import Section
+from ..compat import check_opacus, import_opacus_accountants
 from ..errors import ConfigError
 from ..schema import Count
 from ..types import Accountant
+from .settings import PRIVACY, Privacy
 
 # Part of a saved state: noise multiplier, sample rate, updates.
-History = list[tuple[float, float, Count]]
+PrivacyHistory = list[tuple[float, float, Count]]
 
 
 class Account:
@@ -48,8 +53,8 @@ class Account:
         """The epsilon so far by each of Opacus' accountants. Infinite without noise."""
         return {kind: epsilon_of(self.history, self.delta, kind) for kind in get_args(Accountant)}
 
-    def told(self, epsilons: dict[Accountant, float], *, unit: str = "update") -> str:
-        """In words, for the user. epsilons (dict): From `epsilons`, which takes time."""
+    def in_words(self, epsilons: dict[Accountant, float], *, unit: str = "update") -> str:
+        """For the user. epsilons (dict): From `epsilons`, which takes time."""
         [other] = (kind for kind in epsilons if kind != self.accountant)
         return (
             f"epsilon {epsilons[self.accountant]:.3f} ({self.accountant.upper()}; by {other.upper()} "
@@ -67,7 +72,7 @@ class Account:
         }
 
 
-def epsilon_of(history: History, delta: float, kind: Accountant) -> float:
+def epsilon_of(history: PrivacyHistory, delta: float, kind: Accountant) -> float:
     """The epsilon at `delta` of updates in a row. Infinite without noise.
 
     history (list): Noise multiplier, sample rate and number of updates, for each kind of update.
@@ -111,7 +116,7 @@ def least_noise(target_epsilon: float, delta: float, rate: float, steps: int, ki
 
 
 def most_steps(
-    before: History, target_epsilon: float, delta: float, noise: float, rate: float, kind: Accountant
+    before: PrivacyHistory, target_epsilon: float, delta: float, noise: float, rate: float, kind: Accountant
 ) -> int:
     """How many more updates stay below an epsilon. before (list): The updates so far."""
     low, high = 0, 1
@@ -124,3 +129,85 @@ def most_steps(
         else:
             high = middle
     return low
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """The numbers that follow from the settings, the data and the length of a training.
+
+    population (int): The number of examples. size (int): The number of examples that a batch has on average.
+    noise_multiplier (float): Of the settings, or the least for the target.
+    last (int | None): All updates that the target allows, past ones too. None: there is no target.
+    """
+
+    settings: Privacy
+    population: int
+    size: int
+    noise_multiplier: float
+    last: int | None
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability of each example to be in a batch."""
+        return self.size / self.population
+
+    @property
+    def of_each_update(self) -> Privacy:
+        """The settings with this noise and without a target, for a part of the training."""
+        return replace(self.settings, noise_multiplier=self.noise_multiplier, target_epsilon=None)
+
+    def in_words(self) -> str:
+        """For the user."""
+        settings = self.settings
+        reached = "" if self.last is None else f"; {self.last:,} updates reach epsilon {settings.target_epsilon:g}"
+        return (
+            f"{self.population:,} examples, batches of {self.size} on average (a sample rate of "
+            f"{self.sample_rate:.4g}), clip {settings.clip:g}, noise multiplier {self.noise_multiplier:.4g}, delta "
+            f"{settings.delta:g}{reached}."
+        )
+
+
+def plan_privacy(
+    settings: Privacy,
+    *,
+    population: int,
+    size: int,
+    count_steps: Callable[[], int],
+    account: Account,
+    section: Section = PRIVACY,
+) -> PrivacyPlan:
+    """Find the noise, and the number of updates that the target allows.
+
+    settings (Privacy): From the config; with a noise multiplier if a run goes on.
+    population (int): The number of examples, or of clients. size (int): How many of them are in an update on average.
+    count_steps (Callable): The number of updates of the whole training. Called only if the noise depends on it.
+    account (Account): What was used so far. section (Section): Of the settings.
+    RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
+    """
+    if settings.delta >= 1.0 / population:
+        section.refuse(
+            "delta",
+            f"a number far below 1 / {population:,}, one by the number of those that are protected",
+            settings.delta,
+            "Publishing all of one at random would have such a delta.",
+        )
+    noise, target, rate = settings.noise_multiplier, settings.target_epsilon, size / population
+    if noise is None:
+        noise = least_noise(target or 0.0, settings.delta, rate, count_steps(), settings.accountant)
+    if noise:
+        check_opacus()
+    last = None
+    if target is not None:
+        more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant)
+        if not more and not account.steps:
+            section.refuse(
+                "target_epsilon",
+                f"one that allows an update with a noise_multiplier of {noise:g}",
+                target,
+                "Raise noise_multiplier, or leave it out.",
+            )
+        last = account.steps + more
+    return PrivacyPlan(settings, population, size, noise, last)

@@ -26,12 +26,9 @@ from ..checks import Section
 from ..errors import ParamError
 from ..host import forward_of, is_in_mixed_precision, module_of, swap_forward, swap_grads
 from ..types import Key
-from . import torch_modules
-from .components import models_of
-from .forms import FORMS, Form, check_windows
-from .records import Lookup, Product, Record, Terms
-from .rows import Rows
-from .slots import Slot, add_grad
+from .forms import FORMS, Form, check_module, check_windows, recording_module, records_of_module
+from .records import Lookup, Product, Record, Rows, Terms
+from .slots import Slot, add_grad, models_of
 
 
 def clip_each_example(
@@ -65,7 +62,7 @@ def check_layers(nlp: Language, exclude: Collection[str] = ()) -> None:
         for node in model.walk():
             _form_of(node)
             for shim in node.shims:
-                torch_modules.check_module(node.name, _module_in(node, shim))
+                check_module(node.name, _module_in(node, shim))
         check_windows(model)
 
 
@@ -124,7 +121,7 @@ class Book:
         for shim in node.shims:
             module = _module_in(node, shim)
             if node.id not in self._checked:
-                torch_modules.check_module(node.name, module)
+                check_module(node.name, module)
             for param in module.parameters():
                 if param.requires_grad and id(param) not in self._frozen:
                     self._trained.add(id(param))
@@ -241,10 +238,10 @@ class Book:
 
     def in_module(self, model: Model, rows: Rows) -> AbstractContextManager[None]:
         """Inside, a torch module's forward pass is recorded."""
-        return torch_modules.recording(self, model.name, module_of(model.shims[0]), rows)
+        return recording_module(self, model.name, module_of(model.shims[0]), rows)
 
     def records_of_module(self, part: Module, rows: Rows, X: Tensor, dY: Tensor) -> None:
-        for param, record in torch_modules.records(part, rows, X, dY):
+        for param, record in records_of_module(part, rows, X, dY):
             if self.trains(param):
                 self._records.setdefault(id(param), []).append(record)
                 self._slots[id(param)] = param

@@ -1,10 +1,11 @@
-"""The settings of private training: `thinc-torchopt.Privacy.v1`."""
+"""The blocks of private training: `thinc-torchopt.Privacy.v1`, and `thinc-torchopt.poisson.v1` for its batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Optional
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, get_args
 
 from ..attachments import Attachment
 from ..checks import Section
@@ -13,51 +14,11 @@ from ..types import Accountant
 
 BLOCK = "[training.optimizer.privacy]"
 PRIVACY = Section(BLOCK)
+_BATCHER = Section("[training.batcher]")
 
 
 @dataclass
-class PrivacySettings(Attachment):
-    """The settings of [training.optimizer.privacy]: see `privacy.Privacy`, which makes them.
-
-    has_noise (bool): Whether the gradients of the next update are private. A run sets it.
-    """
-
-    made_by: ClassVar[str] = (
-        'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()'
-    )
-
-    clip: float
-    delta: float
-    noise_multiplier: float | None
-    target_epsilon: float | None
-    accountant: Accountant
-    seed: int | None
-    has_noise: bool = field(default=False, compare=False, repr=False)
-
-    def check_update(self, optimizer: Any) -> None:
-        if not self.has_noise:
-            raise ConfigError(
-                f"Can't update with {BLOCK}: expected gradients that were clipped for each example and have noise, "
-                "found plain ones. Only spacy train makes them private by this block: remove it for spacy pretrain and "
-                "for a loop of your own. docs/privacy.md has a private loop."
-            )
-        self.has_noise = False
-
-    def join(self, run: Any) -> Sequence[Any]:
-        from ..training.private import PrivateUpdates
-
-        return [PrivateUpdates(self, run)]
-
-
-def Privacy(
-    clip: float,
-    delta: float,
-    *,
-    noise_multiplier: Optional[float] = None,
-    target_epsilon: Optional[float] = None,
-    accountant: Accountant = "prv",
-    seed: Optional[int] = None,
-) -> PrivacySettings:
+class Privacy(Attachment):
     """Train with differential privacy for each example: its gradient is clipped, and noise is added to the sum.
     Registered as `thinc-torchopt.Privacy.v1`.
 
@@ -74,41 +35,88 @@ def Privacy(
         system's source of randomness.
     RAISES (ConfigError): An argument is out of its range, or both `noise_multiplier` and `target_epsilon` are missing.
     """
-    return check_privacy(
-        PRIVACY,
-        clip,
-        delta,
-        noise_multiplier=noise_multiplier,
-        target_epsilon=target_epsilon,
-        accountant=accountant,
-        seed=seed,
+
+    section: ClassVar[Section] = PRIVACY
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()'
     )
 
+    clip: float
+    delta: float
+    _: KW_ONLY
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    accountant: Accountant = "prv"
+    seed: int | None = None
+    # Whether the gradients of the next update are private. A run sets it.
+    has_noise: bool = field(default=False, init=False, compare=False, repr=False)
 
-def check_privacy(
-    section: Section,
-    clip: float,
-    delta: float,
-    *,
-    noise_multiplier: float | None,
-    target_epsilon: float | None,
-    accountant: Accountant,
-    seed: int | None,
-) -> PrivacySettings:
-    """Check the settings of a block. RAISES (ConfigError): See `Privacy`."""
-    if noise_multiplier is None and target_epsilon is None:
-        section.refuse("noise_multiplier", "a number, or one for 'target_epsilon'", None)
-    if noise_multiplier is not None:
-        noise_multiplier = section.number("noise_multiplier", noise_multiplier)
-        if noise_multiplier == 0.0 and target_epsilon is not None:
-            section.refuse("noise_multiplier", "a number above 0, as there is a target_epsilon", noise_multiplier)
-    if target_epsilon is not None:
-        target_epsilon = section.number("target_epsilon", target_epsilon, above=0.0)
-    return PrivacySettings(
-        clip=section.number("clip", clip, above=0.0),
-        delta=section.number("delta", delta, above=0.0, below=1.0),
-        noise_multiplier=noise_multiplier,
-        target_epsilon=target_epsilon,
-        accountant=section.choice("accountant", accountant, ("prv", "rdp")),
-        seed=None if seed is None else section.whole("seed", seed),
-    )
+    def __post_init__(self) -> None:
+        section = self.section
+        if self.noise_multiplier is None and self.target_epsilon is None:
+            section.refuse("noise_multiplier", "a number, or one for 'target_epsilon'", None)
+        if self.noise_multiplier is not None:
+            self.noise_multiplier = section.number("noise_multiplier", self.noise_multiplier)
+            if self.noise_multiplier == 0.0 and self.target_epsilon is not None:
+                section.refuse("noise_multiplier", "a number above 0, as there is a target_epsilon", 0.0)
+        if self.target_epsilon is not None:
+            self.target_epsilon = section.number("target_epsilon", self.target_epsilon, above=0.0)
+        self.clip = section.number("clip", self.clip, above=0.0)
+        self.delta = section.number("delta", self.delta, above=0.0, below=1.0)
+        section.choice("accountant", self.accountant, get_args(Accountant))
+        if self.seed is not None:
+            self.seed = section.whole("seed", self.seed)
+
+    def check_update(self, optimizer: Any) -> None:
+        if not self.has_noise:
+            raise ConfigError(
+                f"Can't update with {BLOCK}: expected gradients that were clipped for each example and have noise, "
+                "found plain ones. Only spacy train makes them private by this block: remove it for spacy pretrain and "
+                "for a loop of your own. docs/privacy.md has a private loop."
+            )
+        self.has_noise = False
+
+    def join(self, run: Any) -> Sequence[Any]:
+        from ..training.private import PrivateUpdates
+
+        return [PrivateUpdates(self, run)]
+
+
+class PoissonBatcher:
+    """See `poisson`.
+
+    size (int): The number of examples that a batch has on average.
+
+    Public: `size`, `population` (the number of examples; 0: unknown before the first batch).
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.population = 0
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability of each example to be in a batch."""
+        return self.size / self.population
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[list[Any]]:
+        examples = list(items)
+        self.population = len(examples)
+        if self.size > self.population:
+            _BATCHER.refuse("size", f"at most the number of examples, {self.population}", self.size)
+        for _ in range(max(1, round(self.population / self.size))):
+            yield [example for example in examples if random.random() < self.sample_rate]
+
+
+def poisson(size: int) -> PoissonBatcher:
+    """Batches in which each example is with the same probability, whatever the others are. Registered as
+    `thinc-torchopt.poisson.v1`.
+
+    Batches have different sizes, and may be empty. An epoch has as many batches as it would have by that size; examples
+    may be in none of them, or in several. For private training, whose accounting needs just this.
+
+    size (int): The number of examples that a batch has on average: examples, not words.
+    RETURNS (Callable): The batcher for [training.batcher].
+    RAISES (ConfigError): `size` is below 1, or above the number of examples.
+    """
+    return PoissonBatcher(_BATCHER.whole("size", size, at_least=1))

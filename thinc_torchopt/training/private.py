@@ -32,8 +32,8 @@ from ..privacy import (
     Book,
     Noise,
     PoissonBatcher,
+    Privacy,
     PrivacyPlan,
-    PrivacySettings,
     check_layers,
     plan_privacy,
 )
@@ -73,7 +73,7 @@ class PrivacyState:
 class PrivateUpdates:
     """Makes the gradients of a run private, and counts. A listener.
 
-    settings (PrivacySettings): From the config.
+    settings (Privacy): From the config.
     run (Run): The run.
     RAISES (ConfigError): The settings can't be private, or the batches are no Poisson samples. (ParamError): A
         component is not known to treat examples apart.
@@ -84,7 +84,7 @@ class PrivateUpdates:
     # A batch that is left out would tell of its examples.
     needs_each_update = True
 
-    def __init__(self, settings: PrivacySettings, run: Run):
+    def __init__(self, settings: Privacy, run: Run):
         self._settings = self._block = settings
         self._nlp = run.nlp
         self._optimizer = run.optimizer
@@ -154,7 +154,7 @@ class PrivateUpdates:
         logger.info("%s", _WHAT)
         for warning in what_is_not_covered(self._settings, self._nlp.config.interpolate()["training"]["seed"]):
             logger.info("%s", warning)
-        logger.info("Private training: %s", self.plan.told())
+        logger.info("Private training: %s", self.plan.in_words())
         if self._account.steps:
             logger.info(_GOES_ON, f"{self._account.steps:,}")
 
@@ -174,7 +174,7 @@ class PrivateUpdates:
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
         self._epsilons = self._account.epsilons()
-        logger.info("Private training: %s", self._account.told(self._epsilons))
+        logger.info("Private training: %s", self._account.in_words(self._epsilons))
 
     def on_log(self, event: Log, control: Control) -> None:
         if self._epsilons is not None:
@@ -202,7 +202,7 @@ class PrivateUpdates:
 
 
 def plan_private_training(
-    settings: PrivacySettings,
+    settings: Privacy,
     nlp: Language,
     config: Config,
     optimizer: TorchOptimizer,
@@ -210,7 +210,7 @@ def plan_private_training(
 ) -> PrivacyPlan:
     """Plan a private training by its config, without training.
 
-    settings (PrivacySettings): From the config.
+    settings (Privacy): From the config.
     nlp (Language): The pipeline, initialized. config (Config): Its config, interpolated.
     optimizer (TorchOptimizer): The config's.
     corpus (Callable | None): The training corpus, if it is loaded already.
@@ -223,7 +223,7 @@ def plan_private_training(
     return _plan(settings, batches, batcher, training["max_steps"], account)
 
 
-def what_is_not_covered(settings: PrivacySettings, seed: int | None) -> Iterator[str]:
+def what_is_not_covered(settings: Privacy, seed: int | None) -> Iterator[str]:
     """Find settings with which less is covered. seed (int | None): In [training]."""
     if seed is not None:
         yield (
@@ -242,7 +242,7 @@ def _check_all(nlp: Language, optimizer: TorchOptimizer, batches: Batches, exclu
 
 
 def _plan(
-    settings: PrivacySettings, batches: Batches, batcher: PoissonBatcher, max_steps: int, account: Account
+    settings: Privacy, batches: Batches, batcher: PoissonBatcher, max_steps: int, account: Account
 ) -> PrivacyPlan:
     _ = batches.next_epoch  # the batcher has seen all examples then
     return plan_privacy(

@@ -1,24 +1,30 @@
 """A search through a space, by Optuna. It is stored in a file, so it can be continued, and shared by several processes.
 
+A space has the values of settings that are tried. As text: `1e-4..1e-2:log` is a range on a logarithmic scale,
+`0.0..0.5` on a linear scale, `0..1:0.25` in steps. `1..8` has whole numbers, as both ends are whole. `16|32|64` are
+choices: numbers, true, false, null, or texts.
+
 The file has two Optuna studies. *search*: trials with different values and the first seed. *repeats*: the best of them,
-and the config as it is, with other seeds. A trial without a heartbeat, as its process was killed, is repeated.
+and the config as it is, with other seeds. Optuna repeats a trial without a heartbeat, as its process was killed.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from ..compat import import_optuna
 from ..errors import ConfigError
-from .space import Choice, Space
-from .trial import Trial
+from .trial import TrialResult
 
 # The number of the config as it is, among trials.
 AS_IT_IS = -1
@@ -29,15 +35,99 @@ _MOST_FAILURES = 3
 # No trial is pruned before there are this many.
 _TRIALS_BEFORE_PRUNING = 4
 _SEARCH, _REPEATS = "search", "repeats"
-_SETTINGS, _PROBLEM, _AGAIN = "settings", "problem", "again"
+_SETTINGS, _PROBLEM = "settings", "problem"
 _FINISHED = ("COMPLETE", "PRUNED")
 
 # Trains with values by path and a seed, and reports step and score of each evaluation.
-Train = Callable[[Mapping[str, Any], int, Callable[[int, float], None]], Trial]
+Train = Callable[[Mapping[str, Any], int, Callable[[int, float], None]], TrialResult]
+
+
+# ---------------------------------------------------------------------- the space
 
 
 @dataclass(frozen=True)
-class Found:
+class NumberRange:
+    """Numbers from `low` to `high`, inclusive. is_log (bool): Use a logarithmic scale. step (float | None): Distance of
+    allowed values.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+    step: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step or 1, int)
+
+    @property
+    def ends(self) -> list[Any]:
+        return [self.low, self.high]
+
+    def __contains__(self, value: Any) -> bool:
+        is_number = isinstance(value, int if self.is_whole else (int, float)) and not isinstance(value, bool)
+        return is_number and self.low <= value <= self.high and (self.step is None or value in self.ends)
+
+    def value_of(self, drawn: Any) -> Any:
+        """The value of a setting, from the value that Optuna drew."""
+        return drawn
+
+    def suggest(self, trial: Any, path: str) -> Any:
+        if self.is_whole:
+            return trial.suggest_int(path, self.low, self.high, step=self.step or 1, log=self.is_log)
+        return trial.suggest_float(path, self.low, self.high, step=self.step, log=self.is_log)
+
+    def __str__(self) -> str:
+        scale = ":log" if self.is_log else "" if self.step is None else f":{self.step}"
+        return f"{self.low}..{self.high}{scale}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of values, each as text."""
+
+    texts: tuple[str, ...]
+    is_log = False
+
+    @property
+    def ends(self) -> list[Any]:
+        return [_value(text) for text in self.texts]
+
+    def __contains__(self, value: Any) -> bool:
+        return any(type(value) is type(end) and value == end for end in self.ends)
+
+    def text_of(self, value: Any) -> str:
+        return next(text for text in self.texts if _value(text) == value)
+
+    def value_of(self, drawn: Any) -> Any:
+        return _value(drawn)
+
+    def suggest(self, trial: Any, path: str) -> Any:
+        return _value(trial.suggest_categorical(path, self.texts))
+
+    def __str__(self) -> str:
+        return "|".join(self.texts)
+
+
+Dimension = Union[NumberRange, Choice]
+Space = dict[str, Dimension]
+
+
+def parse_space(given: Sequence[tuple[str, str, str]]) -> Space:
+    """Parse a space.
+
+    given (Sequence[tuple[str, str, str]]): Source, for errors; dotted path of a setting; its values as text. The last
+        one of a path counts.
+    RAISES (ConfigError): A text is invalid.
+    """
+    return {path: _parse(where, path, text) for where, path, text in given}
+
+
+# ---------------------------------------------------------------------- the search
+
+
+@dataclass(frozen=True)
+class TrialRecord:
     """A trial of the search.
 
     values (dict[str, Any]): By path.
@@ -79,17 +169,18 @@ class Study:
         with self._opened(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _refuse_others(path)
-            self._storage = optuna.storages.RDBStorage(
+            self._retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
+            storage = optuna.storages.RDBStorage(
                 _url_of(path),
                 # How long to wait for other processes that write.
                 engine_kwargs={"connect_args": {"timeout": _GRACE}},
                 heartbeat_interval=_HEARTBEAT,
                 grace_period=_GRACE,
-                heartbeat_stale_trial_callback=_again,
+                heartbeat_stale_trial_callback=self._retry,
             )
             self._search, self._repeats = (
                 optuna.create_study(
-                    storage=self._storage,
+                    storage=storage,
                     study_name=name,
                     direction="maximize",
                     load_if_exists=True,
@@ -161,10 +252,10 @@ class Study:
         }
         self._search.enqueue_trial(params, skip_if_exists=True)
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[TrialRecord]:
         """All trials of the search, in order. A trial that was repeated after a failure is there twice."""
         return [
-            Found(
+            TrialRecord(
                 trial.number,
                 {path: self.space[path].value_of(value) for path, value in trial.params.items()},
                 trial.value if trial.state.name == "COMPLETE" else None,
@@ -175,9 +266,9 @@ class Study:
             for trial in self._search.trials
         ]
 
-    def best(self, n: int) -> list[Found]:
+    def best(self, n: int) -> list[TrialRecord]:
         """The best finished trials, the best one first, without duplicates of values."""
-        different: dict[str, tuple[float, int, Found]] = {}
+        different: dict[str, tuple[float, int, TrialRecord]] = {}
         for found in reversed(self.found()):
             if found.score is not None:
                 different[repr(found.values)] = -found.score, found.number, found
@@ -198,21 +289,16 @@ class Study:
 
         def noted(trial: Any) -> float:
             numbers.append(trial.number)
-            # Two processes may notice at once that a third was killed. Only the first repetition counts.
-            of = trial.user_attrs.get(_AGAIN)
-            others = study.trials[: trial.number] if of is not None else ()
-            if any(other.user_attrs.get(_AGAIN) == of for other in others):
-                raise _Failed
             try:
                 return objective(trial)
             except KeyboardInterrupt:
-                _again(study, study.trials[trial.number])
+                self._retry(study, study.trials[trial.number])
                 raise
 
         study.optimize(noted, n_trials=1, catch=(_Failed,))
         return numbers[0]
 
-    def _score(self, trial: Any, train: Callable[[], Trial]) -> float:
+    def _score(self, trial: Any, train: Callable[[], TrialResult]) -> float:
         """The score of a trial. Stores its problem, if it has one. RAISES (_Failed): It has no score."""
         try:
             found = train()
@@ -230,9 +316,10 @@ class Study:
     def _wait_for_room(self, study: Any, trials: int) -> bool:
         """Wait for the last trials of other processes. RETURNS (bool): Whether there is a trial to do."""
         while True:
-            self._fail_stale(study)
             states = [
-                trial.state.name for trial in study.trials if trial.state.name != "FAIL" or _PROBLEM in trial.user_attrs
+                trial.state.name
+                for trial in self._alive(study)
+                if trial.state.name != "FAIL" or _PROBLEM in trial.user_attrs
             ]
             if sum(state not in ("WAITING", "RUNNING") for state in states) >= trials:
                 return False
@@ -243,27 +330,26 @@ class Study:
     def _wait_for_queue(self) -> bool:
         """The same for the repeats."""
         while True:
-            self._fail_stale(self._repeats)
-            states = [trial.state.name for trial in self._repeats.trials]
+            states = [trial.state.name for trial in self._alive(self._repeats)]
             if "WAITING" in states:
                 return True
             if "RUNNING" not in states:
                 return False
             time.sleep(1.0)
 
-    def _fail_stale(self, study: Any) -> None:
-        """Mark running trials without a heartbeat as failed, and queue them again."""
-        with closing(sqlite3.connect(self.path.absolute(), timeout=_GRACE)) as database:
-            beating = "SELECT trial_id FROM trial_heartbeats"
-            silent = database.execute(
-                f"SELECT trial_id FROM trials WHERE state = 'RUNNING' AND trial_id NOT IN ({beating})"
-            )
-            # Optuna waits forever for a trial that was killed before its first heartbeat. It gets one here.
-            for (trial,) in silent.fetchall():
-                self._storage.record_heartbeat(trial)
+    def _alive(self, study: Any) -> list[Any]:
+        """All trials but those that were killed before their first heartbeat, and so before they had values: Optuna
+        takes them for running. Trials without a later heartbeat are failed and queued again.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             self._optuna.storages.fail_stale_trials(study)
+        begun = datetime.now() - timedelta(seconds=_GRACE)
+        return [
+            trial
+            for trial in study.trials
+            if trial.state.name != "RUNNING" or trial.params or trial.datetime_start > begun
+        ]
 
     # ------------------------------------------------------------------ the file
 
@@ -348,7 +434,63 @@ def _sampler(seed: int) -> Any:
     return Sampler()
 
 
-def _again(study: Any, trial: Any) -> None:
-    """Queue a trial again that was killed or interrupted."""
-    if trial.params:
-        study.enqueue_trial(trial.params, user_attrs={_AGAIN: trial.number})
+# ---------------------------------------------------------------------- texts of a space
+
+
+def _parse(where: str, path: str, text: str) -> Dimension:
+    # A config has texts in quotes.
+    text = text.strip().strip('"')
+    if "." not in path or not all(path.split(".")):
+        raise ConfigError(
+            f"Can't search in '{path}' of {where}: expected the path of a setting with its sections, found '{path}'. "
+            "For example training.optimizer.learn_rate."
+        )
+    if "|" in text:
+        texts = tuple(part.strip() for part in text.split("|"))
+        if not all(texts) or len(set(texts)) < len(texts):
+            raise _refused(where, path, text, "choices that differ")
+        return Choice(texts)
+    ends, _, scale = text.partition(":")
+    parts = [_number(part) for part in ends.split("..")]
+    step = None if scale in ("", "log") else _number(scale)
+    if len(parts) != 2 or None in parts or (step is None and scale not in ("", "log")):
+        raise _refused(where, path, text, "a range or choices")
+    low, high = parts
+    assert low is not None and high is not None
+    if not low < high:
+        raise _refused(where, path, text, "a range from a lower number to a higher one")
+    if scale == "log" and low <= 0:
+        raise _refused(where, path, text, "numbers above 0, as the scale is logarithmic")
+    if step is not None and not (0 < step <= high - low and _divides(step, high - low)):
+        raise _refused(where, path, text, "a step above 0 that leads from one end to the other")
+    return NumberRange(low, high, scale == "log", step)
+
+
+def _divides(step: float, width: float) -> bool:
+    """Whether a width is a whole number of steps, up to rounding."""
+    return math.isclose(width / step, round(width / step))
+
+
+def _refused(where: str, path: str, text: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"Can't search in '{path}' of {where}: expected {expected}, found '{text}'. Ranges are 1e-4..1e-2:log, "
+        "0.0..0.5 or 1..8; choices are 16|32|64."
+    )
+
+
+def _number(text: str) -> float | None:
+    """Parse a number: an int if it is written as one. None: no number."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else None
+    return None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

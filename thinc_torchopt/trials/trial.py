@@ -34,7 +34,7 @@ _NOT_FINITE = ("[E910]", "[E940]")
 
 
 @dataclass
-class Trial:
+class TrialResult:
     """The result of a trial.
 
     evaluations (list[tuple[int, float]]): Step and score of each evaluation.
@@ -63,7 +63,7 @@ def run_trial(
     use_gpu: int = -1,
     on_step: Callable[[], Any] = lambda: None,
     on_evaluation: Callable[[int, float], Any] = lambda step, score: None,
-) -> Trial:
+) -> TrialResult:
     """Train for the steps of a config, and evaluate during and after the training.
 
     config (Config): From `shorten`.
@@ -77,7 +77,7 @@ def run_trial(
     gc.collect()
     nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
-    training, found = config["training"], Trial()
+    training, found = config["training"], TrialResult()
     pauses: list[float] = []
 
     def evaluate(scores: Callable[[], tuple[float, dict[str, Any]]]) -> tuple[float, dict[str, Any]]:
@@ -221,9 +221,9 @@ def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) ->
         decay = block.get("decay", 0.0)
         if _is_number(decay) and 0.5 < decay < 1.0:
             found.append(("decay", round(1.0 - 1.0 / max(2.0, steps / end / (1.0 - decay)), 6)))
-    told = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
+    changes = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
     block.update(found)
-    return [f"[{path}] {told}"] if found else []
+    return [f"[{path}] {changes}"] if found else []
 
 
 def _shorten_freezing(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:

@@ -14,7 +14,7 @@ from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
 
-from .houses import SIZES, house
+from .pipelines import SIZES, pipeline
 
 Weights = dict[str, torch.Tensor]
 
@@ -24,7 +24,7 @@ class Client:
 
     def __init__(self, name: str, texts: Path, config: Config):
         self.name = name
-        self.nlp = house(texts, name, config).nlp
+        self.nlp = pipeline(texts, name, config).nlp
         settings = self.nlp.config.interpolate()["training"]
         self.seed = settings["seed"]
         self.dropout = settings["dropout"]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from .houses import write_texts
+from .pipelines import write_texts
 
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
-    """A folder with texts: see `houses.write_texts`. Only to be read."""
+    """A folder with texts: see `pipelines.write_texts`. Only to be read."""
     folder = tmp_path_factory.mktemp("texts")
     write_texts(folder)
     return folder

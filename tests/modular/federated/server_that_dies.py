@@ -16,7 +16,7 @@ from thinc_torchopt.modular.federated.server_step import ServerStep
 from thinc_torchopt.state import files
 
 from .grid import LocalGrid
-from .houses import SIZES, paths
+from .pipelines import SIZES, paths
 
 MOMENTS = ("before the first reply", "between replies", "while aggregating", "while saving", "after the round")
 

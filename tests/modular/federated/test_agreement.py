@@ -6,14 +6,14 @@ import pytest
 
 from thinc_torchopt.errors import ConfigError, ConfigWarning, PipelineError
 from thinc_torchopt.modular.federated.agreement import differences
-from thinc_torchopt.modular.federated.house import House, read_config
+from thinc_torchopt.modular.federated.pipeline import FederatedPipeline, read_config
 
 from ...models import toy_examples, toy_pipeline
-from .houses import house, paths, small_config
+from .pipelines import paths, pipeline, small_config
 
 
 def test_agreement_of_clients_with_other_texts(texts):
-    north, south = house(texts, "north").describe(), house(texts, "south").describe()
+    north, south = pipeline(texts, "north").describe(), pipeline(texts, "south").describe()
     assert north == json.loads(json.dumps(south)) and differences(north, south) == []
 
 
@@ -30,9 +30,9 @@ def test_agreement_of_clients_with_other_texts(texts):
 def test_agreement_says_what_differs(texts, overrides, expected):
     if expected is None:
         with pytest.raises(PipelineError, match="at least one trainable component"):
-            house(texts, config=small_config(**overrides))
+            pipeline(texts, config=small_config(**overrides))
         return
-    found = differences(house(texts).describe(), house(texts, config=small_config(**overrides)).describe())
+    found = differences(pipeline(texts).describe(), pipeline(texts, config=small_config(**overrides)).describe())
     assert any(line.startswith(expected) for line in found) if expected else found == []
 
 
@@ -44,7 +44,7 @@ def test_agreement_on_labels(texts, tmp_path):
     (tmp_path / "labels.json").write_text(json.dumps(other))
     config = small_config()
     config["paths"] = {**config["paths"], "labels": str(tmp_path / "labels.json")}
-    found = differences(house(texts).describe(), House(config).describe())
+    found = differences(pipeline(texts).describe(), FederatedPipeline(config).describe())
     assert found[0].startswith("labels of 'ner': 9 at the server, 9 at the client; only at the server 'B-CITY'")
 
 
@@ -63,21 +63,21 @@ def test_agreement_of_a_client_of_another_version():
 
 def test_agreement_wants_labels(texts):
     with pytest.raises(PipelineError, match=r"initialize\.components\.ner\.labels"):
-        House(small_config())
+        FederatedPipeline(small_config())
 
 
 def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
     block = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path)}
     with pytest.raises(ConfigError, match=r"'checkpoint' in .training.optimizer.: expected no such block"):
-        house(texts, config=small_config({"training": {"optimizer": {"checkpoint": block}}}))
+        pipeline(texts, config=small_config({"training": {"optimizer": {"checkpoint": block}}}))
     with pytest.warns(ConfigWarning, match=r"'use_averages' in .training.optimizer. has no effect"):
-        house(texts, config=small_config({"training": {"optimizer": {"use_averages": True}}}))
+        pipeline(texts, config=small_config({"training": {"optimizer": {"use_averages": True}}}))
 
 
 def test_agreement_wants_no_private_training_of_a_round(texts):
     block = {"@misc": "thinc-torchopt.Privacy.v1", "clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}
     with pytest.raises(ConfigError, match=r"'privacy' in .training.optimizer.*epsilon of one round, not of all"):
-        house(texts, config=small_config({"training": {"optimizer": {"privacy": block}}}))
+        pipeline(texts, config=small_config({"training": {"optimizer": {"privacy": block}}}))
 
 
 def test_agreement_config_must_be_there(texts):
@@ -98,7 +98,7 @@ def test_agreement_on_frozen_components(texts, tmp_path):
         nlp_settings = {"nlp__lang": nlp.lang, "nlp__pipeline": ["ner", "tagger"]}
         config = small_config(training__frozen_components=["tagger"], **nlp_settings)
         config["components"]["tagger"] = {"source": str(tmp_path / name)}
-        return house(texts, config=config).describe()
+        return pipeline(texts, config=config).describe()
 
     here = describe("here")
     assert differences(here, describe("there")) == [] and not any(name.startswith("tagger") for name in here["params"])

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.modular.federated.strategies import ARGUMENTS, AverageSettings, FlowerStrategy
+from thinc_torchopt.modular.federated.settings import ARGUMENTS, FlowerStrategy
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from thinc_torchopt.modular.federated.average import Average
+from thinc_torchopt.modular.federated.averages import ModelAverage
 from thinc_torchopt.modular.federated.messages import from_arrays, to_arrays
 
 from .grid import LocalGrid
-from .houses import house, small_config
+from .pipelines import pipeline, small_config
 from .test_rounds import Run, close
 
 # Those that need no more than five clients, with arguments that are not Flower's defaults.
@@ -75,10 +75,10 @@ def test_averages_are_flowers_own(name):
     """Three rounds, of which the state goes from one to the next; once it is saved and loaded in between."""
     [start], rounds = models(0, 1), [models(seed) for seed in (1, 2, 3)]
     expected = by_flower(getattr(flower, name)(**SETTINGS[name]), start, rounds)
-    weights, average = start, Average(AverageSettings(name, SETTINGS[name]))
+    weights, average = start, ModelAverage(FlowerStrategy(name, **SETTINGS[name]))
     for i, found in enumerate(rounds, start=1):
         if i == 3:
-            state, average = average.state_dict(), Average(AverageSettings(name, SETTINGS[name]))
+            state, average = average.state_dict(), ModelAverage(FlowerStrategy(name, **SETTINGS[name]))
             average.load_state_dict(state)
         weights = average.compute(i, weights, replies(found))
         assert all(value.dtype == torch.float32 for value in weights.values())
@@ -103,10 +103,10 @@ def test_averages_of_strategies_that_wrap_others(wrapper, norm, inner):
     numpy.random.seed(3)
     expected = by_flower(made(), start, rounds)
     numpy.random.seed(3)
-    weights, average = start, Average(made())
+    weights, average = start, ModelAverage(made())
     for i, found in enumerate(rounds, start=1):
         if i == 3:
-            state, average = average.state_dict(), Average(made())
+            state, average = average.state_dict(), ModelAverage(made())
             average.load_state_dict(state)
         weights = average.compute(i, weights, replies(found))
     assert average.name == f"DifferentialPrivacyServerSide{wrapper} of {inner}"
@@ -126,7 +126,7 @@ def test_averages_have_the_arguments_of_flower():
 def test_averages_keep_half_precision():
     weights = {"a/W": torch.ones(2, dtype=torch.bfloat16)}
     sent = replies([{"a/W": torch.full((2,), value, dtype=torch.bfloat16)} for value in (1.0, 2.0, 6.0)])
-    found = Average(AverageSettings("FedMedian")).compute(1, weights, sent)
+    found = ModelAverage(FlowerStrategy("FedMedian")).compute(1, weights, sent)
     assert torch.equal(found["a/W"], torch.full((2,), 2.0, dtype=torch.bfloat16))
 
 
@@ -149,7 +149,7 @@ def test_averages_from_a_config(texts, tmp_path, name):
     config = small_config({"federated": {"average": settings}}, federated__clients=5, federated__min_clients=5)
     config["federated"]["wait_seconds"] = 5
     run = Run(texts, tmp_path, config, spoil=spoil, names=NAMES)
-    weights = house(texts, config=config).weights.collect()
+    weights = pipeline(texts, config=config).weights.collect()
     assert run.train()["status"] == "finished"
     rounds = [[sent[client][i] for client in sorted(NAMES)] for i in (0, 1)]
     counts = [run.result["rounds"][1]["clients"][client]["examples"] for client in sorted(NAMES)]
@@ -221,7 +221,7 @@ def test_averages_that_are_refused_would_leave_the_model_as_it_is(name, faulty, 
 @pytest.mark.parametrize(("beta", "n"), [(0.2, 4), (0.2, 5), (0.3, 3), (0.3, 4), (0.49, 2), (0.49, 3)])
 def test_averages_that_are_refused_would_trim_nothing(beta, n):
     found = models(0, n)
-    average = Average(AverageSettings("FedTrimmedAvg", {"beta": beta})).compute(1, found[0], replies(found))
+    average = ModelAverage(FlowerStrategy("FedTrimmedAvg", beta=beta)).compute(1, found[0], replies(found))
     mean = {key: sum(model[key] for model in found) / n for key in found[0]}
     is_mean = all(torch.allclose(value, mean[key], atol=1e-6) for key, value in average.items())
     try:

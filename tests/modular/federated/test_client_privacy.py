@@ -12,9 +12,9 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.supercore.differential_privacy import compute_clip_model_update
 
-from thinc_torchopt.modular.federated.private_average import PrivateAverage
+from thinc_torchopt.modular.federated.averages import PrivateAverage
 
-from .houses import house, small_config
+from .pipelines import pipeline, small_config
 from .test_guard import Liar
 from .test_methods import SCAFFOLD, with_algorithm
 from .test_rounds import Run, close
@@ -36,7 +36,7 @@ def private(clients=3, rounds=2, **settings):
 
 def train(texts, folder, config, names=NAMES, factor=1.0):
     folder.mkdir(exist_ok=True)
-    sent = Liar(house(texts, config=config).weights.collect(), factor)
+    sent = Liar(pipeline(texts, config=config).weights.collect(), factor)
     run = Run(texts, folder, config, spoil=sent, names=names)
     run.train()
     return run, sent

@@ -14,16 +14,15 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from thinc_torchopt.modular.federated.messages import to_arrays
 
-from .by_hand import average
-from .houses import house, small_config
+from .pipelines import pipeline, small_config
 from .test_methods import SCAFFOLD, with_algorithm
-from .test_rounds import Run, close
+from .test_rounds import Run
 
 NAMES = ["liar", "north", "south"]
 
 
-def guarded(action="leave_out", times=3.0, **overrides):
-    settings = {"@misc": "thinc-torchopt.UpdateGuard.v1", "action": action, "times": times}
+def guarded(times=3.0, **overrides):
+    settings = {"@misc": "thinc-torchopt.UpdateGuard.v1", "times": times}
     return small_config({"federated": {"guard": settings, "clients": 3, "wait_seconds": 5}}, **overrides)
 
 
@@ -55,17 +54,15 @@ def test_guard_of_the_config(texts, tmp_path):
     """configs/federated_guard.cfg: seven clients, of which one sends an update that is far too large."""
     names = ["liar", "north", "south", "east", "west", "centre", "coast"]
     config = small_config(of="federated_guard.cfg", federated__clients=7, federated__min_clients=5)
-    liar = Liar(house(texts, config=config).weights.collect(), -50.0, (1,))
+    liar = Liar(pipeline(texts, config=config).weights.collect(), -50.0, (1,))
     run = Run(texts, tmp_path, config, spoil=liar, names=names)
     first = run.train()["rounds"][1]
     assert list(first["failed"]) == ["liar"] and "[federated.guard]" in first["failed"]["liar"]
     assert sorted(first["clients"]) == sorted(names[1:])
-    kept = sorted(path.name for path in run.output.iterdir() if path.is_dir())
-    assert [name for name in kept if name.startswith("model-keep")], kept
 
 
 def train(texts, folder, config, factor, in_rounds=(1,)):
-    liar = Liar(house(texts, config=config).weights.collect(), factor, in_rounds)
+    liar = Liar(pipeline(texts, config=config).weights.collect(), factor, in_rounds)
     run = Run(texts, folder, config, spoil=liar, names=NAMES)
     run.train()
     return run, liar
@@ -92,29 +89,13 @@ def test_guard_leaves_out_an_update_that_is_too_large(texts, tmp_path, caplog):
     assert "Client 'liar' undoes round 1" in caplog.text
 
 
-def test_guard_clips_an_update_that_is_too_large(texts, tmp_path, caplog):
-    """To the limit, in the same direction."""
-    with caplog.at_level("WARNING", "flwr"):
-        run, liar = train(texts, tmp_path, guarded("clip", federated__rounds=1), 100.0)
-    row, norms = run.result["rounds"][1], liar.norms()
-    limit = 3.0 * sorted(norms.values())[1]
-    assert sorted(row["clients"]) == NAMES and not row["failed"] and list(row["clipped"]) == ["liar"]
-    assert "The update of client 'liar' is clipped: expected a norm of its update" in caplog.text
-    sent = {name: own[0] for name, own in liar.sent.items()}
-    factor = limit / norms["liar"]
-    sent["liar"] = {key: liar.start[key] + (value - liar.start[key]) * factor for key, value in sent["liar"].items()}
-    counts = [row["clients"][name]["examples"] for name in NAMES]
-    close(run.weights(), average([sent[name] for name in NAMES], counts), atol=1e-5)
-
-
-@pytest.mark.parametrize("action", ["leave_out", "clip"])
-def test_guard_changes_nothing_for_honest_clients(texts, tmp_path, action):
-    run, _ = train(texts, tmp_path, guarded(action), 1.0)
+def test_guard_changes_nothing_for_honest_clients(texts, tmp_path):
+    run, _ = train(texts, tmp_path, guarded(), 1.0)
     (tmp_path / "plain").mkdir()
     plain = Run(texts, tmp_path / "plain", small_config(federated__clients=3, federated__wait_seconds=5), names=NAMES)
     plain.train()
     assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
-    assert not any(row["failed"] or row["clipped"] for row in run.result["rounds"])
+    assert not any(row["failed"] for row in run.result["rounds"])
 
 
 def test_guard_looks_at_what_modules_send(texts, tmp_path):
@@ -133,12 +114,6 @@ def test_guard_looks_at_what_modules_send(texts, tmp_path):
     run = Run(texts, tmp_path, config, spoil=spoil, names=NAMES)
     for row in run.train()["rounds"][1:]:
         assert "expected a norm of its 'scaffold' of at most" in row["failed"]["liar"]
-    config["federated"]["guard"]["action"] = "clip"
-    (tmp_path / "clip").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"'action' in .federated.guard.: expected 'leave_out', found 'clip'. A clipped"
-    ):
-        Run(texts, tmp_path / "clip", config, names=NAMES).train()
 
 
 def test_guard_ends_a_run_with_too_few_clients_left(texts, tmp_path):
@@ -169,7 +144,6 @@ def test_guard_can_not_be_moved_by_a_minority(honest, times, lie):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"action": "ignore"}, "'leave_out' or 'clip'"),
         ({"times": 1.0}, "'times' in .federated.guard.: expected a number above 1, found 1.0"),
         ({"times": math.inf}, "'times'"),
     ],

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import MessageError
-from thinc_torchopt.modular.federated.limits import check_score, check_size, largest_of, suspect
+from thinc_torchopt.modular.federated.messages import check_score, check_size, largest_of
+from thinc_torchopt.modular.federated.rounds import suspect
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0, -3.5, 100.0, 1e6, -1e6])

@@ -15,7 +15,6 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from thinc_torchopt.modular.federated.house import Plan
 from thinc_torchopt.modular.federated.messages import (
     Introduction,
     Report,
@@ -31,6 +30,7 @@ from thinc_torchopt.modular.federated.messages import (
     task_records,
     to_arrays,
 )
+from thinc_torchopt.modular.federated.pipeline import RoundPlan
 
 WEIGHTS = {
     "ner/W": torch.arange(6.0).reshape(2, 3),
@@ -76,7 +76,7 @@ def test_messages_say_what_was_said():
     assert equal(found.aux_vars["scaffold"].delta, DELTA) and found.aux_vars["scaffold"].clients == ("x",)
     assert equal(from_arrays(content, WEIGHTS), WEIGHTS)
     aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
-    task = Task("a", Plan(2, 5, 0), {"labels": {"ner": ["A"]}}, 1, aux, WEIGHTS)
+    task = Task("a", RoundPlan(2, 5, 0), {"labels": {"ner": ["A"]}}, 1, aux, WEIGHTS)
     again = read_task(task_records(task, to_arrays(WEIGHTS)), WEIGHTS)
     assert (again.run, again.plan, again.agreement, again.taken, again.aux_vars) == (
         "a",
@@ -246,7 +246,7 @@ def test_messages_never_raise_anything_else(data):
 @settings(deadline=None)
 def test_messages_of_the_server_never_raise_anything_else(data):
     aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
-    content = task_records(Task("a", Plan(2, 5, 0), {"labels": {}}, 1, aux), to_arrays(WEIGHTS))
+    content = task_records(Task("a", RoundPlan(2, 5, 0), {"labels": {}}, 1, aux), to_arrays(WEIGHTS))
     key = data.draw(st.sampled_from(sorted(content["head"])))
     content["head"][key] = data.draw(VALUES)
     try:

@@ -14,7 +14,7 @@ from thinc_torchopt.modular.federated.server_step import ServerStep
 from thinc_torchopt.state import read_folder
 
 from .by_hand import Client, average, fed_avg
-from .houses import SIZES, small_config
+from .pipelines import SIZES, small_config
 from .test_rounds import Run, close, in_round
 
 MODULAR = {"@torch_optimizers": "thinc-torchopt.Modular.v1"}

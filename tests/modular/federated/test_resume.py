@@ -14,26 +14,20 @@ from . import needs_flwr  # noqa: F401  isort:skip
 
 from thinc_torchopt.modular.federated.results import read_result
 
-from .houses import small_config
+from .pipelines import small_config
 from .server_that_dies import MOMENTS
 from .test_methods import SCAFFOLD, with_algorithm
 from .test_rounds import Run
 
 ROOT = __file__.partition("/tests/")[0]
 MOMENTUM = {"momentum": {"@gradient_modules": "thinc-torchopt.Momentum.v1", "beta": 0.5}}
-CONTROLLER = {
-    "@misc": "thinc-torchopt.TrainerController.v1",
-    "rules": {"stop": {"@controller_rules": "thinc-torchopt.stop_early.v1", "evaluations": 9}},
-}
 
 
 def config(rounds=3):
-    """Everything with a state: SCAFFOLD and momentum at the server, Adam and SCAFFOLD at the clients, and a rule."""
+    """Everything with a state: SCAFFOLD and momentum at the server, Adam and SCAFFOLD at the clients."""
     client, server = SCAFFOLD
     adam = {"modules": {**client["modules"], "adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}}
-    found = with_algorithm(adam, {"modules": {**server["modules"], **MOMENTUM}}, federated__rounds=rounds)
-    found["federated"]["controller"] = CONTROLLER
-    return found
+    return with_algorithm(adam, {"modules": {**server["modules"], **MOMENTUM}}, federated__rounds=rounds)
 
 
 def serve(run, texts, moment="never", in_round=0):

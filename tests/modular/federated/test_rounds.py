@@ -17,8 +17,8 @@ from flwr.app import Array
 from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from thinc_torchopt.modular.federated import server
-from thinc_torchopt.modular.federated.house import House
 from thinc_torchopt.modular.federated.messages import to_arrays
+from thinc_torchopt.modular.federated.pipeline import FederatedPipeline
 from thinc_torchopt.modular.federated.results import Results, read_result
 from thinc_torchopt.modular.federated.rounds import Rounds
 from thinc_torchopt.modular.federated.settings import federated_settings
@@ -26,7 +26,7 @@ from thinc_torchopt.modular.federated.weights import Weights
 
 from .by_hand import average, fed_avg
 from .grid import LocalGrid
-from .houses import SIZES, paths, small_config
+from .pipelines import SIZES, paths, small_config
 
 
 class Run:
@@ -126,8 +126,8 @@ def test_rounds_apply_the_servers_optimizer_to_the_averaged_update(texts, tmp_pa
     (tmp_path / "plain").mkdir()
     whole = Run(texts, tmp_path / "plain", plain)
     whole.train()
-    house = House(Run(texts, tmp_path / "plain", plain) and _server_config(texts, plain))
-    start = house.weights.collect()
+    pipeline = FederatedPipeline(Run(texts, tmp_path / "plain", plain) and _server_config(texts, plain))
+    start = pipeline.weights.collect()
     close(run.weights(), {name: (start[name] + value) / 2 for name, value in whole.weights().items()})
 
 
@@ -147,8 +147,8 @@ def test_rounds_take_other_strategies_of_flower(texts, tmp_path):
         return reply
 
     run = Run(texts, tmp_path, small_config(federated__clients=3), spoil=spoil, names=["north", "south", "liar"])
-    house = House(_server_config(texts, small_config(federated__clients=3)))
-    rounds = Rounds(house, federated_settings(house.config), Results(run.output), FedMedian())
+    pipeline = FederatedPipeline(_server_config(texts, small_config(federated__clients=3)))
+    rounds = Rounds(pipeline, federated_settings(pipeline.config), Results(run.output), FedMedian())
     rounds.run(run.grid)
     assert all(float(value.abs().max()) < 100 for value in run.weights().values())
 
@@ -163,8 +163,8 @@ class NoAverage(FedAvg):
 def test_rounds_without_an_average_fail(texts, tmp_path):
     """The model would stay as it was, and the run be finished."""
     run = Run(texts, tmp_path, small_config())
-    house = House(_server_config(texts, small_config()))
-    rounds = Rounds(house, federated_settings(house.config), Results(run.output), NoAverage())
+    pipeline = FederatedPipeline(_server_config(texts, small_config()))
+    rounds = Rounds(pipeline, federated_settings(pipeline.config), Results(run.output), NoAverage())
     with pytest.raises(FederationError, match="NoAverage gave no average"):
         rounds.run(run.grid)
 
@@ -360,9 +360,9 @@ def test_rounds_take_one_of_two_clients_with_one_name(texts, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": ""}, "expected 'name', a name of its own"),
-        ({"config": 3}, "expected 'config', the path"),
-        ({"partition": 3}, "found partition"),
+        ({"name": ""}, "'name' in --node-config: expected a name of its own"),
+        ({"config": 3}, "'config' in --node-config: expected the path"),
+        ({"partition": 3}, "or a setting by its dotted path, found 'partition'"),
     ],
 )
 def test_rounds_tell_why_a_client_cannot_begin(texts, tmp_path, settings, message):
@@ -375,7 +375,7 @@ def test_rounds_tell_why_a_client_cannot_begin(texts, tmp_path, settings, messag
 @pytest.mark.parametrize("missing", ["config", "output"])
 def test_rounds_need_a_config_and_a_folder(missing, tmp_path):
     settings = {"config": "federated.cfg", "output": str(tmp_path)}
-    with pytest.raises(ConfigError, match=f"expected the path '{missing}'"):
+    with pytest.raises(ConfigError, match=f"'{missing}' in .tool.flwr.app.config.: expected an absolute path"):
         server.train(None, {**settings, missing: ""})
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
-from thinc_torchopt.modular.federated.client import find_state, keep_state, open_house
+from thinc_torchopt.modular.federated.client import find_state, keep_state, open_pipeline
 
-from .houses import paths, small_config
+from .pipelines import paths, small_config
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 TENSORS = st.builds(
@@ -98,12 +98,12 @@ def test_state_needs_a_folder(texts, tmp_path):
     small_config().to_disk(config)
     (tmp_path / "file").write_text("")
     settings = {"name": "north", "config": str(config), "state": str(tmp_path / "file"), **paths(texts, "north")}
-    with pytest.raises(ValueError, match="expected a folder that can be written to as 'state' in --node-config"):
-        open_house(settings)
-    name, _, folder = open_house({**settings, "name": "no/rth", "state": ""})
+    with pytest.raises(ValueError, match="'state' in --node-config: expected a folder that can be written to, found"):
+        open_pipeline(settings)
+    name, _, folder = open_pipeline({**settings, "name": "no/rth", "state": ""})
     assert name == "no/rth" and folder == tmp_path / "north.cfg.state" / "no%2Frth" and folder.is_dir()
 
 
 def test_state_is_of_a_client_with_settings(tmp_path):
     with pytest.raises(ValueError, match="expected a file, found none"):
-        open_house({"name": "north", "config": str(tmp_path / "gone.cfg")})
+        open_pipeline({"name": "north", "config": str(tmp_path / "gone.cfg")})

@@ -21,7 +21,7 @@ sys.meta_path[:] = [Hidden if finder is PathFinder else finder for finder in sys
 @pytest.mark.parametrize("module", ["client", "server"])
 def test_without_flwr_the_apps_name_the_extra(module):
     code = f"""{HIDDEN}
-import thinc_torchopt.modular.federated, thinc_torchopt.modular.federated.house
+import thinc_torchopt.modular.federated, thinc_torchopt.modular.federated.pipeline
 import thinc_torchopt.modular.federated.{module}
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

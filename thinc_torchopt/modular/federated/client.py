@@ -17,16 +17,18 @@ from urllib.parse import quote
 
 from thinc.api import require_gpu
 
-from ...errors import ConfigError, MessageError, StateError
+from ...checks import Section
+from ...errors import MessageError, StateError
 from ...schema import Count, check_version, read, write
 from ...state import clear_leftovers, read_folder, write_folder
 from .agreement import differences
 from .flower import ClientApp, Context, Message
-from .house import House, read_config
 from .messages import Introduction, Report, answer, read_question, read_task, report_records
+from .pipeline import FederatedPipeline, read_config
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
+_SETTINGS = Section("--node-config")
 _VERSION = 1
 _ROUND = "round-"
 
@@ -36,27 +38,27 @@ app = ClientApp()
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Reply with the client's name, and its differences from the server."""
-    name, house, _ = open_house(context.node_config)
-    found = differences(read_question(message.content), house.describe())
+    name, pipeline, _ = open_pipeline(context.node_config)
+    found = differences(read_question(message.content), pipeline.describe())
     for line in found:
         LOG.error("Client '%s' can't take part: %s", name, line)
-    counts = (0, 0) if found else house.count_examples()
+    counts = (0, 0) if found else pipeline.count_examples()
     return Message(answer(Introduction(name, found, *counts)), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Evaluate the global model, and train it for a round."""
-    name, house, folder = open_house(context.node_config)
-    task = read_task(message.content, house.weights.collect())
-    if found := differences(task.agreement, house.describe()):
+    name, pipeline, folder = open_pipeline(context.node_config)
+    task = read_task(message.content, pipeline.weights.collect())
+    if found := differences(task.agreement, pipeline.describe()):
         raise MessageError(
             f"Can't train at client '{name}': expected the same pipeline as before round one, found {'; '.join(found)}."
         )
     state = find_state(folder, task.run, task.taken, name)
-    score, scores, dev_examples = house.evaluate(task.weights)
+    score, scores, dev_examples = pipeline.evaluate(task.weights)
     LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
-    outcome = house.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
+    outcome = pipeline.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
     reported = {what: value for what, value in vars(outcome).items() if what != "state"}
     report = Report(name, task.plan.round, score, scores, dev_examples, **reported)
     reply = Message(report_records(report), reply_to=message)
@@ -67,15 +69,15 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the global model."""
-    name, house, _ = open_house(context.node_config)
-    task = read_task(message.content, house.weights.collect())
-    return Message(report_records(Report(name, task.plan.round, *house.evaluate(task.weights))), reply_to=message)
+    name, pipeline, _ = open_pipeline(context.node_config)
+    task = read_task(message.content, pipeline.weights.collect())
+    return Message(report_records(Report(name, task.plan.round, *pipeline.evaluate(task.weights))), reply_to=message)
 
 
 # ---------------------------------------------------------------------- settings
 
 
-def open_house(node_config: Mapping[str, Any]) -> tuple[str, House, Path]:
+def open_pipeline(node_config: Mapping[str, Any]) -> tuple[str, FederatedPipeline, Path]:
     """The client's name, pipeline, and folder for its state.
 
     node_config (Mapping): The supernode's --node-config: `name`, `config` (path of a spaCy config), `state` (a folder;
@@ -84,31 +86,24 @@ def open_house(node_config: Mapping[str, Any]) -> tuple[str, House, Path]:
     RAISES (ConfigError): A key is missing or unknown, or the folder is not writable.
     """
     name, path = node_config.get("name"), node_config.get("config")
+    example = "For example: --node-config \"name='north' config='/home/me/config.cfg'\""
     for key, found, what in (("name", name, "a name of its own"), ("config", path, "the path of a spaCy config")):
         if not isinstance(found, str) or not found:
-            raise ConfigError(
-                f"Can't take part in a federated training: expected '{key}', {what}, in --node-config, found "
-                f"{found!r}. For example: --node-config \"name='north' config='/home/me/config.cfg'\""
-            )
+            _SETTINGS.refuse(key, what, found, example)
     overrides = {key: value for key, value in node_config.items() if "." in key}
     if unknown := sorted(node_config.keys() - overrides.keys() - {"name", "config", "state", "gpu"}):
-        raise ConfigError(
-            f"Can't take part in a federated training: expected 'name', 'config', 'state', 'gpu', and settings by "
-            f"their dotted path in --node-config, found {', '.join(unknown)}."
-        )
+        known = "one of 'name', 'config', 'state', 'gpu', or a setting by its dotted path"
+        _SETTINGS.refuse(unknown[0], known, unknown[0])
     if "gpu" in node_config:
         require_gpu(int(node_config["gpu"]))
-    house = House(read_config(str(path), overrides))
+    pipeline = FederatedPipeline(read_config(str(path), overrides))
     folder = Path(str(node_config.get("state") or f"{path}.state/{quote(str(name), safe='')}"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"Can't take part in a federated training: expected a folder that can be written to as 'state' in "
-            f"--node-config, found {type(error).__name__}: {error}. Client '{name}' keeps the state of its optimizer "
-            "there from round to round."
-        ) from error
-    return str(name), house, folder
+        kept = f"Client '{name}' keeps the state of its optimizer there from round to round."
+        _SETTINGS.refuse("state", "a folder that can be written to", str(folder), f"{error}. {kept}")
+    return str(name), pipeline, folder
 
 
 # ---------------------------------------------------------------------- state

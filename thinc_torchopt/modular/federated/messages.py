@@ -15,14 +15,19 @@ from typing import Any
 import torch
 
 from ...errors import AuxVarError, MessageError
-from ..aux_vars import AUX_VARS, AuxVar
+from ..aux_vars import AuxVar, from_tensors, to_tensors
 from .flower import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from .house import Plan
-from .limits import check_score, check_size, largest_of
+from .pipeline import RoundPlan
 from .weights import Tensors
 
 # Version of the messages. Both sides must have the same.
 PROTOCOL = 4
+# Limits for the numbers in a report, which no honest client reaches, whatever [federated.guard] says. One number beyond
+# them, and the model of the round or its score is infinite, or all clients diverge in the next round.
+# Scores are mostly from 0 to 1, or to 100.
+MOST_SCORE = 1e6
+# How many times the server's largest weight a number of a client may be.
+MOST_GROWTH = 1e6
 # A higher count of examples is a mistake, and would outweigh all other clients.
 MOST_EXAMPLES = 10**10
 # Names are shown in logs and tables.
@@ -62,7 +67,7 @@ class Task:
     """
 
     run: str
-    plan: Plan
+    plan: RoundPlan
     agreement: Mapping[str, Any]
     taken: int
     aux_vars: Mapping[str, AuxVar]
@@ -76,7 +81,7 @@ class Report:
     name (str): The client's name. round (int): That of the task.
     score (float): The main score of the received weights on the client's dev corpus. `scores`: all scores.
         `dev_examples`: number of dev examples; 0: there is no score.
-    examples, steps, words, skipped, losses, aux_vars, weights: See `house.Outcome`. A report that was read has no
+    examples, steps, words, skipped, losses, aux_vars, weights: See `pipeline.Outcome`. A report that was read has no
         weights: they are checked, and stay in the message.
     norms (dict): Of a report that was read: the norm of the change of all weights, as "update", and of the tensors of
         each auxiliary variable, by its name.
@@ -133,7 +138,7 @@ def read_task(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> Task:
     round, steps, epochs, taken = (_count(head, key) for key in ("round", "steps", "epochs", "taken"))
     return Task(
         _text(head, "run"),
-        Plan(round, steps, epochs),
+        RoundPlan(round, steps, epochs),
         _json(head, "agreement", dict),
         taken,
         _read_aux(content, weights),
@@ -232,6 +237,35 @@ def read_report(
     return report
 
 
+# ---------------------------------------------------------------------- limits
+
+
+def check_score(client: str, name: str, score: float) -> float:
+    """RAISES (MessageError): A score is too far from 0."""
+    if not abs(score) <= MOST_SCORE:
+        raise MessageError(
+            f"Can't use the report of '{client}': expected '{name}' from -{MOST_SCORE:,.0f} to {MOST_SCORE:,.0f}, as a "
+            f"score is, found {score:g}."
+        )
+    return score
+
+
+def largest_of(weights: Mapping[str, torch.Tensor]) -> float:
+    """The largest weight, whatever its sign. 1 if all are 0."""
+    return max((float(value.abs().max()) for value in weights.values() if value.numel()), default=0.0) or 1.0
+
+
+def check_size(client: str, name: str, tensor: torch.Tensor, largest: float) -> torch.Tensor:
+    """largest (float): The server's largest weight. RAISES (MessageError): A number is too large for it."""
+    found = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if found > MOST_GROWTH * largest:
+        raise MessageError(
+            f"Can't use the report of '{client}': expected numbers of at most {MOST_GROWTH:,.0f} times the server's "
+            f"largest weight, {largest:.3g}, in '{name}', found {found:.3g}. The training of that client has diverged."
+        )
+    return tensor
+
+
 # ---------------------------------------------------------------------- weights
 
 
@@ -305,11 +339,7 @@ def _tensor(record: ArrayRecord, name: str) -> torch.Tensor:
 def _aux_records(aux_vars: Mapping[str, AuxVar]) -> dict[str, Any]:
     if not aux_vars:
         return {}
-    tensors: Tensors = {}
-    values: dict[str, Any] = {}
-    for name, aux in aux_vars.items():
-        own, values[name] = aux.to_wire()
-        tensors |= {f"{name}:{key}": tensor for key, tensor in own.items()}
+    tensors, values = to_tensors(aux_vars)
     return {_AUX_ARRAYS: to_arrays(tensors), _AUX_VALUES: ConfigRecord({"values": json.dumps(values)})}
 
 
@@ -317,17 +347,17 @@ def _read_aux(content: RecordDict, weights: Mapping[str, torch.Tensor]) -> dict[
     if _AUX_VALUES not in content:
         return {}
     values, record = _json(_record(content, _AUX_VALUES), "values", dict), _record(content, _AUX_ARRAYS)
-    tensors: dict[str, Tensors] = {name: {} for name in values}
+    tensors: Tensors = {}
     for key in record:
         name, _, param = key.partition(":")
         tensor = _tensor(record, key)
-        if name not in tensors or (param in weights and tensor.shape != weights[param].shape):
+        if name not in values or (param in weights and tensor.shape != weights[param].shape):
             raise MessageError(f"Can't use the auxiliary variable '{key}': its name or its shape is unknown.")
         if not bool(tensor.isfinite().all()):
             raise MessageError(f"Can't use the auxiliary variable '{key}': expected finite numbers, found others.")
-        tensors[name][param] = tensor
+        tensors[key] = tensor
     try:
-        return {name: AUX_VARS[name].from_wire(tensors[name], values[name]) for name in values}
+        return from_tensors(tensors, values)
     except (AuxVarError, KeyError) as error:
         raise MessageError(f"Can't use the auxiliary variables {sorted(values)}: {error}") from error
 

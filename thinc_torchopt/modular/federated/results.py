@@ -23,7 +23,7 @@ from ...errors import StateError
 from ...schema import AnyNumber, Count, check_version, read, write
 from ...state import clear_leftovers, read_folder, replacing, write_folder, write_text
 from ...training import RunLock, is_in_use
-from .house import House
+from .pipeline import FederatedPipeline
 from .weights import Tensors
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
@@ -42,7 +42,7 @@ class Round:
     """A row of the results.
 
     round (int): The round. clients (dict): The reports of clients. failed (dict): Why other clients were left out.
-    clipped (dict): Why the updates of clients were clipped. repeated (list): `failed` of each attempt that was not
+    repeated (list): `failed` of each attempt that was not
     accepted. interrupted (int): How often the server was stopped in the round, which was then done again. score,
     scores: Scores of the model after the round. privacy (dict): The epsilon that it has used, with [federated.privacy].
     """
@@ -50,7 +50,6 @@ class Round:
     round: Count
     clients: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, Any] = field(default_factory=dict)
-    clipped: dict[str, Any] = field(default_factory=dict)
     repeated: list[Any] = field(default_factory=list)
     interrupted: Count = 0
     score: AnyNumber | None = None
@@ -79,10 +78,10 @@ class Result:
 
 
 @dataclass
-class SavedRun:
+class SavedFederation:
     """The state of a run after a round.
 
-    finished (bool): The run has ended as planned, or by a rule. server (dict): The states of the parts of `Rounds`.
+    finished (bool): The run has ended as planned. server (dict): The states of the parts of `Rounds`.
     """
 
     version: Count
@@ -93,11 +92,6 @@ class SavedRun:
     @property
     def round(self) -> int:
         return self.result.rounds[-1].round
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a rule ended it."""
-        return bool((self.server.get("rules") or {}).get("is_stopped"))
 
 
 class Results:
@@ -134,15 +128,15 @@ class Results:
                 self._count_interrupted(self._earlier)
         self._write()
 
-    def read_state(self) -> SavedRun | None:
+    def read_state(self) -> SavedFederation | None:
         """The state of an earlier run, if there is one. RAISES (StateError): It is damaged, or of a newer version."""
         path = self.folder / STATE
         if not path.exists():
             return None
         check_version(content := read_folder(path), _VERSION, what := f"the state of the run in '{path}'")
-        return read(SavedRun, content, what)
+        return read(SavedFederation, content, what)
 
-    def resume(self, saved: SavedRun, house: House, weights: Tensors) -> None:
+    def resume(self, saved: SavedFederation, pipeline: FederatedPipeline, weights: Tensors) -> None:
         """Go on with an earlier run. Scores that came in after its last state are kept.
 
         weights (Tensors): Of its model, which is saved again: the run may have been killed before that.
@@ -156,7 +150,7 @@ class Results:
                     row.score, row.scores = later.score, later.scores
             self.best = self.best if earlier.best is None else earlier.best
             self._count_interrupted(earlier)
-        self._save(LAST, house, weights, {})
+        self._save(LAST, pipeline, weights, {})
         self._write()
 
     def _count_interrupted(self, earlier: Result) -> None:
@@ -171,24 +165,26 @@ class Results:
         self._interrupted = 0
         self._write()
 
-    def score(self, row: int, score: float, scores: Mapping[str, float], house: House, weights: Tensors) -> None:
+    def score(
+        self, row: int, score: float, scores: Mapping[str, float], pipeline: FederatedPipeline, weights: Tensors
+    ) -> None:
         """Record the score of a model, and save it if it is the best. weights (Tensors): Its weights."""
         self._claim()
         self.rounds[row].score, self.rounds[row].scores = score, dict(scores)
         best = None if self.best is None else self.rounds[self.best].score
         if best is None or score > best:
             self.best = row
-            self._save(BEST, house, weights, scores)
+            self._save(BEST, pipeline, weights, scores)
         self._write()
 
-    def end_round(self, house: House, weights: Tensors, server: Mapping[str, Any]) -> None:
+    def end_round(self, pipeline: FederatedPipeline, weights: Tensors, server: Mapping[str, Any]) -> None:
         """End a round: save the state, and the new model.
 
-        weights (Tensors): Its weights. server (Mapping): See `SavedRun`.
+        weights (Tensors): Its weights. server (Mapping): See `SavedFederation`.
         """
         self._claim()
         self._save_state(server)
-        self._save(LAST, house, weights, {})
+        self._save(LAST, pipeline, weights, {})
         self._write()
 
     def finish(self, server: Mapping[str, Any]) -> None:
@@ -216,13 +212,13 @@ class Results:
     def _save_state(self, server: Mapping[str, Any], *, finished: bool = False) -> None:
         self._lock.check()
         result = Result(self.run, None, None, self.best, self.rounds)
-        write_folder(self.folder / STATE, write(SavedRun(_VERSION, finished, result, dict(server))))
+        write_folder(self.folder / STATE, write(SavedFederation(_VERSION, finished, result, dict(server))))
 
-    def _save(self, name: str, house: House, weights: Tensors, scores: Mapping[str, float]) -> None:
+    def _save(self, name: str, pipeline: FederatedPipeline, weights: Tensors, scores: Mapping[str, float]) -> None:
         """Save a model, completely or not at all."""
         self._lock.check()
-        nlp = house.to_save(weights)
-        wanted = house.config["training"]["score_weights"]
+        nlp = pipeline.to_save(weights)
+        wanted = pipeline.config["training"]["score_weights"]
         nlp.meta["performance"] = {metric: scores[metric] for metric in wanted if metric in scores}
         with replacing(self.folder / name) as unfinished:
             nlp.to_disk(unfinished)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -18,36 +19,34 @@ import torch
 from ...errors import AuxVarError, FederationError, MessageError, StateError
 from ...schema import Count, read, write
 from .agreement import differences
-from .average import WEIGHT, Average
+from .averages import WEIGHT, ModelAverage, PrivateAverage
 from .flower import Grid, Message, MessageType, MetricRecord, RecordDict, strategies
-from .guard import GUARD, LEAST
-from .house import House, Plan
-from .limits import suspect
 from .messages import (
     UPDATE,
     Report,
     Task,
-    from_arrays,
     question,
     read_answer,
     read_report,
     task_records,
     to_arrays,
 )
-from .private_average import PrivateAverage
-from .results import Results, SavedRun
-from .server_rules import ServerRules
+from .pipeline import FederatedPipeline, RoundPlan
+from .results import Results, SavedFederation
 from .server_step import ServerStep
-from .settings import SECTION, FederatedSettings
+from .settings import SECTION, Federated
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
+
+# How many times the median of all clients an update is that may have spoiled the model.
+_SUSPECT = 1000.0
 
 
 @dataclass
 class ServerState:
     """The saved state of the server.
 
-    agreement (dict): Its pipeline. weights (dict): The global model. step, average, rules: The states of these parts.
+    agreement (dict): Its pipeline. weights (dict): The global model. step, average: The states of these parts.
     taken, counts (dict): By client, as in `Rounds`.
     """
 
@@ -55,7 +54,6 @@ class ServerState:
     weights: dict[str, torch.Tensor]
     step: dict[str, Any] | None
     average: dict[str, Any]
-    rules: dict[str, Any] | None
     taken: dict[str, Count]
     counts: dict[str, dict[str, Count]]
 
@@ -63,8 +61,8 @@ class ServerState:
 class Rounds:
     """Trains a spaCy pipeline in rounds.
 
-    house (House): The server's pipeline.
-    settings (FederatedSettings): The settings of the run.
+    pipeline (FederatedPipeline): The server's pipeline.
+    settings (Federated): The settings of the run.
     results (Results): The output. If it has the state of a run that can go on, this one does.
     average (Strategy | None): A strategy of Flower, whose `aggregate_train` averages the clients' models. None: as in
         the settings.
@@ -73,12 +71,12 @@ class Rounds:
 
     def __init__(
         self,
-        house: House,
-        settings: FederatedSettings,
+        pipeline: FederatedPipeline,
+        settings: Federated,
         results: Results,
         average: strategies.Strategy | None = None,
     ):
-        self._house = house
+        self._pipeline = pipeline
         self._settings = settings
         self._results = results
         self._private = None
@@ -86,26 +84,16 @@ class Rounds:
             if average is not None:
                 SECTION.refuse("privacy", "none with another strategy, whose average has no noise", "a block")
             self._private = PrivateAverage(settings.privacy, clients=settings.clients, rounds=settings.rounds)
-        self._average = self._private or Average(settings.average if average is None else average)
-        self._weights = house.weights.collect()
-        self._step = ServerStep(house, settings)
-        self._rules = (
-            None if settings.controller is None else ServerRules(settings.controller, house, self._step, results.folder)
-        )
-        self._agreement = house.describe(self._step.aux_names)
+        self._average = self._private or ModelAverage(settings.average if average is None else average)
+        self._weights = pipeline.weights.collect()
+        self._step = ServerStep(pipeline, settings)
+        self._agreement = pipeline.describe(self._step.aux_names)
         self._exchanged = list(self._agreement["auxiliary variables"])
         if self._exchanged and self._private is not None:
             SECTION.refuse(
                 "privacy",
                 "no modules that exchange auxiliary variables, which would have no noise",
                 ", ".join(self._exchanged),
-            )
-        if self._exchanged and settings.guard is not None and settings.guard.action == "clip":
-            GUARD.refuse(
-                "action",
-                "'leave_out'",
-                settings.guard.action,
-                f"A clipped update would not fit the auxiliary variables of its client ({', '.join(self._exchanged)}).",
             )
         # By node: names of clients that take part, and reasons of refused ones. Messages of this round.
         self._members: dict[int, str] = {}
@@ -130,7 +118,7 @@ class Rounds:
         self._grid = grid
         if self._private is not None:
             self._private.announce()
-        while self._done < s.rounds and not (self._rules is not None and self._rules.is_stopped):
+        while self._done < s.rounds:
             if self._private is not None and self._private.is_over:
                 LOG.info("The run ends: one more round would exceed 'target_epsilon' in [federated.privacy]")
                 break
@@ -156,7 +144,7 @@ class Rounds:
             found = self._train(server_round)
         self._silent = {}
         self._aggregate(server_round, found)
-        self._results.end_round(self._house, self._weights, self._state())
+        self._results.end_round(self._pipeline, self._weights, self._state())
 
     def _train(self, server_round: int) -> list[tuple[Report, Message]]:
         """Let clients train. RETURNS (list): The reports that can be used, with their messages."""
@@ -165,30 +153,24 @@ class Rounds:
         return self._guarded(self._read(server_round, replies, self._weights))
 
     def _guarded(self, found: list[tuple[Report, Message]]) -> list[tuple[Report, Message]]:
-        """Leave out or clip updates that are much larger than the others: see guard.py."""
+        """Leave out updates that are much larger than the others: see `UpdateGuard`."""
         guard, row = self._settings.guard, self._results.rounds[-1]
         if guard is None:
             return found
-        row.clipped = {}
-        if len(found) < LEAST:
+        if len(found) < guard.least_reports:
             LOG.warning("Norms of updates are not compared in round %s: %s reports are too few", row.round, len(found))
         limits = guard.limits({report.name: report.norms for report, _ in found})
         passed = []
         for report, reply in found:
             above = {kind: limit for kind, limit in limits.items() if report.norms[kind] > limit}
             for kind, limit in above.items():
-                told = (
+                reason = (
                     f"expected a norm of its {kind if kind == UPDATE else repr(kind)} of at most {limit:.3g}, "
                     f"{guard.times:g} times the median of the clients in this round, found {report.norms[kind]:.3g}."
                 )
-                if guard.action == "clip":
-                    row.clipped[report.name] = told
-                    LOG.warning("The update of client '%s' is clipped: %s", report.name, told)
-                    _clip(reply, self._weights, limit / report.norms[kind])
-                else:
-                    row.failed[report.name] = f"[federated.guard]: {told}"
-                    LOG.warning("Client '%s' is left out of this round: %s", report.name, told)
-            if not above or guard.action == "clip":
+                row.failed[report.name] = f"[federated.guard]: {reason}"
+                LOG.warning("Client '%s' is left out of this round: %s", report.name, reason)
+            if not above:
                 passed.append((report, reply))
         return passed
 
@@ -324,12 +306,9 @@ class Rounds:
         scores = {
             name: sum(report.scores[name] * report.dev_examples for report in scored) / total for name in sorted(names)
         }
-        noted = self._results.rounds[row]
-        if noted.score is None:  # or it was evaluated before the run was stopped
-            self._results.score(row, score, scores, self._house, self._weights)
+        if self._results.rounds[row].score is None:  # or it was evaluated before the run was stopped
+            self._results.score(row, score, scores, self._pipeline, self._weights)
             LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
-        if self._rules is not None and noted.score is not None:
-            self._rules.evaluated(row, noted.score, noted.scores, self._weights, self._settings.rounds)
 
     # ------------------------------------------------------------------ state
 
@@ -340,7 +319,6 @@ class Rounds:
                 self._weights,
                 self._step.state_dict(),
                 self._average.state_dict(),
-                None if self._rules is None else self._rules.state_dict(),
                 self._taken,
                 self._counts,
             )
@@ -369,16 +347,14 @@ class Rounds:
             )
         self._step.load_state_dict(state.step)
         self._average.load_state_dict(state.average)
-        if self._rules is not None and state.rules is not None:
-            self._rules.load_state_dict(state.rules)
         self._weights = {name: value.clone() for name, value in state.weights.items()}
         self._taken, self._counts = state.taken, state.counts
-        self._results.resume(saved, self._house, self._weights)
+        self._results.resume(saved, self._pipeline, self._weights)
         LOG.info("The run goes on after round %s, whose state was saved", self._done)
 
-    def _is_left(self, saved: SavedRun) -> bool:
+    def _is_left(self, saved: SavedFederation) -> bool:
         """Whether a run has not finished, or has more rounds now. A finished one is not repeated: a new one begins."""
-        return not saved.finished or (saved.round < self._settings.rounds and not saved.is_stopped)
+        return not saved.finished or saved.round < self._settings.rounds
 
     # ------------------------------------------------------------------ clients
 
@@ -460,7 +436,7 @@ class Rounds:
     def _messages(self, server_round: int, kind: str) -> list[Message]:
         """Messages with the global model, in the order of the clients' names: sums depend on the order."""
         s, aux_vars = self._settings, self._step.collect() if kind == MessageType.TRAIN else {}
-        plan, arrays = Plan(server_round, s.local_steps, s.local_epochs), to_arrays(self._weights)
+        plan, arrays = RoundPlan(server_round, s.local_steps, s.local_epochs), to_arrays(self._weights)
         sent = []
         for node, name in sorted(self._members.items(), key=lambda member: member[1]):
             task = Task(self._results.run, plan, self._agreement, self._taken.get(name, 0), aux_vars)
@@ -506,8 +482,16 @@ def _content(reply: Message) -> Any:
     return reply.content
 
 
-def _clip(reply: Message, weights: Mapping[str, torch.Tensor], factor: float) -> None:
-    """Scale the change of the weights in a reply."""
-    found = from_arrays(reply.content, weights)
-    clipped = {name: (value + (found[name] - value) * factor).to(value.dtype) for name, value in weights.items()}
-    reply.content["arrays"] = to_arrays(clipped)
+def suspect(clients: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The client whose update has probably spoiled the model of a round, with the reason. None: no update was much
+    larger than the others.
+
+    clients (Mapping): The reports of the round, as in its row of the results.
+    """
+    norms = {name: float(report["update_norm"]) for name, report in clients.items()}
+    if not norms:
+        return None
+    name, middle = max(norms, key=lambda name: norms[name]), median_low(norms.values())
+    if norms[name] <= _SUSPECT * middle:
+        return None
+    return f"the update of '{name}' had a norm of {norms[name]:.3g}, and the median of all was {middle:.3g}"

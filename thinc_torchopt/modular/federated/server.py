@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError
+from ...checks import Section
 from .flower import Context, Grid, ServerApp
-from .house import House, read_config
+from .pipeline import FederatedPipeline, read_config
 from .results import Results
 from .rounds import Rounds
 from .settings import federated_settings
+
+_SETTINGS = Section("[tool.flwr.app.config]")
 
 app = ServerApp()
 
@@ -31,15 +33,13 @@ def train(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """
     for key in ("config", "output"):
         if not isinstance(run_config.get(key), str) or not run_config[key]:
-            raise ConfigError(
-                f"Can't train federated: expected the path '{key}' in [tool.flwr.app.config], found "
-                f"{run_config.get(key)!r}. Give an absolute path: flwr run . --run-config \"{key}='/home/me/...'\""
-            )
+            example = f"For example: flwr run . --run-config \"{key}='/home/me/...'\""
+            _SETTINGS.refuse(key, "an absolute path", run_config.get(key), example)
     results = Results(Path(str(run_config["output"])))
     try:
         config = read_config(str(run_config["config"]), {key: value for key, value in run_config.items() if "." in key})
-        house = House(config)
-        Rounds(house, federated_settings(house.config), results).run(grid)
+        pipeline = FederatedPipeline(config)
+        Rounds(pipeline, federated_settings(pipeline.config), results).run(grid)
     except BaseException as error:
         results.fail(error)
         raise

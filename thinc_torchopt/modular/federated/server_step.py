@@ -16,25 +16,25 @@ from ...errors import FederationError, StateError
 from ...optimizers import TorchOptimizer
 from ..aux_vars import AuxVar
 from ..optimizer import Modular
-from .house import House, aux_names
-from .settings import SECTION, FederatedSettings
+from .pipeline import FederatedPipeline, aux_names
+from .settings import SECTION, Federated
 from .weights import Tensors
 
 
 class ServerStep:
     """Updates the global model by the averaged update of the clients.
 
-    house (House): The server's pipeline.
-    settings (FederatedSettings): Without an algorithm, the average is the new model.
+    pipeline (FederatedPipeline): The server's pipeline.
+    settings (Federated): Without an algorithm, the average is the new model.
     RAISES (ConfigError): The algorithm can't be used here.
     """
 
-    def __init__(self, house: House, settings: FederatedSettings):
-        self._house = house
+    def __init__(self, pipeline: FederatedPipeline, settings: Federated):
+        self._pipeline = pipeline
         self._optimizer: TorchOptimizer | None = None
         if settings.algorithm is not None:
             self._optimizer = TorchOptimizer(settings.algorithm, settings.learn_rate, grad_clip=0.0, max_nonfinite=0)
-            self._optimizer.initialize(house.nlp, house.frozen)
+            self._optimizer.initialize(pipeline.nlp, pipeline.frozen)
             if self._modular is not None and self._modular.normalize is not None:
                 SECTION.refuse("algorithm.normalize", "null", self._modular.normalize, "An average has no batch.")
 
@@ -74,7 +74,7 @@ class ServerStep:
         """
         new = dict(average)
         if self._optimizer is not None:
-            own = self._house.weights
+            own = self._pipeline.weights
             own.load({**average, **{name: weights[name] for name in own.params}})
             own.set_grads(self._optimizer, {name: weights[name] - average[name] for name in own.params})
             self._optimizer.step()

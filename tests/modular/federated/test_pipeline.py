@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from thinc_torchopt.modular.federated.house import Plan
+from thinc_torchopt.modular.federated.pipeline import RoundPlan
 from thinc_torchopt.state import flatten, unflatten
 
 from .by_hand import Client
-from .houses import house, shared_config, small_config
+from .pipelines import pipeline, shared_config, small_config
 
 WARMUP = {
     "training": {
@@ -27,7 +27,7 @@ def copied(state):
 @pytest.mark.parametrize(
     ("plan", "settings"), [({"steps": 3}, small_config), ({"epochs": 2}, small_config), ({"steps": 3}, shared_config)]
 )
-def test_house_trains_as_a_loop_by_hand(texts, plan, settings):
+def test_pipeline_trains_as_a_loop_by_hand(texts, plan, settings):
     """Two rounds; in the second, moments, schedules and random numbers go on as in a process that never ended."""
     config = settings().merge(WARMUP)
     by_hand = Client("north", texts, config)
@@ -35,8 +35,8 @@ def test_house_trains_as_a_loop_by_hand(texts, plan, settings):
     weights, state = start, None
     for round in (1, 2):
         expected = by_hand.train(weights, round, **plan)
-        outcome = house(texts, config=config).train(
-            weights, Plan(round, plan.get("steps", 0), plan.get("epochs", 0)), state=state, name="north"
+        outcome = pipeline(texts, config=config).train(
+            weights, RoundPlan(round, plan.get("steps", 0), plan.get("epochs", 0)), state=state, name="north"
         )
         for name, value in expected.items():
             assert torch.equal(outcome.weights[name], value), (round, name)
@@ -47,27 +47,27 @@ def test_house_trains_as_a_loop_by_hand(texts, plan, settings):
     assert outcome.words > outcome.steps and outcome.losses["ner"] > 0
 
 
-def test_house_that_begins_anew_has_the_learning_rate_of_the_others(texts):
+def test_pipeline_that_begins_anew_has_the_learning_rate_of_the_others(texts):
     """It missed two rounds of three steps, or lost its state."""
     config = small_config(WARMUP)
-    one = house(texts, config=config)
-    outcome = one.train(one.weights.collect(), Plan(3, 3, 0), name="north")
+    one = pipeline(texts, config=config)
+    outcome = one.train(one.weights.collect(), RoundPlan(3, 3, 0), name="north")
     assert outcome.state["step"] == 9
 
 
-def test_house_does_not_depend_on_what_it_did_before(texts):
-    first = house(texts)
+def test_pipeline_does_not_depend_on_what_it_did_before(texts):
+    first = pipeline(texts)
     weights = first.weights.collect()
-    outcome = house(texts).train(weights, Plan(1, 3, 0), name="north")
+    outcome = pipeline(texts).train(weights, RoundPlan(1, 3, 0), name="north")
     score, scores, examples = first.evaluate({name: value * 1.5 for name, value in weights.items()})
     assert examples == 10 and score == scores["ents_f"] and "speed" not in scores
-    again = first.train(weights, Plan(1, 3, 0), name="north")
+    again = first.train(weights, RoundPlan(1, 3, 0), name="north")
     assert all(torch.equal(value, again.weights[name]) for name, value in outcome.weights.items())
-    other = house(texts).train(weights, Plan(1, 3, 0), name="south")
+    other = pipeline(texts).train(weights, RoundPlan(1, 3, 0), name="south")
     assert any(not torch.equal(value, other.weights[name]) for name, value in outcome.weights.items())
 
 
-def test_house_tells_learning_rates_the_score_of_the_global_model(texts):
+def test_pipeline_tells_learning_rates_the_score_of_the_global_model(texts):
     """A plateau: without a better score for one evaluation, the rate falls."""
     config = small_config(
         {
@@ -85,8 +85,8 @@ def test_house_tells_learning_rates_the_score_of_the_global_model(texts):
     )
     state, rates = None, []
     for round, score in enumerate((0.5, 0.4, 0.4), start=1):
-        one = house(texts, config=config)
-        outcome = one.train(one.weights.collect(), Plan(round, 2, 0), score=score, state=state)
+        one = pipeline(texts, config=config)
+        outcome = one.train(one.weights.collect(), RoundPlan(round, 2, 0), score=score, state=state)
         state = copied(outcome.state)
         rates.append(one.optimizer.learn_rate)
     assert rates[0] == 0.01 and rates[-1] < 0.01

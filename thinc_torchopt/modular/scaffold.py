@@ -13,20 +13,99 @@ module first: after a module that is not linear, its input is no gradient. K is 
 is over the steps in which the param had a gradient.
 """
 
+import math
 import uuid
-from collections.abc import Mapping, MutableMapping
-from typing import Any, List, Optional
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, List, Optional, Union
 
 import torch
 from torch import Tensor
 
-from ...errors import AuxVarError, AuxVarKeyError, AuxVarTypeError
-from ..aux_vars import AuxVar, ScaffoldAuxVar, Vector, check_finite
-from ..blocks import Block
-from ..module import Module
+from ..errors import AuxVarError, AuxVarKeyError, AuxVarTypeError
+from .aux_vars import AUX_VARS, AuxVar, How
+from .blocks import Block
+from .module import Module
 
+# 0.0 stands for zeros of any shape.
+Vector = Union[Mapping[str, Tensor], float]
 States = Mapping[str, Mapping[str, Any]]
 Changes = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ScaffoldAuxVar(AuxVar):
+    """The auxiliary variable of SCAFFOLD. Exactly one of `state` and `delta` is set.
+
+    state (Mapping[str, Tensor] | float | None): From the server: the mean correction of all clients.
+    delta (Mapping[str, Tensor] | float | None): From a client: the change of its correction.
+    clients (tuple[str, ...]): The clients that sent `delta`.
+    """
+
+    state: Optional[Vector] = None
+    delta: Optional[Vector] = None
+    clients: tuple[str, ...] = ()
+
+    name = "scaffold"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", tuple(self.clients))
+        for field in ("state", "delta"):
+            value = getattr(self, field)
+            is_zero = isinstance(value, float) and value == 0.0
+            is_vector = isinstance(value, Mapping) and all(
+                isinstance(name, str) and isinstance(tensor, Tensor) and tensor.is_floating_point()
+                for name, tensor in value.items()
+            )
+            if not (value is None or is_zero or is_vector):
+                raise AuxVarError(
+                    f"Can't make a ScaffoldAuxVar: expected tensors by the names of params, or 0.0, as '{field}', "
+                    f"found {value!r}."
+                )
+        if (self.state is None) == (self.delta is None):
+            raise AuxVarError(
+                "Can't make a ScaffoldAuxVar: expected exactly one of 'state' and 'delta', found "
+                f"{'none' if self.state is None else 'both'}."
+            )
+        if not all(isinstance(client, str) for client in self.clients) or (self.state is not None and self.clients):
+            raise AuxVarError(
+                f"Can't make a ScaffoldAuxVar: expected the names of the clients that sent 'delta', found "
+                f"{self.clients!r}."
+            )
+
+    @classmethod
+    def aggregate(cls, received: "Sequence[ScaffoldAuxVar]", how: How = "sum") -> "ScaffoldAuxVar":
+        if any(aux.delta is None for aux in received):
+            raise AuxVarError(
+                "Can't aggregate ScaffoldAuxVar: expected 'delta' of each client, found 'state', which is the server's."
+            )
+        names = [name for aux in received for name in aux.clients]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise AuxVarError(
+                f"Can't aggregate ScaffoldAuxVar: expected one of each client, found several of {', '.join(twice)}."
+            )
+        return cls(delta=combine([aux.delta for aux in received], how), clients=tuple(sorted(names)))  # type: ignore[misc]
+
+    def to_wire(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        field = "delta" if self.state is None else "state"
+        value = getattr(self, field)
+        tensors = dict(value) if isinstance(value, Mapping) else {}
+        return tensors, {"field": field, "zero": not isinstance(value, Mapping), "clients": list(self.clients)}
+
+    @classmethod
+    def from_wire(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> "ScaffoldAuxVar":
+        expected = {"field": str, "zero": bool, "clients": list}
+        if not isinstance(values, Mapping) or {key: type(value) for key, value in values.items()} != expected:
+            raise AuxVarError(
+                f"Can't read the auxiliary variables '{cls.name}': expected {sorted(expected)}, found {values!r}."
+            )
+        if values["field"] not in ("state", "delta") or (values["zero"] and tensors):
+            raise AuxVarError(f"Can't read a ScaffoldAuxVar: expected 'state' or 'delta', found {dict(values)!r}.")
+        return cls(**{values["field"]: 0.0 if values["zero"] else dict(tensors)}, clients=tuple(values["clients"]))
+
+
+AUX_VARS[ScaffoldAuxVar.name] = ScaffoldAuxVar
 
 
 class ScaffoldClient(Module):
@@ -157,10 +236,39 @@ def check_vector(module: Module, vector: Vector, states: States, key: str) -> No
                 f"Can't use auxiliary variables in {module.where}: expected shape {tuple(state[key].shape)} for param "
                 f"'{name}', found {tuple(vector[name].shape)}."
             )
-    check_finite(module.key, vector)
+        if not math.isfinite(float(vector[name].detach().double().abs().sum())):
+            raise AuxVarError(
+                f"Can't use the auxiliary variables '{module.key}': expected finite numbers, found NaN or infinite "
+                f"ones for param '{name}'."
+            )
 
 
 def like(state: Tensor, vector: Vector, name: str) -> Tensor:
     """The vector's value for a param, as a copy like a state tensor."""
     found = torch.zeros_like(state)
     return found.copy_(vector[name]) if isinstance(vector, Mapping) else found
+
+
+def combine(vectors: Sequence[Vector], how: How = "sum") -> Vector:
+    """Sum or average vectors. RAISES (AuxVarError): Their names or shapes differ."""
+    if how not in ("sum", "mean"):
+        raise AuxVarError(f"Can't aggregate auxiliary variables: expected 'sum' or 'mean', found {how!r}.")
+    found = [vector for vector in vectors if isinstance(vector, Mapping)]
+    if not found:
+        return 0.0
+    shapes = [{name: tuple(tensor.shape) for name, tensor in vector.items()} for vector in found]
+    for other in shapes[1:]:
+        different = sorted(name for name in shapes[0].keys() | other.keys() if shapes[0].get(name) != other.get(name))
+        if different:
+            raise AuxVarError(
+                "Can't aggregate auxiliary variables: expected the same params from each client, but "
+                f"{', '.join(different[:5])} differ in shape, or are missing."
+            )
+    total = {}
+    for name in found[0]:
+        total[name] = torch.clone(found[0][name].detach())
+        for vector in found[1:]:
+            total[name] += vector[name].to(total[name].device)
+        if how == "mean":
+            total[name] /= len(vectors)
+    return total

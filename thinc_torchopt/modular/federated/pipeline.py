@@ -34,7 +34,7 @@ _OPTIMIZER = Section("[training.optimizer]")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """The work of a client in a round.
 
     round (int): Counted from 1. steps, epochs (int): As `local_steps` and `local_epochs`; one of them is 0.
@@ -67,7 +67,7 @@ class Outcome:
     skipped: int = 0
 
 
-class House:
+class FederatedPipeline:
     """A pipeline with its config, at the server and at each client.
 
     It is initialized as in spaCy, but with an empty text instead of a corpus. So it is the same everywhere, and needs
@@ -141,7 +141,7 @@ class House:
     def train(
         self,
         weights: Mapping[str, Any],
-        plan: Plan,
+        plan: RoundPlan,
         *,
         score: float = 0.0,
         aux_vars: Mapping[str, Any] | None = None,
@@ -151,7 +151,7 @@ class House:
         """Train for a round.
 
         weights (Mapping): The global model.
-        plan (Plan): The work of this round.
+        plan (RoundPlan): The work of this round.
         score (float): Score of the global model on the dev corpus, for learning rates that depend on it.
         aux_vars (Mapping | None): The server's auxiliary variables.
         state (Mapping | None): The optimizer's state after the last round. None: it starts fresh, with schedules moved

@@ -13,10 +13,10 @@ from typing import Any, Dict, List, Optional, Type, Union
 import torch
 from torch import Tensor
 
-from ...checks import Section
-from ...errors import ConfigArgumentError, ConfigError
-from ..blocks import Block, opmath
-from ..module import Module, where_it_stands
+from ..checks import Section
+from ..errors import ConfigArgumentError, ConfigError
+from .blocks import Block, opmath
+from .module import Module, where_it_stands
 
 # Prefix of values in the optimizer's param group, which are kept in the state of the param.
 IN_GROUP = "group:"

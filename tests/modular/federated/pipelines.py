@@ -9,7 +9,7 @@ from confection import Config
 from spacy.tokens import DocBin
 
 from thinc_torchopt.modular.federated import merge_labels
-from thinc_torchopt.modular.federated.house import House
+from thinc_torchopt.modular.federated.pipeline import FederatedPipeline
 
 from ...conftest import CONFIGS
 from ...models import toy_examples, toy_pipeline
@@ -75,10 +75,10 @@ def small_config(added: dict[str, Any] | None = None, *, of: str = "federated.cf
     return config.merge(added) if added else config
 
 
-def house(texts: Path, name: str = "north", config: Config | None = None) -> House:
+def pipeline(texts: Path, name: str = "north", config: Config | None = None) -> FederatedPipeline:
     own = Config(config or small_config())
     own["paths"] = {key.removeprefix("paths."): value for key, value in paths(texts, name).items()}
-    return House(own)
+    return FederatedPipeline(own)
 
 
 def shared_config() -> Config:
