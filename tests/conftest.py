@@ -7,10 +7,10 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import catalogue
 import pytest
 import torch
-from srsly import msgpack
+
+from .quick import forget_as_garbage, look_up_once
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -21,20 +21,11 @@ HAS_MUON = hasattr(torch.optim, "Muon")  # since torch 2.9
 needs_muon = pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-
-# For each message that it reads or writes, and for each function of a config, catalogue looks through the entry points
-# of all installed packages. In trainings as small as ours that would be half of the time.
-entry_points = catalogue.AVAILABLE_ENTRY_POINTS
-if hasattr(entry_points, "select"):
-    catalogue.AVAILABLE_ENTRY_POINTS = {group: list(entry_points.select(group=group)) for group in entry_points.groups}
-for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
-    coders.get_all = cache(coders.get_all)
+look_up_once()
 
 
 def pytest_collection_finish(session):
-    """The tests themselves, and all that they import, are never garbage: it takes long to look through them again."""
-    gc.collect()
-    gc.freeze()
+    forget_as_garbage()
 
 
 @pytest.fixture(autouse=True)
