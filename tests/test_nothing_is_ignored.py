@@ -37,7 +37,7 @@ from thinc_torchopt.cli._lines import lines_of
 from thinc_torchopt.cli._util import Setup
 from thinc_torchopt.cli.params import describe, rows_of
 from thinc_torchopt.cli.schedule import rates_over_steps
-from thinc_torchopt.controller import Control, trainer_controller
+from thinc_torchopt.controller import Control, RunHandle, trainer_controller
 from thinc_torchopt.errors import ControllerError, TorchOptError
 
 from .conftest import needs_muon
@@ -449,9 +449,9 @@ def seen_in_controller(settings):
     controller, noted, seen = settings.build(), Noted(), []
     try:
         for event, payload in EVENTS:
-            control = Control(steering=noted)
-            fired = controller.on_event(event, **payload, control=control)
-            seen.append(repr((event, controller.values, fired, {**vars(control), "steering": None})))
+            control, run = Control(), RunHandle(noted, noted)
+            fired = controller.on_event(event, **payload, control=control, run=run)
+            seen.append(repr((event, controller.values, fired, control, run.substeps)))
             if payload["step"] == 3 and event == "on_log":
                 Path("watched").touch()
     finally:

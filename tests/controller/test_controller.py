@@ -121,9 +121,9 @@ def test_controller_decides_here_and_acts_there():
     """Where several processes train: one decides, all act."""
     decides, obeys, control = TrainerController(define()), TrainerController(define()), Control()
     firings = decides.decide("on_log", step=3, log_history=[{"loss": 0.5}], control=control)
-    assert firings and not control.should_training_stop
+    assert firings and not control.should_stop
     obeys.act(firings, control=control)
-    assert control.should_training_stop
+    assert control.should_stop
 
 
 def test_controller_refuses_unknown_events_and_names_what_failed():

@@ -10,7 +10,8 @@ from unittest.mock import Mock
 import pytest
 import srsly
 
-from thinc_torchopt.controller import FUNCTIONS, Control, Steering, TrainerController, compiler, guard
+from thinc_torchopt.controller import FUNCTIONS, Control, RunHandle, TrainerController, compiler, guard
+from thinc_torchopt.optimizers import TorchOptimizer
 
 from ..conftest import CONFIGS
 
@@ -66,11 +67,11 @@ RUNS = {
 
 def fired(controller, events):
     """Which controllers fire at each event."""
-    control = Control(steering=Mock(spec=Steering))
+    handle = {"control": Control(), "run": RunHandle(Mock(spec=TorchOptimizer))}
     found = []
     for step, (event, payload) in enumerate(events):
         found.append(
-            {firing.controller for firing in controller.on_event(event, **{"step": step, **payload}, control=control)}
+            {firing.controller for firing in controller.on_event(event, **{"step": step, **payload}, **handle)}
         )
     return found
 

@@ -3,14 +3,16 @@
 import copy
 import json
 import os
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 
 import pytest
 
 from thinc_torchopt.controller import EVENTS, Metric, Operation, TrainerController, register_operation_handlers
-from thinc_torchopt.controller.events import COMMON
 from thinc_torchopt.errors import ConfigError, ControllerError
+from thinc_torchopt.events import COMMON
 
 from .limits import measured
 
@@ -406,3 +408,9 @@ def test_definition_refuses_actions_with_names_that_no_event_carries():
     rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "True", "operations": ["own.should_tell"]}
     with pytest.raises(ControllerError, match=r"metrics.*found 'scores'"):
         TrainerController({"operations": [{"name": "own", "class": Own}], "controllers": [rule]})
+
+
+def test_definition_needs_no_spacy():
+    """A controller works in other loops too: neither it nor its events import spaCy."""
+    code = "import sys, thinc_torchopt.controller, thinc_torchopt.events; sys.exit('spacy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.util import registry
 
-from thinc_torchopt.controller import Control, Rule, Steering, TrainerController, trainer_controller
+from thinc_torchopt.controller import Control, Rule, RunHandle, TrainerController, trainer_controller
 from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.optimizers import TorchOptimizer
+from thinc_torchopt.training import SavedModels
 
 
 def named(kind, **arguments):
@@ -24,8 +26,8 @@ def fired(definition, events, **more):
     controller = TrainerController(definition)
     found = []
     for i, (event, payload) in enumerate(events):
-        control = Control(steering=Mock(spec=Steering))
-        payload = {"step": i, **payload, "control": control}
+        run = RunHandle(Mock(spec=TorchOptimizer), Mock(spec=SavedModels))
+        payload = {"step": i, **payload, "control": Control(), "run": run}
         found += [(i, f"{one.operation}.{one.action}") for one in controller.on_event(event, **payload)]
     return found
 

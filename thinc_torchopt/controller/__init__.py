@@ -7,16 +7,15 @@ series.py, run_metrics.py and operations.py have the classes that a definition c
 lookups.py picks those that a rule uses, rolling.py has their statistics, messages.py fills texts with them.
 """
 
+from ..events import EVENTS, Control
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
 from .definition import RULE_KEYS, ControllerSpec
-from .events import EVENTS
 from .guard import FUNCTIONS, MetricUnavailable
 from .in_config import rules_in
 from .lookups import Path, value_at
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import (
     AveragesControl,
-    Control,
     DecayControl,
     FreezeControl,
     HFControls,
@@ -25,7 +24,7 @@ from .operations import (
     LogControl,
     Operation,
     RollbackControl,
-    Steering,
+    RunHandle,
     controller_operations,
     register_operation_handlers,
 )
@@ -52,7 +51,7 @@ __all__ = [
     "Path",
     "RollbackControl",
     "Rule",
-    "Steering",
+    "RunHandle",
     "TrainerController",
     "controller_metrics",
     "controller_operations",

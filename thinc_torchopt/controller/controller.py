@@ -17,12 +17,12 @@ from typing import Any, Dict, Optional, Union
 
 from ..checks import own_errors
 from ..errors import ControllerError
+from ..events import EVENTS
 from ..near_misses import did_you_mean
 from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
 from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, load, told
 from .definition import read as read_definition
-from .events import EVENTS
 from .guard import MetricUnavailable
 from .in_config import blocks_of, section
 from .lookups import looked_up

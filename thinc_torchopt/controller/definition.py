@@ -20,12 +20,12 @@ from reprlib import repr as short
 from typing import Any, Final, Union
 
 from ..errors import ControllerError
+from ..events import COMMON, EVENTS
 from ..near_misses import did_you_mean
 from ..registry import names_in, registry
 from . import run_metrics, series  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
-from .events import COMMON, EVENTS
 from .guard import FUNCTIONS
 from .messages import FIELDS, level_of
 from .metrics import Metric

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..events import EVENTS
 from ..schema import AnyNumber
 from .compiler import Keys
-from .events import EVENTS
 from .metrics import SECTION, BestValue, Metric, controller_metrics
 from .plain import number
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, StateError
+from ..events import Control, Evaluate, Event, StepBegin, StepEnd, TrainBegin
 from ..optimizers import TorchOptimizer
 from ..schema import NotNegative, read, write
 from ..types import BudgetSettings
-from .events import Control, Evaluate, Event, StepBegin, StepEnd, TrainBegin
 from .ranks import Alone
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import signal
 
+from ..events import Control, StepEnd, TrainBegin
 from ..optimizers import TorchOptimizer
 from .budget import BudgetKeeper
-from .events import Control, StepEnd, TrainBegin
 from .ranks import Alone
 from .signals import Signals
 

@@ -16,8 +16,8 @@ from typing import Any, Optional
 from spacy.language import Language
 from spacy.training import Example
 
+from ..events import Listener
 from ..optimizers import TorchOptimizer
-from .events import Listener
 from .run import Run, Scores
 
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]

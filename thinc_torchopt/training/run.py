@@ -14,18 +14,7 @@ from spacy.training.loop import subdivide_batch
 
 from .. import hooks
 from ..errors import PipelineError
-from ..launched import is_launched
-from ..optimizers import TorchOptimizer
-from ..params import components_with_model, trainable_components
-from ..types import BatchSize
-from ..update import grad_norms, total_norm
-from .budget import BudgetKeeper, check_ends_alone
-from .checkpoint import RunCheckpoints
-from .components import grads_of, is_trained, warn_of_nothing_to_train
-from .data_stream import Batches, DataStream
-from .decay import Decay
-from .dev_loss import DevLosses
-from .events import (
+from ..events import (
     EpochBegin,
     EpochEnd,
     Evaluate,
@@ -42,6 +31,17 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
+from ..launched import is_launched
+from ..optimizers import TorchOptimizer
+from ..params import components_with_model, trainable_components
+from ..types import BatchSize
+from ..update import grad_norms, total_norm
+from .budget import BudgetKeeper, check_ends_alone
+from .checkpoint import RunCheckpoints
+from .components import grads_of, is_trained, warn_of_nothing_to_train
+from .data_stream import Batches, DataStream
+from .decay import Decay
+from .dev_loss import DevLosses
 from .log_numbers import LogNumbers, counts_of
 from .param_norms import ParamNorms
 from .private import PrivateUpdates

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...controller import (
-    Control,
     ControllerSettings,
     HFControls,
     KeepBestControl,
     LearnRateControl,
     LogControl,
+    RunHandle,
 )
 from ...errors import ControllerError
+from ...events import Control
 from ...schema import read, write
 from ...training import SavedModels
 from .house import House
@@ -57,7 +58,8 @@ class ServerRules:
         self._step = step
         self._models = SavedModels(house.nlp, house.optimizer)
         self._models.after_cleaning(output)
-        self._control = Control(steering=self)  # type: ignore[arg-type]  # what it lacks is refused
+        self._control = Control()
+        self._run = RunHandle(step.optimizer, self._models)  # what it lacks is refused
         self._last = -1
         self.is_stopped = False
         self._check()
@@ -107,25 +109,13 @@ class ServerRules:
             "max_steps": rounds,
             "is_final": round == rounds,
             "control": self._control,
+            "run": self._run,
         }
         for firing in self._controller.on_event(_EVENT, **payload):
             LOG.info("%s", firing)
         self._house.weights.load(weights)
         self._models.keep_asked()
-        self.is_stopped |= self._control.should_training_stop
-
-    # ------------------------------------------------------------------ what operations do
-
-    def keep_model(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
-        self._models.keep(name, score, step=step, at_most=at_most, mode=mode)
-
-    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float, max_rate: float | None) -> None:
-        if self._step.optimizer is not None:
-            self._step.optimizer.scale_learn_rates(groups, factor, min_rate, max_rate)
-
-    def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
-        if self._step.optimizer is not None:
-            self._step.optimizer.set_learn_rates(groups, rate)
+        self.is_stopped |= self._control.should_stop
 
     # ------------------------------------------------------------------ state
 
