@@ -101,7 +101,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class Facts(Protocol):
+class RunFacts(Protocol):
     """Facts about a run, at any event. Read only what you need: some are computed on access, and wait for the GPU."""
 
     nlp: Language
@@ -163,12 +163,12 @@ class Event:
 
     step (int): The current step, or the last one between steps; counted from 0. -1 before the first.
     epoch (int): spaCy's epoch.
-    run (Facts): Facts about the run.
+    run (RunFacts): Facts about the run.
     """
 
     step: int
     epoch: int
-    run: Facts
+    run: RunFacts
 
 
 @dataclass(frozen=True)
@@ -390,14 +390,14 @@ class Listeners:
                     )
                 self._calls[EVENT_TYPES[name]].append(method)
 
-    def emit(self, kind: type[E], step: int, epoch: int, run: Facts, *carried: Any) -> None:
+    def emit(self, kind: type[E], step: int, epoch: int, run: RunFacts, *carried: Any) -> None:
         """Send an event to its listeners. carried (Any): The fields of this kind of event."""
         if calls := self._calls[kind]:
             event = kind(step, epoch, run, *carried)
             for call in calls:
                 call(event, self.control)
 
-    def emit_error(self, error: BaseException, step: int, epoch: int, run: Facts) -> None:
+    def emit_error(self, error: BaseException, step: int, epoch: int, run: RunFacts) -> None:
         """Send `on_exception`. Errors of listeners are logged, so that they don't hide this one."""
         for call in self._calls[ExceptionRaised]:
             try:

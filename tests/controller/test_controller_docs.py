@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import srsly
 
-from thinc_torchopt.controller import FUNCTIONS, Control, RunHandle, TrainerController, compiler, guard
+from thinc_torchopt.controller import FUNCTIONS, Control, RunHandle, TrainerController, compiler, sandbox
 from thinc_torchopt.optimizers import TorchOptimizer
 
 from ..conftest import CONFIGS
@@ -106,7 +106,7 @@ def test_docs_limits_are_true():
     ]
     assert numbers == [
         *(compiler.MAX_TEXT, compiler.MAX_NODES, compiler.MAX_DEPTH),
-        *(guard.MAX_BITS, guard.MAX_PASSES, guard.MAX_KEYS, guard.MAX_WORK),
+        *(sandbox.MAX_BITS, sandbox.MAX_PASSES, sandbox.MAX_KEYS, sandbox.MAX_WORK),
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thinc_torchopt.controller import EVENTS, Metric, TrainerController, controller_metrics, register_metric_handlers
-from thinc_torchopt.controller.plain import plain
+from thinc_torchopt.controller.values import plain
 from thinc_torchopt.errors import ControllerError, StateError
 from thinc_torchopt.registry import registry
 

@@ -15,18 +15,19 @@ A value of None means "no value yet". If `compute` returns None, the metric keep
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..checks import Section
 from ..registry import registry
 from ..schema import AnyNumber, Count, read, write
 from .compiler import Keys
-from .given import Given
-from .plain import number, plain
+from .values import number, plain
 
 T = TypeVar("T", bound=type)
 Values = dict[str, Any]
@@ -40,7 +41,35 @@ EXCLUDED = ["tok2vec", "transformer"]
 SECTION = Section("the arguments")
 
 
-class Metric(Given, ABC):
+class RecordsArguments:
+    """Records the arguments of its constructor, so that each run can build its own from that of the config.
+
+    Public: `init_arguments` (Mapping[str, Any]: the arguments by name).
+    """
+
+    init_arguments: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
+        for name in inspect.signature(cls).parameters:
+            # confection would take it for that of the argument.
+            cls.__annotations__.pop(name, None)
+
+
+def _recording(init: Any) -> Any:
+    @wraps(init)
+    def record(self: RecordsArguments, *args: Any, **kwargs: Any) -> None:
+        if "init_arguments" not in vars(self):  # the constructor of a base class has other arguments
+            _, *names = inspect.signature(init).parameters
+            self.init_arguments = dict(zip(names, args)) | kwargs
+        init(self, *args, **kwargs)
+
+    return record
+
+
+class Metric(RecordsArguments, ABC):
     """A metric.
 
     events (Sequence[str]): The events on which it is computed. Given here or as an attribute of the class.
@@ -251,7 +280,7 @@ class HistoryBasedMetric(Metric):
         self._size = MAX_WINDOW if size == -1 else size
         self._exclude = frozenset(_names("exclude", exclude))
         self._window_size = size
-        self.memory = History({"loss": [], "steps": [], "epoch": []})
+        self.memory = HistoryState({"loss": [], "steps": [], "epoch": []})
 
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
         keys = self.keys or {}
@@ -302,7 +331,7 @@ class HistoryBasedMetric(Metric):
 
 
 @dataclass
-class History:
+class HistoryState:
     """The state of HistoryBasedMetric. seen (tuple): Number of logs, and the newest."""
 
     training_loss: dict[str, Any]

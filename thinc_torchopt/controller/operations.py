@@ -25,10 +25,10 @@ from ..checks import Section
 from ..errors import ConfigError, ControllerError
 from ..events import Control
 from ..registry import registry
-from .given import Given
-from .guard import MetricUnavailable
 from .messages import Message, level_of, one_line
+from .metrics import RecordsArguments
 from .rules import Rule, expression
+from .sandbox import MetricUnavailable
 
 T = TypeVar("T", bound=type)
 _SECTION = Section("the arguments")
@@ -50,7 +50,7 @@ class RunHandle:
     substeps: int | None = None
 
 
-class Operation(Given):
+class Operation(RecordsArguments):
     """An operation. Its actions are its methods `should_...`, which have keyword arguments and `**kwargs`.
 
     quiet: Actions that `spacy train` does not log by default, as they change nothing in the run.

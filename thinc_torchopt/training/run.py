@@ -63,7 +63,7 @@ class Run:
     Errors that can be found before the first step are raised here.
 
     Public: `progress`, `batches`, `control`, `checkpoints` (None without such a block), and the facts that listeners
-    get: see `events.Facts`.
+    get: see `events.RunFacts`.
     """
 
     def __init__(
