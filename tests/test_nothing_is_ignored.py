@@ -424,7 +424,7 @@ EVENTS = [
         (
             "on_evaluate",
             {
-                "metrics": {"tag_acc": 0.5 + step / 100},
+                "scores": {"tag_acc": 0.5 + step / 100},
                 "score": 0.5 + step / 100,
                 "dev_losses": lambda most: {
                     "losses": {"tagger": 1.0, "tok2vec": 1.0},
@@ -433,7 +433,7 @@ EVENTS = [
                 },
             },
         ),
-        ("on_predict", {"metrics": {"tag_acc": 0.9 + step / 100}}),
+        ("on_predict", {"scores": {"tag_acc": 0.9 + step / 100}}),
     )
 ]
 

@@ -65,7 +65,7 @@ FACTS: Final = {
     "'groups': {'default': 9.0}}`",
     "update_norms": "a function that computes the norm of the change by the update, in the same form. It has no result "
     "unless a metric has it in `reads`",
-    "metrics": "all scores, by name",
+    "scores": "all scores, by name",
     "score": "the weighted score, by which the best model is chosen",
     "dev_losses": "a function that computes the loss on the development data: `{'losses': {'ner': 3.0}, 'words': 100, "
     "'examples': 8}`. Its argument is the most examples to read (None: all)",
@@ -90,14 +90,14 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "on_pre_optimizer_step": ("grad_norm", "grad_norms", "group_grad_norms"),
     "on_optimizer_step": ("grad_norm", "grad_norms", "param_norms", "update_norms"),
     "on_step_end": _OF_STEP,
-    "on_evaluate": ("metrics", "score", "dev_losses"),
+    "on_evaluate": ("scores", "score", "dev_losses"),
     "on_log": (*_OF_STEP, "log_history"),
     "on_save": ("path",),
     "on_epoch_end": (),
     "on_train_end": (),
     "on_exception": ("error_type", "error_text"),
     "on_prediction_step": (),
-    "on_predict": ("metrics",),
+    "on_predict": ("scores",),
 }
 
 

@@ -59,7 +59,7 @@ def evaluations(controller, values):
     acted, run = [], RunHandle(Mock(spec=TorchOptimizer), Mock(spec=SavedModels))
     for step, value in enumerate(values):
         dev = {"losses": {"ner": 10 * value}, "words": 10, "examples": 2}
-        payload = {"metrics": {"ents_f": value}, "score": value, "dev_losses": lambda at_most, dev=dev: dev}
+        payload = {"scores": {"ents_f": value}, "score": value, "dev_losses": lambda at_most, dev=dev: dev}
         if controller.on_event("on_evaluate", step=step, control=Control(), run=run, **payload):
             acted.append(step)
     return acted, run

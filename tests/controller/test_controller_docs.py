@@ -24,7 +24,7 @@ def steps(*losses):
 
 
 def scores(*values, step=2000):
-    return [("on_evaluate", {"metrics": {"ents_f": value}, "score": value, "step": step}) for value in values]
+    return [("on_evaluate", {"scores": {"ents_f": value}, "score": value, "step": step}) for value in values]
 
 
 def norm(value):
@@ -138,7 +138,7 @@ def test_docs_message_to_a_web_address(monkeypatch, caplog):
     [text] = [text for text in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "Notify" in text]
     exec(text, {})
     [block] = [block for block in BLOCKS if block["controllers"][0]["name"] == "tell-of-errors"]
-    hook = srsly.yaml_loads(re.search(r"Use `(\{name: hook.*?\})` and", PAGE)[1])
+    hook = srsly.yaml_loads(re.search(r"Use `(\{name:\s+hook.*?\})` and", PAGE)[1])
     rule = {**block["controllers"][0], "operations": ["hook.should_notify"]}
     definition = {**block, "operations": [hook], "controllers": [rule]}
     error = {"step": 3, "error_type": "RuntimeError", "error_text": "no memory"}

@@ -376,10 +376,10 @@ def with_own(own):
     [
         (
             ["on_evaluate"],
-            "scores=None",
-            r"its compute\(\) .*metrics, score, dev_losses, .*learn_rates.*found 'scores'",
+            "metrics=None",
+            r"its compute\(\) .*scores, score, dev_losses, .*learn_rates.*found 'metrics'",
         ),
-        (["on_step_end", "on_epoch_end"], "*, metrics", r"losses, batch_words, .*step.*found 'metrics'"),
+        (["on_step_end", "on_epoch_end"], "*, scores", r"losses, batch_words, .*step.*found 'scores'"),
         (["on_save"], "*, stepp=0", "Did you mean 'step'?"),
     ],
 )
@@ -402,11 +402,11 @@ def test_definition_takes_each_name_that_an_event_carries():
 
 def test_definition_refuses_actions_with_names_that_no_event_carries():
     class Own(Operation):
-        def should_tell(self, *, scores=None, **kwargs):
+        def should_tell(self, *, metrics=None, **kwargs):
             pass
 
     rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "True", "operations": ["own.should_tell"]}
-    with pytest.raises(ControllerError, match=r"metrics.*found 'scores'"):
+    with pytest.raises(ControllerError, match=r"scores.*found 'metrics'"):
         TrainerController({"operations": [{"name": "own", "class": Own}], "controllers": [rule]})
 
 

@@ -33,7 +33,7 @@ def fired(definition, events, **more):
 
 
 def scores(*values):
-    return [("on_evaluate", {"metrics": {"f": value}, "score": value}) for value in values]
+    return [("on_evaluate", {"scores": {"f": value}, "score": value}) for value in values]
 
 
 def losses(*values):
@@ -68,7 +68,7 @@ def test_named_stop_early_waits_for_the_end_of_the_warm_up(arguments, warmup, ev
     begin = arguments.get("min_steps", warmup)
     values = [0.1, 0.3, 0.0, 0.2, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3]
     events = [
-        ("on_evaluate", {"metrics": {}, "score": value, "step": 20 * i, "warmup_steps": warmup})
+        ("on_evaluate", {"scores": {}, "score": value, "step": 20 * i, "warmup_steps": warmup})
         for i, value in enumerate(values)
     ]
     expected = [

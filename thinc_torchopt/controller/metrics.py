@@ -261,7 +261,7 @@ class HistoryBasedMetric(Metric):
         "metrics": None,
         "window_size": None,
     }
-    reads = ("losses", "batch_words", "batch_size", "log_history", "metrics", "score")
+    reads = ("losses", "batch_words", "batch_size", "log_history", "scores", "score")
     is_plain = True
     may_hold_more = True
     is_in_memory = True
@@ -280,7 +280,7 @@ class HistoryBasedMetric(Metric):
         self._size = MAX_WINDOW if size == -1 else size
         self._exclude = frozenset(_names("exclude", exclude))
         self._window_size = size
-        self.memory = HistoryState({"loss": [], "steps": [], "epoch": []})
+        self.memory = HistoryBasedMetricState({"loss": [], "steps": [], "epoch": []})
 
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
         keys = self.keys or {}
@@ -291,7 +291,7 @@ class HistoryBasedMetric(Metric):
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if event_name == "on_evaluate":
-            if (scores := kwargs.get("metrics")) is not None:
+            if (scores := kwargs.get("scores")) is not None:
                 scores = plain(scores) | ({} if kwargs.get("score") is None else {"score": float(kwargs["score"])})
                 scores |= {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))}
                 self._add(self.memory.metrics, scores)
@@ -331,7 +331,7 @@ class HistoryBasedMetric(Metric):
 
 
 @dataclass
-class HistoryState:
+class HistoryBasedMetricState:
     """The state of HistoryBasedMetric. seen (tuple): Number of logs, and the newest."""
 
     training_loss: dict[str, Any]
@@ -378,7 +378,7 @@ class EvalMetrics(Metric):
     min_delta_mode (str): "absolute", or "relative": `min_delta` is a part of the best score.
     """
 
-    reads = ("metrics", "score")
+    reads = ("scores", "score")
     may_hold_more = True
 
     def __init__(
@@ -400,10 +400,10 @@ class EvalMetrics(Metric):
         if (score := kwargs.get("score")) is not None:
             self.memory.count_evaluation()
             self.memory.offer(float(score), kwargs["step"], min_delta=self._min_delta, is_relative=self._is_relative)
-        if kwargs.get("metrics") is None:
+        if kwargs.get("scores") is None:
             return None
         return {
-            **kwargs["metrics"],
+            **kwargs["scores"],
             **({} if score is None else {"score": float(score), **self._best(kwargs["step"])}),
         }
 

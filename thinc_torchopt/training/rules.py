@@ -72,7 +72,7 @@ _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
     "group_grad_norms": lambda event: lambda: event.run.norms.of_grads()["groups"],
     "param_norms": lambda event: event.run.norms.of_params,
     "update_norms": lambda event: event.run.norms.of_update,
-    "metrics": attrgetter("scores"),
+    "scores": attrgetter("scores"),
     "score": attrgetter("score"),
     "path": lambda event: None if (path := event.info.get("output_path")) is None else str(path),
     "error_type": lambda event: type(event.error).__name__,

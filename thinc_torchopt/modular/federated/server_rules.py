@@ -105,7 +105,7 @@ class ServerRules:
         payload = {
             "step": round,
             "score": score,
-            "metrics": dict(scores),
+            "scores": dict(scores),
             "max_steps": rounds,
             "is_final": round == rounds,
             "control": self._control,
