@@ -82,7 +82,7 @@ EVENTS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimi
 
 def microseconds_a_step(count: int, steps: int) -> float:
     controller = TrainerController(over_windows(count) if count else DEFINITION)
-    controller.on_event("on_evaluate", step=0, epoch=0, metrics={"ents_f": 0.5, "ents_p": 0.5}, score=0.5)
+    controller.on_event("on_evaluate", step=0, epoch=0, scores={"ents_f": 0.5, "ents_p": 0.5}, score=0.5)
     rates, norms, losses = (
         {"encoder": 1e-5, "head": 1e-3},
         {"ner": 0.5, "tagger": 0.3},

@@ -37,7 +37,7 @@ from thinc_torchopt.cli._lines import lines_of
 from thinc_torchopt.cli._setup import Setup
 from thinc_torchopt.cli.params import describe, rows_of
 from thinc_torchopt.cli.schedule import rates_over_steps
-from thinc_torchopt.controller import Control, trainer_controller
+from thinc_torchopt.controller import Control, RunHandle, trainer_controller
 from thinc_torchopt.errors import ControllerError, TorchOptError
 
 from .conftest import needs_muon
@@ -424,7 +424,7 @@ EVENTS = [
         (
             "on_evaluate",
             {
-                "metrics": {"tag_acc": 0.5 + step / 100},
+                "scores": {"tag_acc": 0.5 + step / 100},
                 "score": 0.5 + step / 100,
                 "dev_losses": lambda most: {
                     "losses": {"tagger": 1.0, "tok2vec": 1.0},
@@ -433,7 +433,7 @@ EVENTS = [
                 },
             },
         ),
-        ("on_predict", {"metrics": {"tag_acc": 0.9 + step / 100}}),
+        ("on_predict", {"scores": {"tag_acc": 0.9 + step / 100}}),
     )
 ]
 
@@ -449,9 +449,9 @@ def seen_in_controller(settings):
     controller, noted, seen = settings.build(), Noted(), []
     try:
         for event, payload in EVENTS:
-            control = Control(steering=noted)
-            fired = controller.on_event(event, **payload, control=control)
-            seen.append(repr((event, controller.values, fired, {**vars(control), "steering": None})))
+            control, run = Control(), RunHandle(noted, noted)
+            fired = controller.on_event(event, **payload, control=control, run=run)
+            seen.append(repr((event, controller.values, fired, control, run.substeps)))
             if payload["step"] == 3 and event == "on_log":
                 Path("watched").touch()
     finally:

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from thinc_torchopt.cli import torchopt_cli
-from thinc_torchopt.controller.events import COMMON, EVENTS
 from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.events import COMMON, EVENTS, FACTS
 from thinc_torchopt.registry import names_in, registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,14 +251,14 @@ def controller() -> Iterator[str]:
         yield from described(name, function, "###")
     yield "## Events"
     yield fill("`triggers` of a rule, in the order in which a training has them. All of them carry:")
-    yield table(("value", "meaning"), [(f"`{key}`", escaped(text)) for key, text in COMMON.items()])
+    yield table(("value", "meaning"), [(f"`{key}`", escaped(FACTS[key])) for key in COMMON])
     yield fill("Some carry more. spaCy's loop has no `on_predict` and no `on_prediction_step`.")
     yield table(
         ("event", "value", "meaning"),
         [
-            (f"`{event}`", key and f"`{key}`", escaped(text))
+            (f"`{event}`", key and f"`{key}`", escaped(FACTS[key]) if key else "")
             for event, carried in EVENTS.items()
-            for key, text in (carried or {"": ""}).items()
+            for key in carried or ("",)
         ],
     )
 

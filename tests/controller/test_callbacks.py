@@ -12,8 +12,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from thinc_torchopt.controller import Control, ControllerSettings, Steering
+from thinc_torchopt.controller import Control, ControllerSettings, RunHandle
+from thinc_torchopt.optimizers import TorchOptimizer
 from thinc_torchopt.registry import registry
+from thinc_torchopt.training import SavedModels
 
 from ..conftest import CONFIGS
 
@@ -54,14 +56,13 @@ def controller_of(rule, does):
 
 def evaluations(controller, values):
     """Which evaluations a controller acts on, and what it asks for."""
-    acted, steering = [], Mock(spec=Steering)
+    acted, run = [], RunHandle(Mock(spec=TorchOptimizer), Mock(spec=SavedModels))
     for step, value in enumerate(values):
-        control = Control(steering=steering)
         dev = {"losses": {"ner": 10 * value}, "words": 10, "examples": 2}
-        payload = {"metrics": {"ents_f": value}, "score": value, "dev_losses": lambda at_most, dev=dev: dev}
-        if controller.on_event("on_evaluate", step=step, control=control, **payload):
+        payload = {"scores": {"ents_f": value}, "score": value, "dev_losses": lambda at_most, dev=dev: dev}
+        if controller.on_event("on_evaluate", step=step, control=Control(), run=run, **payload):
             acted.append(step)
-    return acted, steering
+    return acted, run
 
 
 def early_stopping(values, *, mode="min", patience=10**9, min_delta=0.0, stopping=None, divergence=None):
@@ -127,18 +128,19 @@ def test_callbacks_reduce_on_plateau():
             plateau.step(value)
             if rate.param_groups[0]["lr"] < before:
                 expected.append(step)
-        acted, steering = evaluations(row_of("ReduceLROnPlateau"), values)
+        acted, run = evaluations(row_of("ReduceLROnPlateau"), values)
         assert acted == expected
-        assert [call.args[:2] for call in steering.scale_learn_rates.call_args_list] == [(["*"], 0.5)] * len(expected)
+        calls = run.optimizer.scale_learn_rates.call_args_list
+        assert [call.args[:2] for call in calls] == [(["*"], 0.5)] * len(expected)
         cuts += len(expected)
     assert cuts > 20
 
 
 def test_callbacks_model_checkpoint():
     """Each evaluation is offered; the three best of them stay: see test_operations_in_training.py."""
-    acted, steering = evaluations(row_of("ModelCheckpoint"), [0.5, 0.25, 0.75])
+    acted, run = evaluations(row_of("ModelCheckpoint"), [0.5, 0.25, 0.75])
     assert acted == [0, 1, 2]
-    offered = [(call.args[1], call.kwargs["at_most"], call.kwargs["mode"]) for call in steering.keep_model.mock_calls]
+    offered = [(call.args[1], call.kwargs["at_most"], call.kwargs["mode"]) for call in run.models.keep.mock_calls]
     assert offered == [(0.5, 3, "max"), (0.25, 3, "max"), (0.75, 3, "max")]
 
 
@@ -149,21 +151,15 @@ def test_callbacks_timer():
     ] == [False, False, True, True]
 
 
-@pytest.mark.parametrize(
-    "start, epoch, call, args",
-    [
-        ("GradientAccumulationScheduler", 4, "accumulate_gradient", {"args": (2,)}),
-        ("StochasticWeightAveraging", 10, "begin_averages", {"kwargs": {"anew": False}}),
-    ],
-)
-def test_callbacks_at_an_epoch(start, epoch, call, args):
-    one, steering = row_of(start), Mock(spec=Steering)
-    acted = [
-        i for i in range(12) if one.on_event("on_epoch_begin", step=i, epoch=i, control=Control(steering=steering))
-    ]
+@pytest.mark.parametrize("start, epoch", [("GradientAccumulationScheduler", 4), ("StochasticWeightAveraging", 10)])
+def test_callbacks_at_an_epoch(start, epoch):
+    one, run = row_of(start), RunHandle(Mock(spec=TorchOptimizer))
+    acted = [i for i in range(12) if one.on_event("on_epoch_begin", step=i, epoch=i, control=Control(), run=run)]
     assert acted == [epoch]
-    [made] = getattr(steering, call).call_args_list
-    assert {"args": made.args, "kwargs": made.kwargs} == {"args": (), "kwargs": {}} | args
+    if start == "GradientAccumulationScheduler":
+        assert run.substeps == 2
+    else:
+        run.optimizer.begin_averages.assert_called_once_with(anew=False)
 
 
 def test_callbacks_each_row_is_tested():

@@ -22,7 +22,7 @@ def define(rule="loss['loss'] < 1.0", triggers=("on_log",), operations=("hfcontr
 
 def log(controller, loss, step):
     return controller.on_event(
-        "on_log", log_history=[{"loss": loss, "epoch": 0.0}], epoch=0.0, global_step=step, metrics=None
+        "on_log", log_history=[{"loss": loss, "epoch": 0.0}], epoch=0.0, global_step=step, scores=None
     )
 
 
@@ -33,7 +33,7 @@ def steps(controller, losses):
 def test_controller_as_in_the_docs():
     controller = TrainerController(define())
     firings = controller.on_event(
-        "on_log", log_history=[{"loss": 0.5, "epoch": 0.0}], epoch=0.0, global_step=0, metrics=None
+        "on_log", log_history=[{"loss": 0.5, "epoch": 0.0}], epoch=0.0, global_step=0, scores=None
     )
     values = {"loss": {"loss": 0.5}}
     assert firings == [
@@ -121,9 +121,9 @@ def test_controller_decides_here_and_acts_there():
     """Where several processes train: one decides, all act."""
     decides, obeys, control = TrainerController(define()), TrainerController(define()), Control()
     firings = decides.decide("on_log", step=3, log_history=[{"loss": 0.5}], control=control)
-    assert firings and not control.should_training_stop
+    assert firings and not control.should_stop
     obeys.act(firings, control=control)
-    assert control.should_training_stop
+    assert control.should_stop
 
 
 def test_controller_refuses_unknown_events_and_names_what_failed():
@@ -196,7 +196,7 @@ run = st.lists(
         ),
         st.tuples(
             st.just("on_evaluate"),
-            st.fixed_dictionaries({"metrics": st.fixed_dictionaries({"f": numbers}), "score": numbers}),
+            st.fixed_dictionaries({"scores": st.fixed_dictionaries({"f": numbers}), "score": numbers}),
         ),
         st.tuples(
             st.just("on_log"),
@@ -242,7 +242,7 @@ def test_controller_state_test_fires_everything():
     """A comparison of runs in which nothing happens proves nothing."""
     losses = [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
     events = [("on_step_end", {"losses": {"ner": loss}, "words": 20 * i}) for i, loss in enumerate(losses)]
-    events += [("on_evaluate", {"metrics": {}, "score": score}) for score in (0.5, 0.5, 0.5)]
+    events += [("on_evaluate", {"scores": {}, "score": score}) for score in (0.5, 0.5, 0.5)]
     events += [
         ("on_log", {"log_history": [{"loss": 1.0}]}),
         ("on_log", {"log_history": [{"loss": 2.0}]}),
@@ -271,7 +271,7 @@ def test_controller_state_test_fires_everything():
     ],
 )
 def test_controller_state_that_is_damaged_changes_nothing(break_it):
-    events = [("on_step_end", {"losses": {"ner": 2.0}, "words": 20}), ("on_evaluate", {"metrics": {}, "score": 0.5})]
+    events = [("on_step_end", {"losses": {"ner": 2.0}, "words": 20}), ("on_evaluate", {"scores": {}, "score": 0.5})]
     controller, other = TrainerController(EVERYTHING), TrainerController(EVERYTHING)
     play(controller, events)
     play(other, events[:1])

@@ -10,7 +10,8 @@ from unittest.mock import Mock
 import pytest
 import srsly
 
-from thinc_torchopt.controller import FUNCTIONS, Control, Steering, TrainerController, compiler, guard
+from thinc_torchopt.controller import FUNCTIONS, Control, RunHandle, TrainerController, compiler, sandbox
+from thinc_torchopt.optimizers import TorchOptimizer
 
 from ..conftest import CONFIGS
 
@@ -23,7 +24,7 @@ def steps(*losses):
 
 
 def scores(*values, step=2000):
-    return [("on_evaluate", {"metrics": {"ents_f": value}, "score": value, "step": step}) for value in values]
+    return [("on_evaluate", {"scores": {"ents_f": value}, "score": value, "step": step}) for value in values]
 
 
 def norm(value):
@@ -66,11 +67,11 @@ RUNS = {
 
 def fired(controller, events):
     """Which controllers fire at each event."""
-    control = Control(steering=Mock(spec=Steering))
+    handle = {"control": Control(), "run": RunHandle(Mock(spec=TorchOptimizer))}
     found = []
     for step, (event, payload) in enumerate(events):
         found.append(
-            {firing.controller for firing in controller.on_event(event, **{"step": step, **payload}, control=control)}
+            {firing.controller for firing in controller.on_event(event, **{"step": step, **payload}, **handle)}
         )
     return found
 
@@ -105,7 +106,7 @@ def test_docs_limits_are_true():
     ]
     assert numbers == [
         *(compiler.MAX_TEXT, compiler.MAX_NODES, compiler.MAX_DEPTH),
-        *(guard.MAX_BITS, guard.MAX_PASSES, guard.MAX_KEYS, guard.MAX_WORK),
+        *(sandbox.MAX_BITS, sandbox.MAX_PASSES, sandbox.MAX_KEYS, sandbox.MAX_WORK),
     ]
 
 
@@ -137,7 +138,7 @@ def test_docs_message_to_a_web_address(monkeypatch, caplog):
     [text] = [text for text in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "Notify" in text]
     exec(text, {})
     [block] = [block for block in BLOCKS if block["controllers"][0]["name"] == "tell-of-errors"]
-    hook = srsly.yaml_loads(re.search(r"Use `(\{name: hook.*?\})` and", PAGE)[1])
+    hook = srsly.yaml_loads(re.search(r"Use `(\{name:\s+hook.*?\})` and", PAGE)[1])
     rule = {**block["controllers"][0], "operations": ["hook.should_notify"]}
     definition = {**block, "operations": [hook], "controllers": [rule]}
     error = {"step": 3, "error_type": "RuntimeError", "error_text": "no memory"}

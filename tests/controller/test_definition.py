@@ -3,14 +3,16 @@
 import copy
 import json
 import os
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 
 import pytest
 
 from thinc_torchopt.controller import EVENTS, Metric, Operation, TrainerController, register_operation_handlers
-from thinc_torchopt.controller.events import COMMON
 from thinc_torchopt.errors import ConfigError, ControllerError
+from thinc_torchopt.events import COMMON
 
 from .limits import measured
 
@@ -374,10 +376,10 @@ def with_own(own):
     [
         (
             ["on_evaluate"],
-            "scores=None",
-            r"its compute\(\) .*metrics, score, dev_losses, .*learn_rates.*found 'scores'",
+            "metrics=None",
+            r"its compute\(\) .*scores, score, dev_losses, .*learn_rates.*found 'metrics'",
         ),
-        (["on_step_end", "on_epoch_end"], "*, metrics", r"losses, batch_words, .*step.*found 'metrics'"),
+        (["on_step_end", "on_epoch_end"], "*, scores", r"losses, batch_words, .*step.*found 'scores'"),
         (["on_save"], "*, stepp=0", "Did you mean 'step'?"),
     ],
 )
@@ -400,9 +402,15 @@ def test_definition_takes_each_name_that_an_event_carries():
 
 def test_definition_refuses_actions_with_names_that_no_event_carries():
     class Own(Operation):
-        def should_tell(self, *, scores=None, **kwargs):
+        def should_tell(self, *, metrics=None, **kwargs):
             pass
 
     rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "True", "operations": ["own.should_tell"]}
-    with pytest.raises(ControllerError, match=r"metrics.*found 'scores'"):
+    with pytest.raises(ControllerError, match=r"scores.*found 'metrics'"):
         TrainerController({"operations": [{"name": "own", "class": Own}], "controllers": [rule]})
+
+
+def test_definition_needs_no_spacy():
+    """A controller works in other loops too: neither it nor its events import spaCy."""
+    code = "import sys, thinc_torchopt.controller, thinc_torchopt.events; sys.exit('spacy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

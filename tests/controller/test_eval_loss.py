@@ -256,7 +256,7 @@ def test_eval_loss_as_a_metric():
         "step": 4,
     }
     assert controller.values["part"]["loss"] == 18.0
-    assert not TrainerController(rules).on_event("on_evaluate", step=4, metrics={})  # a log tells none
+    assert not TrainerController(rules).on_event("on_evaluate", step=4, scores={})  # a log tells none
     with pytest.raises(ControllerError, match="max_examples"):
         TrainerController(definition(metrics=[{**EVAL_LOSS, "arguments": {"max_examples": 0}}]))
 

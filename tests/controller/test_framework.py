@@ -139,7 +139,7 @@ def ours(definition):
     def tell(event, step, epoch, loss, scores):
         if loss is not None:
             history.append({"loss": loss, "epoch": float(epoch)})
-        told = controller.on_event(event, step=step, epoch=epoch, log_history=history, metrics=scores)
+        told = controller.on_event(event, step=step, epoch=epoch, log_history=history, scores=scores)
         return [(firing.action, firing.controller) for firing in told]
 
     return tell

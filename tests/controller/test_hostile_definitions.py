@@ -47,7 +47,7 @@ def check(make):
             for step in range(3):
                 told = {"step": step, "losses": {"ner": 0.5}, "batch_words": 5, "grad_norm": 1.0}
                 controller.decide("on_step_end", **told)
-                controller.decide("on_evaluate", step=step, metrics={"ents_f": 0.5}, score=0.5)
+                controller.decide("on_evaluate", step=step, scores={"ents_f": 0.5}, score=0.5)
             refused = False
         except (ConfigError, ControllerError, ConfigValidationError) as error:
             refused, error.__traceback__ = True, None

@@ -9,7 +9,7 @@ import copy
 import pytest
 
 from thinc_torchopt.controller import Rule, TrainerController
-from thinc_torchopt.controller.guard import MetricUnavailable
+from thinc_torchopt.controller.sandbox import MetricUnavailable
 from thinc_torchopt.errors import ControllerError
 
 from .limits import measured

@@ -144,7 +144,7 @@ def test_in_config_arguments_that_there_are_not(kind):
     with pytest.raises(ValueError, match="nothing"):
         resolved(blocks_of(FILE) | {section: {"x": {f"@controller_{section}": kind, "nothing": 1}}})
     made = registry.get(f"controller_{section}", kind)()
-    assert made.given == {} and type(made).given == {}
+    assert made.init_arguments == {} and type(made).init_arguments == {}
 
 
 def test_in_config_in_python():

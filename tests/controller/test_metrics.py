@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thinc_torchopt.controller import EVENTS, Metric, TrainerController, controller_metrics, register_metric_handlers
-from thinc_torchopt.controller.plain import plain
+from thinc_torchopt.controller.values import plain
 from thinc_torchopt.errors import ControllerError, StateError
 from thinc_torchopt.registry import registry
 
@@ -102,7 +102,7 @@ def test_history_of_steps_and_evaluations():
     for step in range(3):
         value(controller, "on_step_end", step=step, epoch=0, losses={"ner": step, "tok2vec": 100.0}, batch_words=2)
         controller.on_event(
-            "on_evaluate", step=step, epoch=0, metrics={"ents_f": numpy.float64(step), "per": {"A": 1}}, score=step
+            "on_evaluate", step=step, epoch=0, scores={"ents_f": numpy.float64(step), "per": {"A": 1}}, score=step
         )
     found = value(controller, "on_step_end", step=3, losses={"ner": 3})
     assert found["training_loss"]["loss"] == [2.0, 3.0] and found["training_loss"]["components"]["ner"] == [2.0, 3.0]
@@ -120,14 +120,14 @@ def test_history_before_the_first_evaluation_makes_rules_skip(caplog):
     for step in range(3):
         assert controller.on_event("on_log", step=step, log_history=[{"loss": 1.0, "step": step}]) == []
     assert caplog.text.count("not available") == 1
-    controller.on_event("on_evaluate", step=3, metrics={"eval_loss": 0.5})
+    controller.on_event("on_evaluate", step=3, scores={"eval_loss": 0.5})
     assert len(controller.on_event("on_log", step=4)) == 1
 
 
 def test_eval_metrics_tell_the_best_score():
     controller = watch("EvalMetrics", event="on_evaluate")
     found = [
-        value(controller, "on_evaluate", step=10 * i, metrics={"f": s}, score=s)
+        value(controller, "on_evaluate", step=10 * i, scores={"f": s}, score=s)
         for i, s in enumerate([math.nan, 0.5, math.nan, 0.4, 0.6])
     ]
     assert [f["best_score"] for f in found] == [None, 0.5, 0.5, 0.5, 0.6]
@@ -142,7 +142,7 @@ def test_eval_metrics_tell_the_best_score():
 )
 def test_eval_metrics_min_delta(mode, scores, best):
     controller = watch("EvalMetrics", {"min_delta": 0.1, "min_delta_mode": mode}, "on_evaluate")
-    assert [value(controller, "on_evaluate", metrics={}, score=score) for score in scores][-1]["best_score"] == best
+    assert [value(controller, "on_evaluate", scores={}, score=score) for score in scores][-1]["best_score"] == best
 
 
 def test_training_state():
@@ -273,7 +273,7 @@ def test_metrics_hold_the_keys_that_they_declare(kind):
             param_norms=lambda: NORMS,
             update_norms=lambda: NORMS,
             grad_norms={"ner": 1.0},
-            metrics={"ents_f": 0.5},
+            scores={"ents_f": 0.5},
             max_steps=9,
             dev_losses=lambda at_most: {"losses": {"ner": 1.0}, "words": 9, "examples": 2},
         )

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.util import registry
 
-from thinc_torchopt.controller import Control, Rule, Steering, TrainerController, trainer_controller
+from thinc_torchopt.controller import Control, Rule, RunHandle, TrainerController, trainer_controller
 from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.optimizers import TorchOptimizer
+from thinc_torchopt.training import SavedModels
 
 
 def named(kind, **arguments):
@@ -24,14 +26,14 @@ def fired(definition, events, **more):
     controller = TrainerController(definition)
     found = []
     for i, (event, payload) in enumerate(events):
-        control = Control(steering=Mock(spec=Steering))
-        payload = {"step": i, **payload, "control": control}
+        run = RunHandle(Mock(spec=TorchOptimizer), Mock(spec=SavedModels))
+        payload = {"step": i, **payload, "control": Control(), "run": run}
         found += [(i, f"{one.operation}.{one.action}") for one in controller.on_event(event, **payload)]
     return found
 
 
 def scores(*values):
-    return [("on_evaluate", {"metrics": {"f": value}, "score": value}) for value in values]
+    return [("on_evaluate", {"scores": {"f": value}, "score": value}) for value in values]
 
 
 def losses(*values):
@@ -66,7 +68,7 @@ def test_named_stop_early_waits_for_the_end_of_the_warm_up(arguments, warmup, ev
     begin = arguments.get("min_steps", warmup)
     values = [0.1, 0.3, 0.0, 0.2, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3]
     events = [
-        ("on_evaluate", {"metrics": {}, "score": value, "step": 20 * i, "warmup_steps": warmup})
+        ("on_evaluate", {"scores": {}, "score": value, "step": 20 * i, "warmup_steps": warmup})
         for i, value in enumerate(values)
     ]
     expected = [

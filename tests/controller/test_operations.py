@@ -8,13 +8,14 @@ from thinc_torchopt.controller import (
     Control,
     Metric,
     Operation,
+    RunHandle,
     TrainerController,
     controller_operations,
     register_metric_handlers,
     register_operation_handlers,
 )
-from thinc_torchopt.controller.operations import Steering
 from thinc_torchopt.errors import ControllerError
+from thinc_torchopt.optimizers import TorchOptimizer
 
 METRICS = [{"name": "loss", "class": "Loss"}, {"name": "state", "class": "TrainingState"}]
 
@@ -27,13 +28,13 @@ def doing(action, kind=None, arguments=None, event="on_step_end", **more):
 
 @pytest.mark.parametrize("name", ["hfcontrols", "control"])
 @pytest.mark.parametrize(
-    "flag", ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
+    "action", ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
 )
-def test_controls_set_flags(name, flag):
-    controller, control = doing(f"{name}.{flag}"), Control()
+def test_controls_make_requests(name, action):
+    controller, control = doing(f"{name}.{action}"), Control()
     [firing] = controller.on_event("on_step_end", step=3, control=control)
-    assert (firing.operation, firing.action, firing.step) == (name, flag, 3)
-    assert control == Control(**{flag: True})
+    assert (firing.operation, firing.action, firing.step) == (name, action, 3)
+    assert control == Control(**{action.replace("training_", ""): True})
     assert controller.on_event("on_step_end", step=4)  # without a control nothing is done
 
 
@@ -54,25 +55,42 @@ def test_controls_set_flags(name, flag):
             "scale_learn_rates",
             (["*"], 2.0, 0.0, 0.1),
         ),
-        ("should_set", "AccumulationControl", {"substeps": 4}, "accumulate_gradient", (4,)),
         ("should_begin", "DecayControl", {"steps": 50}, "begin_decay", (50,)),
         ("should_begin", "DecayControl", {}, "begin_decay", (None,)),
         ("should_set", "LearnRateControl", {"rate": 0.1}, "set_learn_rates", (["*"], 0.1)),
         ("should_freeze", "FreezeControl", {"params": ["ner/*"]}, "freeze", (["ner/*"],)),
         ("should_unfreeze", "FreezeControl", {"params": ["ner/*"]}, "unfreeze", (["ner/*"],)),
-        ("should_rollback", "RollbackControl", {"to": "last"}, "roll_back", ("last",)),
     ],
 )
-def test_operations_steer_the_training(action, kind, arguments, call, args):
-    controller, steering = doing(f"op.{action}", kind, arguments), Mock(spec=Steering)
-    controller.on_event("on_step_end", step=1)
-    assert not steering.mock_calls
-    controller.on_event("on_step_end", step=2, control=Control(steering=steering))
-    assert [(c[0], c.args) for c in steering.mock_calls] == [(call, args)]
-    with pytest.raises(
-        ControllerError,
-        match=f"op.{action} of the controller 'c' on on_step_end at step 3: this training loop can't",
-    ):
+def test_operations_change_the_optimizer(action, kind, arguments, call, args):
+    controller, run = doing(f"op.{action}", kind, arguments), RunHandle(Mock(spec=TorchOptimizer))
+    controller.on_event("on_step_end", step=1, run=run)
+    assert not run.optimizer.mock_calls
+    controller.on_event("on_step_end", step=2, control=Control(), run=run)
+    assert [(c[0], c.args) for c in run.optimizer.mock_calls] == [(call, args)]
+    refuses_without_run(controller, f"op.{action}")
+
+
+@pytest.mark.parametrize(
+    "action, kind, arguments, asked, substeps",
+    [
+        ("should_set", "AccumulationControl", {"substeps": 4}, Control(), 4),
+        ("should_rollback", "RollbackControl", {"to": "last"}, Control(should_roll_back=True), None),
+        ("should_rollback", "RollbackControl", {"to": "best"}, Control(should_roll_back_to_best=True), None),
+    ],
+)
+def test_operations_change_the_run(action, kind, arguments, asked, substeps):
+    controller, control, run = doing(f"op.{action}", kind, arguments), Control(), RunHandle()
+    controller.on_event("on_step_end", step=1, run=run)
+    assert run == RunHandle()
+    controller.on_event("on_step_end", step=2, control=control, run=run)
+    assert control == asked and run == RunHandle(substeps=substeps)
+    refuses_without_run(controller, f"op.{action}")
+
+
+def refuses_without_run(controller, action):
+    reason = f"{action} of the controller 'c' on on_step_end at step 3: this training loop can't"
+    with pytest.raises(ControllerError, match=reason):
         controller.on_event("on_step_end", step=3, control=Control())
 
 

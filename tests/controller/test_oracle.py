@@ -48,7 +48,7 @@ def payload(case, event):
         "epoch": event["epoch"],
         "global_step": event["global_step"],
     }
-    return known | {"metrics": event.get("kwargs", {}).get("metrics")}
+    return known | {"scores": event.get("kwargs", {}).get("metrics")}
 
 
 @pytest.mark.skipif(not CASES.is_file(), reason="../shared/oracles is absent")
@@ -153,7 +153,7 @@ def test_oracle_window_without_a_limit_and_before_the_first_loss():
         fired += controller.on_event("on_epoch_end", step=step)
         controller.on_event("on_log", step=step, log_history=[{"loss": 1.0, "epoch": 0.0, "step": step}])
         # A score may come later.
-        controller.on_event("on_evaluate", step=step, metrics={"a": 1.0} | ({"b": 2.0} if step else {}))
+        controller.on_event("on_evaluate", step=step, scores={"a": 1.0} | ({"b": 2.0} if step else {}))
     assert [firing.step for firing in fired] == [2, 3]
     assert fired[-1].values["m"]["training_loss"]["loss"] == [1.0] * 3
     assert controller.values["m"]["metrics"]["b"] == [2.0] * 3

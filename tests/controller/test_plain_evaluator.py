@@ -152,7 +152,7 @@ def test_plain_evaluator_agrees(seed):
         if event == "on_step_end":
             told |= {"losses": {"ner": payload["loss"]}, "batch_words": 1, "grad_norm": payload["norm"]}
         else:
-            told |= {"metrics": payload["scores"]}
+            told |= {"scores": payload["scores"]}
         found = [firing.controller for firing in controller.decide(event, **told)]
         assert found == plain.tell(event, **payload), (payload, definition)
         if rng.random() < 0.2:

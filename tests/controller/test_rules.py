@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from thinc_torchopt.controller import FUNCTIONS, Rule
-from thinc_torchopt.controller.guard import MAX_WORK, MetricUnavailable
+from thinc_torchopt.controller.sandbox import MAX_WORK, MetricUnavailable
 from thinc_torchopt.errors import ControllerError
 
 VALUES = {

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thinc_torchopt.controller import FUNCTIONS, Rule
-from thinc_torchopt.controller.guard import MAX_WORK, MetricUnavailable
+from thinc_torchopt.controller.sandbox import MAX_WORK, MetricUnavailable
 from thinc_torchopt.errors import ControllerError
 
 VALUES = {"a": 0.5, "b": 3, "c": [1.0, 2.0, 0.5], "d": {"x": 1, "y": [4, 5]}, "e": "text", "f": True}

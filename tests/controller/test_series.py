@@ -63,7 +63,7 @@ def test_series_of_scores_are_by_evaluations():
     for step in range(6):
         one.on_event("on_step_end", step=step, grad_norm=1.0)
         if step % 2:
-            one.on_event("on_evaluate", step=step, metrics={"f": step / 10})
+            one.on_event("on_evaluate", step=step, scores={"f": step / 10})
     assert one.values["w"]["values"] == [0.1, 0.3, 0.5] and one.values["v"]["values"] == [0.1, 0.3, 0.3]
     assert one.values["x"]["values"] == [statistics.mean([0.1, 0.3, 0.5])]
     one = controller(NORMS, window(by="evaluations", size=1))
@@ -86,7 +86,7 @@ def test_series_skips_what_is_unknown():
     one = controller(SCORES, window("get(scores, ['per_type', 'ORG', 'f'])", 2), best("get(scores, 'f')", "max"))
     for step, f in enumerate((0.5, None, 0.25)):
         per_type = {} if f is None else {"ORG": {"f": f}}
-        one.on_event("on_evaluate", step=step, metrics={"per_type": per_type, "f": f})
+        one.on_event("on_evaluate", step=step, scores={"per_type": per_type, "f": f})
     assert one.values["w"]["values"] == [0.5, 0.25]
     assert one.values["b"] == {"value": 0.5, "step": 0, "steps_since": 2, "evaluations_since": 2}
 
@@ -103,7 +103,7 @@ def test_series_best_is_as_a_plain_loop(values, mode, delta, is_relative):
     one = controller(SCORES, best("scores['f']", mode, **more))
     known, at, since = None, None, 0
     for step, value in enumerate(values):
-        one.on_event("on_evaluate", step=10 * step, metrics={"f": value})
+        one.on_event("on_evaluate", step=10 * step, scores={"f": value})
         since += 1
         if known is None and value == value:
             known, at, since = value, 10 * step, 0
@@ -128,7 +128,7 @@ def test_series_best_is_that_of_eval_metrics():
     """The same numbers, whichever of the two a rule uses."""
     one = controller({**SCORES, "arguments": {"min_delta": 0.1}}, best("scores['score']", "max", min_delta=0.1))
     for step, score in enumerate([0.5, 0.55, math.nan, 0.7, 0.6]):
-        one.on_event("on_evaluate", step=step, metrics={}, score=score)
+        one.on_event("on_evaluate", step=step, scores={}, score=score)
         scores, found = one.values["scores"], one.values["b"]
         assert found["value"] == scores["best_score"] and found["step"] == scores["best_step"]
         assert found["evaluations_since"] == scores["evaluations_since_best"]
@@ -200,7 +200,7 @@ def test_series_that_is_no_number():
     with pytest.raises(
         ControllerError, match=r"metric 'w' on on_evaluate at step 3.*a number, but gave 'a'.*scores\['f'\]"
     ):
-        one.on_event("on_evaluate", step=3, metrics={"f": "a"})
+        one.on_event("on_evaluate", step=3, scores={"f": "a"})
 
 
 def test_series_keys_in_a_run():

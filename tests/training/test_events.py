@@ -16,10 +16,10 @@ from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.algorithms.torch_classes import AdamW
 from thinc_torchopt.errors import ConfigError, RollbackError, RollbackWarning, StateError
+from thinc_torchopt.events import EVENT_TYPES, Control, Listeners, Log
 from thinc_torchopt.loggers import JSONLinesLogger
 from thinc_torchopt.run_settings import Checkpoint
 from thinc_torchopt.training.checkpoint_folder import steps_of
-from thinc_torchopt.training.events import EVENTS, Control, Listeners, Log
 from thinc_torchopt.training.loop import train_while_improving
 
 from ..models import pipeline_params, same, toy_examples
@@ -41,13 +41,12 @@ class Recorder:
     """Notes all events, also those of a run before that it goes on with. `ask`: what it asks for, by event and step."""
 
     name = "recorder"
+    events = tuple(EVENT_TYPES)
 
     def __init__(self, ask=None):
         self.seen, self._ask = [], ask or {}
-        for name in EVENTS:
-            setattr(self, name, lambda event, control, name=name: self._note(name, event, control))
 
-    def _note(self, name, event, control):
+    def on_event(self, name, event, control):
         self.seen.append((name.removeprefix("on_"), event.step, event.epoch))
         for request in self._ask.get((name, event.step), ()):
             setattr(control, request, True)
@@ -379,7 +378,7 @@ def test_listeners_refuse_a_state_that_is_not_theirs(tmp_path):
         train(Picky(), folder=tmp_path)
 
 
-@pytest.mark.parametrize("event", [*(event for event in EVENTS if event != "on_exception"), "load"])
+@pytest.mark.parametrize("event", [*(event for event in EVENT_TYPES if event != "on_exception"), "load"])
 def test_listener_that_raises_leaves_nothing_behind(event, tmp_path):
     """Nor do random generators stay those of the data; and the folder is free for the next run."""
 
@@ -413,6 +412,10 @@ def test_listeners_are_checked():
         ConfigError, match=r"Can't add listener 'test': expected methods for on_train_begin, .*, found 'on_step_ends'"
     ):
         train(Listener(on_step_ends=print))
+    with pytest.raises(ConfigError, match=r"expected methods for on_train_begin, .*, found 'on_predict'"):
+        train(Listener(on_event=print, events=["on_step_end", "on_predict"]))
+    with pytest.raises(ConfigError, match="'test': expected the names of the events for its on_event in 'events'"):
+        train(Listener(on_event=print))
     for method in ("state_dict", "load_state_dict"):
         with pytest.raises(ConfigError, match="'test': expected both state_dict and load_state_dict, or neither"):
             train(Listener(**{method: print}))

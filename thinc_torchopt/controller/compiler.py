@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 from ..near_misses import did_you_mean
-from .guard import FUNCTIONS, KEYS, MAX_BITS, Guard, refuse
+from .sandbox import FUNCTIONS, KEYS, MAX_BITS, Sandbox, refuse
 
 # The keys in a metric's value, nested. None: anything, or unknown before the training.
 Keys = Mapping[str, Union["Keys", None]]
@@ -242,7 +242,7 @@ class Compiler:
         if len(keywords) < len(node.keywords):
             refuse(f"** is not allowed in the call of {name}()")
         try:
-            inspect.signature(getattr(Guard, f"f_{name}")).bind(None, *args, **keywords)
+            inspect.signature(getattr(Sandbox, f"f_{name}")).bind(None, *args, **keywords)
         except TypeError as error:
             refuse(f"wrong arguments for {name}(): {error}")
         return ast.Call(
@@ -348,8 +348,9 @@ def _is_number_or_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is not None
 
 
-def _call(guard: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(f"_{guard}", ast.Load()), list(args), [])
+def _call(method: str, *args: ast.expr) -> ast.Call:
+    """A call of a method of the sandbox."""
+    return ast.Call(ast.Name(f"_{method}", ast.Load()), list(args), [])
 
 
 def _cost(node: ast.AST) -> int:

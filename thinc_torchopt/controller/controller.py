@@ -18,21 +18,20 @@ from typing import Any, ClassVar, Dict, Optional, Union
 from ..attachments import Attachment
 from ..checks import own_errors
 from ..errors import ControllerError
+from ..events import EVENTS
 from ..near_misses import did_you_mean
 from ..schema import Count, check_names, check_version, read, write
 from .compiler import Keys
-from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, load, told
+from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, list_faults, load
 from .definition import read as read_definition
-from .events import EVENTS
-from .guard import MetricUnavailable
 from .in_config import blocks_of, section
-from .lookups import looked_up
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
 from .operations import KeepBestControl, LearnRateControl
-from .plain import plain
 from .rules import Rule, shown
+from .sandbox import MetricUnavailable
 from .series import Series, Window
+from .values import looked_up, plain
 
 logger = logging.getLogger("thinc_torchopt.controller")
 
@@ -79,7 +78,7 @@ class RuleState:
 
 
 @dataclass
-class PartState:
+class SavedPart:
     """The saved state of a metric or operation, with its class and arguments."""
 
     kind: str
@@ -87,7 +86,7 @@ class PartState:
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, part: Any) -> PartState:
+    def of(cls, part: Any) -> SavedPart:
         state = part.instance.state_dict() if hasattr(part.instance, "state_dict") else {}
         return cls(part.kind, plain(part.arguments), plain(state))
 
@@ -97,14 +96,14 @@ class PartState:
 
 
 @dataclass
-class ControllerState:
+class TrainerControllerState:
     """The saved state of a trainer controller. values (dict): Values of metrics."""
 
     version: Count
     step: int
     values: dict[str, Any]
-    metrics: dict[str, PartState]
-    operations: dict[str, PartState]
+    metrics: dict[str, SavedPart]
+    operations: dict[str, SavedPart]
     controllers: dict[str, RuleState]
 
 
@@ -189,7 +188,7 @@ class TrainerController:
         certain = {name: keys[name] for name, one in instances.items() if not getattr(one, "may_hold_more", False)}
         faults = self._faults(certain)
         if faults:
-            raise ControllerError(f"Can't use {self.definition.label} in this training: {told(faults)}")
+            raise ControllerError(f"Can't use {self.definition.label} in this training: {list_faults(faults)}")
         doubts = [f"A rule may fail in the training: {doubt}" for doubt in self._faults(keys)]
         for name, part in self.definition.metrics.items():
             if isinstance(part.instance, (Loss, EvalLoss, HistoryBasedMetric)):
@@ -373,12 +372,12 @@ class TrainerController:
     def state_dict(self) -> dict[str, Any]:
         """The state in plain values: values and windows of metrics, patience, cool-downs, and numbers of firings."""
         parts = self.definition.metrics, self.definition.operations
-        metrics, operations = ({name: PartState.of(part) for name, part in group.items()} for group in parts)
+        metrics, operations = ({name: SavedPart.of(part) for name, part in group.items()} for group in parts)
         values = {
             name: None if getattr(part.instance, "is_in_memory", False) else plain(self._values[name])
             for name, part in self.definition.metrics.items()
         }
-        return write(ControllerState(_VERSION, self._step, values, metrics, operations, self._states))
+        return write(TrainerControllerState(_VERSION, self._step, values, metrics, operations, self._states))
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a state. Parts that the definition has changed since (metrics and operations with other arguments,
@@ -387,9 +386,9 @@ class TrainerController:
         RAISES (StateError): The state is invalid. Nothing has changed then.
         """
         check_version(state, _VERSION, _WHAT)
-        saved = read(ControllerState, state, _WHAT)
+        saved = read(TrainerControllerState, state, _WHAT)
         check_names(saved.values, saved.metrics, _WHAT, "values")
-        before = read(ControllerState, self.state_dict(), _WHAT)
+        before = read(TrainerControllerState, self.state_dict(), _WHAT)
         try:
             with own_errors("the trainer controller"):  # errors of the user's own metrics and operations
                 self._load(saved)
@@ -397,7 +396,7 @@ class TrainerController:
             self._load(before)
             raise
 
-    def _load(self, saved: ControllerState) -> None:
+    def _load(self, saved: TrainerControllerState) -> None:
         definition, anew = self.definition, []
         kinds = ("metrics", definition.metrics, saved.metrics), ("operations", definition.operations, saved.operations)
         for kind, parts, states in kinds:

@@ -20,18 +20,18 @@ from reprlib import repr as short
 from typing import Any, Final, Union
 
 from ..errors import ControllerError
+from ..events import COMMON, EVENTS
 from ..near_misses import did_you_mean
 from ..registry import names_in, registry
 from . import run_metrics, series  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
-from .events import COMMON, EVENTS
-from .guard import FUNCTIONS
 from .messages import FIELDS, level_of
 from .metrics import Metric
 from .operations import HFControls, Operation
-from .plain import plain
 from .rules import Rule
+from .sandbox import FUNCTIONS
+from .values import plain
 
 MAX_FAULTS: Final = 20  # that a message shows
 
@@ -47,7 +47,7 @@ Source = Union[str, Path, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Part:
+class DefinitionPart:
     """A metric or an operation. arguments (dict): As in the definition."""
 
     instance: Any
@@ -88,8 +88,8 @@ class Definition:
     """A definition as objects. label (str): Its name in errors."""
 
     label: str
-    metrics: dict[str, Part]
-    operations: dict[str, Part]
+    metrics: dict[str, DefinitionPart]
+    operations: dict[str, DefinitionPart]
     controllers: list[ControllerSpec]
 
 
@@ -141,7 +141,7 @@ class _Reader:
         operations, operation_names = self._parts(content, "operations", Operation)
         for name in ("hfcontrols", "control"):
             if name not in operation_names:
-                operations[name] = Part(HFControls(), "HFControls", {})
+                operations[name] = DefinitionPart(HFControls(), "HFControls", {})
         for i, item in enumerate(_list_of(content.get("operations"))):
             if isinstance(item, Mapping) and item.get("name") in list(operations):
                 operation = operations[item["name"]].instance
@@ -165,7 +165,7 @@ class _Reader:
             if isinstance(item, Mapping) and item.get("name") in list(operations) and item["name"] not in named:
                 self._fault(f"operations[{i}]", f"no controller uses the operation '{item['name']}'")
         if self._faults:
-            raise ControllerError(f"Can't use {self._label}: {told(self._faults)}")
+            raise ControllerError(f"Can't use {self._label}: {list_faults(self._faults)}")
         return Definition(self._label, metrics, operations, controllers)
 
     def _fault(self, place: str, text: str) -> None:
@@ -191,10 +191,12 @@ class _Reader:
 
     # ------------------------------------------------------------------ metrics and operations
 
-    def _parts(self, content: Mapping[str, Any], section: str, base: type) -> tuple[dict[str, Part], set[str]]:
+    def _parts(
+        self, content: Mapping[str, Any], section: str, base: type
+    ) -> tuple[dict[str, DefinitionPart], set[str]]:
         """Metrics or operations by name; and all names, also of those that could not be built."""
         known = _names_of(section)
-        found: dict[str, Part] = {}
+        found: dict[str, DefinitionPart] = {}
         names: set[str] = set()
         before: dict[str, Any] = {}
         for i, item in self._items(content, section, _PART, ("name", "class")):
@@ -221,7 +223,7 @@ class _Reader:
                 if base is Metric and hasattr(instance, "prepare"):
                     instance.prepare({name: before.get(name) for name in names if name != item["name"]})
                 if is_named:
-                    found[item["name"]] = Part(instance, kind, arguments)
+                    found[item["name"]] = DefinitionPart(instance, kind, arguments)
                     before[item["name"]] = instance
         return found, names
 
@@ -232,7 +234,7 @@ class _Reader:
         place: str,
         item: Mapping[str, Any],
         metrics: Mapping[str, Keys | None],
-        operations: Mapping[str, Part],
+        operations: Mapping[str, DefinitionPart],
         operation_names: Collection[str],
     ) -> ControllerSpec | None:
         """RETURNS (ControllerSpec | None): None: it has faults."""
@@ -366,7 +368,7 @@ class _Reader:
         return int(value)
 
 
-def told(faults: Sequence[str]) -> str:
+def list_faults(faults: Sequence[str]) -> str:
     """Faults as the end of a message: their number, and the first of them."""
     count, more = len(faults), len(faults) - MAX_FAULTS
     lines = [f"- {fault}" for fault in faults[:MAX_FAULTS]] + [f"and {more:,} more"] * (more > 0)

@@ -16,7 +16,7 @@ from srsly.ruamel_yaml.composer import Composer
 from srsly.ruamel_yaml.nodes import Node
 
 from ..errors import ControllerError
-from .guard import MAX_BITS
+from .sandbox import MAX_BITS
 
 MAX_SIZE: Final = 100_000  # bytes of a file; characters of all texts in a definition
 MAX_VALUES: Final = 4_000  # YAML's aliases repeat values

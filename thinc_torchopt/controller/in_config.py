@@ -19,8 +19,7 @@ from reprlib import repr as short
 from typing import Any
 
 from ..errors import ConfigError, ControllerError
-from .given import Given
-from .metrics import Metric
+from .metrics import Metric, RecordsArguments
 from .named_rules import STANDARD
 from .operations import Operation
 from .rules import renamed
@@ -88,13 +87,13 @@ def blocks_of(metrics: Mapping[str, Any], operations: Mapping[str, Any], rules: 
     return found
 
 
-def _part(name: str, instance: Any, base: type[Given], kind: str) -> dict[str, Any]:
+def _part(name: str, instance: Any, base: type[RecordsArguments], kind: str) -> dict[str, Any]:
     if not isinstance(instance, base):
         raise ControllerError(
             f"Can't use {section()[:-1]}.{kind}.{name}]: expected a block with @controller_{kind}, whose class is a "
             f"subclass of {base.__name__}, found {short(instance)}."
         )
-    return {"name": name, "class": type(instance), "arguments": dict(instance.given)}
+    return {"name": name, "class": type(instance), "arguments": dict(instance.init_arguments)}
 
 
 def _is_standard(metric: Any) -> bool:

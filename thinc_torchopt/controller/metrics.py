@@ -15,18 +15,19 @@ A value of None means "no value yet". If `compute` returns None, the metric keep
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ..checks import Section
 from ..registry import registry
 from ..schema import AnyNumber, Count, read, write
 from .compiler import Keys
-from .given import Given
-from .plain import number, plain
+from .values import number, plain
 
 T = TypeVar("T", bound=type)
 Values = dict[str, Any]
@@ -40,7 +41,35 @@ EXCLUDED = ["tok2vec", "transformer"]
 SECTION = Section("the arguments")
 
 
-class Metric(Given, ABC):
+class RecordsArguments:
+    """Records the arguments of its constructor, so that each run can build its own from that of the config.
+
+    Public: `init_arguments` (Mapping[str, Any]: the arguments by name).
+    """
+
+    init_arguments: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
+        for name in inspect.signature(cls).parameters:
+            # confection would take it for that of the argument.
+            cls.__annotations__.pop(name, None)
+
+
+def _recording(init: Any) -> Any:
+    @wraps(init)
+    def record(self: RecordsArguments, *args: Any, **kwargs: Any) -> None:
+        if "init_arguments" not in vars(self):  # the constructor of a base class has other arguments
+            _, *names = inspect.signature(init).parameters
+            self.init_arguments = dict(zip(names, args)) | kwargs
+        init(self, *args, **kwargs)
+
+    return record
+
+
+class Metric(RecordsArguments, ABC):
     """A metric.
 
     events (Sequence[str]): The events on which it is computed. Given here or as an attribute of the class.
@@ -232,7 +261,7 @@ class HistoryBasedMetric(Metric):
         "metrics": None,
         "window_size": None,
     }
-    reads = ("losses", "batch_words", "batch_size", "log_history", "metrics", "score")
+    reads = ("losses", "batch_words", "batch_size", "log_history", "scores", "score")
     is_plain = True
     may_hold_more = True
     is_in_memory = True
@@ -251,7 +280,7 @@ class HistoryBasedMetric(Metric):
         self._size = MAX_WINDOW if size == -1 else size
         self._exclude = frozenset(_names("exclude", exclude))
         self._window_size = size
-        self.memory = History({"loss": [], "steps": [], "epoch": []})
+        self.memory = HistoryBasedMetricState({"loss": [], "steps": [], "epoch": []})
 
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
         keys = self.keys or {}
@@ -262,7 +291,7 @@ class HistoryBasedMetric(Metric):
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if event_name == "on_evaluate":
-            if (scores := kwargs.get("metrics")) is not None:
+            if (scores := kwargs.get("scores")) is not None:
                 scores = plain(scores) | ({} if kwargs.get("score") is None else {"score": float(kwargs["score"])})
                 scores |= {"steps": kwargs["step"], "epoch": number(kwargs.get("epoch"))}
                 self._add(self.memory.metrics, scores)
@@ -302,7 +331,7 @@ class HistoryBasedMetric(Metric):
 
 
 @dataclass
-class History:
+class HistoryBasedMetricState:
     """The state of HistoryBasedMetric. seen (tuple): Number of logs, and the newest."""
 
     training_loss: dict[str, Any]
@@ -349,7 +378,7 @@ class EvalMetrics(Metric):
     min_delta_mode (str): "absolute", or "relative": `min_delta` is a part of the best score.
     """
 
-    reads = ("metrics", "score")
+    reads = ("scores", "score")
     may_hold_more = True
 
     def __init__(
@@ -371,10 +400,10 @@ class EvalMetrics(Metric):
         if (score := kwargs.get("score")) is not None:
             self.memory.count_evaluation()
             self.memory.offer(float(score), kwargs["step"], min_delta=self._min_delta, is_relative=self._is_relative)
-        if kwargs.get("metrics") is None:
+        if kwargs.get("scores") is None:
             return None
         return {
-            **kwargs["metrics"],
+            **kwargs["scores"],
             **({} if score is None else {"score": float(score), **self._best(kwargs["step"])}),
         }
 

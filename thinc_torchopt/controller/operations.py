@@ -10,23 +10,25 @@ arguments of its constructor:
             print(chr(7))
 
 An action gets `event_name`, `control_name`, `firing`, `values` (the metrics by name, read-only) and the payload of the
-event. It changes the training through `control`. Without one it does nothing, as rules are only being tried.
+event. It changes the training through `control`, for requests to the loop, and `run`. Without a `control` it does
+nothing, as rules are only being tried.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from ..checks import Section
 from ..errors import ConfigError, ControllerError
+from ..events import Control
 from ..registry import registry
-from .given import Given
-from .guard import MetricUnavailable
 from .messages import Message, level_of, one_line
+from .metrics import RecordsArguments
 from .rules import Rule, expression
+from .sandbox import MetricUnavailable
 
 T = TypeVar("T", bound=type)
 _SECTION = Section("the arguments")
@@ -34,66 +36,29 @@ _SECTION = Section("the arguments")
 logger = logging.getLogger("thinc_torchopt.controller")
 
 
-class Steering(Protocol):
-    """The effects of operations on a training, beside the flags of `Control`. A loop offers it as
-    `Control.steering`.
-    """
-
-    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float, max_rate: float | None) -> None:
-        """Multiply the learning rates of param groups, down to `min_rate` and up to `max_rate`. groups: Patterns of
-        names.
-        """
-
-    def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
-        """Set the learning rates of param groups."""
-
-    def freeze(self, params: Sequence[str]) -> None:
-        """Stop training params. params: Patterns of names."""
-
-    def unfreeze(self, params: Sequence[str]) -> None:
-        """Train params again."""
-
-    def roll_back(self, to: Literal["best", "last"]) -> None:
-        """Go back to the weights of the best evaluation, or of the last checkpoint."""
-
-    def accumulate_gradient(self, substeps: int) -> None:
-        """Set the number of parts into which each batch is divided."""
-
-    def begin_averages(self, *, anew: bool) -> None:
-        """Begin averages of params. anew: Drop the current ones."""
-
-    def begin_decay(self, steps: int | None) -> None:
-        """Start the decay of schedules that wait for it."""
-
-    def keep_model(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
-        """Save the model if it is one of the best, and remove the worst one if there are too many."""
-
-
 @dataclass
-class Control:
-    """Requests of rules. A loop passes one with each event, and reads it afterwards.
+class RunHandle:
+    """What operations change in a run, beside the requests in `Control`. A loop passes one with each event, as `run`.
 
-    should_training_stop (bool): End the run, cleanly.
-    should_epoch_stop (bool): Skip the rest of this epoch.
-    should_save, should_evaluate, should_log (bool): Save, evaluate or log after this step.
-    steering (Steering | None): Other effects on the training. None: the loop has none.
+    optimizer (TorchOptimizer | None): Has learning rates, frozen params, averages, and schedules with a decay.
+    models (SavedModels | None): Saves the best models.
+    substeps (int | None): Into how many parts each batch is divided. None: as in the config.
     """
 
-    should_training_stop: bool = False
-    should_epoch_stop: bool = False
-    should_save: bool = False
-    should_evaluate: bool = False
-    should_log: bool = False
-    steering: Steering | None = None
+    optimizer: Any = None
+    models: Any = None
+    substeps: int | None = None
 
 
-class Operation(Given):
+class Operation(RecordsArguments):
     """An operation. Its actions are its methods `should_...`, which have keyword arguments and `**kwargs`.
 
     quiet: Actions that `spacy train` does not log by default, as they change nothing in the run.
+    waits_for_update: It changes params: on an event within an update, `spacy train` lets it act after the update.
     """
 
     quiet: ClassVar[Collection[str]] = ()
+    waits_for_update: ClassVar[bool] = False
 
     def actions(self) -> list[str]:
         """The names of its actions."""
@@ -147,7 +112,7 @@ class HFControls(Operation):
     def should_training_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """End the run cleanly, as after its last step."""
         if control is not None:
-            control.should_training_stop = True
+            control.should_stop = True
 
     def should_epoch_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Skip the rest of this epoch."""
@@ -170,11 +135,11 @@ class HFControls(Operation):
             control.should_log = True
 
 
-def _steering(control: Control | None, what: str) -> Steering | None:
-    """RAISES (ControllerError): The training loop has no steering."""
-    if control is not None and control.steering is None:
+def _optimizer_of(run: RunHandle | None, what: str) -> Any:
+    """RAISES (ControllerError): The training loop has not passed an optimizer."""
+    if run is None or run.optimizer is None:
         raise ControllerError(f"this training loop can't {what}")
-    return None if control is None else control.steering
+    return run.optimizer
 
 
 @controller_operations("LearnRateControl")
@@ -218,40 +183,43 @@ class LearnRateControl(Operation):
             raise ConfigError("should_set needs the argument 'rate'")
         return super().validate(action)
 
-    def should_cut(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_cut(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Multiply learning rates by `factor`, down to `min_rate`."""
-        self._scale(control)
+        self._scale(control, run)
 
-    def should_raise(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_raise(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Multiply learning rates by `factor`, up to `max_rate`."""
-        self._scale(control)
+        self._scale(control, run)
 
-    def _scale(self, control: Control | None) -> None:
-        if (steering := _steering(control, "change learning rates")) is not None and self._factor is not None:
-            steering.scale_learn_rates(self.groups, self._factor, self._min_rate, self._max_rate)
+    def _scale(self, control: Control | None, run: RunHandle | None) -> None:
+        if control is not None:
+            optimizer = _optimizer_of(run, "change learning rates")
+            optimizer.scale_learn_rates(self.groups, self._factor, self._min_rate, self._max_rate)
 
-    def should_set(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_set(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Set learning rates to `rate`."""
-        if (steering := _steering(control, "change learning rates")) is not None and self._rate is not None:
-            steering.set_learn_rates(self.groups, self._rate)
+        if control is not None:
+            _optimizer_of(run, "change learning rates").set_learn_rates(self.groups, self._rate)
 
 
 @controller_operations("FreezeControl")
 class FreezeControl(Operation):
     """Freezes and unfreezes params. params (list[str]): Patterns of their names: "transformer/*"."""
 
+    waits_for_update = True
+
     def __init__(self, params: list[str]):
         self.params = patterns("params", params)
 
-    def should_freeze(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_freeze(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Freeze the params."""
-        if (steering := _steering(control, "freeze params")) is not None:
-            steering.freeze(self.params)
+        if control is not None:
+            _optimizer_of(run, "freeze params").freeze(self.params)
 
-    def should_unfreeze(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_unfreeze(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Unfreeze the params."""
-        if (steering := _steering(control, "unfreeze params")) is not None:
-            steering.unfreeze(self.params)
+        if control is not None:
+            _optimizer_of(run, "unfreeze params").unfreeze(self.params)
 
 
 @controller_operations("RollbackControl")
@@ -264,10 +232,14 @@ class RollbackControl(Operation):
     def __init__(self, to: Literal["best", "last"] = "best"):
         self.to: Literal["best", "last"] = _SECTION.choice("to", to, ("best", "last"))
 
-    def should_rollback(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_rollback(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Go back."""
-        if (steering := _steering(control, "go back")) is not None:
-            steering.roll_back(self.to)
+        if control is None:
+            return
+        if run is None:
+            raise ControllerError("this training loop can't go back")
+        control.should_roll_back |= self.to == "last"
+        control.should_roll_back_to_best |= self.to == "best"
 
 
 @controller_operations("AccumulationControl")
@@ -280,10 +252,13 @@ class AccumulationControl(Operation):
     def __init__(self, substeps: int):
         self._substeps = _SECTION.whole("substeps", substeps, at_least=1)
 
-    def should_set(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_set(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Set the number of parts."""
-        if (steering := _steering(control, "set the accumulation of gradients")) is not None:
-            steering.accumulate_gradient(self._substeps)
+        if control is None:
+            return
+        if run is None:
+            raise ControllerError("this training loop can't set the accumulation of gradients")
+        run.substeps = self._substeps
 
 
 @controller_operations("AveragesControl")
@@ -292,15 +267,17 @@ class AveragesControl(Operation):
     `[training.optimizer.averages]`.
     """
 
-    def should_begin(self, *, control: Control | None = None, **kwargs: Any) -> None:
-        """Begin them before their `start_step`. Those that have begun continue."""
-        if (steering := _steering(control, "begin averages")) is not None:
-            steering.begin_averages(anew=False)
+    waits_for_update = True
 
-    def should_begin_anew(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_begin(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+        """Begin them before their `start_step`. Those that have begun continue."""
+        if control is not None:
+            _optimizer_of(run, "begin averages").begin_averages(anew=False)
+
+    def should_begin_anew(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Drop the averages, and begin at the params as they are."""
-        if (steering := _steering(control, "begin averages")) is not None:
-            steering.begin_averages(anew=True)
+        if control is not None:
+            _optimizer_of(run, "begin averages").begin_averages(anew=True)
 
 
 @controller_operations("DecayControl")
@@ -310,13 +287,15 @@ class DecayControl(Operation):
     steps (int | None): The length of the decay. None: as in the config.
     """
 
+    waits_for_update = True
+
     def __init__(self, steps: int | None = None):
         self._steps = None if steps is None else _SECTION.whole("steps", steps, at_least=1)
 
-    def should_begin(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_begin(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Start the decay, unless it has started."""
-        if (steering := _steering(control, "start the decay of learning rates")) is not None:
-            steering.begin_decay(self._steps)
+        if control is not None:
+            _optimizer_of(run, "start the decay of learning rates").begin_decay(self._steps)
 
 
 @controller_operations("KeepBestControl")
@@ -339,17 +318,25 @@ class KeepBestControl(Operation):
         self._of = expression(self._text, metrics if isinstance(metrics, Mapping) else dict.fromkeys(metrics))
 
     def should_keep(
-        self, *, values: Mapping[str, Any], firing: Any, control: Control | None = None, **kwargs: Any
+        self,
+        *,
+        values: Mapping[str, Any],
+        firing: Any,
+        control: Control | None = None,
+        run: RunHandle | None = None,
+        **kwargs: Any,
     ) -> None:
         """Save the model if it is one of the best. Without a score, it is not."""
-        if (steering := _steering(control, "save models")) is None or self._of is None:
+        if control is None or self._of is None:
             return
+        if run is None or run.models is None:
+            raise ControllerError("this training loop can't save models")
         try:
             score = self._of.evaluate(values)
         except MetricUnavailable:
             return
         if score is not None:
-            steering.keep_model(firing.operation, float(score), step=firing.step, at_most=self._keep, mode=self._mode)
+            run.models.keep(firing.operation, float(score), step=firing.step, at_most=self._keep, mode=self._mode)
 
 
 # ---------------------------------------------------------------------- messages

@@ -2,7 +2,7 @@
 
 A rule is parsed once. Its syntax tree may only have the kinds of nodes that `compiler.Compiler` handles: no attributes,
 so no methods; no statements, lambdas or f-strings. Parts that could use much time or memory are rewritten to calls of
-`Guard`, which limits work and sizes. Then the tree is compiled to byte code, which runs without builtins.
+`Sandbox`, which limits work and sizes. Then the tree is compiled to byte code, which runs without builtins.
 
     >>> rule = Rule("loss['loss'] < 1.0", ["loss"])
     >>> rule.evaluate({"loss": {"loss": 0.5}})
@@ -20,8 +20,8 @@ from typing import Any
 
 from ..errors import ControllerError
 from .compiler import Compiler, Gives, Keys, parse
-from .guard import MAX_WORK, SCALARS, Guard, MetricUnavailable, Refused
-from .lookups import Path, paths_in
+from .sandbox import MAX_WORK, SCALARS, MetricUnavailable, Refused, Sandbox
+from .values import Path, paths_in
 
 
 class Rule:
@@ -45,7 +45,7 @@ class Rule:
         gives: Gives = "true or false",
     ):
         self.text = text.strip() if isinstance(text, str) else text
-        self._guard = Guard()
+        self._sandbox = Sandbox()
         self._gives = gives
         try:
             with warnings.catch_warnings():
@@ -61,7 +61,7 @@ class Rule:
                 f"Can't use the rule {reprlib.repr(text)}: expected one Python expression, found: {why}."
             ) from None
         self.names = frozenset(compiler.names)
-        self._space: dict[str, Any] = {"__builtins__": {}, **self._guard.functions}
+        self._space: dict[str, Any] = {"__builtins__": {}, **self._sandbox.functions}
         if not self.names:
             try:
                 self.evaluate({})
@@ -86,7 +86,7 @@ class Rule:
                 space.pop(name, None)
             else:
                 space[name] = value
-        self._guard.work = MAX_WORK
+        self._sandbox.work = MAX_WORK
         try:
             result = eval(self._code, space)
         except NameError as error:  # all names were checked: this is a metric without a value

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..events import EVENTS
 from ..schema import AnyNumber
 from .compiler import Keys
-from .events import EVENTS
 from .metrics import SECTION, BestValue, Metric, controller_metrics
-from .plain import number
+from .values import number
 
 
 @controller_metrics("TrainingState")
@@ -43,7 +43,7 @@ class TrainingState(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = Known()
+        self.memory = ScoresSoFar()
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         if event_name == "on_evaluate" and kwargs.get("score") is not None:
@@ -72,7 +72,7 @@ class TrainingState(Metric):
 
 
 @dataclass
-class Known:
+class ScoresSoFar:
     """The state of TrainingState. score: Of the newest evaluation."""
 
     best: BestValue = field(default_factory=BestValue)
@@ -125,7 +125,7 @@ class GradNorm(Metric):
         if SECTION.flag("groups", groups):
             self.keys = {**GradNorm.keys, "groups": None}  # type: ignore[misc, dict-item]
             self.reads = ("grad_norm", "grad_norms", "group_grad_norms")  # type: ignore[misc]
-        self.memory = Norms()
+        self.memory = GradNormState()
 
     def keys_in_run(self, groups: Collection[str], components: Collection[str]) -> Keys:
         return _keys_of_norms(self.keys, groups, components)
@@ -154,7 +154,7 @@ class GradNorm(Metric):
 
 
 @dataclass
-class Norms:
+class GradNormState:
     """The state of GradNorm: its value."""
 
     total: AnyNumber | None = None
@@ -234,7 +234,7 @@ class Throughput(Metric):
     def __init__(self, window_size: int = 20):
         super().__init__()
         self._size = SECTION.whole("window_size", window_size, at_least=1)
-        self.memory = Marks()
+        self.memory = ThroughputState()
 
     def compute(self, event_name: str, *, words: Any = None, seconds: Any = None, **kwargs: Any) -> Any:
         if words is None or seconds is None:
@@ -248,7 +248,7 @@ class Throughput(Metric):
 
 
 @dataclass
-class Marks:
+class ThroughputState:
     """The state of Throughput. marks (list): Words and seconds at the last steps."""
 
     marks: list[tuple[AnyNumber, AnyNumber]] = field(default_factory=list)

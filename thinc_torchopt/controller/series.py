@@ -9,11 +9,11 @@ from typing import Any, Literal
 from ..errors import ControllerError, StateError
 from ..schema import read
 from .compiler import Keys
-from .guard import MetricUnavailable
 from .metrics import MAX_WINDOW, SECTION, BestValue, Metric, Values, controller_metrics
-from .plain import plain
 from .rolling import Rolling, packed, unpacked
 from .rules import Rule, expression
+from .sandbox import MetricUnavailable
+from .values import plain
 
 # Longer windows keep numbers with fewer digits, so that a checkpoint stays small.
 MAX_EXACT, DIGITS = 2_000, 6

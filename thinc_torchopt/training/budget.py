@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, StateError
+from ..events import Control, Evaluate, Event, StepBegin, StepEnd, TrainBegin
 from ..run_settings import Budget
 from ..schema import NotNegative, read, write
-from .events import Control, Evaluate, Event, StepBegin, StepEnd, TrainBegin
 from .run import Run
 
 T = TypeVar("T")

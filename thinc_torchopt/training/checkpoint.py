@@ -24,6 +24,7 @@ from spacy.language import Language
 
 from ..checks import own_errors
 from ..errors import CheckpointWarning, ConfigError, StateError
+from ..events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from ..optimizers import TorchOptimizer
 from ..params import NamedModel, walk_pipeline
 from ..run_settings import CHECKPOINT, Checkpoint
@@ -39,7 +40,6 @@ from .config_check import (
     compare_identities,
 )
 from .data_stream import DataStream
-from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import (
     check_layout,
     check_model,

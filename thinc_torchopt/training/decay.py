@@ -9,8 +9,8 @@ import logging
 import signal
 from collections.abc import Callable
 
+from ..events import Control, StepEnd, TrainBegin
 from ..optimizers import TorchOptimizer
-from .events import Control, StepEnd, TrainBegin
 from .processes import Alone
 from .signals import Signals
 

@@ -27,10 +27,10 @@ from weakref import WeakKeyDictionary
 
 from spacy.language import Language
 
+from ..events import Control, Log, TrainBegin
 from ..optimizers import TorchOptimizer
 from ..params import clean
 from .checkpoint import RunCheckpoints
-from .events import Control, Log, TrainBegin
 from .progress import Progress
 
 _latest: WeakKeyDictionary[Language, dict[str, Any]] = WeakKeyDictionary()

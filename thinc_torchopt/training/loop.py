@@ -16,8 +16,8 @@ from typing import Any, Optional
 from spacy.language import Language
 from spacy.training import Example
 
+from ..events import Listener
 from ..optimizers import TorchOptimizer
-from .events import Listener
 from .processes import Scores
 from .run import LoopArguments, Run
 

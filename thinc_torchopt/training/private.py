@@ -24,6 +24,7 @@ from spacy.language import Language
 from spacy.training import Example
 
 from ..errors import ConfigError
+from ..events import Control, Evaluate, Log, PreOptimizerStep, StepEnd, TrainBegin
 from ..launched import is_launched
 from ..optimizers import TorchOptimizer
 from ..privacy import (
@@ -42,7 +43,6 @@ from ..types import Accountant
 from .components import is_trained
 from .config_check import collect_values
 from .data_stream import Batches, DataStream, batches_of, checksums_of
-from .events import Control, Evaluate, Log, PreOptimizerStep, StepEnd, TrainBegin
 from .run import Run
 
 logger = logging.getLogger("spacy.torchopt")

@@ -31,6 +31,7 @@ from ..distributed import (
     sharing_pipe,
 )
 from ..errors import ConfigError, DistributedError, StateError
+from ..events import EVENT_TYPES, Control, Event, Listener
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model, shim_paths, torch_params
 from ..run_settings import Distributed
@@ -38,7 +39,6 @@ from ..state import in_main_memory
 from .checkpoint_folder import RanksState
 from .config_check import collect_identity, collect_values_of_all, compare_configs, compare_identities
 from .data_stream import checksums_of
-from .events import EVENTS, Control, Event, Listener
 from .model_state import check_model, collect_model, restore_model
 from .processes import Alone, Scores
 from .random_state import load_generators, read_generators, save_generators, seed_all, set_generators
@@ -288,16 +288,15 @@ class SameRequests:
     """
 
     name = "same requests"
+    # Those that all ranks have.
+    events = tuple(name for name in EVENT_TYPES if name not in ("on_substep_end", "on_exception"))
 
     def __init__(self, group: Group):
         self._group = group
-        for event in EVENTS:
-            if event not in ("on_substep_end", "on_exception"):  # not all ranks have the same
-                setattr(self, event, self._agree)
 
-    def _agree(self, event: Event, control: Control) -> None:
-        for name, wish in self._group.broadcast_now(asdict(control)).items():
-            setattr(control, name, wish)
+    def on_event(self, name: str, event: Event, control: Control) -> None:
+        for request, is_made in self._group.broadcast_now(asdict(control)).items():
+            setattr(control, request, is_made)
 
 
 def _check_begins_anew(nlp: Language) -> None:

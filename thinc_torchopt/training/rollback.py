@@ -12,11 +12,11 @@ from pathlib import Path
 from spacy.language import Language
 
 from ..errors import RollbackError, RollbackWarning, StateError
+from ..events import Control, Save, StepEnd
 from ..optimizers import TorchOptimizer
 from ..types import RollbackSettings
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedTraining, best_ones, name_of, remove, steps_of, whole_ones
-from .events import Control, Save, StepEnd
 from .model_state import check_model, is_finite, restore_model
 from .processes import Alone
 from .progress import Progress

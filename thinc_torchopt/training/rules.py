@@ -10,9 +10,9 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
-from typing import Annotated, Any, Final, Literal
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from typing import Annotated, Any, Final
 
 from spacy.language import Language
 
@@ -23,31 +23,23 @@ from ..controller import (
     Firing,
     FreezeControl,
     HFControls,
+    KeepBestControl,
     LearnRateControl,
     LogControl,
     RollbackControl,
+    RunHandle,
 )
-from ..controller import Control as Wishes
 from ..errors import ConfigWarning, ControllerError
+from ..events import COMMON, EVENT_TYPES, EVENTS, Control, Event, TrainEnd
 from ..optimizers import TorchOptimizer
 from ..params import components_with_model
 from ..schema import Count, Limit, Positive, read, write
-from .events import EVENTS, Control, Event, TrainEnd
 from .processes import Alone
 from .run import Run
-from .saved_models import SavedModels
 
 # spaCy shows what is logged here.
 logger = logging.getLogger("spacy.torchopt")
 
-# Names of requests: of rules, and of the loop.
-_REQUESTS: Final = {
-    "should_training_stop": "should_stop",
-    "should_epoch_stop": "should_epoch_stop",
-    "should_save": "should_save",
-    "should_evaluate": "should_evaluate",
-    "should_log": "should_log",
-}
 # On these events a request is too late for the current step, and applies to the next one.
 _TOO_LATE: Final = {
     "should_epoch_stop": ("on_save",),
@@ -57,49 +49,40 @@ _TOO_LATE: Final = {
 }
 Request = Annotated[str, Limit(" or ".join(_TOO_LATE), lambda request: request in _TOO_LATE)]
 # All events of a run, and those that come once.
-_HELD: Final = ("on_init_end", *EVENTS)
+_HELD: Final = ("on_init_end", *EVENT_TYPES)
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end", "on_exception")
-# Requests that make no sense when the training has ended.
+# Actions that make no sense when the training has ended, and operations for rank 0 alone.
 _NOT_AT_END: Final = ("should_epoch_stop", "should_evaluate", "should_log")
+_OF_RANK_0: Final = (LogControl, KeepBestControl)
 # Scores of the tokenizer, and words per second, which have no weights.
 _SPACYS_SCORES: Final = ("token_acc", "token_p", "token_r", "token_f", "speed")
 _IN_UPDATE: Final = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
+# The facts of the loop. Each is computed only if a metric reads it, but those in `_CHEAP`, for texts of operations.
 _FACTS: Final[dict[str, Callable[[Any], Any]]] = {
+    **{name: attrgetter(f"run.{name}") for name in ("words", "seconds", "counts", "learn_rates", "losses")},
+    **{name: attrgetter(f"run.{name}") for name in ("grad_norm", "grad_norms", "dev_losses")},
     "rank": lambda event: _of_process_group("get_rank"),
     "world_size": lambda event: _of_process_group("get_world_size"),
-    "words": lambda event: event.run.words,
-    "seconds": lambda event: event.run.seconds,
-    "counts": lambda event: event.run.counts,
-    "learn_rates": lambda event: event.run.learn_rates,
     "max_steps": lambda event: event.run.max_steps or None,
     "warmup_steps": lambda event: event.run.optimizer.warmup_steps,
     "is_final": lambda event: isinstance(event, TrainEnd) or 0 < event.run.max_steps <= event.step,
-    "losses": lambda event: event.run.losses,
     "batch_words": lambda event: sum(map(len, event.run.batch)),
     "batch_size": lambda event: len(event.run.batch),
-    "grad_norm": lambda event: event.run.grad_norm,
-    "grad_norms": lambda event: event.run.grad_norms,
     "group_grad_norms": lambda event: lambda: event.run.norms.of_grads()["groups"],
     "param_norms": lambda event: event.run.norms.of_params,
     "update_norms": lambda event: event.run.norms.of_update,
-    "metrics": lambda event: event.scores,
-    "dev_losses": lambda event: event.run.dev_losses,
-    "score": lambda event: event.score,
+    "scores": attrgetter("scores"),
+    "score": attrgetter("score"),
+    "path": lambda event: None if (path := event.info.get("output_path")) is None else str(path),
     "error_type": lambda event: type(event.error).__name__,
     "error_text": lambda event: str(event.error)[:_MAX_ERROR],
 }
-_OF_EVERY_EVENT: Final = (
-    *("rank", "world_size", "words", "seconds", "counts", "learn_rates", "max_steps", "warmup_steps", "is_final"),
-)
-_OF_STEP: Final = ("losses", "batch_words", "batch_size", "grad_norm")
-_OF_EVENT: Final = {
-    "on_pre_optimizer_step": ("grad_norms", "group_grad_norms"),
-    "on_optimizer_step": ("grad_norm", "param_norms", "update_norms"),
-    "on_step_end": _OF_STEP,
-    "on_evaluate": ("metrics", "score", "dev_losses"),
-    "on_log": _OF_STEP,
-    "on_exception": ("error_type", "error_text"),
+_CHEAP: Final = ("path", "error_type", "error_text")
+# Gradients are zero before and after this event, and their norm is known after it.
+_ONLY_ON: Final = {
+    "grad_norms": ("on_pre_optimizer_step",),
+    "grad_norm": ("on_optimizer_step", "on_step_end", "on_log"),
 }
 _MAX_ERROR: Final = 2_000  # characters of the text of an error
 
@@ -118,21 +101,21 @@ class Rules:
 
     def __init__(self, settings: ControllerSettings, optimizer: TorchOptimizer):
         self.ranks = Alone()
-        self._run: Run | None = None
         self._optimizer = optimizer
         self._controller = settings.build()
         self._rules_on = {event for spec in self._controller.definition.controllers for event in spec.triggers}
         self._of_substeps: list[Firing] = []  # wait until all ranks are at the same event
-        self._steering = RunSteering(optimizer)
-        self._wishes = Wishes(steering=self._steering)
+        # Firings that wait for the update: each with the metric values of rank 0, and the facts of its event.
+        self._waiting: list[tuple[list[Firing], Mapping[str, Any] | None, dict[str, Any]]] = []
+        self._run: Run | RunHandle = RunHandle(optimizer)
         self._facts = {name: self._facts_of(name) for name in self._controller.events}
         self._pending: list[str] = []  # requests for the next step
-        self._untold: list[Firing] = []  # firings that are not logged yet
+        self._unlogged: list[Firing] = []
         self._fired: Counter[str] = Counter()  # since the last evaluation
         self._is_stopped = False
         self._has_ended = False
         # Actions to log here. The controller logs those with a log_level in the definition.
-        self._told = {
+        self._logged = {
             spec.name: {
                 (name, action)
                 for name, action in spec.actions
@@ -147,14 +130,14 @@ class Rules:
         self._compares_params = any("update_norms" in (getattr(one, "reads", None) or ()) for one in metrics)
         if "on_substep_end" in self._rules_on or self._compares_params:
             self._facts.setdefault("on_pre_optimizer_step", [])
-        for name in EVENTS:
-            if name in self._facts or name in ("on_train_begin", "on_step_begin", "on_step_end", "on_log"):
-                setattr(self, name, partial(self._hear, name))
+        always = ("on_train_begin", "on_step_begin", "on_step_end", "on_log")
+        self.events = [name for name in EVENT_TYPES if name in self._facts or name in always]
 
     def _facts_of(self, name: str) -> list[tuple[str, Callable[[Any], Any]]]:
+        """The facts of an event that are computed, with the functions that compute them."""
         reads = self._controller.reads(name)
-        known = (*_OF_EVERY_EVENT, *_OF_EVENT.get(name, ()))
-        return [(fact, _FACTS[fact]) for fact in known if reads is None or fact in reads]
+        known = [fact for fact in (*COMMON, *EVENTS[name]) if fact in _FACTS and name in _ONLY_ON.get(fact, (name,))]
+        return [(fact, _FACTS[fact]) for fact in known if reads is None or fact in reads or fact in _CHEAP]
 
     # ------------------------------------------------------------------ checks
 
@@ -222,11 +205,9 @@ class Rules:
         development data for a metric.
         """
         self.ranks = run.ranks
-        self._run = self._steering.run = run
+        self._run = run
         if self._optimizer.knows(run.nlp):
             self.check_names(run.nlp)
-        if self.ranks.writes:
-            self._steering.models = run.models
         if run.checkpoints is not None:
             run.checkpoints.keeps_best |= self.goes_back_to_best
         if self.reads_dev_losses:
@@ -283,13 +264,13 @@ class Rules:
 
     # ------------------------------------------------------------------ events
 
-    def _hear(self, name: str, event: Any, control: Control) -> None:
+    def on_event(self, name: str, event: Any, control: Control) -> None:
         if name == "on_train_begin":
             self._has_ended = False
             if event.resumed:  # it has begun before
                 control.should_stop |= self._is_stopped
                 return
-            self._tell("on_init_end", event, control)
+            self._evaluate("on_init_end", event, control)
         elif name == "on_step_begin":
             for request in self._pending:
                 setattr(control, request, True)
@@ -297,102 +278,105 @@ class Rules:
         elif name == "on_pre_optimizer_step" and self._compares_params:
             event.run.norms.keep()
         elif name == "on_step_end":
-            self._steering.catch_up()
+            self._act_after_update(name, control)
         elif name == "on_train_end":
             self._has_ended = True
             # Save that rules got the event, or the next run would repeat it.
             control.should_save |= "checkpoint" in self._optimizer.attachments
-        self._tell(name, event, control)
-        if name == "on_log" and self._untold:
-            event.info["controller"] = [asdict(firing) for firing in self._untold]
+        self._evaluate(name, event, control)
+        if name == "on_log" and self._unlogged:
+            event.info["controller"] = [asdict(firing) for firing in self._unlogged]
             control.should_log = True
-            self._untold.clear()
+            self._unlogged.clear()
         if name == "on_log" and self._fired:
             event.info["fired"] = dict(self._fired)
             if event.info["score"] is not None:
                 self._fired.clear()
 
-    def _tell(self, name: str, event: Event, control: Control) -> None:
-        """Evaluate the rules for an event, and pass on their requests."""
+    def _evaluate(self, name: str, event: Event, control: Control) -> None:
+        """Evaluate the rules for an event, act, and pass on the requests of operations."""
         facts = self._facts.get(name)
         if facts is None:
             return
+        requests = Control()
         payload = {fact: look_up(event) for fact, look_up in facts}
-        if name == "on_save" and "output_path" in event.info:  # type: ignore[attr-defined]
-            payload["path"] = str(event.info["output_path"])  # type: ignore[attr-defined]
-        self._steering.waits = name in _IN_UPDATE
-        payload |= {"step": event.step, "epoch": event.epoch, "control": self._wishes}
-        # After an error no rank waits for others: each tells of its own.
-        is_alone = self.ranks.size == 1 or name == "on_exception"
-        firings = self._controller.on_event(name, **payload) if is_alone else self._decide_together(name, payload)
+        payload |= {"step": event.step, "epoch": event.epoch, "control": requests, "run": self._run}
+        firings, values = self._decide(name, payload)
         if not firings:
             return
-        self._untold += firings
+        now: list[Firing] = []
+        later: list[Firing] = []
+        for firing in firings:
+            operation = self._controller.definition.operations[firing.operation].instance
+            if values is None or self.ranks.writes or not isinstance(operation, _OF_RANK_0):
+                waits = name in _IN_UPDATE and getattr(operation, "waits_for_update", False)
+                (later if waits else now).append(firing)
+        self._controller.act(now, decided_by=values, **payload)
+        if later:
+            self._waiting.append((later, values, payload))
+        self._unlogged += firings
         self._fired.update({firing.controller: 1 for firing in firings})
-        self._pass_on(name, control, firings)
+        self._log(firings)
+        self._pass_on(name, requests, control)
 
-    def _decide_together(self, name: str, payload: Mapping[str, Any]) -> list[Firing]:
-        """Decide on rank 0, and act on all ranks. Decisions in a substep are done before the update, as ranks have
-        different numbers of substeps.
+    def _act_after_update(self, name: str, control: Control) -> None:
+        """Let operations act that waited for the update, whose gradients were computed already."""
+        requests = Control()
+        for firings, values, payload in self._waiting:
+            self._controller.act(firings, decided_by=values, **{**payload, "control": requests})
+        self._waiting.clear()
+        self._pass_on(name, requests, control)
+
+    def _decide(self, name: str, payload: Mapping[str, Any]) -> tuple[list[Firing], Mapping[str, Any] | None]:
+        """The firings of an event, and the values of metrics, if rank 0 has decided for all ranks. Decisions in a
+        substep are returned before the update, as ranks have different numbers of substeps.
         """
+        # After an error no rank waits for others: each decides.
+        if self.ranks.size == 1 or name == "on_exception":
+            return self._controller.decide(name, **payload), None
         firings = self._controller.decide(name, **payload) if self.ranks.writes else []
         if name == "on_substep_end":
             self._of_substeps += firings
-            return []
+            return [], None
         waits = name == "on_pre_optimizer_step" and "on_substep_end" in self._rules_on
         if name not in self._rules_on and not waits:
-            return []
+            return [], None
         if waits:
             firings, self._of_substeps = self._of_substeps + firings, []
         shared = [asdict(firing) for firing in firings], dict(self._controller.values) if firings else {}
         found, values = self.ranks.share(shared)
-        firings = [Firing(**firing) for firing in found]
-        done = firings if self.ranks.writes else [firing for firing in firings if not self._is_message(firing)]
-        self._controller.act(done, decided_by=values, **payload)
-        return firings
+        return [Firing(**firing) for firing in found], values
 
-    def _is_message(self, firing: Firing) -> bool:
-        """Whether its operation only logs a message, which rank 0 does."""
-        operation = self._controller.definition.operations[firing.operation].instance
-        return isinstance(operation, LogControl)
-
-    def _pass_on(self, name: str, control: Control, firings: Sequence[Firing]) -> None:
-        wishes = self._wishes
-        self._is_stopped |= wishes.should_training_stop
+    def _log(self, firings: Sequence[Firing]) -> None:
         for firing in firings:
             if firing.action == "should_training_stop":
                 logger.info("%s. The training stops.", firing)
-            elif (firing.operation, firing.action) in self._told[firing.controller]:
+            elif (firing.operation, firing.action) in self._logged[firing.controller]:
                 logger.info("%s.", firing)
-        for field in fields(wishes):
-            if field.name in _REQUESTS and getattr(wishes, field.name):
-                request = _REQUESTS[field.name]
-                if name in _TOO_LATE.get(request, ()):
-                    self._pending.append(request)
-                else:
-                    setattr(control, request, True)
-                setattr(wishes, field.name, False)
-        if self._steering.wanted:
-            goes_back = bool(self._steering.wanted & {"best", "last"})
-            control.should_roll_back |= "last" in self._steering.wanted
-            control.should_roll_back_to_best |= "best" in self._steering.wanted
-            self._steering.wanted.clear()
-            # After on_step_end, it is done at on_save.
-            control.should_save |= goes_back and name in ("on_evaluate", "on_log")
+
+    def _pass_on(self, name: str, requests: Control, control: Control) -> None:
+        """Pass on the requests of operations to the loop: now, or in the next step if they come too late."""
+        self._is_stopped |= requests.should_stop
+        for request in requests.requests:
+            if name in _TOO_LATE.get(request, ()):
+                self._pending.append(request)
+            else:
+                setattr(control, request, True)
+        if name in ("on_evaluate", "on_log"):  # after on_step_end, the loop goes back at on_save
+            control.should_save |= requests.should_roll_back or requests.should_roll_back_to_best
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> Mapping[str, Any]:
-        controller, untold = self._controller.state_dict(), self._untold
         return write(
             RulesState(
-                controller,
+                self._controller.state_dict(),
                 self._pending,
-                untold,
+                self._unlogged,
                 dict(self._fired),
                 self._is_stopped,
                 self._has_ended,
-                None if self._run is None else self._run.substeps,
+                self._run.substeps,
             )
         )
 
@@ -400,10 +384,9 @@ class Rules:
         """RAISES (StateError): The state is invalid."""
         saved = read(RulesState, state, "the state of the trainer controller's rules")
         self._controller.load_state_dict(saved.controller)
-        self._pending, self._untold, self._fired = saved.pending, saved.untold, Counter(saved.fired)
+        self._pending, self._unlogged, self._fired = saved.pending, saved.unlogged, Counter(saved.fired)
         self._is_stopped, self._has_ended = saved.is_stopped, saved.has_ended
-        if self._run is not None:
-            self._run.substeps = saved.substeps
+        self._run.substeps = saved.substeps
 
 
 @dataclass
@@ -414,7 +397,7 @@ class RulesState:
 
     controller: dict[str, Any]
     pending: list[Request]
-    untold: list[Firing]
+    unlogged: list[Firing]
     fired: dict[str, Count]
     is_stopped: bool
     has_ended: bool
@@ -427,63 +410,6 @@ def names_in_run(nlp: Language) -> tuple[set[str], list[str]]:
     """
     components = {*nlp.component_names, *(name for name, _ in components_with_model(nlp))}
     return components, [*nlp.config["training"]["score_weights"], *_SPACYS_SCORES]
-
-
-class RunSteering:
-    """The effects of rules on a run beside the requests of its `Control`: see `controller.Steering`.
-
-    Public: `waits` (during an update: some changes wait until it is done, as gradients are computed already), `wanted`
-    (where to go back to), `run`, `models` (saves the best models; None in processes that write nothing).
-    """
-
-    def __init__(self, optimizer: TorchOptimizer):
-        self._optimizer = optimizer
-        self.waits = False
-        self.run: Run | None = None
-        self.models: SavedModels | None = None
-        self.wanted: set[str] = set()
-        self._waiting: list[Callable[[], object]] = []
-
-    def scale_learn_rates(self, groups: Sequence[str], factor: float, min_rate: float, max_rate: float | None) -> None:
-        self._optimizer.scale_learn_rates(groups, factor, min_rate, max_rate)
-
-    def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
-        self._optimizer.set_learn_rates(groups, rate)
-
-    def freeze(self, params: Sequence[str]) -> None:
-        self._do(partial(self._optimizer.freeze, params))
-
-    def unfreeze(self, params: Sequence[str]) -> None:
-        self._do(partial(self._optimizer.unfreeze, params))
-
-    def roll_back(self, to: Literal["best", "last"]) -> None:
-        self.wanted.add(to)
-
-    def accumulate_gradient(self, substeps: int) -> None:
-        if self.run is not None:
-            self.run.substeps = substeps
-
-    def begin_averages(self, *, anew: bool) -> None:
-        self._do(partial(self._optimizer.begin_averages, anew=anew))
-
-    def begin_decay(self, steps: int | None) -> None:
-        self._do(partial(self._optimizer.begin_decay, steps))
-
-    def keep_model(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
-        if self.models is not None:
-            self.models.keep(name, score, step=step, at_most=at_most, mode=mode)
-
-    def _do(self, change: Callable[[], object]) -> None:
-        if self.waits:
-            self._waiting.append(change)
-        else:
-            change()
-
-    def catch_up(self) -> None:
-        """Do what waited for the update."""
-        for change in self._waiting:
-            change()
-        self._waiting.clear()
 
 
 def _of_process_group(what: str) -> int | None:

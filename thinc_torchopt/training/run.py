@@ -15,17 +15,7 @@ from spacy.training.loop import subdivide_batch
 
 from .. import hooks
 from ..errors import PipelineError
-from ..optimizers import TorchOptimizer
-from ..params import components_with_model, trainable_components
-from ..run_settings import Checkpoint
-from ..types import BatchSize
-from ..update import grad_norms, total_norm
-from .checkpoint import RunCheckpoints
-from .components import grads_of, is_trained, warn_of_nothing_to_train
-from .data_stream import Batches, DataStream
-from .decay import Decay
-from .dev_loss import DevLosses
-from .events import (
+from ..events import (
     EpochBegin,
     EpochEnd,
     Evaluate,
@@ -42,6 +32,16 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
+from ..optimizers import TorchOptimizer
+from ..params import components_with_model, trainable_components
+from ..run_settings import Checkpoint
+from ..types import BatchSize
+from ..update import grad_norms, total_norm
+from .checkpoint import RunCheckpoints
+from .components import grads_of, is_trained, warn_of_nothing_to_train
+from .data_stream import Batches, DataStream
+from .decay import Decay
+from .dev_loss import DevLosses
 from .log_numbers import LogNumbers, counts_of
 from .param_norms import ParamNorms
 from .processes import Alone, Scores, processes_of
@@ -86,7 +86,7 @@ class Run:
 
     Public, for attachments: `arguments`; `progress`; `batches`; `control`; `ranks` (the processes); `checkpoints` (None
     without such a block); `models` (saves models); `decay` (the fall of learning rates on demand); `substeps` (into how
-    many parts batches are divided; None: as in the config); and the facts that listeners get: see `events.Facts`.
+    many parts batches are divided; None: as in the config); and the facts that listeners get: see `events.RunFacts`.
     """
 
     def __init__(

@@ -20,10 +20,10 @@ from spacy.training.loop import create_before_to_disk_callback
 from spacy.util import registry
 
 from ..errors import CheckpointWarning, ConfigWarning
+from ..events import Control, Save, TrainEnd
 from ..optimizers import TorchOptimizer
 from ..schema import AnyNumber, Count, read, write
 from ..state import replacing
-from .events import Control, Save, TrainEnd
 from .output_folder import OutputFolder
 
 # In the folder of a model that may be removed again: what it is.

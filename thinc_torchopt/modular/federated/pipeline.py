@@ -223,7 +223,7 @@ class _Count:
 
 
 class _Losses:
-    """Sums the losses of a round. A listener: see training/events.py."""
+    """Sums the losses of a round. A listener: see events.py."""
 
     name = "losses of a round"
 

@@ -1,4 +1,4 @@
-"""The events of a training run, their fields, and the protocol of listeners.
+"""The events of a training run, for listeners and rules: their names, their fields, and the requests to the loop.
 
 on_train_begin                      once in each process
   on_epoch_begin
@@ -18,6 +18,9 @@ A listener is an object with any of these methods. Each gets its event and a `Co
 each listener its saved state, and repeats no earlier event but `on_train_begin`. An exception of a listener ends the
 run, but one at `on_exception`, which is logged: the first error is the one that is raised. Signal handlers,
 `requires_grad`, random generators and the lock on the folder of checkpoints are restored.
+
+Rules get an event as a name with keyword arguments, the *facts* that it carries:
+`controller.on_event("on_step_end", step=3, losses={"ner": 0.5})`. Nothing here knows of spaCy or torch.
 """
 
 from __future__ import annotations
@@ -26,17 +29,80 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from spacy.language import Language
-from spacy.training import Example
+from .errors import ConfigError
 
-from ..errors import ConfigError
+if TYPE_CHECKING:
+    from spacy.language import Language
+    from spacy.training import Example
 
 logger = logging.getLogger("spacy.torchopt")
 
+# The facts of rules. A loop may leave some out: metrics that need them then have no value. Numbers may be NumPy's or
+# torch's.
+FACTS: Final = {
+    "step": "the current step, or the last one between steps; counted from 0. `global_step` is the same",
+    "epoch": "the epoch",
+    "words": "words trained on since the run began",
+    "seconds": "seconds since the run began",
+    "counts": "counts since the run began, by name: `skipped_updates`, `grad_spikes`, `rollbacks` and others",
+    "learn_rates": "learning rates by param group",
+    "max_steps": "the last step of the run, if it has a limit",
+    "warmup_steps": "the number of steps of the learning rate's warm-up",
+    "rank": "the rank of this process",
+    "world_size": "the number of processes",
+    "is_final": "whether the run ends here",
+    "control": "a `Control` for the requests of operations. Without one, rules fire without effect",
+    "run": "a `RunHandle`, whose optimizer, models and batches operations change",
+    "losses": "losses of this step alone, by component",
+    "batch_words": "words in the batch of this step",
+    "batch_size": "examples in the batch of this step",
+    "grad_norm": "norm of all gradients, before clipping",
+    "grad_norms": "the same by component",
+    "group_grad_norms": "a function that computes the same by param group",
+    "param_norms": "a function that computes the norm of the params: `{'total': 9.0, 'components': {'ner': 9.0}, "
+    "'groups': {'default': 9.0}}`",
+    "update_norms": "a function that computes the norm of the change by the update, in the same form. It has no result "
+    "unless a metric has it in `reads`",
+    "scores": "all scores, by name",
+    "score": "the weighted score, by which the best model is chosen",
+    "dev_losses": "a function that computes the loss on the development data: `{'losses': {'ner': 3.0}, 'words': 100, "
+    "'examples': 8}`. Its argument is the most examples to read (None: all)",
+    "log_history": 'log entries, the newest last: `[{"loss": 0.5, "epoch": 0.1}]`; the newest is enough',
+    "path": "the folder that was written",
+    "error_type": "the name of the error's class, such as `OutOfMemoryError` or `KeyboardInterrupt`",
+    "error_text": "its text",
+}
+# Those of every event.
+COMMON: Final = (
+    *("step", "epoch", "words", "seconds", "counts", "learn_rates", "max_steps", "warmup_steps", "rank", "world_size"),
+    *("is_final", "control", "run"),
+)
+_OF_STEP = ("losses", "batch_words", "batch_size", "grad_norm", "grad_norms")
+# All events on which rules may be evaluated, in the order in which a training has them, with more facts of each.
+EVENTS: Final[dict[str, tuple[str, ...]]] = {
+    "on_init_end": (),
+    "on_train_begin": (),
+    "on_epoch_begin": (),
+    "on_step_begin": (),
+    "on_substep_end": (),
+    "on_pre_optimizer_step": ("grad_norm", "grad_norms", "group_grad_norms"),
+    "on_optimizer_step": ("grad_norm", "grad_norms", "param_norms", "update_norms"),
+    "on_step_end": _OF_STEP,
+    "on_evaluate": ("scores", "score", "dev_losses"),
+    "on_log": (*_OF_STEP, "log_history"),
+    "on_save": ("path",),
+    "on_epoch_end": (),
+    "on_train_end": (),
+    "on_exception": ("error_type", "error_text"),
+    "on_prediction_step": (),
+    "on_predict": ("scores",),
+}
 
-class Facts(Protocol):
+
+class RunFacts(Protocol):
     """Facts about a run, at any event. Read only what you need: some are computed on access, and wait for the GPU."""
 
     nlp: Language
@@ -98,12 +164,12 @@ class Event:
 
     step (int): The current step, or the last one between steps; counted from 0. -1 before the first.
     epoch (int): spaCy's epoch.
-    run (Facts): Facts about the run.
+    run (RunFacts): Facts about the run.
     """
 
     step: int
     epoch: int
-    run: Facts
+    run: RunFacts
 
 
 @dataclass(frozen=True)
@@ -202,7 +268,8 @@ class ExceptionRaised(Event):
     error: BaseException
 
 
-EVENTS: dict[str, type[Event]] = {
+# Those of spaCy's loop, as listeners get them. It tells rules of `on_init_end` too, before `on_train_begin`.
+EVENT_TYPES: Final[dict[str, type[Event]]] = {
     "on_train_begin": TrainBegin,
     "on_epoch_begin": EpochBegin,
     "on_step_begin": StepBegin,
@@ -221,7 +288,8 @@ EVENTS: dict[str, type[Event]] = {
 
 @dataclass
 class Control:
-    """Requests of listeners. They apply to the current step, or to the next one between steps, and are then reset.
+    """Requests of listeners and rules. They apply to the current step, or to the next one between steps, and are then
+    reset.
 
     should_stop (bool): End the run after this step; between steps, at once. It is never reset.
     should_epoch_stop (bool): Skip the rest of this epoch.
@@ -247,6 +315,11 @@ class Control:
             if field.name != "should_stop":
                 setattr(self, field.name, False)
 
+    @property
+    def requests(self) -> list[str]:
+        """The names of those that were made."""
+        return [field.name for field in fields(self) if getattr(self, field.name)]
+
 
 class Listener(Protocol):
     """Something that listens to a run. It has a method for each event that it wants: `on_step_end(event, control)`.
@@ -257,6 +330,8 @@ class Listener(Protocol):
 
             def on_step_end(self, event, control):
                 control.should_stop = sum(event.run.losses.values()) < 0.1
+
+    Or it has one method for all: `on_event(name, event, control)`, with the names of its events in `events`.
 
     It may also have `close()`, which is called at the end of the run, also after an error; and, to be saved in
     checkpoints, both of these:
@@ -293,7 +368,9 @@ class Listeners:
     def __init__(self, listeners: Sequence[Listener]):
         self.control = Control()
         self._all = list(listeners)
-        self._calls: dict[type[Event], list[Callable[[Any, Control], None]]] = {kind: [] for kind in EVENTS.values()}
+        self._calls: dict[type[Event], list[Callable[[Any, Control], None]]] = {
+            kind: [] for kind in EVENT_TYPES.values()
+        }
         self._around = self._methods("around_part")
         self._after = self._methods("after_backward")
         self.need_each_update = any(getattr(listener, "needs_each_update", False) for listener in listeners)
@@ -309,23 +386,30 @@ class Listeners:
                     f"Can't add listener '{listener.name}': expected both state_dict and load_state_dict, or neither, "
                     "found one of them. Add the other."
                 )
-            for method in dir(listener):
-                if method in EVENTS:
-                    self._calls[EVENTS[method]].append(getattr(listener, method))
-                elif method.startswith("on_"):
+            methods = {name: getattr(listener, name) for name in dir(listener) if name.startswith("on_")}
+            if (on_event := methods.pop("on_event", None)) is not None:
+                if not (names_of_events := getattr(listener, "events", ())):
                     raise ConfigError(
-                        f"Can't add listener '{listener.name}': expected methods for {', '.join(EVENTS)}, found "
-                        f"'{method}'."
+                        f"Can't add listener '{listener.name}': expected the names of the events for its on_event in "
+                        "'events', found none."
                     )
+                methods |= {name: partial(on_event, name) for name in names_of_events}
+            for name, method in methods.items():
+                if name not in EVENT_TYPES:
+                    raise ConfigError(
+                        f"Can't add listener '{listener.name}': expected methods for {', '.join(EVENT_TYPES)}, found "
+                        f"'{name}'."
+                    )
+                self._calls[EVENT_TYPES[name]].append(method)
 
-    def emit(self, kind: type[E], step: int, epoch: int, run: Facts, *carried: Any) -> None:
+    def emit(self, kind: type[E], step: int, epoch: int, run: RunFacts, *carried: Any) -> None:
         """Send an event to its listeners. carried (Any): The fields of this kind of event."""
         if calls := self._calls[kind]:
             event = kind(step, epoch, run, *carried)
             for call in calls:
                 call(event, self.control)
 
-    def emit_error(self, error: BaseException, step: int, epoch: int, run: Facts) -> None:
+    def emit_error(self, error: BaseException, step: int, epoch: int, run: RunFacts) -> None:
         """Send `on_exception`. Errors of listeners are logged, so that they don't hide this one."""
         for call in self._calls[ExceptionRaised]:
             try:

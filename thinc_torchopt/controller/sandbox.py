@@ -44,7 +44,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 def _of_one(sign: str, types: Collection[type], do: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """A method of `Guard` that works on one value of these types."""
+    """A method of `Sandbox` that works on one value of these types."""
 
     def apply(self: Any, x: Any, /) -> Any:
         if type(x) not in types:
@@ -55,7 +55,7 @@ def _of_one(sign: str, types: Collection[type], do: Callable[[Any], Any]) -> Cal
 
 
 def _of_two(sign: str, types: Collection[type], do: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """A method of `Guard` that works on two values of these types."""
+    """A method of `Sandbox` that works on two values of these types."""
 
     def apply(self: Any, a: Any, b: Any, /) -> Any:
         if type(a) not in types or type(b) not in types:
@@ -65,7 +65,7 @@ def _of_two(sign: str, types: Collection[type], do: Callable[[Any, Any], Any]) -
     return apply
 
 
-class Guard:
+class Sandbox:
     """The operators (`_name`) and functions (`f_name`) of compiled rules. Counts the work that is left.
 
     Values are plain: bool, int, float, str, None; lists, tuples, sets and dicts of these.
@@ -349,4 +349,4 @@ def _names(keys: Iterable[Any]) -> str:
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") or "it has none"
 
 
-FUNCTIONS: Final = frozenset(name.removeprefix("f_") for name in dir(Guard) if name.startswith("f_"))
+FUNCTIONS: Final = frozenset(name.removeprefix("f_") for name in dir(Sandbox) if name.startswith("f_"))

@@ -3,7 +3,7 @@
 import pytest
 
 from thinc_torchopt.controller import Rule, TrainerController
-from thinc_torchopt.controller.lookups import looked_up, paths_in
+from thinc_torchopt.controller.values import looked_up, paths_in
 
 VALUES = {
     "loss": {"loss": 3.0, "per_word": 0.5, "components": {"ner": 1.0, "tagger": 2.0}},
@@ -36,14 +36,14 @@ VALUES = {
         ("norm > 1 or empty['x'] > 1", {"norm": 2.0}),
     ],
 )
-def test_lookups_are_all_that_a_rule_needs(text, expected):
+def test_values_are_all_that_a_rule_needs(text, expected):
     rule = Rule(text, VALUES)
     found = looked_up(VALUES, paths_in(rule.text, rule.names))
     assert found == expected
     assert rule.evaluate({"loss": None, "empty": None} | found) == rule.evaluate(VALUES)
 
 
-def test_lookups_are_the_values_of_a_firing():
+def test_values_are_the_values_of_a_firing():
     controllers = [
         {
             "name": "a",
