@@ -99,7 +99,7 @@ class _Staging:
     def __init__(self) -> None:
         self._halves = torch.empty((2, 8 * kernels.BLOCK), dtype=torch.uint8, pin_memory=True).unbind()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        # What was given to a GPU last: the end of the transfer, the cells in the buffer, and their places.
+        # The last transfer: the event of its end, its cells in the buffer, and their places.
         self._under_way: tuple[torch.cuda.Event, torch.Tensor, list[torch.Tensor]] | None = None
 
     def bring(self, block: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
