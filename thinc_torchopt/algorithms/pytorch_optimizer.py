@@ -19,7 +19,7 @@ from .torch_classes import AdamW, is_matrix
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known about one of the library's optimizers.
+    """Facts about one of the library's optimizers.
 
     state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than in torch.
     matrices_only (bool): It is for matrices: AdamW optimizes the rest. Most need a flag in the param group for that.

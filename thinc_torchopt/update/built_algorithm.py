@@ -350,13 +350,13 @@ def build_optimizer(
     if "fused" in options and options["fused"] is None:
         options["fused"] = fused or None
     # Some algorithms need a rate when they are built; a warm-up's first one may be 0.
-    options["lr"] = rate or 0.001
+    rate = rate or 0.001
     try:
-        built = algorithm.build([param.tensor for param in params], **options)
+        built = algorithm.build([param.tensor for param in params], lr=rate, **options)
     except _REFUSALS as error:
         for param in params[:-1]:  # find the refused one
             try:
-                algorithm.build([param.tensor], **options)
+                algorithm.build([param.tensor], lr=rate, **options)
             except _REFUSALS as of_param:
                 raise _refused(algorithm, param, options, of_param) from of_param
         raise _refused(algorithm, params[-1], options, error) from error
@@ -380,9 +380,8 @@ def check_options(algorithm: Algorithm, param: Param) -> None:
 
 def _refused(algorithm: Algorithm, param: Param, options: Mapping[str, Any], error: Exception) -> ConfigError:
     """The error for options that the algorithm refuses together. Each block passed the checks alone."""
-    found = {name: value for name, value in options.items() if name != "lr"}
     return ConfigError(
         f"Can't train param '{param.name}' with the options of '{param.settings.label}' in [training.optimizer]: "
-        f"'{algorithm.label}' refuses them together: {found}. {str(error).rstrip('.')}. Several blocks hold for this "
-        "param: change an option in one, or its patterns."
+        f"'{algorithm.label}' refuses them together: {dict(options)}. {str(error).rstrip('.')}. Several blocks hold for "
+        "this param: change an option in one, or its patterns."
     )
