@@ -1,4 +1,4 @@
-"""What commands build: a config with overrides from the command line, its pipeline, and its optimizer."""
+"""Build the config of a command, with its overrides; its pipeline; and its optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: JSON, tables, notes, small charts, and numbers in words."""
+"""Output of commands: JSON, tables, notes, small charts, and numbers in words."""
 
 from __future__ import annotations
 
