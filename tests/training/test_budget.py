@@ -132,13 +132,12 @@ def test_budget_beside_an_end_that_is_not_earlier(corpus, tmp_path):
     assert len(train(tmp_path, corpus, "20 steps", steps=19)) == 20
 
 
-@pytest.mark.parametrize("crash_at", [9, 16, 18])
-def test_budget_of_a_run_that_was_killed(crash_at, corpus, tmp_path):
+def test_budget_of_a_run_that_was_killed(corpus, tmp_path):
     """While the rate stays, as the fall begins, and in it: to the last bit as one that was not."""
     whole = train(tmp_path / "whole", corpus, "20 steps")
-    begun = train(tmp_path / "parts", corpus, "20 steps", crash_at=crash_at)
-    went_on = train(tmp_path / "parts", corpus, "20 steps")
-    assert {**begun, **went_on} == whole and min(went_on) > 0
+    parts = [train(tmp_path / "parts", corpus, "20 steps", crash_at=step) for step in (9, 16, 18, None)]
+    assert {step: info for part in parts for step, info in part.items()} == whole
+    assert [min(part) for part in parts] == [0, 8, 16, 16]  # it went on, and not from the start
     assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
 
 
@@ -151,8 +150,9 @@ def test_budget_may_change_until_the_fall_begins(limit, corpus, tmp_path):
     assert rates_in(rest) == [0.01] * (amount - fall - min(rest)) + falling(amount - fall, fall)
 
 
-@pytest.mark.parametrize("crash_at", [18, None], ids=["in its fall", "finished"])
-@pytest.mark.parametrize("limit", ["30 steps", "19 steps"])
+@pytest.mark.parametrize(
+    ("limit", "crash_at"), [("30 steps", 18), ("19 steps", None)], ids=["more, in its fall", "less, when it is finished"]
+)
 def test_budget_may_not_change_from_then_on(limit, crash_at, corpus, tmp_path):
     settings = {"training__optimizer__checkpoint__every": 1}
     train(tmp_path, corpus, "20 steps", crash_at=crash_at, **settings)
@@ -234,7 +234,7 @@ class Clock:
         monkeypatch.setattr(Language, "update", slow_update)
 
 
-@pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "60s"), (20.0, "160s"), (3.0, "1m40s")])
+@pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "1m10s"), (20.0, "160s")])
 def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, monkeypatch):
     """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before."""
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
@@ -263,6 +263,6 @@ def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path
 
 def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatch):
     """Steps became slower in the course of the training: the fall has fewer of them."""
-    clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 40 else 1.0, evaluation=0.0)
-    train(tmp_path, corpus, "200s")
-    assert 195.0 <= clock.now - 1000.0 <= 201.0
+    clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 20 else 1.0, evaluation=0.0)
+    train(tmp_path, corpus, "100s")
+    assert 97.0 <= clock.now - 1000.0 <= 101.0

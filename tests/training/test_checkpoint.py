@@ -110,20 +110,25 @@ VARIANTS = {
     "annotating": {"training__annotating_components": ["tagger"]},
 }
 MARKS = {"plain": pytest.mark.device, "muon": needs_muon}
+# Between checkpoints, right after one, and right after an evaluation; where something thaws, before and after that. The
+# others differ in what is saved, and not in when.
+STOPS = {
+    "plain": (5, 8, 13, 16),
+    **dict.fromkeys(["frozen groups", "thawed into the group of others", "rates of groups", "algorithms"], (5, 13)),
+}
 
 
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
 )
 def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
-    """Stopped four times, between checkpoints, right after one, and right after an evaluation."""
-    changes = VARIANTS[variant]
+    changes, stops = VARIANTS[variant], STOPS.get(variant, (13,))
     whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
     config = config_for(tmp_path / "broken", corpus, **changes)
-    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (5, 8, 13, 16, None)]
+    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (*stops, None)]
     together = {step: info for part in parts for step, info in part.items()}
     assert together == whole and len(whole) == 21
-    assert min(parts[-1]) == 16  # it went on, and not from the start
+    assert min(parts[-1]) == stops[-1]  # it went on, and not from the start
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 
@@ -620,30 +625,26 @@ def rows(printed):
 
 
 def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
-    """Kill a training so many times, each time a moment after it wrote something, and go on. RETURNS: its rows, how
-    often killed.
+    """Kill a training so many times, each time a moment after it wrote a checkpoint, and go on, at last in this
+    process. RETURNS: its rows, how often killed.
     """
     found, killed = {}, 0
     while True:
-        goes_on = state.exists() and steps_of(state)
-        before = set(os.listdir(state)) if state.exists() else set()
+        before = steps_of(state)
+        if killed == times:
+            end = spacy_cli(*args[3:])
+            assert "Resuming after step" in end.stdout + end.stderr
+            return found | rows(end.stdout), killed
         with start(args) as process:
-            while (
-                killed < times
-                and process.poll() is None
-                and (set(os.listdir(state)) if state.exists() else set()) == before
-            ):
+            while process.poll() is None and steps_of(state) == before:
                 time.sleep(0.01)
-            if killed < times and process.poll() is None:
+            if not (done := process.poll() is not None):
                 time.sleep(rng.random() * 0.6)  # also in the middle of writing
                 process.send_signal(number)
                 killed += 1
-                done = False
-            else:
-                done = True
             printed = process.communicate()[0]
         found |= rows(printed)
-        if goes_on and rows(printed):
+        if before and rows(printed):
             assert "Resuming after step" in printed
         if done:
             assert process.returncode == 0, printed
@@ -658,16 +659,16 @@ def run_whole(config, folder):
 
 
 # More kills are in the slow test below.
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 3), (signal.SIGTERM, 1)], ids=["kill -9", "SIGTERM"])
-def test_checkpoint_survives_signals(number, times, corpus, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
+def test_checkpoint_survives_signals(number, corpus, tmp_path):
     expected = run_whole(
         config_for(tmp_path / "a", corpus, steps=60, training__optimizer__checkpoint__every=1), tmp_path
     )
     broken = config_for(tmp_path / "b", corpus, steps=60, training__optimizer__checkpoint__every=1)
     found, killed = kill_and_go_on(
-        command(broken, tmp_path, "broken"), tmp_path / "b" / "state", times, random.Random(0), number
+        command(broken, tmp_path, "broken"), tmp_path / "b" / "state", 1, random.Random(0), number
     )
-    assert killed == times
+    assert killed == 1
     assert found == expected and len(found) == 13
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
