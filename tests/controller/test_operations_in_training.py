@@ -165,8 +165,7 @@ def test_best_models_spare_what_is_not_theirs(scores, corpus, tmp_path):  # noqa
     assert not os.listdir(out / "model-top-0") and not os.listdir(out / "model-top-12")
 
 
-@pytest.mark.parametrize("to", [None, "best", "last"])
-@pytest.mark.parametrize("stops", [(11,), (4, 15, 18)])
+@pytest.mark.parametrize(("stops", "to"), [((4, 11), None), ((4, 15, 18), "best"), ((18,), "last")])
 def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_path):  # noqa: F811
     """As without a stop: params, averages, rates, what fired, and the models that are kept. Also where rules go back:
     windows, bests and what operations have set stay then.
