@@ -384,6 +384,6 @@ def _refused(algorithm: Algorithm, param: Param, options: Mapping[str, Any], err
     """The error for options that the algorithm refuses together. Each block passed the checks alone."""
     return ConfigError(
         f"Can't train param '{param.name}' with the options of '{param.settings.label}' in [training.optimizer]: "
-        f"'{algorithm.label}' refuses them together: {dict(options)}. {str(error).rstrip('.')}. Several blocks hold for "
-        "this param: change an option in one, or its patterns."
+        f"'{algorithm.label}' refuses them together: {dict(options)}. {str(error).rstrip('.')}. Several blocks hold "
+        "for this param: change an option in one, or its patterns."
     )
