@@ -95,8 +95,12 @@ def grads_of(node: Model) -> Sequence[tuple[tuple[int, str], Any, Any]]:
     if not grads:
         return ()
     arrays: Any = server._params if server.proxy is None else {}
-    keys = [(node.id, name) for name in node._has_params]
-    return [(key, arrays.get(key), grads[key]) for key in keys if key in grads]
+    found = []  # in a loop: before Python 3.12 a comprehension is a call, which takes longer than one param
+    for name in node._has_params:
+        key = (node.id, name)
+        if key in grads:
+            found.append((key, arrays.get(key), grads[key]))
+    return found
 
 
 def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
