@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from spacy.language import Language
 from spacy.training import Example
 
+from ..events import Listener
 from ..launched import is_launched
 from ..optimizers import TorchOptimizer
 from .checkpoint_folder import RanksState
-from .events import Listener
 
 T = TypeVar("T")
 Scores = tuple[float, dict[str, Any]]
