@@ -73,10 +73,10 @@ demo: $(VENV)/installed  ## Train a small model, and see it find code in sentenc
 
 test: $(VENV)/installed  ## Run the tests (15 minutes)
 	@echo "Running the tests. This takes about 15 minutes on two cores."
-	$(PYTEST) -n 2 -m "not slow"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training
-	HF_HUB_OFFLINE=1 $(PYTEST) -n 2
+	HF_HUB_OFFLINE=1 HYPOTHESIS_PROFILE=nightly $(PYTEST) -n 2 --dist worksteal
 
 test-wheel: $(VENV)/installed  ## Build the wheel, and train with it in a bare venv (two minutes)
 	$(PYTEST) tests/test_wheel.py

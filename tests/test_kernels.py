@@ -91,7 +91,6 @@ def naive_cells(tensor):
     return cells
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=0, max_size=4))
 def test_kernels_know_dense_and_overlapping_tensors(dims):
     shape, strides = [size for size, _ in dims], [stride for _, stride in dims]
@@ -372,7 +371,7 @@ LIST_OPS = {
 
 @pytest.mark.parametrize("name", LIST_OPS)
 @given(SIZES, DTYPES, st.floats(-2.0, 2.0, width=16), st.integers(0, 9))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_kernels_list_ops_are_the_public_ops_one_by_one(name, shapes, dtype, number, seed):
     ours, others = tensors_of(shapes, dtype, seed), tensors_of(shapes, dtype, seed + 1)
     expected = [tensor.clone() for tensor in ours]
@@ -388,7 +387,7 @@ def test_kernels_list_ops_are_the_public_ops_one_by_one(name, shapes, dtype, num
 
 
 @given(SIZES, DTYPES, st.booleans(), st.integers(0, 9))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_kernels_norms_are_torchs(shapes, dtype, wide, seed):
     dtype_of_norm = torch.float32 if wide and dtype.itemsize < 4 else None
     ours = tensors_of(shapes, dtype, seed)
@@ -413,7 +412,6 @@ NUMBERS = st.floats(0.0, 0.5)
     st.booleans(),
     st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=60)
 def test_kernels_fused_adam_is_torchs(shapes, dtype, step, lr, weight_decay, maximize, amsgrad, decoupled, seed):
     lists = [tensors_of(shapes, dtype, seed + i) for i in range(5 if amsgrad else 4)]
     lists[3:] = [[tensor.abs() for tensor in moments] for moments in lists[3:]]  # second moments
@@ -447,7 +445,6 @@ def test_kernels_fused_adam_is_torchs(shapes, dtype, step, lr, weight_decay, max
     st.booleans(),
     st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=60)
 def test_kernels_fused_sgd_is_torchs(shapes, dtype, lr, weight_decay, of_momentum, maximize, seed):
     ours, grads, buffers = (tensors_of(shapes, dtype, seed + i) for i in range(3))
     expected, expected_buffers = ([tensor.clone() for tensor in tensors] for tensors in (ours, buffers))
@@ -460,7 +457,6 @@ def test_kernels_fused_sgd_is_torchs(shapes, dtype, lr, weight_decay, of_momentu
 
 
 @given(SIZES, st.sampled_from([torch.float64, torch.float32]), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 9))
-@settings(deadline=None, max_examples=60)
 def test_kernels_fused_adagrad_is_torchs(shapes, dtype, lr, weight_decay, maximize, seed):
     lists = [tensors_of(shapes, dtype, seed + i) for i in range(3)]
     lists[2] = [tensor.abs() for tensor in lists[2]]  # sums of squares

@@ -134,7 +134,7 @@ POSITIVE = [
 ]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.sampled_from(POSITIVE),
     st.one_of(st.floats(max_value=-1e-300, allow_infinity=False), st.text().filter(lambda text: not is_number(text))),

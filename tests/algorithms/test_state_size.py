@@ -36,7 +36,7 @@ def bytes_after_a_step(algorithm, shape, dtype=torch.float32):
     shape=st.lists(st.integers(1, 20), min_size=1, max_size=4).map(tuple),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_state_size_is_that_after_a_step(algorithm, shape, dtype):
     found = StateSizes().bytes_of(algorithm, algorithm.options, shape, dtype)
     assert found == bytes_after_a_step(algorithm, shape, dtype)

@@ -222,7 +222,7 @@ def play(controller, events, first=0):
 
 
 @given(run, st.integers(0, 25))
-@settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, suppress_health_check=list(HealthCheck))
 def test_controller_goes_on_from_its_state_at_any_point(events, at):
     whole = TrainerController(EVERYTHING)
     expected = play(whole, events)

@@ -12,8 +12,7 @@ from thinc_torchopt.controller.guard import MAX_WORK, MetricUnavailable
 from thinc_torchopt.errors import ControllerError
 
 VALUES = {"a": 0.5, "b": 3, "c": [1.0, 2.0, 0.5], "d": {"x": 1, "y": [4, 5]}, "e": "text", "f": True}
-QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-QUIETLY = {"max_examples": 300}
+QUIET = settings(suppress_health_check=list(HealthCheck), derandomize=True)
 
 small = st.integers(-20, 20).map(lambda i: f"({i})")
 scalars = st.one_of(
@@ -59,7 +58,7 @@ PYTHON = {name: getattr(math, name.removeprefix("math_")) for name in FUNCTIONS 
 
 
 @given(safe)
-@settings(QUIET, **QUIETLY)
+@settings(QUIET)
 def test_fuzz_agrees_with_python(text):
     try:
         expected = eval(text, PYTHON | VALUES)
@@ -130,7 +129,7 @@ wild = st.recursive(st.one_of(names, constants), anything, max_leaves=12)
 
 
 @given(st.one_of(wild, wild.map(lambda x: f"str({x}) == ''"), st.text(max_size=30)))
-@settings(QUIET, **QUIETLY)
+@settings(QUIET)
 def test_fuzz_fails_with_our_errors_alone_and_after_bounded_work(text):
     count = 0
 

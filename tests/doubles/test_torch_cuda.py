@@ -58,7 +58,7 @@ def test_memory_is_shared_by_views(there):
     assert torch.equal(other.cpu(), HOST)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 5), st.sampled_from(["SGD", "AdamW", "Adagrad", "NAdam"]), st.booleans())
 def test_training_is_torchs(rows, columns, name, foreach):
     """Forward, backward and steps: the very numbers of the CPU, as it is the CPU that computes them."""

@@ -31,7 +31,7 @@ shapes = st.fixed_dictionaries(
     }
 )
 cells, acts = st.sampled_from(CELLS), st.sampled_from(sorted(ACTS))
-some_examples = settings(max_examples=20, deadline=None)
+some_examples = settings(max_examples=20)
 
 
 @pytest.fixture(autouse=True)

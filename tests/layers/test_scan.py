@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.layers.scan import Packing, linear_scan
@@ -24,7 +24,6 @@ def some(n_steps, *shape, seed, dtype=torch.float64):
     return a, torch.randn(n_steps, *shape, generator=rng, dtype=dtype), torch.randn(*shape, generator=rng, dtype=dtype)
 
 
-@settings(max_examples=60, deadline=None)
 @given(n_steps=st.integers(1, 300), n_batch=st.integers(0, 3), units=st.integers(1, 4), seed=st.integers(0, 10**6))
 def test_linear_scan_is_a_loop(n_steps, n_batch, units, seed):
     values = some(n_steps, n_batch, units, seed=seed)
@@ -49,7 +48,6 @@ def test_linear_scan_of_decays_that_vanish():
     assert linear_scan(a * 1e-300, b, begin).isfinite().all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5), width=st.integers(1, 3))
 def test_packing_is_torchs(lengths, width):
     lengths = sorted(lengths, reverse=True)

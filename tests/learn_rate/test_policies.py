@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torchs
 
@@ -34,7 +34,6 @@ def same(ours, theirs, scale):
     return ours == pytest.approx(theirs, rel=1e-9, abs=1e-12 * scale)
 
 
-@settings(deadline=None)
 @given(base=RATES, total=st.integers(1, 60), factor=st.floats(0.0, 1.0))
 def test_learn_rate_policies_cosine_equals_torchs(base, total, factor):
     policy = Cosine(total, min_factor=factor)
@@ -42,7 +41,6 @@ def test_learn_rate_policies_cosine_equals_torchs(base, total, factor):
     assert same([policy.rate(step, base) for step in range(total + 5)], [*theirs, *[base * factor] * 5], base)
 
 
-@settings(deadline=None)
 @given(base=RATES, total=st.integers(1, 60), warmup=st.integers(0, 60))
 def test_learn_rate_policies_cosine_warms_up_as_the_schedule(base, total, warmup):
     total = max(total, warmup)
@@ -50,7 +48,6 @@ def test_learn_rate_policies_cosine_warms_up_as_the_schedule(base, total, warmup
     assert same([Cosine(total, warmup).rate(step, base) for step in range(total + 5)], theirs, base)
 
 
-@settings(deadline=None)
 @given(base=RATES, steps=st.integers(1, 60), factor=st.floats(0.01, 1.0))
 def test_learn_rate_policies_warmup_equals_torchs(base, steps, factor):
     theirs = rates_of(lambda o: torchs.LinearLR(o, factor, total_iters=steps), base, steps + 5)
@@ -61,7 +58,6 @@ def test_learn_rate_policies_warmup_of_no_steps_is_none():
     assert Warmup(0).rate(0, 0.1) == 0.1
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     base=RATES,
     metrics=st.lists(
@@ -281,7 +277,6 @@ def test_learn_rate_policies_for_each_group():
             reader.read_all(bad, "m", groups, options)
 
 
-@settings(deadline=None)
 @given(base=st.floats(1e-4, 10.0), total=st.integers(2, 40), warmup=st.integers(1, 20), factor=st.floats(0.1, 1.0))
 def test_learn_rate_policies_by_name_take_rates(base, total, warmup, factor):
     """Against torch's schedulers, one after the other."""

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torchs
 
@@ -221,7 +221,6 @@ OPERATIONS = st.lists(
 
 
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.LearnRateWarning")
-@settings(deadline=None, max_examples=200)
 @given(operations=OPERATIONS, mode=st.sampled_from(["restore", "adopt"]), watch_steps=st.booleans())
 def test_learn_rate_nothing_goes_unseen(operations, mode, watch_steps):
     """After any writes: each group holds what `step` returned, each write beyond the tolerance was seen, and nothing

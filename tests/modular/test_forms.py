@@ -164,7 +164,7 @@ def test_forms_batches_of_declearn(sclip):
             optimizer.run_train_step(model, batch, sclip, loss=torch.nn.functional.cross_entropy)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6))
 def test_forms_auxiliary_variables_can_be_added(numbers):
     found = [ScaffoldAuxVar(delta={"w": torch.full((2,), x)}, clients=(str(i),)) for i, x in enumerate(numbers)]

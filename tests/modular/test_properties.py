@@ -67,7 +67,7 @@ CHAINS = st.fixed_dictionaries(
         "modules": specs(MODULES, 4).filter(one_exchange),
     }
 )
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 quiet = pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.ConfigWarning")
 
 
@@ -159,7 +159,7 @@ def damaged(state, path, how):
 
 
 @quiet
-@settings(EXAMPLES, max_examples=400)
+@settings(EXAMPLES)
 @given(chain=CHAINS, data=st.data(), how=st.sampled_from([*DAMAGE, "gone", "more"]))
 def test_properties_a_damaged_state_changes_nothing(chain, data, how):
     found = params()

@@ -7,7 +7,7 @@ import pytest
 import spacy
 import torch
 from confection import Config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
 
@@ -144,7 +144,6 @@ def build(spec):
     return {"chain": chain, "concatenate": concatenate}[kind](*inner) if len(inner) > 1 else inner[0]
 
 
-@settings(deadline=None, max_examples=60)
 @given(LAYERS)
 def test_names_of_any_model_are_unique_lasting_and_complete(spec):
     first, second = build(spec), build(spec)
@@ -178,7 +177,6 @@ def test_names_of_components_are_escaped_so_that_different_ones_stay_different()
     assert [unescape(part) for part in dict.fromkeys(name.partition("/")[0] for name in names)] == built
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.text() | st.text("+0e4_ä"))
 def test_names_of_components_can_be_read_back(name):
     assert unescape(escape(name)) == name

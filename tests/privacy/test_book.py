@@ -168,7 +168,7 @@ def twice(layer):
     return chain(layer, layer)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=9), seed=st.integers(0, 99), data=st.data())
 @pytest.mark.parametrize("name", LAYERS)
 def test_book_each_layer_as_one_at_a_time(name, lengths, seed, data):

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from confection import Config, ConfigValidationError
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from thinc.api import registry
 from thinc.api import warmup_linear as thincs_warmup_linear
@@ -87,7 +87,6 @@ def transformers():
 # ---------------------------------------------------------------- warmup_linear
 
 
-@settings(deadline=None)
 @given(rate=RATES, warmup=WARMUPS, decay=st.integers(0, 60))
 def test_schedules_warmup_linear_is_thincs_one_step_ahead_in_warmup(rate, warmup, decay):
     total = max(1, warmup + decay)
@@ -99,7 +98,6 @@ def test_schedules_warmup_linear_is_thincs_one_step_ahead_in_warmup(rate, warmup
     )  # one rounding
 
 
-@settings(deadline=None)
 @given(rate=RATES, warmup=st.integers(1, 20), decay=DECAYS)
 def test_schedules_warmup_linear_equals_torchs(rate, warmup, decay):
     rise = rates_of(lambda o: torchs.LinearLR(o, 1 / warmup, total_iters=warmup - 1), rate, warmup)
@@ -107,7 +105,6 @@ def test_schedules_warmup_linear_equals_torchs(rate, warmup, decay):
     assert same(schedules.warmup_linear(rate, warmup, warmup + decay), [*rise, *fall, *[0.0] * AFTER], rate)
 
 
-@settings(deadline=None)
 @given(rate=RATES, warmup=WARMUPS, decay=DECAYS)
 def test_schedules_warmup_linear_falls_as_transformers(transformers, rate, warmup, decay):
     total = warmup + decay
@@ -118,7 +115,6 @@ def test_schedules_warmup_linear_falls_as_transformers(transformers, rate, warmu
 # ---------------------------------------------------------------- warmup_cosine
 
 
-@settings(deadline=None)
 @given(rate=RATES, part=PARTS, warmup=WARMUPS, cycle=DECAYS, cycles=st.integers(1, 5))
 def test_schedules_warmup_cosine_equals_torchs(rate, part, warmup, cycle, cycles):
     low, decay = rate * part, cycle * cycles
@@ -130,7 +126,6 @@ def test_schedules_warmup_cosine_equals_torchs(rate, part, warmup, cycle, cycles
     assert same(ours, [*torchs_warmup(rate, warmup), *fall, *[low] * AFTER], rate)
 
 
-@settings(deadline=None)
 @given(rate=RATES, part=PARTS, warmup=WARMUPS, decay=DECAYS)
 def test_schedules_warmup_cosine_equals_transformers(transformers, rate, part, warmup, decay):
     """Up to the last step: theirs goes on to swing."""
@@ -145,7 +140,6 @@ def test_schedules_warmup_cosine_equals_transformers(transformers, rate, part, w
     assert same(schedules.warmup_cosine(rate, warmup, total, min_rate=part * rate), lowered, rate)
 
 
-@settings(deadline=None)
 @given(rate=RATES, warmup=WARMUPS, decay=DECAYS, cycles=st.integers(1, 9))
 def test_schedules_warmup_cosine_restarts_as_transformers(transformers, rate, warmup, decay, cycles):
     total = warmup + decay
@@ -160,7 +154,6 @@ def test_schedules_warmup_cosine_restarts_as_transformers(transformers, rate, wa
 # ---------------------------------------------------------------- one_cycle
 
 
-@settings(deadline=None)
 @given(
     rate=RATES,
     total=st.integers(1, 80),
@@ -209,7 +202,6 @@ def test_schedules_one_cycle_may_rise_within_one_step(three_phase):
 # ---------------------------------------------------------------- inverse_sqrt
 
 
-@settings(deadline=None)
 @given(rate=RATES, warmup=WARMUPS, timescale=st.none() | st.integers(1, 100))
 def test_schedules_inverse_sqrt_equals_torchs(rate, warmup, timescale):
     scale = timescale or warmup or 10_000
@@ -217,7 +209,6 @@ def test_schedules_inverse_sqrt_equals_torchs(rate, warmup, timescale):
     assert same(schedules.inverse_sqrt(rate, warmup, timescale=timescale), torchs_warmup(rate, warmup) + fall, rate)
 
 
-@settings(deadline=None)
 @given(rate=RATES, warmup=WARMUPS, timescale=st.none() | st.integers(1, 100))
 def test_schedules_inverse_sqrt_equals_transformers(transformers, rate, warmup, timescale):
     theirs = rates_of(lambda o: transformers.get_inverse_sqrt_schedule(o, warmup, timescale), rate, 80)
@@ -227,7 +218,6 @@ def test_schedules_inverse_sqrt_equals_transformers(transformers, rate, warmup, 
 # ---------------------------------------------------------------- polynomial
 
 
-@settings(deadline=None)
 @given(rate=RATES, part=PARTS, warmup=WARMUPS, decay=DECAYS, power=st.floats(0.25, 4.0))
 def test_schedules_polynomial_equals_torchs(rate, part, warmup, decay, power):
     low = rate * part
@@ -236,7 +226,6 @@ def test_schedules_polynomial_equals_torchs(rate, part, warmup, decay, power):
     assert same(schedules.polynomial(rate, warmup, warmup + decay, min_rate=low, power=power), theirs, rate)
 
 
-@settings(deadline=None)
 @given(rate=RATES, part=PARTS, warmup=WARMUPS, decay=DECAYS, power=st.floats(0.25, 4.0))
 def test_schedules_polynomial_equals_transformers(transformers, rate, part, warmup, decay, power):
     low, total = rate * part, warmup + decay
@@ -269,7 +258,6 @@ def torchs_curve(curve, start, end, steps):
     ]
 
 
-@settings(deadline=None)
 @given(rate=RATES, part=PARTS, warmup=WARMUPS, stable=WARMUPS, decay=DECAYS, up=CURVES, down=CURVES)
 def test_schedules_warmup_stable_decay_equals_torchs(rate, part, warmup, stable, decay, up, down):
     low, total = rate * part, warmup + stable + decay
@@ -283,7 +271,6 @@ def test_schedules_warmup_stable_decay_equals_torchs(rate, part, warmup, stable,
     assert same(ours, theirs, rate)
 
 
-@settings(deadline=None)
 @given(rate=RATES, part=PARTS, warmup=WARMUPS, stable=WARMUPS, decay=WARMUPS, up=CURVES, down=CURVES)
 def test_schedules_warmup_stable_decay_equals_transformers(transformers, rate, part, warmup, stable, decay, up, down):
     total = max(1, warmup + stable + decay)
@@ -325,7 +312,6 @@ def torchs_plateau(rate, scores, **options):
     return rates
 
 
-@settings(deadline=None)
 @given(
     rate=RATES,
     part=PARTS,
@@ -403,7 +389,6 @@ def test_schedules_plateau_in_a_sequence_sees_no_score_when_its_turn_is_over():
     ]
 
 
-@settings(deadline=None)
 @given(scores=SCORES, first=st.integers(1, 9), second=st.integers(1, 9))
 def test_schedules_plateau_in_a_sequence_of_sequences(scores, first, second):
     """Each plateau is as one of its own that sees the scores of its turn."""
@@ -424,7 +409,6 @@ def test_schedules_plateau_in_a_sequence_of_sequences(scores, first, second):
     assert values_after(outer, scores) == expected
 
 
-@settings(deadline=None)
 @given(scores=SCORES, patience=st.integers(0, 2))
 def test_schedules_plateau_may_see_a_score_before_or_after_the_next_value_is_drawn(scores, patience):
     before, after = (schedules.plateau(1.0, factor=0.5, patience=patience) for _ in range(2))
@@ -511,7 +495,6 @@ def test_schedules_refuse_a_bad_state_and_change_nothing(state, said):
 
 # Older versions of torch's SequentialLR give their parts an epoch, of which torch itself warns.
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")
-@settings(deadline=None)
 @given(rate=RATES, steps=st.tuples(DECAYS, DECAYS, DECAYS))
 def test_schedules_sequence_equals_torchs(rate, steps):
     first, second, third = steps

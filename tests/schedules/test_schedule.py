@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import Adam, registry
 
@@ -113,7 +113,6 @@ def test_scheduled_values_shared_source_sees_a_score_once():
     assert current(schedules.by_name["x"]) == current(schedules.by_name["y"]) == 0.5
 
 
-@settings(deadline=None)
 @given(losses=st.lists(st.floats(0.0, 10.0), max_size=30))
 def test_scheduled_values_follow_any_score_as_torchs(losses):
     """One that is to be low, beside others that say something else."""
@@ -299,7 +298,6 @@ def run(schedules, scores):
     return values
 
 
-@settings(deadline=None)
 @given(
     sources=st.lists(PLATEAUS | SOURCES, min_size=1, max_size=3),
     shared=st.tuples(*[st.booleans()] * 3),

@@ -4,7 +4,7 @@ import json
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt import TorchOptimizer
@@ -32,7 +32,6 @@ def told_at(source, step, *args, steps=100):
     return values
 
 
-@settings(deadline=None)
 @given(
     warmup=st.integers(0, 20),
     stable=st.integers(0, 40),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import Adam as ThincAdam
 from thinc.api import constant_then, registry
@@ -35,7 +35,6 @@ def without_total(name, **changes):
 
 
 @pytest.mark.parametrize("name", SPANNING)
-@settings(deadline=None)
 @given(total=TOTALS)
 def test_to_the_end_is_the_curve_of_that_total(name, total):
     told, given_ = without_total(name), getattr(schedules, name)(**{**SPANNING[name], "total_steps": total})
@@ -54,7 +53,6 @@ def torchs_linear(rate, warmup, total):
     return rates_of(lambda o: torch.optim.lr_scheduler.LambdaLR(o, scale), rate, total + AFTER)
 
 
-@settings(deadline=None)
 @given(rate=st.floats(1e-6, 10.0), ratio=st.floats(0.0, 1.0), total=st.integers(1, 80))
 def test_to_the_end_warmup_ratio_is_transformers(rate, ratio, total):
     """Steps of the warm-up are rounded up, as in its TrainingArguments."""

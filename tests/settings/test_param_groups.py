@@ -14,7 +14,7 @@ import pytest
 import spacy
 import torch
 from confection import Config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
 
@@ -233,7 +233,6 @@ blocks = st.lists(
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
 def test_param_groups_follow_the_cascade_and_are_as_few_as_can_be(
     given_blocks, per_param_lr, decays_layers, skips_decay
 ):

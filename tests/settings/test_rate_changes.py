@@ -217,7 +217,7 @@ CHANGES = st.tuples(
 
 
 @given(st.lists(CHANGES, max_size=12))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_rate_changes_in_any_order_are_those_of_a_dict(operations):
     nlp, module, optimizer = setting()
     rates = {name: 0.5 if "odd" in label else RATE for name, label in BLOCKS.items()}

@@ -13,7 +13,7 @@ from textwrap import dedent
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import StateError
@@ -65,7 +65,6 @@ def same(one, other):
 
 
 @given(st.dictionaries(st.text("ab/:. ", min_size=1, max_size=4), values | tensors, max_size=4))
-@settings(deadline=None, max_examples=60)
 def test_files_come_back_as_they_were(tree):
     import tempfile
 

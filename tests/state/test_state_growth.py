@@ -138,7 +138,6 @@ def fit_state(value, shape, *, kind=None, fill="mean", scale=1.0):
     return fit_param_state(cls, {key: value}, value.shape, param, on_growth=fill, kind=kind)[key]
 
 
-@settings(deadline=None)
 @given(shapes, st.sampled_from(["mean", "zero"]), st.sampled_from([1.0, 0.1]), st.integers(0, 1000))
 def test_fit_state_equals_a_loop_over_cells(sizes, fill, scale, seed):
     old, new = zip(*sizes)
@@ -155,7 +154,6 @@ def test_fit_state_equals_a_loop_over_cells(sizes, fill, scale, seed):
     assert torch.equal(value, before)
 
 
-@settings(deadline=None)
 @given(shapes, st.integers(0, 1000))
 def test_fit_state_interpolates_as_torch_does(sizes, seed):
     old, new = zip(*sizes[:3])
@@ -177,7 +175,6 @@ def test_fit_state_with_another_number_of_dimensions_keeps_the_order_of_cells():
     assert longer.flatten().diff().ge(0).all()
 
 
-@settings(deadline=None)
 @given(shapes, st.sampled_from([None, "reshape"]), st.integers(0, 1000))
 def test_fit_state_keeps_second_moments_above_zero(sizes, kind, seed):
     old, new = zip(*sizes)
@@ -457,7 +454,7 @@ def test_preserve_optimizer_state_leaves_old_rows_as_if_nothing_had_grown(name, 
 
 
 @EVERY
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data(), on_growth=st.sampled_from(["mean", "zero"]), seed=st.integers(0, 1000))
 def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_growth, seed):
     sizes = data.draw(st.lists(shapes, min_size=1, max_size=4))

@@ -69,7 +69,7 @@ def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size):
 
 
 # Stops and crashes after some texts, one run after the other; the last run goes to the end.
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ends=st.lists(st.tuples(st.integers(0, 14), st.booleans()), max_size=4))
 def test_learner_goes_on_to_the_bit(model, unbroken, tmp_path, ends):
     stream, expected = unbroken

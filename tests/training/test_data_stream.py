@@ -5,7 +5,7 @@ from itertools import count, islice
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from spacy.training.loop import create_train_batches
 from spacy.util import registry
@@ -53,7 +53,6 @@ def draw_others(drawn):
     drawn.append((random.random(), numpy.random.normal(), random.gauss(0, 1), numpy.random.randint(9)))
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.sampled_from([*BATCHERS, "own"]), st.integers(0, 3), st.integers(1, 90), st.integers(0, 90), st.integers(1, 3)
 )

@@ -5,7 +5,7 @@ import math
 import pytest
 import spacy
 from confection import Config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
@@ -170,7 +170,6 @@ def test_trial_shortens_schedules_that_end_with_the_training():
     assert "total_steps" not in short["training"]["optimizer"]["learn_rate"]
 
 
-@settings(max_examples=50, deadline=None)
 @given(warmup=st.integers(0, 3000), decay=st.integers(1, 3000), steps=st.integers(1, 300), is_budget=st.booleans())
 def test_trial_schedules_fit_without_a_known_end(warmup, decay, steps, is_budget):
     """Where `max_epochs` or a budget ends the training."""
@@ -205,7 +204,6 @@ def test_trial_shortens_averages():
         assert {key: block[key] for key in expected} == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(total=st.integers(1, 50_000), part=st.floats(0, 1), steps=st.integers(1, 3000))
 def test_trial_schedules_can_be_built_and_end_in_time(total, part, steps):
     text = LINEAR.replace("warmup_linear", "thinc-torchopt.warmup_linear")

@@ -28,7 +28,7 @@ def forward_and_backward(module, x):
 
 
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.NonFiniteGradWarning")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batches=st.lists(st.sampled_from(["good", "nan", "inf"]), min_size=1, max_size=8), averages=st.booleans())
 def test_buffers_are_as_if_skipped_batches_had_not_been(batches, averages):
     """The oracle: a plain torch loop over the good batches alone."""

@@ -8,7 +8,7 @@ from typing import get_args
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import NumpyOps, constant, constant_then
 
@@ -56,7 +56,6 @@ def test_clipping_skips_gradients_too_large_for_a_norm(clip_by):
     assert optimizer.skipped_updates == 1 and all((param == 1.0).all() for param in optimizer.params.values())
 
 
-@settings(deadline=None, max_examples=60)
 @given(shapes=SHAPES, seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3), max_norm=st.floats(1e-2, 1e2))
 def test_clipping_global_equals_torch(shapes, seed, scale, max_norm):
     ours, theirs = random_grads(shapes, seed, scale), random_grads(shapes, seed, scale)
@@ -72,7 +71,6 @@ def test_clipping_global_equals_torch(shapes, seed, scale, max_norm):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=0)
 
 
-@settings(deadline=None, max_examples=60)
 @given(shapes=SHAPES, seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3), max_norm=st.floats(1e-2, 1e2))
 def test_clipping_by_param_equals_thinc(shapes, seed, scale, max_norm):
     ours, theirs = random_grads(shapes, seed, scale), random_grads(shapes, seed, scale)
@@ -103,7 +101,6 @@ def test_clipping_is_as_precise_as_the_params(clip_by):
 ANY_SHAPES = st.lists(st.lists(st.integers(1, 4), min_size=0, max_size=4).map(tuple), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
 @given(shapes=ANY_SHAPES, seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3), limit=st.floats(1e-2, 1e2))
 def test_clipping_by_value_equals_torch(shapes, seed, scale, limit):
     ours, theirs = random_grads(shapes, seed, scale), random_grads(shapes, seed, scale)
@@ -126,7 +123,6 @@ def naive_adaptive(param, grad, ratio):
     return clipped
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     shapes=ANY_SHAPES,
     seed=st.integers(0, 10**6),
@@ -182,7 +178,6 @@ def test_clipping_after_scaling(clip_by):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
 
 
-@settings(deadline=None, max_examples=60)
 @given(shapes=SHAPES, seed=st.integers(0, 10**6), max_norm=st.floats(1e-2, 1e2), data=st.data())
 def test_clipping_by_component_is_global_within_each(shapes, seed, max_norm, data):
     components = [data.draw(st.sampled_from("abc")) for _ in shapes]

@@ -6,7 +6,7 @@ import weakref
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import Linear, Model, chain
 
@@ -65,7 +65,6 @@ def bare(params, cls, options):
     return copies, cls(copies, lr=0.1, fused=True, **options)
 
 
-@settings(deadline=None, max_examples=80)
 @given(st.data(), st.sampled_from(sorted(CLASSES)), st.sampled_from(DTYPES), st.integers(0, 2**16))
 def test_direct_is_torchs_step(data, name, dtype, seed):
     """Any sets of params, one after the other; the state that is left is torch's as well."""

@@ -7,7 +7,7 @@ import warnings
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import PyTorchShim, fix_random_seed, registry
 
@@ -65,7 +65,6 @@ def naive_guard(norms, factor, policy):
 NORMS = st.one_of(st.floats(0.5, 2.0), st.floats(1e-3, 1e5), st.sampled_from([0.0, math.inf, math.nan]))
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     norms=st.lists(NORMS, min_size=10, max_size=120),
     level=st.integers(0, 40),
@@ -443,7 +442,6 @@ def test_guard_warns_of_a_spike_that_it_scales_down():
 # ---------------------------------------------------------------- state and settings
 
 
-@settings(deadline=None, max_examples=50)
 @given(norms=st.lists(NORMS, min_size=20, max_size=80), data=st.data())
 def test_guard_resumes_exactly(norms, data):
     cut = data.draw(st.integers(0, len(norms)))

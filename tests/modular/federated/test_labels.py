@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import ConfigError
@@ -45,7 +45,6 @@ def test_labels_of_all_components_are_those_of_all_texts(component):
     assert set(pipe.labels) == set(initialized(component, examples).labels)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(NAMES, min_size=1), min_size=1, max_size=4), st.randoms())
 def test_labels_do_not_depend_on_the_order_of_clients(found, random):
     merged = merge_labels(found)
@@ -53,7 +52,6 @@ def test_labels_do_not_depend_on_the_order_of_clients(found, random):
     assert merge_labels(found) == merged == sorted({label for one in found for label in one})
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.dictionaries(st.sampled_from("01"), st.dictionaries(NAMES, st.integers(1, 9))), min_size=1),
     st.randoms(),

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.errors import MessageError
@@ -216,7 +216,6 @@ VALUES = st.one_of(
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_messages_never_raise_anything_else(data):
     """Whatever takes the place of a record, or of a value in it: it is a MessageError, or it does no harm."""
     content = report_records(report())
@@ -243,7 +242,6 @@ def test_messages_never_raise_anything_else(data):
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_messages_of_the_server_never_raise_anything_else(data):
     aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
     content = task_records(Task("a", Plan(2, 5, 0), {"labels": {}}, 1, aux), to_arrays(WEIGHTS))

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from . import needs_flwr  # noqa: F401  isort:skip
@@ -38,7 +38,6 @@ def same(one, other):
     return one == other and type(one) is type(other)
 
 
-@settings(deadline=None, max_examples=50)
 @given(STATES, STATES)
 def test_state_comes_back_as_it_was(before, now):
     with TemporaryDirectory() as name:
