@@ -20,6 +20,6 @@ def look_up_once() -> None:
 
 
 def forget_as_garbage() -> None:
-    """All that is imported by now is never garbage: it takes long to look through it again, and in a fork to copy it."""
+    """All that is imported by now is never garbage: it takes long to look through it again, and to copy it."""
     gc.collect()
     gc.freeze()

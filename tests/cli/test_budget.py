@@ -13,7 +13,7 @@ from thinc_torchopt.training.checkpoint_folder import steps_of
 
 from ..conftest import CONFIGS
 from ..runs import config_for
-from ..spacy_cli import flags_of, spacy_process
+from ..spacy_cli import flags_of, spacy_cli, spacy_process
 
 STABLE = {
     "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
@@ -133,22 +133,22 @@ def test_budget_wants_a_section_and_a_folder(corpus, tmp_path):
 
 
 def test_budget_as_it_is_typed(corpus, tmp_path):
-    """And once more with more: that is a new run."""
+    """The config that it wrote, with a larger limit, is refused: that is a new run."""
     paths = flags_of({"paths.train": corpus["train"], "paths.dev": corpus["dev"], "training.batcher.size": 40})
     quick = flags_of({"training.eval_frequency": 10})
 
-    def budget(limit):
-        command = ("torchopt", "train", CONFIGS / "schedules_to_the_end.cfg", "--output", tmp_path / "out")
-        run = spacy_process(*command, "--budget", limit, *paths, *quick, check=False)
+    def text(run):
         return re.sub(r"\s+", " ", run.stdout + run.stderr)
 
-    first = budget("40 steps")
+    config, output = CONFIGS / "schedules_to_the_end.cfg", ("--output", tmp_path / "out")
+    first = text(spacy_process("torchopt", "train", config, *output, "--budget", "40 steps", *paths, *quick))
     assert "learn_rate: rises to 0.003 in 2 steps, and stays until it falls" in first
     fall = "32 of 40 steps used after step 31. The learning rate falls in 8 steps, and the training ends."
     assert fall in first and first.count("The learning rate falls in") == 1
     newest = read_checkpoint(steps_of(tmp_path / "out" / "state")[-1])
     assert newest.progress.step == 39 and [step for _, step in newest.progress.results][-1] == 39
     assert (tmp_path / "out" / "model-best" / "meta.json").exists()
-    more = budget("60 steps")
+    larger, _ = with_budget(config, [], "60 steps", output_path=tmp_path / "out")
+    more = text(spacy_cli("train", larger, *output, *paths, *quick, check=False))
     assert "expected a limit of 40 steps, as when the learning rate began to fall, found 60 steps" in more
     assert read_checkpoint(steps_of(tmp_path / "out" / "state")[-1]).progress.step == 39

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from ..conftest import ROOT, SHARED, needs_corpora
+from ..spacy_cli import spacy_cli
 from .test_training import config_for, definition
 
 DATA = SHARED / "data"
+CODE = Path(__file__).parent / "killed.py"
 STEPS, EVERY = 40, 4
 
 
@@ -169,13 +171,17 @@ def train(folder, *command, code=0, **env):
     config = write_config(folder) if not (folder / "config.cfg").exists() else folder / "config.cfg"
     args = [*(command or ("-m", "spacy", "train")), str(config), "--output", str(folder / "out")]
     done = subprocess.run(
-        [sys.executable, *args, "--code", str(Path(__file__).parent / "killed.py")],
+        [sys.executable, *args, "--code", str(CODE)],
         capture_output=True,
         text=True,
         env=environment(**env),
         cwd=folder,
     )
     assert done.returncode == code, done.stdout + done.stderr
+    return lines_of(folder)
+
+
+def lines_of(folder):
     # A resumed run repeats the steps since its checkpoint, in a log of its own.
     texts = [path.read_text() for path in (folder / "log.jsonl", folder / "log-2.jsonl") if path.exists()]
     lines = list({line["step"]: line for line in map(json.loads, "".join(texts).splitlines())}.values())
@@ -204,7 +210,8 @@ def check(log):
 
 @needs_corpora
 def test_practitioners_rules_fire_where_plain_python_says(tmp_path):
-    fired = check(train(tmp_path))
+    spacy_cli("train", write_config(tmp_path), "--output", tmp_path / "out", "--code", CODE)
+    fired = check(lines_of(tmp_path))
     assert len(fired) == 10 and not [name for name, steps in fired.items() if not steps]
     assert not [name for name, steps in fired.items() if len(steps) == STEPS]
 

@@ -151,7 +151,9 @@ def test_budget_may_change_until_the_fall_begins(limit, corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limit", "crash_at"), [("30 steps", 18), ("19 steps", None)], ids=["more, in its fall", "less, when it is finished"]
+    ("limit", "crash_at"),
+    [("30 steps", 18), ("19 steps", None)],
+    ids=["more, in its fall", "less, when finished"],
 )
 def test_budget_may_not_change_from_then_on(limit, crash_at, corpus, tmp_path):
     settings = {"training__optimizer__checkpoint__every": 1}

@@ -77,7 +77,7 @@ def train(
     """Train a small pipeline. until (int): Give up after this step. data, evaluate (Callable): Called before each batch
     and evaluation. RETURNS: its params, and the infos by step."""
     fix_random_seed(1)
-    nlp = spacy.blank("en")
+    nlp = spacy.blank("xx")
     for name in ("tagger", "ner"):
         nlp.add_pipe(name, config={"model": {"tok2vec": TOK2VEC}})
     examples = toy_examples(nlp)
