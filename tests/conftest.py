@@ -7,11 +7,11 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import catalogue
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
-from .quick import forget_as_garbage, look_up_once
+from srsly import msgpack
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -22,7 +22,13 @@ HAS_MUON = hasattr(torch.optim, "Muon")  # since torch 2.9
 needs_muon = pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-look_up_once()
+# For each message that it reads or writes, and for each function of a config, catalogue looks through the entry points
+# of all installed packages. In trainings as small as ours that would be half of the time.
+entry_points = catalogue.AVAILABLE_ENTRY_POINTS
+if hasattr(entry_points, "select"):
+    catalogue.AVAILABLE_ENTRY_POINTS = {group: list(entry_points.select(group=group)) for group in entry_points.groups}
+for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
+    coders.get_all = cache(coders.get_all)
 
 # Examples of a property that says no number itself. No deadline: another program may have the processor.
 for profile, examples in (("ci", 40), ("nightly", 500)):
@@ -33,7 +39,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_finish(session):
-    forget_as_garbage()
+    """The tests themselves, and all that they import, are never garbage: it takes long to look through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

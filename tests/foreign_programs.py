@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .quick import forget_as_garbage, look_up_once
-
 PACKAGE = Path(__file__).parents[1] / "thinc_torchopt"
 
 
@@ -75,9 +73,7 @@ def main() -> None:
 
     # No test waits for the registries of others; ours are looked up by each program.
     spacy.registry.ensure_populated()
-    look_up_once()
     assert not _modules()
-    forget_as_garbage()
     for line in sys.stdin:
         print(json.dumps(_run(*json.loads(line))), flush=True)
 
@@ -103,9 +99,10 @@ def _run_here(program: str | list[str], installed: bool, found: Path) -> None:
 
     sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1, encoding="utf8") for stream in (1, 2))
     if not installed:
+        points = catalogue.AVAILABLE_ENTRY_POINTS
         catalogue.AVAILABLE_ENTRY_POINTS = {
-            group: [point for point in points if not point.value.startswith(PACKAGE.name)]
-            for group, points in catalogue.AVAILABLE_ENTRY_POINTS.items()
+            group: [one for one in points.select(group=group) if not one.value.startswith(PACKAGE.name)]
+            for group in points.groups
         }
     status = 0
     try:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from configparser import ConfigParser
+from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_docs_commands_run(block, tmp_path, monkeypatch):
             if "from flwr" in script.read_text() and not has_flwr:
                 pytest.skip("flwr is not installed: make test-federated")
             if script.parent.name in ("benchmarks", "federated"):
-                assert subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
+                assert help_of(script)
         elif program in ("flower-superlink", "flower-supernode", "flwr"):
             check_flower(program, args)
         elif args[0] == "project":
@@ -140,6 +141,12 @@ def test_docs_commands_run(block, tmp_path, monkeypatch):
         else:
             assert program == "spacy"
             run_spacy(args, tmp_path, monkeypatch)
+
+
+@cache
+def help_of(script):
+    """Many commands are of the same script."""
+    return subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
 
 
 def check_pip(args):

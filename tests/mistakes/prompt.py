@@ -24,8 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..quick import forget_as_garbage, look_up_once
-
 ROWS, COLUMNS = 24, 80
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -79,11 +77,9 @@ def main() -> None:
     import thinc_torchopt.trials  # noqa: F401  # what commands import; but not the commands, which look who imports them
 
     torch.set_num_threads(1)
-    look_up_once()
     spacy.registry.ensure_populated()
     # torch imports more when it makes its first optimizer.
     spacy.registry.resolve({"algorithm": {"@torch_optimizers": "torch.AdamW.v1"}})["algorithm"].trial  # noqa: B018
-    forget_as_garbage()
     for line in sys.stdin:
         print(json.dumps(_type(*json.loads(line))), flush=True)
 
