@@ -86,7 +86,7 @@ test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that
 
 # TEST_FEDERATED: without flwr these tests fail, and are not skipped. MARKS="not slow" leaves out Flower's processes.
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
-	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/modular/federated tests/test_docs.py -k "federated or flower or flwr"
+	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/addons/federated tests/test_docs.py -k "federated or flower or flwr"
 
 test-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  ## Run on a GPU the tests of what CUDA changes (ten minutes)
 	$(GPU_PYTHON) -m tests.gpu

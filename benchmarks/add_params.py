@@ -17,7 +17,7 @@ import torch
 from thinc.api import Linear, Model, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
 
 def torch_model(n_tensors: int) -> Model:

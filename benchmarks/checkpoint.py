@@ -29,7 +29,7 @@ import torch
 from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import Checkpoints, TorchOptimizer
-from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
 MIB = 2**20
 WIDTH = 2048

@@ -14,7 +14,7 @@ import argparse
 import time
 from typing import Any
 
-from thinc_torchopt.controller import TrainerController
+from thinc_torchopt.addons.controller.controller import TrainerController
 
 # Microseconds, by the number of rules over windows; 0: ten rules of all kinds.
 BUDGETS = {0: 50.0, 10: 150.0, 100: 1_000.0}

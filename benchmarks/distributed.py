@@ -36,8 +36,9 @@ from spacy.training.batchers import minibatch_by_words
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer, train_while_improving
-from thinc_torchopt.algorithms import AdamW
-from thinc_torchopt.distributed import Distributed, Group
+from thinc_torchopt.addons.distributed.group import Group
+from thinc_torchopt.addons.distributed.settings import Distributed
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 LISTENER = {"model": {"tok2vec": {"@architectures": "spacy.Tok2VecListener.v1", "width": 96, "upstream": "*"}}}

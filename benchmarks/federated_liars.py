@@ -22,12 +22,13 @@ from confection import Config
 from flwr.supercore.task_identity import TaskIdentity
 from spacy.tokens import DocBin
 
-from thinc_torchopt.corpora import PythonDocs
-from thinc_torchopt.modular.federated import FlowerStrategy, UpdateGuard, merge_labels
-from thinc_torchopt.modular.federated.averages import ModelAverage
-from thinc_torchopt.modular.federated.flower import Message, MetricRecord, RecordDict
-from thinc_torchopt.modular.federated.messages import to_arrays
-from thinc_torchopt.modular.federated.pipeline import FederatedPipeline, RoundPlan
+from thinc_torchopt.addons.corpora import PythonDocs
+from thinc_torchopt.addons.federated.averages import ModelAverage
+from thinc_torchopt.addons.federated.flower import Message, MetricRecord, RecordDict
+from thinc_torchopt.addons.federated.labels import merge_labels
+from thinc_torchopt.addons.federated.messages import to_arrays
+from thinc_torchopt.addons.federated.pipeline import FederatedPipeline, RoundPlan
+from thinc_torchopt.addons.federated.settings import FlowerStrategy, UpdateGuard
 
 CONFIG = Path(__file__).parent.parent / "configs" / "federated.cfg"
 CLIENTS = 5

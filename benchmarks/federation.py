@@ -31,9 +31,9 @@ from confection import Config
 from spacy.tokens import DocBin
 from spacy.training import Example
 
-from thinc_torchopt.corpora import PythonDocs
-from thinc_torchopt.modular.federated import merge_labels
-from thinc_torchopt.modular.federated.results import read_result
+from thinc_torchopt.addons.corpora import PythonDocs
+from thinc_torchopt.addons.federated.labels import merge_labels
+from thinc_torchopt.addons.federated.results import read_result
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "federated"
@@ -249,7 +249,7 @@ def train_centrally(folder: Path, texts: Path, method: str, seed: int, args: arg
 
 
 def draw(path: Path) -> None:
-    from thinc_torchopt.compat import import_figure
+    from thinc_torchopt.core.compat import import_figure
 
     rows = results()
     figure = import_figure()(figsize=(7, 4), layout="constrained")

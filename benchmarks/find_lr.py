@@ -100,7 +100,7 @@ def prepare(task: str, algorithm: str, seed: int, rates: Any) -> tuple[Any, Any]
 
 
 def loss_of(nlp: Any, losses: dict[str, Any]) -> float:
-    from thinc_torchopt.training import sums_of_gradients
+    from thinc_torchopt.loop.components import sums_of_gradients
 
     return sum(float(loss) for name, loss in losses.items() if name not in sums_of_gradients(nlp))
 
@@ -109,8 +109,8 @@ def range_test(task: str, algorithm: str, seed: int) -> dict[str, Any]:
     """Losses and words of each step, and the loss of the same examples of dev after each second one."""
     from spacy.util import resolve_dot_names
 
-    from thinc_torchopt.training.dev_loss import DevLosses
-    from thinc_torchopt.training.short_training import begin_training
+    from thinc_torchopt.addons.trials.short_training import begin_training
+    from thinc_torchopt.loop.dev_loss import DevLosses
 
     is_flat = algorithm == "flat"
     ramp = [MIN_RATE * (MAX_RATE / MIN_RATE) ** (i / (RAMP - 1)) for i in range(RAMP)]
@@ -159,7 +159,7 @@ def range_test(task: str, algorithm: str, seed: int) -> dict[str, Any]:
 
 def train(task: str, algorithm: str, seed: int, half_decades: int) -> dict[str, Any]:
     """The score after 200 steps with a rate."""
-    from thinc_torchopt.training.short_training import begin_training
+    from thinc_torchopt.addons.trials.short_training import begin_training
 
     rate = 10 ** (half_decades / 2)
     learn_rate = {

@@ -28,7 +28,7 @@ CASES = {
     "import spacy, thinc_torchopt": ("", "import spacy, thinc_torchopt", "import spacy"),
     "... and first use": (
         "",
-        "import spacy, thinc_torchopt.optimizers, thinc_torchopt.torch_optimizers",
+        "import spacy, thinc_torchopt.core.optimizer, thinc_torchopt.torch_optimizers",
         "import spacy",
     ),
     "spacy.blank, without": (HIDE, "spacy.blank('en')", "spacy.blank, without"),

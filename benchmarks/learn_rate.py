@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from thinc_torchopt.learn_rate.controller import LearnRateController
+from thinc_torchopt.addons.own_loops.controller import LearnRateController
 
 GROUPS_TO_ADD = 20
 

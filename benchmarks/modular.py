@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from thinc_torchopt.modular import Modular
+from thinc_torchopt.addons.modular.optimizer import Modular
 
 CHAINS = {
     "adam": ["adam"],

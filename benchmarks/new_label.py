@@ -22,7 +22,7 @@ from spacy.util import minibatch
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
 ARMS = {
     'state kept, on_growth = "mean"': "mean",

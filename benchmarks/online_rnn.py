@@ -34,11 +34,14 @@ import numpy
 import torch
 from thinc.api import Optimizer, fix_random_seed
 
-from thinc_torchopt.layers import CELLS, Cell, OnlineRNN, OnlineTrainer, ParamDimTraces, eligibility_gradients
-from thinc_torchopt.layers.adjoint import adjoint_gradients
-from thinc_torchopt.layers.gradients import Method, TracedGradients, exact_gradients
-from thinc_torchopt.layers.node import recurrent_nodes, weights_of
-from thinc_torchopt.layers.scan import scan
+from thinc_torchopt.addons.online.adjoint import adjoint_gradients
+from thinc_torchopt.addons.online.cells import CELLS, Cell
+from thinc_torchopt.addons.online.eligibility import ParamDimTraces
+from thinc_torchopt.addons.online.gradients import Method, TracedGradients, eligibility_gradients, exact_gradients
+from thinc_torchopt.addons.online.node import recurrent_nodes, weights_of
+from thinc_torchopt.addons.online.online_rnn import OnlineRNN
+from thinc_torchopt.addons.online.online_trainer import OnlineTrainer
+from thinc_torchopt.addons.online.scan import scan
 
 CONFIG = Path(__file__).parent.parent / "configs" / "online_rnn.cfg"
 
@@ -283,7 +286,7 @@ def _peak_mib(*, reset: bool = False) -> float:
 def _plot(lengths: list[int], found: dict[str, list[float]], path: str) -> None:
     from matplotlib.figure import Figure
 
-    from thinc_torchopt.report.style import save, style
+    from thinc_torchopt.addons.report.style import save, style
 
     with style(**{"svg.hashsalt": "online_rnn"}):
         figure = Figure(figsize=(6, 3.6), layout="constrained")
@@ -557,7 +560,7 @@ def _cosines(pipe: Any, examples: list[Any]) -> dict[str, float]:
     """Of the gradient of this model by traces to that by BPTT, by what it is of."""
     from thinc.api import set_dropout_rate
 
-    from thinc_torchopt.layers.node import SETTINGS, recurrent_nodes
+    from thinc_torchopt.addons.online.node import SETTINGS, recurrent_nodes
 
     found: dict[str, dict[str, torch.Tensor]] = {}
     set_dropout_rate(pipe.model, 0.0)

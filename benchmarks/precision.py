@@ -74,7 +74,7 @@ def build(task, arm, seed, steps, data):
 def to_half(module):
     import torch
 
-    from thinc_torchopt.params.precision import in_float32
+    from thinc_torchopt.core.params.precision import in_float32
 
     def convert(value):
         is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float32

@@ -22,7 +22,7 @@ from spacy.language import Language
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
-from thinc_torchopt.privacy import Book
+from thinc_torchopt.addons.privacy.book import Book
 
 
 def read(nlp: Language, path: Path, by_sentence: bool) -> list[Example]:

@@ -85,7 +85,7 @@ def picture(path: Path) -> None:
     """Draw the accuracy over epsilon, at each evaluation but that before the training."""
     from matplotlib.figure import Figure
 
-    from thinc_torchopt.report.style import save, style
+    from thinc_torchopt.addons.report.style import save, style
 
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     found: dict[str, dict[int, list[dict]]] = {}

@@ -207,7 +207,8 @@ class Recipe:
 
     def edit(self, config: Config, steps: int) -> None:
         """steps (int): For another end than that of the recipe. 0: its own."""
-        from thinc_torchopt.cli import _recipes, _rewrite
+        from thinc_torchopt.addons.recipes import recipes as _recipes
+        from thinc_torchopt.addons.recipes import rewrite as _rewrite
 
         spacys = config.copy()
         recipe = _recipes.Recipe.of(self.recipe)
@@ -223,7 +224,7 @@ def names_of(config: Config) -> list[str]:
     """The names of a pipeline's params."""
     from spacy.util import load_model_from_config
 
-    from thinc_torchopt.params import all_names
+    from thinc_torchopt.core.params.pipeline import all_names
 
     return list(all_names(load_model_from_config(config, auto_fill=True)))
 
@@ -608,7 +609,7 @@ def picture(lines: list[dict[str, Any]], path: Path, candidate: str, end: str) -
     """Score over steps: the baseline and one candidate, on each task that has both."""
     import matplotlib
 
-    from thinc_torchopt.report.style import save
+    from thinc_torchopt.addons.report.style import save
 
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "score"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from thinc_torchopt.state.preserve import preserve_optimizer_state
+from thinc_torchopt.core.state.preserve import preserve_optimizer_state
 
 BUDGET = 100.0
 MIB = 2**20

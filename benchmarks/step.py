@@ -38,7 +38,7 @@ from thinc.api import Adam as ThincAdam
 from thinc.api import Model, PyTorchWrapper, require_gpu
 
 from thinc_torchopt import Adam, TorchOptimizer
-from thinc_torchopt.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
 LEARN_RATE = 1e-4
 BARE = "torch AdamW(fused)"

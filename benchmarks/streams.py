@@ -36,8 +36,10 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
 from spacy.util import registry
 
-from thinc_torchopt.corpora import PythonDocs
-from thinc_torchopt.streams import LearnSettings, LineReader, StreamLearner, read_examples
+from thinc_torchopt.addons.corpora import PythonDocs
+from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams.records import read_examples
+from thinc_torchopt.addons.streams.source import LineReader
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "streams.jsonl"
@@ -318,7 +320,7 @@ def spread(values: list[float]) -> str:
 
 
 def draw(path: Path) -> None:
-    from thinc_torchopt.compat import import_figure
+    from thinc_torchopt.core.compat import import_figure
 
     figure = import_figure()(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()

@@ -1,8 +1,8 @@
 """The script behind `make demo`: train a small pipeline with torch's AdamW, then with thinc's Adam, and compare them.
 
-The pipeline finds code in English prose about Python. Its config is configs/demo.cfg, and thinc_torchopt/corpora.py
-reads its data. The two trainings differ only in the block [training.optimizer]: data, seed, steps and learning rates
-are the same.
+The pipeline finds code in English prose about Python. Its config is configs/demo.cfg, and
+thinc_torchopt/addons/corpora.py reads its data. The two trainings differ only in the block [training.optimizer]: data,
+seed, steps and learning rates are the same.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thinc_torchopt.compat import has_opacus, has_pytorch_optimizer, has_tensorboard, has_torchao
+from thinc_torchopt.core.compat import has_opacus, has_pytorch_optimizer, has_tensorboard, has_torchao
 
 from .conftest import CONFIGS, HAS_MUON
 from .spacy_cli import Run, flags_of, spacy_cli, spacy_process, toy_corpus

@@ -21,6 +21,12 @@ from typing import Any, NamedTuple
 PACKAGE = Path(__file__).parents[1] / "thinc_torchopt"
 
 
+def room_of(module: str) -> str:
+    """The file or folder in a layer; else the layer."""
+    _, layer, *parts = module.split(".")
+    return parts[0] if parts else layer
+
+
 class Ended(NamedTuple):
     """A program that has ended.
 
@@ -37,7 +43,7 @@ class Ended(NamedTuple):
 
     @property
     def rooms(self) -> set[str]:
-        return {name.split(".")[1] for name in self.modules if "." in name}
+        return {room_of(name) for name in self.modules if "." in name}
 
 
 class Programs:

@@ -26,7 +26,7 @@ import thinc.optimizers
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from thinc_torchopt.optimizers import drop_ins
+from thinc_torchopt.core import drop_ins
 
 SUITES = {
     "training": ["spacy.tests.training"],

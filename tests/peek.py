@@ -7,12 +7,13 @@ from typing import Any
 from spacy.language import Language
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.averages import Averages
-from thinc_torchopt.averages.settings import AverageSettings
-from thinc_torchopt.params import Param
-from thinc_torchopt.schedules import Schedules
-from thinc_torchopt.training import log_numbers
-from thinc_torchopt.update import GradGuard, GroupPlan
+from thinc_torchopt.core.averages.averages import Averages
+from thinc_torchopt.core.averages.settings import AverageSettings
+from thinc_torchopt.core.params.param import Param
+from thinc_torchopt.core.schedules.schedules import Schedules
+from thinc_torchopt.core.update.guard import GradGuard
+from thinc_torchopt.core.update.plan import GroupPlan
+from thinc_torchopt.loop import log_numbers
 
 
 def averages_in(optimizer: TorchOptimizer) -> Averages:

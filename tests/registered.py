@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from spacy.util import registry
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.controller import trainer_controller
+from thinc_torchopt.addons.controller.controller import trainer_controller
 
 from .conftest import HAS_MUON
 
@@ -134,7 +134,7 @@ class Entry(NamedTuple):
             rules = [{**rule, "operations": ["control.should_save"]}]
             return trainer_controller({"controller_metrics": [part], "controllers": rules})
         cls = registry.controller_operations.get(self.name)
-        # Rates can be cut or raised, not both with one factor: tests/controller/test_operations.py.
+        # Rates can be cut or raised, not both with one factor: tests/addons/controller/test_operations.py.
         actions = [f"it.{name}" for name in dir(cls) if name.startswith("should_") and name != "should_raise"]
         rules = [{**rule, "triggers": ["on_step_end"], "rule": "loss['step'] == 2", "operations": actions}]
         return trainer_controller({"controller_metrics": [loss], "operations": [part], "controllers": rules})
@@ -191,7 +191,7 @@ def entries() -> list[Entry]:
         for group, lines in groups.items()
         if group != "spacy_cli" and "torchopt" not in group
         for line in lines.strip().splitlines()
-        if not line.startswith("torchao.")  # none works without the library: tests/algorithms/test_torchao.py
+        if not line.startswith("torchao.")  # none works without the library: tests/core/algorithms/test_torchao.py
     ]
     for where in ("controller_metrics", "controller_operations"):
         classes = getattr(registry, where).get_all().items()

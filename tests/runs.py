@@ -64,7 +64,7 @@ def run(config, output, *, crash_at=None, act=lambda step: None):
     @registry.loggers("test-checkpoint.Recorder.v1")
     def recorder():
         def setup(nlp, stdout, stderr):
-            from thinc_torchopt.training import latest_info
+            from thinc_torchopt.loop.log_numbers import latest_info
 
             def log(info):
                 found = dict(latest_info(nlp))

@@ -26,12 +26,13 @@ from spacy.util import registry
 
 import thinc_torchopt.cli  # noqa: F401  # adds the commands
 from thinc_torchopt import Checkpoints, LearnRateController, TorchOptimizer
-from thinc_torchopt.config_checks import REGISTRIES
-from thinc_torchopt.controller import FUNCTIONS, HFControls
-from thinc_torchopt.controller.definition import ControllerSpec
-from thinc_torchopt.modular import Modular
-from thinc_torchopt.registry import names_in
-from thinc_torchopt.settings.blocks import _NOT_OPTIONS
+from thinc_torchopt.addons.controller.definition import ControllerSpec
+from thinc_torchopt.addons.controller.operations import HFControls
+from thinc_torchopt.addons.controller.sandbox import FUNCTIONS
+from thinc_torchopt.addons.modular.optimizer import Modular
+from thinc_torchopt.core.config_checks import REGISTRIES
+from thinc_torchopt.core.registry import names_in
+from thinc_torchopt.core.settings.blocks import _NOT_OPTIONS
 from thinc_torchopt.torch_optimizers import AdamW
 
 from .conftest import ROOT

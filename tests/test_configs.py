@@ -38,7 +38,7 @@ def test_configs_resolve_fill_and_come_back_the_same(name, corpus):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TRANSFORMERS])
 def test_configs_train(name, trained):
-    """By the command in its head. Transformers have a test of their own, in training/test_end_to_end.py."""
+    """By the command in its head. Transformers have a test of their own, in loop/test_end_to_end.py."""
     folder, _ = trained(name)
     assert list((folder / "training").rglob("model-best/meta.json"))
 

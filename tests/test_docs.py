@@ -21,14 +21,14 @@ from spacy.tokens import Doc, DocBin
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
-from thinc_torchopt.compat import has_flwr, has_matplotlib, has_pytorch_optimizer, has_tensorboard
-from thinc_torchopt.training.checkpoint_folder import steps_of
+from thinc_torchopt.core.compat import has_flwr, has_matplotlib, has_pytorch_optimizer, has_tensorboard
+from thinc_torchopt.loop.checkpoint_folder import steps_of
 
+from .addons.streams.streams import make_model, write_stream
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
-from .streams.streams import make_model, write_stream
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -76,7 +76,7 @@ def blocks(language):
 
 def commands():
     """The commands of each block in the docs, but for those that stand in the heads of the configs too, which
-    test_configs.py runs; those that start several processes: tests/distributed/test_docs.py; and those of
+    test_configs.py runs; those that start several processes: tests/addons/distributed/test_docs.py; and those of
     start-here.md, which belong together: they have a test below.
     """
     in_heads = [command for name in NAMES for command in commands_in_head(name)]
@@ -158,7 +158,7 @@ def check_pip(args):
 
 
 def check_flower(program, args):
-    """That Flower has such a command, with these options. tests/modular/federated/test_processes.py runs them."""
+    """That Flower has such a command, with these options. tests/addons/federated/test_processes.py runs them."""
     if not has_flwr:
         pytest.skip("flwr is not installed: make test-federated")
     words = list(takewhile(lambda arg: arg.isalpha(), args)) if program == "flwr" else []
@@ -318,7 +318,7 @@ def test_docs_links_lead_somewhere(page):
 
 def test_docs_name_only_what_is_registered():
     """Every string in the docs that looks like ours or torch's can be found in a registry."""
-    import thinc_torchopt.registry  # noqa: F401
+    import thinc_torchopt.core.registry  # noqa: F401
 
     found = set()
     for page in [*PAGES, *(ROOT / "configs").glob("*.cfg")]:

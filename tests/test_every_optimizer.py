@@ -14,10 +14,7 @@ import torch
 from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms.pytorch_optimizer import create
-from thinc_torchopt.compat import has_pytorch_optimizer
-from thinc_torchopt.errors import ConfigError, GrowthWarning
-from thinc_torchopt.modular.registered import (
+from thinc_torchopt.addons.modular.registered import (
     AGC,
     EWMA,
     L2SP,
@@ -40,11 +37,14 @@ from thinc_torchopt.modular.registered import (
     Yogi,
     YogiMomentum,
 )
-from thinc_torchopt.modular.registered import create as create_modular
-from thinc_torchopt.optimizers import drop_ins
-from thinc_torchopt.schema import read, write
-from thinc_torchopt.state.files import read_folder, write_folder
-from thinc_torchopt.training.random_state import RandomState, collect_random, restore_random
+from thinc_torchopt.addons.modular.registered import create as create_modular
+from thinc_torchopt.core import drop_ins
+from thinc_torchopt.core.algorithms.pytorch_optimizer import create
+from thinc_torchopt.core.compat import has_pytorch_optimizer
+from thinc_torchopt.core.errors import ConfigError, GrowthWarning
+from thinc_torchopt.core.schema import read, write
+from thinc_torchopt.core.state.files import read_folder, write_folder
+from thinc_torchopt.loop.random_state import RandomState, collect_random, restore_random
 
 from .conftest import CONFIGS, HAS_MUON
 from .models import same, toy_pipeline
@@ -214,7 +214,7 @@ def bits(params):
     ]
 
 
-@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PrecisionWarning")
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.PrecisionWarning")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_optimizer_goes_on_in_another_process(layout, tmp_path):
     nlp, expected = tagger(), {}

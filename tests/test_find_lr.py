@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.algorithms import FAR, usual_rates
-from thinc_torchopt.training.lr_finder import RangeTest, _analyse, _has_diverged, make_ramp
+from thinc_torchopt.addons.trials.lr_finder import RangeTest, _analyse, _has_diverged, make_ramp
+from thinc_torchopt.core.algorithms.usual_rates import FAR, usual_rates
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "find_lr.py"
 

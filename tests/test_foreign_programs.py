@@ -8,12 +8,12 @@ import pytest
 import spacy
 from spacy.tokens import DocBin
 
-from .foreign_programs import Programs
+from .foreign_programs import Programs, room_of
 from .models import toy_examples, toy_pipeline
 from .spacy_cli import QUICK, flags_of, toy_corpus
 
 # A program that trains nothing of ours needs none of these.
-HEAVY = {"hooks", "optimizers", "params", "training", "update"}
+HEAVY = {"hooks", "optimizer", "params", "run", "update"}
 PATHS = ["--paths.train", "train.spacy", "--paths.dev", "dev.spacy"]
 TRAIN = ["train", "plain.cfg", *PATHS, *flags_of(QUICK)]
 # Registries in which something is registered, with a name that is in none.
@@ -121,7 +121,7 @@ def test_foreign_programs_see_nothing_in_a_new_process():
     """The others fork, after spaCy's command line was imported."""
     code = "import sys, spacy; spacy.blank('en'); print(*(name for name in sys.modules if 'torchopt.' in name))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = {name.split(".")[1] for name in run.stdout.split()}
+    found = {room_of(name) for name in run.stdout.split()}
     assert found and not found & HEAVY
 
 

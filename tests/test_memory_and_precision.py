@@ -9,8 +9,9 @@ import torch
 from thinc.api import PyTorchWrapper
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms import SGD, AdamW, AdamW4bit, AdamW8bit
-from thinc_torchopt.compat import has_torchao
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.algorithms.torchao import AdamW4bit, AdamW8bit
+from thinc_torchopt.core.compat import has_torchao
 
 from .conftest import ROOT
 from .models import toy_examples, toy_pipeline
@@ -48,7 +49,7 @@ def bytes_of(values):
     return found
 
 
-@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PrecisionWarning")
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.PrecisionWarning")
 @pytest.mark.parametrize("row", ROWS)
 def test_bytes_per_number(row):
     factory, settings, dtype = ROWS[row]

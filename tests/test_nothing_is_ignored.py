@@ -33,15 +33,17 @@ from hypothesis import strategies as st
 from spacy.util import registry
 from thinc.api import fix_random_seed
 
+from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller.operations import RunHandle
 from thinc_torchopt.cli._lines import lines_of
 from thinc_torchopt.cli._setup import Setup
 from thinc_torchopt.cli.params import describe, rows_of
 from thinc_torchopt.cli.schedule import rates_over_steps
-from thinc_torchopt.controller import Control, RunHandle, trainer_controller
-from thinc_torchopt.errors import ControllerError, TorchOptError
+from thinc_torchopt.core.errors import ControllerError, TorchOptError
+from thinc_torchopt.loop.events import Control
 
+from .addons.loggers.test_loggers import Terminal, info_of
 from .conftest import needs_muon
-from .loggers.test_loggers import Terminal, info_of
 from .peek import forget_latest, tell_latest
 from .registered import FOR_BUDGET, QUIET, entries, optimizer_block, optimizer_with
 from .test_every_optimizer import Run, Weights, tagger
@@ -616,20 +618,22 @@ for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
 NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
 NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
 NOT_HERE |= {
-    name: "of a training's params: tests/training/test_param_norms.py"
+    name: "of a training's params: tests/loop/test_param_norms.py"
     for name in ARGUMENTS
     if name.startswith(tuple(f"controller_metrics {kind}" for kind in ("ParamNorm", "UpdateRatio", "GradNorm")))
 }
-NOT_HERE |= {"controller_metrics SystemState every_seconds": "goes by the clock: tests/controller/test_metrics.py"}
-NOT_HERE |= {"batchers poisson.v1 size": "of spaCy's batches: tests/privacy/test_batcher.py"}
 NOT_HERE |= {
-    "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/settings/test_param_groups.py"
+    "controller_metrics SystemState every_seconds": "goes by the clock: tests/addons/controller/test_metrics.py"
+}
+NOT_HERE |= {"batchers poisson.v1 size": "of spaCy's batches: tests/addons/privacy/test_batcher.py"}
+NOT_HERE |= {
+    "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/core/settings/test_param_groups.py"
 }
 NOT_HERE |= {
-    f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/controller/test_in_config.py"
+    f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/addons/controller/test_in_config.py"
     for name in ("metrics", "operations", "rules")
 }
-NEEDS_MORE = "needs metrics or actions that this definition has not: tests/controller/test_"
+NEEDS_MORE = "needs metrics or actions that this definition has not: tests/addons/controller/test_"
 NOT_HERE |= {
     name: NEEDS_MORE + file
     for name in ARGUMENTS
@@ -647,15 +651,15 @@ NOT_HERE |= {
     if name.startswith(kinds)
 }
 # What no step shows, but what is told of the optimizer: the reason, and where it is tested.
-SPIKES = "what is usual is known after more updates than these: tests/update/test_guard.py"
-GOES_BACK = "the training loop goes back: tests/training/test_rollback.py"
-SAVES = "the training loop saves: tests/training/test_checkpoint.py"
-ENDS = "the training loop ends with it: tests/training/test_budget.py"
-ROUNDS = "of the rounds of a federation: tests/modular/federated/test_rounds.py"
-PRIVATE = "spaCy's training loop does it: tests/training/test_private.py"
-RANKS = "with several processes only: tests/distributed/"
+SPIKES = "what is usual is known after more updates than these: tests/core/update/test_guard.py"
+GOES_BACK = "the training loop goes back: tests/loop/test_rollback.py"
+SAVES = "the training loop saves: tests/loop/test_checkpoint.py"
+ENDS = "the training loop ends with it: tests/addons/budget/test_budget.py"
+ROUNDS = "of the rounds of a federation: tests/addons/federated/test_rounds.py"
+PRIVATE = "spaCy's training loop does it: tests/addons/privacy/test_private_run.py"
+RANKS = "with several processes only: tests/addons/distributed/"
 TOLD = {
-    "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/params/test_precision.py",
+    "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/core/params/test_precision.py",
     "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
     "optimizers TorchOptimizer.v1 on_spike": SPIKES,
     "optimizers TorchOptimizer.v1 rollback_after": GOES_BACK,
@@ -664,23 +668,23 @@ TOLD = {
     "optimizers TorchOptimizer.v1 checkpoint": SAVES,
     "optimizers TorchOptimizer.v1 budget": ENDS,
     **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio")},
-    "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/controller/test_training.py",
+    "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/addons/controller/test_training.py",
     "optimizers TorchOptimizer.v1 distributed": RANKS,
     **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
     **{name: ROUNDS for name, (entry, _) in ARGUMENTS.items() if entry.is_of_federation},
     **{f"misc Distributed.v1 {name}": RANKS for name in ("reduce", "shard_state", "scale_learn_rate")},
 }
-# What may show in a step by rounding alone, and is told: another kernel (tests/algorithms/test_torch_classes.py).
+# What may show in a step by rounding alone, and is told: another kernel (tests/core/algorithms/test_torch_classes.py).
 ROUNDING = {name for name in ARGUMENTS if name.endswith((" foreach", " fused"))}
 # What neither shows.
-SAME = "the same gradient, with less memory: tests/layers/test_gradients.py"
+SAME = "the same gradient, with less memory: tests/addons/online/test_gradients.py"
 HIDDEN = {
-    "schedules plateau.v1 metric": "the optimizer gives it the score of that name: tests/schedules/test_schedule.py",
-    "misc TrainerController.v1 definition": "the training loop asks it: tests/controller/test_training.py",
-    "optimizers TorchOptimizer.v1 master_weights": "params here are float32: tests/params/test_masters.py",
-    "misc EMA.v1 device": "there is one device here: tests/averages/test_averages.py",
-    "misc SWA.v1 device": "there is one device here: tests/averages/test_averages.py",
-    "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/training/test_background.py",
+    "schedules plateau.v1 metric": "the optimizer gives it this score: tests/core/schedules/test_schedule.py",
+    "misc TrainerController.v1 definition": "the training loop asks it: tests/addons/controller/test_training.py",
+    "optimizers TorchOptimizer.v1 master_weights": "params here are float32: tests/core/params/test_masters.py",
+    "misc EMA.v1 device": "there is one device here: tests/core/averages/test_averages.py",
+    "misc SWA.v1 device": "there is one device here: tests/core/averages/test_averages.py",
+    "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/loop/test_background.py",
     **{f"misc Checkpoint.v1 {name}": SAVES for name in ("on_config_change", "progress_bar")},
     **{
         f"misc Distributed.v1 {name}": RANKS

@@ -7,16 +7,19 @@ import sys
 from configparser import ConfigParser
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import spacy
 
 import thinc_torchopt
-from thinc_torchopt import errors
+from thinc_torchopt.core import errors
 
 from .conftest import CONFIGS
 
 PACKAGE = Path(thinc_torchopt.__file__).parent
+ROOT = CONFIGS.parent
+ATTACHMENTS = "thinc_torchopt_attachments"
 
 
 def test_package_all_is_sorted_and_true():
@@ -43,7 +46,7 @@ def test_package_import_is_cheap():
 
 
 def test_package_entry_points_all_load_and_are_seen_by_spacy():
-    import thinc_torchopt.registry  # noqa: F401
+    import thinc_torchopt.core.registry  # noqa: F401
 
     groups = {
         "thinc_optimizers": "optimizers",
@@ -70,7 +73,7 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
 
 
 def test_package_learn_rate_has_one_writer():
-    """Nothing but learn_rate/writer.py writes the `lr` of a torch param group; torchao's steps get it as a tensor."""
+    """Nothing but core/rates/writer.py writes the `lr` of a torch param group; torchao's steps get it as a tensor."""
     writers = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -127,23 +130,23 @@ def own_names(tree):
 def test_package_private_parts_of_the_hosts_are_known_in_one_place():
     """host.py, beside torch's ops in kernels.py: nobody else reads what is read there, or a name that is not ours."""
     trees = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
-    known = {name for name, _ in private_names(trees["host.py"])}
+    known = {name for name, _ in private_names(trees["core/host.py"])}
     assert {"_model", "_grad_scaler", "_buffers", "_version", "_util", "_optimizer_step_pre_hooks"} <= known
-    ops = {name for name, _ in private_names(trees["kernels.py"])}
+    ops = {name for name, _ in private_names(trees["core/kernels.py"])}
     assert ops and all(name.startswith(("_foreach_", "_fused_")) for name in ops)
     # Those of a NamedTuple are public.
     ours = {name for tree in trees.values() for name in own_names(tree)} | {"_asdict", "_fields"}
     assert [
         f"{path}:{line}: {name}"
         for path, tree in trees.items()
-        if path not in ("host.py", "kernels.py")
+        if path not in ("core/host.py", "core/kernels.py")
         for name, line in private_names(tree)
         if name in known or name not in ours
     ] == []
 
 
 def test_package_torch_optimizers_are_the_algorithms():
-    module, home = (import_module(f"thinc_torchopt.{name}") for name in ("torch_optimizers", "algorithms"))
+    module, home = (import_module(f"thinc_torchopt.{name}") for name in ("torch_optimizers", "core.algorithms"))
     assert module.__all__
     for name in module.__all__:
         assert getattr(module, name) is getattr(home, name)
@@ -157,24 +160,70 @@ def test_package_errors_are_builtins_too():
         assert cls.__name__ in errors.__doc__
 
 
+# Parts of add-ons in a run: their doors are opened when a config is read, which must not import the loop.
+IN_A_RUN = {"budget", "private_run", "ranks", "run_rules"}
+
+
 def test_package_rooms_are_entered_by_their_doors():
-    """What one room imports from another is what the other's `__init__` re-exports. The package's own `__init__` is no
-    room: it names the file of each object that most people import.
-    """
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    """What one room of core, or one add-on, imports from another is what the other's `__init__` re-exports."""
+    rooms = {
+        path.parent.relative_to(PACKAGE).parts
+        for layer in ("core", "addons")
+        for path in (PACKAGE / layer).glob("*/__init__.py")
+    }
     by_window = []
-    for path in set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"}:
+    for path in PACKAGE.rglob("*.py"):
         here = path.relative_to(PACKAGE).parts
+        if len(here) == 1:
+            continue  # names for users
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
-                target = [*here[: len(here) - node.level], *(node.module or "").split(".")]
-                if len(target) > 1 and target[0] in rooms - {here[0]}:
+                target = (*here[: len(here) - node.level], *(node.module or "").split("."))
+                if target[:2] in rooms - {here[:2]} and len(target) > 2 and target[-1] not in IN_A_RUN:
                     by_window.append(f"{path.relative_to(PACKAGE)}: {'.'.join(target)}")
     assert by_window == []
-    for room in rooms:
-        assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), (
-            f"{room} does not say what it is about"
-        )
+    for path in PACKAGE.rglob("__init__.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path.parent.name} does not say what it is about"
+
+
+def test_package_core_and_loop_name_no_add_on():
+    """Not even in a string: no file of one, and no block or function that it registers."""
+    setup = ConfigParser(delimiters="=", interpolation=None)
+    setup.optionxform = str
+    setup.read(CONFIGS.parent / "setup.cfg", encoding="utf8")
+    named, points = [r"\baddons\b"], setup["options.entry_points"]
+    ours = set(re.findall(r"(?m)^(\S+) = thinc_torchopt\.(?:core|loop)\.", "\n".join(points.values())))
+    for group, lines in points.items():
+        for name in re.findall(r"(?m)^(\S+) = thinc_torchopt\.addons\.", lines):
+            if group == ATTACHMENTS:
+                named.append(rf"\[training\.optimizer\.{name}\b")
+            elif ".v" in name and name not in ours:
+                named.append(re.escape(name))
+    assert len(named) > 20
+    name = re.compile("|".join(named))
+    files = [path for layer in ("core", "loop") for path in (PACKAGE / layer).rglob("*.py")]
+    lines = [(path, n, line) for path in files for n, line in enumerate(path.read_text().splitlines(), 1)]
+    assert [f"{path.relative_to(PACKAGE)}:{n}: {line.strip()}" for path, n, line in lines if name.search(line)] == []
+
+
+def test_package_names_in_the_docs_can_be_imported():
+    """Those of README, docs and examples. A public module has one line: its home is below."""
+    examples = [path for kind in ("py", "toml") for path in ROOT.glob(f"examples/**/*.{kind}")]
+    files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *examples]
+    found = set()
+    for path in files:
+        text = path.read_text(encoding="utf8")
+        for module, names in re.findall(r"from (thinc_torchopt[\w.]*) import ([\w, ]+)", text):
+            found |= {(module, name.strip()) for name in names.split(",")}
+        found |= set(re.findall(r'"(thinc_torchopt[\w.]+):(\w+)"', text))
+    assert len(found) > 30
+    for module, name in sorted(found):
+        if find_spec("flwr") or not module.endswith((".client", ".server")):
+            assert hasattr(import_module(module), name), f"{module}: {name}"
+    for path in PACKAGE.glob("*.py"):
+        if path.name not in ("__init__.py", "about.py"):
+            kinds = {type(node) for node in ast.parse(path.read_text()).body}
+            assert kinds <= {ast.Expr, ast.ImportFrom, ast.Assign}, path.name
 
 
 def test_package_lowest_versions_are_those_that_setup_allows():

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import spacy
 
-from thinc_torchopt.compat import has_matplotlib
+from thinc_torchopt.core.compat import has_matplotlib
 
 from .conftest import ROOT
 from .spacy_cli import spacy_process

@@ -26,10 +26,10 @@ from hypothesis.stateful import (
 from thinc.api import Linear, PyTorchWrapper, chain
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms.torch_classes import SGD, AdamW
-from thinc_torchopt.errors import ConfigError, NonFiniteGradWarning
-from thinc_torchopt.modular.registered import Adam as ModularAdam
-from thinc_torchopt.modular.registered import create
+from thinc_torchopt.addons.modular.registered import Adam as ModularAdam
+from thinc_torchopt.addons.modular.registered import create
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
 
 from .models import toy_pipeline
 

@@ -45,7 +45,7 @@ def test_wheel_has_the_package_and_nothing_else(built):
     _, wheel, _ = built
     names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == set(tracked("thinc_torchopt"))
-    assert {"thinc_torchopt/py.typed", "thinc_torchopt/report/page.html"} <= names
+    assert {"thinc_torchopt/py.typed", "thinc_torchopt/addons/report/page.html"} <= names
 
 
 def test_sdist_builds_the_wheel_that_the_repository_builds(built):

@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 from .about import __version__
 
 if TYPE_CHECKING:
-    from .algorithms import Algorithm
-    from .attachments import Attachment
-    from .learn_rate.controller import LearnRateController
-    from .optimizers import SGD, Adam, RAdam, TorchOptimizer
-    from .state import StateMapping, preserve_optimizer_state
-    from .training import Checkpoints
+    from .addons.own_loops import LearnRateController
+    from .addons.own_loops.checkpoints import Checkpoints
+    from .core.algorithms import Algorithm
+    from .core.attachments import Attachment
+    from .core.drop_ins import SGD, Adam, RAdam
+    from .core.optimizer import TorchOptimizer
+    from .core.state import StateMapping, preserve_optimizer_state
 
 _HOME = {
-    "Adam": "optimizers",
-    "Algorithm": "algorithms",
-    "Attachment": "attachments",
-    "Checkpoints": "training",
-    "LearnRateController": "learn_rate.controller",
-    "RAdam": "optimizers",
-    "SGD": "optimizers",
-    "StateMapping": "state",
-    "TorchOptimizer": "optimizers",
-    "preserve_optimizer_state": "state",
-    "train_while_improving": "training",
+    "Adam": "core.drop_ins",
+    "Algorithm": "core.algorithms",
+    "Attachment": "core.attachments",
+    "Checkpoints": "addons.own_loops.checkpoints",
+    "LearnRateController": "addons.own_loops",
+    "RAdam": "core.drop_ins",
+    "SGD": "core.drop_ins",
+    "StateMapping": "core.state",
+    "TorchOptimizer": "core.optimizer",
+    "preserve_optimizer_state": "core.state",
+    "train_while_improving": "loop.loop",
 }
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The functions behind `@torch_optimizers`, for Python: `from thinc_torchopt.torch_optimizers import AdamW`. They live
-in algorithms/.
+in core/algorithms/.
 """
 
-from .algorithms import (
+from .core.algorithms import (
     ASGD,
     LBFGS,
     SGD,

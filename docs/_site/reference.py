@@ -17,9 +17,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from thinc_torchopt.cli import torchopt_cli
-from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.events import COMMON, EVENTS, FACTS
-from thinc_torchopt.registry import names_in, registry
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.registry import names_in, registry
+from thinc_torchopt.loop.events import COMMON, EVENTS, FACTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -155,7 +155,7 @@ def why_refused(function: Callable[..., Any]) -> str:
     """Why torch's LBFGS and SparseAdam can't be used."""
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
         return ""
-    if getattr(function, "__module__", "") != "thinc_torchopt.algorithms.torch_classes":
+    if getattr(function, "__module__", "") != "thinc_torchopt.core.algorithms.torch_classes":
         return ""
     try:
         function()

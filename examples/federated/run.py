@@ -27,11 +27,11 @@ from spacy.tokens import DocBin
 from spacy.training import Corpus, Example
 from wasabi import msg
 
-from thinc_torchopt.compat import has_matplotlib, import_figure
+from thinc_torchopt.addons.federated.results import set_aside
+from thinc_torchopt.core.compat import has_matplotlib, import_figure
+from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.corpora import PythonDocs
-from thinc_torchopt.errors import StateError
-from thinc_torchopt.modular.federated import merge_labels
-from thinc_torchopt.modular.federated.results import read_result, set_aside
+from thinc_torchopt.federated import merge_labels, read_result
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "configs" / "federated.cfg"

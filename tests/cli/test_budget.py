@@ -7,9 +7,8 @@ from confection import Config
 from spacy.util import registry
 
 from thinc_torchopt.cli.train import with_budget
-from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.training import read_checkpoint
-from thinc_torchopt.training.checkpoint_folder import steps_of
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 
 from ..conftest import CONFIGS
 from ..runs import config_for

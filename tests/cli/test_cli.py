@@ -21,13 +21,13 @@ from spacy.training.initialize import init_nlp
 from thinc.api import compounding
 from typer.main import get_command
 
-from thinc_torchopt import compat
 from thinc_torchopt.cli import torchopt_cli
 from thinc_torchopt.cli._screen import errors_shown, make_console
 from thinc_torchopt.cli._terminal import print_table, sparkline
-from thinc_torchopt.compat import has_matplotlib
-from thinc_torchopt.errors import ConfigError
-from thinc_torchopt.schedules import warmup_cosine, warmup_linear
+from thinc_torchopt.core import compat
+from thinc_torchopt.core.compat import has_matplotlib
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_linear
 
 from ..conftest import CONFIGS
 from ..models import slots
@@ -93,7 +93,8 @@ def test_cli_is_cheap_to_import():
         "sorted(name for name in sys.modules if name.startswith('thinc_torchopt.')))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = "about cli cli._command cli._screen config_checks errors host launched near_misses"
+    names = "about cli cli._command cli._screen core core.config_checks core.errors core.host core.launched "
+    names += "core.near_misses"
     assert run.stdout.strip() == f"[] {[f'thinc_torchopt.{name}' for name in names.split()]}"
 
 

@@ -305,7 +305,7 @@ def test_controller_replay_of_logs_that_can_not_be(run, tmp_path):
 
 def test_controller_metrics_of_ones_own(run, tmp_path):
     code = """
-from thinc_torchopt.controller import Metric, controller_metrics
+from thinc_torchopt.addons.controller.metrics import Metric, controller_metrics
 
 @controller_metrics("TestDoubled")
 class Doubled(Metric):
@@ -520,6 +520,6 @@ def test_controller_takes_classes_of_the_user(config):
     """From a file for --code: they have the constructor of `Metric`, or attributes with annotations."""
     metrics = "".join(OWN.format(i=i, name=name) for i, name in enumerate(("Plain", "Annotated", "AnnotatedAlone")))
     rules = {"r": {"rule": "m0 + m1 + m2 > 0", "triggers": ["on_step_end"], "operations": ["control.should_log"]}}
-    code = Path(__file__).parents[1] / "controller" / "own_classes.py"
+    code = Path(__file__).parents[1] / "addons" / "controller" / "own_classes.py"
     found = spacy_cli("torchopt", "controller", config(rules, metrics=metrics), "--check", "--code", code)
     assert "3 metrics, 1 controller" in found.stdout

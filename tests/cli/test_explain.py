@@ -8,9 +8,9 @@ from thinc.api import compounding, warmup_linear
 
 from thinc_torchopt.cli._lines import tell_rates
 from thinc_torchopt.cli._terminal import plain
-from thinc_torchopt.compat import has_opacus
-from thinc_torchopt.schedules import inverse_sqrt, one_cycle, warmup_cosine
-from thinc_torchopt.schedules import warmup_linear as our_warmup_linear
+from thinc_torchopt.core.compat import has_opacus
+from thinc_torchopt.core.schedules.curves import inverse_sqrt, one_cycle, warmup_cosine
+from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 
 from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli

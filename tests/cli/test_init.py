@@ -20,11 +20,11 @@ from spacy.training.loop import create_train_batches
 from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.cli._config_text import ConfigText
-from thinc_torchopt.cli._corpora import EPOCHS, LEAST, words_of_batches
-from thinc_torchopt.cli._recipes import Recipe
-from thinc_torchopt.cli._rewrite import rewrite, with_log
-from thinc_torchopt.errors import ConfigError
+from thinc_torchopt.addons.recipes.config_text import ConfigText
+from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, words_of_batches
+from thinc_torchopt.addons.recipes.recipes import Recipe
+from thinc_torchopt.addons.recipes.rewrite import rewrite, with_log
+from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
 from ..models import pipeline_params, toy_examples
@@ -701,8 +701,8 @@ def test_init_best_counts_epochs_as_spacy_does(size, tmp_path):
 def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
     few = Config().from_str(run(OWN, "best", tmp_path)[1])["training"]
     assert few["max_steps"] == LEAST
-    monkeypatch.setattr("thinc_torchopt.cli._corpora.MOST", 7)
-    monkeypatch.setattr("thinc_torchopt.cli._corpora.LEAST", 1)
+    monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.MOST", 7)
+    monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.LEAST", 1)
     draft, new = run(OWN, "best", tmp_path)
     assert Config().from_str(new)["training"]["max_steps"] == 7 and "at most 7" in " ".join(draft.told)
 

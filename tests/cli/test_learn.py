@@ -12,8 +12,8 @@ import time
 import pytest
 from confection import Config
 
+from ..addons.streams.streams import files, make_model, rows, write_stream
 from ..spacy_cli import spacy_cli
-from ..streams.streams import files, make_model, rows, write_stream
 
 ENV = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 

@@ -10,8 +10,8 @@ from spacy.training import Corpus as SpacyCorpus
 from spacy.training.loop import create_train_batches
 from spacy.util import registry
 
-from thinc_torchopt.algorithms import FAR, usual_rates
-from thinc_torchopt.training import steps_of
+from thinc_torchopt.core.algorithms.usual_rates import FAR, usual_rates
+from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ..conftest import CONFIGS, resize
 from ..spacy_cli import flags_of, spacy_cli
@@ -154,7 +154,7 @@ def test_preflight_usual_rates():
     """Each range holds the default of torch, or of what is known; and what is far is outside of it."""
     import torch
 
-    from thinc_torchopt.algorithms import AdamW
+    from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
     for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"):
         found = usual_rates(f"torch.{name}.v1")

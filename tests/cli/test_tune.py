@@ -1,5 +1,5 @@
 """`spacy torchopt tune` on a small pipeline: what it says is what trials of the written configs score. How a study is
-continued, shared and killed: tests/trials/test_study.py.
+continued, shared and killed: tests/addons/trials/test_study.py.
 """
 
 import json
@@ -7,10 +7,10 @@ import json
 import pytest
 import spacy
 
+from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.cli._setup import open_source
 from thinc_torchopt.cli.tune import _default_space, _short_names
-from thinc_torchopt.compat import has_matplotlib, has_optuna
-from thinc_torchopt.trials import run_trial, shorten
+from thinc_torchopt.core.compat import has_matplotlib, has_optuna
 
 from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli, toy_corpus

@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 from thinc.api import PyTorchWrapper, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms import AdamW
-from thinc_torchopt.averages import EMA
-from thinc_torchopt.state import copies_in_main_memory
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.averages.settings import EMA
+from thinc_torchopt.core.state.trees import copies_in_main_memory
 
 from ..models import params_of
 from .waits import operations, waits
@@ -106,7 +106,7 @@ def test_operations_of_averages_on_the_cpu():
 @pytest.mark.parametrize("block", [1, 20, 1 << 24])
 def test_operations_on_blocks_of_any_size(block, clip, monkeypatch):
     """Also where other code has changed the model; of several dtypes, and in any order in memory."""
-    monkeypatch.setattr("thinc_torchopt.kernels.BLOCK", block)
+    monkeypatch.setattr("thinc_torchopt.core.kernels.BLOCK", block)
 
     def change(module):
         with torch.no_grad():
@@ -124,7 +124,7 @@ def test_operations_on_blocks_of_any_size(block, clip, monkeypatch):
 
 def test_operations_that_copy_a_checkpoint(monkeypatch, tmp_path):
     """Many tensors at once; a large one in parts."""
-    monkeypatch.setattr("thinc_torchopt.kernels.BLOCK", 500)
+    monkeypatch.setattr("thinc_torchopt.core.kernels.BLOCK", 500)
     require_gpu()
     generator = torch.Generator().manual_seed(0)
     tensors = {

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ..distributed.conftest import launch
-from ..distributed.test_ranks import assert_close, assert_same_on_both, one_process
+from ..addons.distributed.conftest import launch
+from ..addons.distributed.test_ranks import assert_close, assert_same_on_both, one_process
 
 
 @pytest.mark.device

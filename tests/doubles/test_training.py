@@ -13,14 +13,14 @@ import torch.distributed as dist
 from thinc.api import fix_random_seed, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms import SGD, AdamW
-from thinc_torchopt.averages import EMA
-from thinc_torchopt.distributed import Distributed
-from thinc_torchopt.distributed.agree import checksums
-from thinc_torchopt.distributed.group import Group
-from thinc_torchopt.distributed.reduce import FlatReduce
-from thinc_torchopt.params import walk_pipeline
-from thinc_torchopt.state.by_name import collect_grads
+from thinc_torchopt.addons.distributed.agree import checksums
+from thinc_torchopt.addons.distributed.group import Group
+from thinc_torchopt.addons.distributed.reduce import FlatReduce
+from thinc_torchopt.addons.distributed.settings import Distributed
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.averages.settings import EMA
+from thinc_torchopt.core.params.pipeline import walk_pipeline
+from thinc_torchopt.core.state.by_name import collect_grads
 
 from ..models import backprop, mixed_model, toy_examples, toy_pipeline
 from .waits import waits

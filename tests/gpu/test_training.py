@@ -13,7 +13,7 @@ import torch
 from thinc.api import PyTorchGradScaler, PyTorchWrapper, PyTorchWrapper_v2, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.algorithms import SGD, AdamW
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 
 from ..conftest import CONFIGS, ROOT
 from ..models import params_of

@@ -73,8 +73,8 @@ def main() -> None:
     import spacy.cli
     import torch
 
-    import thinc_torchopt.report
-    import thinc_torchopt.trials  # noqa: F401  # what commands import; but not the commands, which look who imports them
+    import thinc_torchopt.addons.report
+    import thinc_torchopt.addons.trials  # noqa: F401  # what commands import; but not the commands, which look who imports them
 
     torch.set_num_threads(1)
     spacy.registry.ensure_populated()

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from ..host import cli_util
+from ..core.host import cli_util
 from ._command import add_commands
 from ._screen import is_main_program, is_ours, show_errors
 

@@ -20,11 +20,12 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry
 from thinc.api import fix_random_seed
 
-from ..algorithms import StateSizes
-from ..errors import TorchOptWarning
-from ..privacy import PoissonBatcher
-from ..training import WRITES, begin_training, steps_of
-from ..types import ParamInfo
+from ..addons.privacy import PoissonBatcher
+from ..addons.trials import WRITES, begin_training
+from ..core.algorithms import StateSizes
+from ..core.errors import TorchOptWarning
+from ..core.types import ParamInfo
+from ..loop.checkpoint_folder import steps_of
 from ._data_check import Corpus
 from ._setup import Setup
 from ._terminal import count, size_in_words, time_in_words

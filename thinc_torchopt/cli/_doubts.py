@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..algorithms import FAR, usual_rates
-from ..host import cli_util
-from ..params import trainable_components
-from ..types import ParamInfo
+from ..core.algorithms import FAR, usual_rates
+from ..core.host import cli_util
+from ..core.params import trainable_components
+from ..core.types import ParamInfo
 from ._costs import Sizes, look_at_disk, memory_of
 from ._lines import Rates
 from ._setup import Setup

@@ -9,15 +9,16 @@ from typing import Any
 from spacy.util import registry
 from thinc.api import Model
 
-from ..controller import ControllerSpec, HFControls
-from ..layers import describe as describe_layers
-from ..learn_rate import RateWriter
-from ..optimizers import TorchOptimizer
-from ..run_settings import Budget, Distributed
-from ..types import ParamInfo
+from ..addons.budget import Budget
+from ..addons.controller import ControllerSpec, HFControls
+from ..addons.distributed import Distributed
+from ..addons.online import describe as describe_layers
+from ..addons.recipes import THINC
+from ..core.optimizer import TorchOptimizer
+from ..core.rates import RateWriter
+from ..core.types import ParamInfo
 from ._setup import Setup
 from ._terminal import count, plain
-from ._translation import THINC
 from .params import ParamRow, sums_by_component
 
 # Label and text.

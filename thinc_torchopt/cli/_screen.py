@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal
 
-from ..config_checks import PREFIXES, mentions_ours
-from ..errors import ConfigError, TorchOptError, TorchOptWarning
-from ..host import cli_util
-from ..launched import is_launched
-from ..near_misses import did_you_mean
+from ..core.config_checks import PREFIXES, mentions_ours
+from ..core.errors import ConfigError, TorchOptError, TorchOptWarning
+from ..core.host import cli_util
+from ..core.launched import is_launched
+from ..core.near_misses import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ def show_errors() -> None:
             print_error(make_console(stderr=True), text)
         with suppress(ConfigError):  # a training in several processes reports a wrong environment itself
             if isinstance(error, Exception) and is_launched():
-                from ..distributed import report_failure
+                from ..addons.distributed import report_failure
 
                 report_failure(error)
 
@@ -97,7 +97,7 @@ def errors_shown(*, as_json: bool) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            from ..host_errors import is_spacys_own
+            from ..core.host_errors import is_spacys_own
 
             found = str(error) if is_spacys_own(error) else text_of(error)
             if found is None or wants_traceback():
@@ -115,7 +115,7 @@ def wants_traceback() -> bool:
 
 def text_of(error: Exception) -> str | None:
     """The text that a terminal shows for an error. None: show its traceback."""
-    from ..host_errors import line_of_others, plain_error
+    from ..core.host_errors import line_of_others, plain_error
 
     if isinstance(error, TorchOptError):
         # The message is enough, unless other code raised an error of its own.

@@ -17,16 +17,16 @@ from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from ..config_checks import check_corpora, check_gpu, check_training_section
-from ..errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
-from ..host import cli_util
-from ..host_errors import plain_errors
-from ..optimizers import TorchOptimizer
-from ..params import trainable_components
-from ..progress_bars import show_activity
-from ..state import write_text
-from ..training import count_steps
-from ._config_text import cut_section, with_settings
+from ..addons.recipes import cut_section, with_settings
+from ..core.config_checks import check_corpora, check_gpu, check_training_section
+from ..core.errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
+from ..core.host import cli_util
+from ..core.host_errors import plain_errors
+from ..core.optimizer import TorchOptimizer
+from ..core.params import trainable_components
+from ..core.state import write_text
+from ..loop.data_stream import count_steps
+from ..loop.progress_bars import show_activity
 
 _spacy = cli_util()
 

@@ -1,7 +1,7 @@
 """`spacy train`, if its config names something of ours: the two functions of `spacy.cli.train` that are replaced.
 
 - `train`: reports errors of the config in our words. With several processes, it begins only if all functions that
-  hooks.py lists are replaced, and only rank 0 makes a folder and prints.
+  core/hooks.py lists are replaced, and only rank 0 makes a folder and prints.
 - `init_nlp`: reports errors of the config in our words, and a missing corpus.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from spacy.util import load_config
 
-from ..config_checks import (
+from ..core.config_checks import (
     check_corpora,
     check_gpu,
     check_training_section,
@@ -26,9 +26,9 @@ from ..config_checks import (
     names_our_optimizer,
     names_ours,
 )
-from ..host_errors import plain_errors
-from ..launched import is_launched, rank_in_environment
-from ..replaced import SPACY, Replaced, replace
+from ..core.host_errors import plain_errors
+from ..core.launched import is_launched, rank_in_environment
+from ..core.replaced import SPACY, Replaced, replace
 
 
 def guide_command() -> None:
@@ -58,8 +58,8 @@ def _train(original: Callable[..., None]) -> Callable[..., None]:
                 is_ours = names_our_optimizer(load_config(config_path, overrides=overrides))
             check_gpu(use_gpu)
         if is_ours and is_launched():
-            import_module("thinc_torchopt.optimizers")  # installs the hooks
-            import_module("thinc_torchopt.hooks").check_all_in_place()
+            import_module("thinc_torchopt.core.optimizer")  # installs the hooks
+            import_module("thinc_torchopt.core.hooks").check_all_in_place()
         if is_ours and rank_in_environment() > 0:
             with redirect_stdout(StringIO()):
                 original(config_path, None, use_gpu=use_gpu, overrides=overrides)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from typer import Argument as Arg
 
-from ..errors import StateError
-from ..schema import write
-from ..training import read_checkpoint, steps_of
+from ..core.errors import StateError
+from ..core.schema import write
+from ..loop.checkpoint_folder import read_checkpoint, steps_of
 from ._command import JSON
 from ._screen import errors_shown, make_console
 from ._terminal import print_json, print_notes, print_table, short

@@ -26,8 +26,7 @@ from typer import Argument as Arg
 from typer import BadParameter
 from typer import Option as Opt
 
-from ..controller import (
-    EVENTS,
+from ..addons.controller import (
     RULE_KEYS,
     ControllerSettings,
     ControllerSpec,
@@ -36,12 +35,13 @@ from ..controller import (
     TrainerController,
     value_at,
 )
-from ..errors import ConfigError, ControllerError
-from ..host import cli_util
-from ..report import COUNTS, read_history
-from ..training import names_in_run
+from ..addons.controller.run_rules import names_in_run
+from ..addons.recipes import put
+from ..addons.report import COUNTS, read_history
+from ..core.errors import ConfigError, ControllerError
+from ..core.host import cli_util
+from ..loop.events import EVENTS
 from ._command import CODE, JSON
-from ._config_text import put
 from ._lines import actions_of, tell_limits
 from ._screen import errors_shown, make_console
 from ._setup import config_errors_shown, read_overrides, resolve_optimizer

@@ -21,17 +21,19 @@ from typer import Option as Opt
 from wasabi.printer import Printer
 from wasabi.util import color, supports_ansi
 
-from ..config_checks import check_corpora, check_training_section
-from ..errors import ConfigError, ControllerError, MissingPackageError, ParamError
-from ..host import cli_util
-from ..host_errors import is_spacys_own, line_of_others, plain_errors
-from ..optimizers import TorchOptimizer
-from ..privacy import Privacy, PrivacyHistory, epsilon_of
-from ..progress_bars import show_activity
-from ..training import Rules, count_steps, plan_private_training, what_is_not_covered
-from ..types import ParamInfo
+from ..addons.controller.run_rules import Rules
+from ..addons.privacy import Privacy, PrivacyHistory, epsilon_of
+from ..addons.privacy.private_run import plan_private_training, what_is_not_covered
+from ..addons.recipes import THINC, Setting, read_corpus
+from ..core.config_checks import check_corpora, check_training_section
+from ..core.errors import ConfigError, ControllerError, MissingPackageError, ParamError
+from ..core.host import cli_util
+from ..core.host_errors import is_spacys_own, line_of_others, plain_errors
+from ..core.optimizer import TorchOptimizer
+from ..core.types import ParamInfo
+from ..loop.data_stream import count_steps
+from ..loop.progress_bars import show_activity
 from ._command import CODE, CONFIG, GPU, JSON
-from ._corpora import Setting, read_corpus
 from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
 from ._data_check import MOST_WORDS, Corpus, Findings, check_data
 from ._doubts import (
@@ -48,7 +50,6 @@ from ._lines import Line, lines_of
 from ._screen import errors_shown, wants_traceback
 from ._setup import Setup, build, note_on_scores, resolve_optimizer, schedule_notes
 from ._terminal import count, plain, print_json, size_in_words
-from ._translation import THINC
 from .params import ParamRow, describe, rows_of, tell_pipeline
 from .schedule import rates_over_steps
 

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from typer import Option as Opt
 
-from ..progress_bars import show_progress
-from ..report import check_picture, plot_range_test
-from ..training import RangeTest, learn_rate_settings, make_ramp, run_range_test
+from ..addons.report import check_picture, plot_range_test
+from ..addons.trials import RangeTest, learn_rate_settings, make_ramp, run_range_test
+from ..loop.progress_bars import show_progress
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
 from ._doubts import Trained, rates_far_above
 from ._screen import errors_shown, make_console, print_error

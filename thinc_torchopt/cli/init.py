@@ -11,10 +11,9 @@ from typer import Argument as Arg
 from typer import Option as Opt
 from wasabi.printer import Printer
 
-from ..host import cli_util
+from ..addons.recipes import Recipe, rewrite
+from ..core.host import cli_util
 from ._command import CODE
-from ._recipes import Recipe
-from ._rewrite import rewrite
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides, read_text, write_config
 

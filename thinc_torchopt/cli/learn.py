@@ -13,10 +13,11 @@ from rich.console import Console
 from typer import Argument as Arg
 from typer import Option as Opt
 
-from ..errors import ConfigError
-from ..optimizers import TorchOptimizer
-from ..streams import LearnSettings, LineReader, LogRow, StreamLearner
-from ..training import WRITES, Signals
+from ..addons.streams import LearnSettings, LineReader, LogRow, StreamLearner
+from ..addons.trials import WRITES
+from ..core.errors import ConfigError
+from ..core.optimizer import TorchOptimizer
+from ..loop.signals import Signals
 from ._command import CODE, GPU
 from ._screen import errors_shown, make_console
 from ._setup import build, resolve_optimizer

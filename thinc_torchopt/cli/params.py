@@ -15,9 +15,9 @@ from spacy.language import Language
 from thinc.api import Model, Shim
 from typer import Option as Opt
 
-from ..errors import ConfigError, TorchOptError
-from ..params import NamedParam, all_names, components_with_model, trainable_components, walk
-from ..types import ParamInfo
+from ..core.errors import ConfigError, TorchOptError
+from ..core.params import NamedParam, all_names, components_with_model, trainable_components, walk
+from ..core.types import ParamInfo
 from ._command import CODE, CONFIG, GPU, JSON
 from ._screen import errors_shown, make_console, print_error
 from ._setup import Setup, build, note_on_scores, schedule_notes

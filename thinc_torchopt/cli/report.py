@@ -11,9 +11,9 @@ from rich.console import Console
 from typer import Argument as Arg
 from typer import Option as Opt
 
-from ..errors import ConfigError
-from ..report import LoggedRun, check_output, facts_of, read_runs, summarize, write_report
-from ..training import is_held
+from ..addons.report import LoggedRun, check_output, facts_of, read_runs, summarize, write_report
+from ..core.errors import ConfigError
+from ..loop.run_lock import is_held
 from ._command import JSON
 from ._screen import errors_shown, make_console
 from ._terminal import print_json, print_notes, print_table

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer import Option as Opt
 
-from ..errors import ConfigError
-from ..optimizers import TorchOptimizer
-from ..report import check_picture, plot_schedule
+from ..addons.report import check_picture, plot_schedule
+from ..core.errors import ConfigError
+from ..core.optimizer import TorchOptimizer
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
 from ._screen import errors_shown, make_console
 from ._setup import build, note_on_scores, schedule_notes

@@ -13,17 +13,17 @@ import typer
 from confection import Config
 from typer import Option as Opt
 
-from ..checks import Section
-from ..config_checks import check_corpora
-from ..distributed import wait_for_store
-from ..errors import ConfigError
-from ..training import rates_of_settings, read_limit
+from ..addons.budget import read_limit
+from ..addons.distributed import wait_for_store
+from ..addons.recipes import TORCH, put
+from ..addons.trials import rates_of_settings
+from ..core.checks import Section
+from ..core.config_checks import check_corpora
+from ..core.errors import ConfigError
 from ._command import CODE, TRAINING_CONFIG
-from ._config_text import put
 from ._screen import errors_shown, make_console, print_error
 from ._setup import config_errors_shown, load_config, read_overrides, resolve_optimizer
 from ._terminal import plain
-from ._translation import TORCH
 
 _SECTION = Section("spacy torchopt train", verb="use")
 _DEFAULT_RATE = 0.001
@@ -115,7 +115,7 @@ def _launch(command: list[str]) -> int:
         run(parse_args(command))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if isinstance(failure.message, dict):  # written by distributed/failures.py
+        if isinstance(failure.message, dict):  # written by addons/distributed/failures.py
             ended = f"failed: {failure.message['message']}"
         elif failure.exitcode < 0:
             ended = f"was killed by {signal.Signals(-failure.exitcode).name}."

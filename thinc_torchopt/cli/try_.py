@@ -14,13 +14,12 @@ from confection import Config
 from rich.console import Console
 from typer import Option as Opt
 
-from ..checks import Section
-from ..errors import ConfigError, TorchOptError
-from ..progress_bars import show_progress
-from ..trials import Comparison, TrialResult, compare, run_trial, shorten
+from ..addons.recipes import Recipe, rewrite
+from ..addons.trials import Comparison, TrialResult, compare, run_trial, shorten
+from ..core.checks import Section
+from ..core.errors import ConfigError, TorchOptError
+from ..loop.progress_bars import show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
-from ._recipes import Recipe
-from ._rewrite import rewrite
 from ._screen import errors_shown, make_console
 from ._setup import ConfigSource, check_output_file, config_errors_shown, open_source, write_config
 from ._terminal import print_json, print_notes, print_table, sparkline

@@ -17,14 +17,11 @@ from spacy.schemas import ConfigSchemaTraining
 from spacy.util import registry
 from typer import Option as Opt
 
-from ..checks import Section
-from ..compat import import_optuna
-from ..errors import ConfigError
-from ..progress_bars import show_progress
-from ..report import Point, check_picture, plot_study
-from ..training import WRITES, learn_rate_settings
-from ..trials import (
+from ..addons.recipes import Recipe, rewrite, with_settings
+from ..addons.report import Point, check_picture, plot_study
+from ..addons.trials import (
     AS_IT_IS,
+    WRITES,
     Choice,
     Comparison,
     Space,
@@ -32,14 +29,16 @@ from ..trials import (
     TrialRecord,
     TrialResult,
     compare,
+    learn_rate_settings,
     parse_space,
     run_trial,
     shorten,
 )
+from ..core.checks import Section
+from ..core.compat import import_optuna
+from ..core.errors import ConfigError
+from ..loop.progress_bars import show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
-from ._config_text import with_settings
-from ._recipes import Recipe
-from ._rewrite import rewrite
 from ._screen import errors_shown, make_console
 from ._setup import ConfigSource, check_output_file, config_errors_shown, open_source, write_config
 from ._terminal import print_json, print_notes, print_table

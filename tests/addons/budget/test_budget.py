@@ -1,0 +1,270 @@
+"""Training within a budget. By steps and words all is known beforehand; seconds are of a clock that tests move."""
+
+import os
+import re
+import signal
+from itertools import islice
+
+import pytest
+from spacy.language import Language
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, RollbackWarning, StateError
+from thinc_torchopt.core.schedules.curves import warmup_stable_decay
+
+from ...loop.test_decay import STABLE
+from ...loop.test_total_steps import rates_in
+from ...runs import config_for, digests, run
+
+RATE = {**STABLE, "decay_type": "linear"}
+
+
+def train(folder, corpus, limit, *, decay_ratio=0.2, crash_at=None, act=lambda step: None, **changes):
+    changes = {
+        "steps": 0,
+        "training__patience": 0,
+        "training__eval_frequency": 7,
+        "training__optimizer__learn_rate": RATE,
+        "training__optimizer__checkpoint__keep": 2,
+        **changes,
+    }
+    config = config_for(folder, corpus, **changes)
+    config["training"]["optimizer"]["budget"] = {
+        "@misc": "thinc-torchopt.Budget.v1",
+        "limit": limit,
+        "decay_ratio": decay_ratio,
+    }
+    return run(config, folder / "output", crash_at=crash_at, act=act)
+
+
+def falling(begin, steps):
+    """The rates of a fall from the full rate. begin (int): Its first step."""
+    return list(islice(warmup_stable_decay(0.01, 2, steps, begin + steps, decay_type="linear"), begin, begin + steps))
+
+
+# ---------------------------------------------------------------------- what a config says
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("20m", 1200, "seconds"),
+        ("1h30m", 5400, "seconds"),
+        ("1h 30m 5s", 5405, "seconds"),
+        ("90s", 90, "seconds"),
+        ("0.5h", 1800, "seconds"),
+        ("2d", 172_800, "seconds"),
+        ("5000steps", 5000, "steps"),
+        ("5,000 steps", 5000, "steps"),
+        ("5k steps", 5000, "steps"),
+        ("2M words", 2_000_000, "words"),
+        ("1.5M words", 1_500_000, "words"),
+        (" 200_000 words ", 200_000, "words"),
+    ],
+)
+def test_budget_reads_a_limit(text, amount, unit):
+    found = Budget(text)
+    assert (found.amount, found.unit, found.decay_ratio) == (amount, unit, 0.2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "20", "20 minutes", "m", "-5m", "0m", "0 steps", "1.5 steps", "5 epochs", "m20", 20, None]
+)
+def test_budget_refuses_other_limits(text):
+    with pytest.raises(ConfigError, match=r"'limit' in \[training.optimizer.budget\]: expected a time such as \"20m\""):
+        Budget(text)
+
+
+def test_budget_has_room_for_a_fall():
+    with pytest.raises(ConfigError, match=r"'limit'.*expected at least 2 steps"):
+        Budget("1 steps")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"decay_ratio": 0.0}, "'decay_ratio'.*above 0"),
+        ({"decay_ratio": 1.5}, "'decay_ratio'.*at most 1"),
+    ],
+)
+def test_budget_refuses_other_settings(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        Budget("20m", **settings)
+
+
+def test_budget_wants_a_rate_that_falls():
+    with pytest.raises(ConfigError, match="expected a schedule that can decay, found none"):
+        TorchOptimizer(AdamW(), 0.1, budget=Budget("20m"))
+    with pytest.raises(ConfigError, match=r"'budget'.*a block with @misc"):
+        TorchOptimizer(AdamW(), warmup_stable_decay(0.1, 2, 3, decay_begins="when told"), budget="20m")
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def test_budget_of_steps_is_a_schedule_that_knew_the_end(corpus, tmp_path):
+    infos = train(tmp_path, corpus, "20 steps")
+    assert rates_in(infos) == list(islice(warmup_stable_decay(0.01, 2, 4, 20, decay_type="linear"), 20))
+    evaluated = [step for step in infos if "('score', None)" not in infos[step]]
+    assert evaluated == [0, 7, 14, 19]
+    assert train(tmp_path, corpus, "20 steps") == {}  # it is over
+
+
+@pytest.mark.parametrize(
+    ("limit", "changes", "said"),
+    [
+        ("20 steps", {"training__patience": 30}, "patience = 30"),
+        ("20 steps", {"steps": 18}, "max_steps = 18"),
+        ("20m", {"steps": 500}, "max_steps = 500"),
+        ("2M words", {"steps": 500, "training__max_epochs": 3}, "max_steps = 500, max_epochs = 3"),
+    ],
+)
+def test_budget_is_all_that_ends_the_training(limit, changes, said, corpus, tmp_path):
+    with pytest.raises(
+        ConfigError, match=rf"\[training.optimizer.budget\] and {said} in \[training\]: the training could end before"
+    ):
+        train(tmp_path, corpus, limit, **changes)
+
+
+def test_budget_beside_an_end_that_is_not_earlier(corpus, tmp_path):
+    assert len(train(tmp_path, corpus, "20 steps", steps=19)) == 20
+
+
+def test_budget_of_a_run_that_was_killed(corpus, tmp_path):
+    """While the rate stays, as the fall begins, and in it: to the last bit as one that was not."""
+    whole = train(tmp_path / "whole", corpus, "20 steps")
+    parts = [train(tmp_path / "parts", corpus, "20 steps", crash_at=step) for step in (9, 16, 18, None)]
+    assert {step: info for part in parts for step, info in part.items()} == whole
+    assert [min(part) for part in parts] == [0, 8, 16, 16]  # it went on, and not from the start
+    assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
+
+
+@pytest.mark.parametrize("limit", ["15 steps", "40 steps"])
+def test_budget_may_change_until_the_fall_begins(limit, corpus, tmp_path):
+    train(tmp_path, corpus, "30 steps", crash_at=10)
+    amount = int(limit.split()[0])
+    fall = amount // 5
+    rest = train(tmp_path, corpus, limit)
+    assert rates_in(rest) == [0.01] * (amount - fall - min(rest)) + falling(amount - fall, fall)
+
+
+@pytest.mark.parametrize(
+    ("limit", "crash_at"),
+    [("30 steps", 18), ("19 steps", None)],
+    ids=["more, in its fall", "less, when it is finished"],
+)
+def test_budget_may_not_change_from_then_on(limit, crash_at, corpus, tmp_path):
+    settings = {"training__optimizer__checkpoint__every": 1}
+    train(tmp_path, corpus, "20 steps", crash_at=crash_at, **settings)
+    with pytest.raises(StateError, match=rf"limit of 20 steps, as when .* began to fall, found {limit}.*a new run"):
+        train(tmp_path, corpus, limit, **settings)
+    anew = train(tmp_path, corpus, limit, training__optimizer__checkpoint__resume="never", **settings)
+    assert min(anew) == 0 and len(anew) == int(limit.split()[0])
+
+
+def test_budget_in_another_unit(corpus, tmp_path):
+    train(tmp_path, corpus, "40 steps", crash_at=10)
+    with pytest.raises(StateError, match="expected a limit in steps, as before, found one in words"):
+        train(tmp_path, corpus, "1000 words")
+
+
+def test_budget_when_a_rollback_goes_to_before_the_fall(corpus, tmp_path, monkeypatch):
+    """As after each rollback, schedules go on: the fall too."""
+    update, at, bad = Language.update, [0], {33, 34}
+
+    def spoiled(self, *args, **kwargs):
+        result = update(self, *args, **kwargs)
+        if at[0] in bad:
+            bad.remove(at[0])  # a step may be done in parts
+            node = next(node for node in self.get_pipe("tagger").model.walk() if node.has_param("W"))
+            node.inc_grad("W", node.get_param("W") * float("nan"))
+        return result
+
+    monkeypatch.setattr(Language, "update", spoiled)
+    rollback = {"training__optimizer__rollback_after": 1, "training__optimizer__rollback_factor": 1.0}
+    with pytest.warns(RollbackWarning), pytest.warns(NonFiniteGradWarning):
+        infos = train(tmp_path, corpus, "40 steps", act=lambda step: at.__setitem__(0, step), **rollback)
+    rates = rates_in(infos)
+    # The two updates that went wrong were left out, and no rate was written for them.
+    assert rates[20:33] == [0.01] * 13 and rates[35:] == falling(32, 8)[3:]
+
+
+def test_budget_ends_sooner_when_a_signal_comes(corpus, tmp_path):
+    def act(step):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    infos = train(tmp_path, corpus, "1000 steps", act=act)
+    # A fifth of the whole: two steps after eight.
+    assert rates_in(infos) == [0.0, 0.005, *[0.01] * 6, *falling(8, 2)]
+    assert train(tmp_path, corpus, "1000 steps") == {}
+
+
+def test_budget_of_words(corpus, tmp_path):
+    infos = train(tmp_path, corpus, "1000 words")
+    words = [int(re.search(r"'words', (\d+)", infos[step])[1]) for step in sorted(infos)]
+    rates = rates_in(infos)
+    first = next(step for step, rate in enumerate(rates) if step > 2 and rate < 0.01) - 1
+    assert words[first - 2] < 800 <= words[first - 1]  # it begins as 80% are used
+    per_batch = words[-1] / len(words)
+    assert abs(words[-1] - 1000) <= 2 * per_batch and rates[first:] == falling(first, len(rates) - first)
+
+
+# ---------------------------------------------------------------------- seconds
+
+
+class Clock:
+    """Moves by so many seconds in each step and each evaluation."""
+
+    def __init__(self, monkeypatch, *, step, evaluation):
+        self.now, self._done = 1000.0, 0
+        monkeypatch.setattr("thinc_torchopt.loop.run.default_timer", lambda: self.now)
+        evaluate, update = Language.evaluate, Language.update
+
+        def slow_update(*args, **kwargs):
+            self.now += step(self._done)
+            self._done += 1
+            return update(*args, **kwargs)
+
+        def slow(*args, **kwargs):
+            self.now += evaluation
+            return evaluate(*args, **kwargs)
+
+        monkeypatch.setattr(Language, "evaluate", slow)
+        monkeypatch.setattr(Language, "update", slow_update)
+
+
+@pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "1m10s"), (20.0, "160s")])
+def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, monkeypatch):
+    """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before."""
+    clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
+    rates = rates_in(train(tmp_path, corpus, limit))
+    budget = Budget(limit).amount
+    used = clock.now - 1000.0
+    assert budget - 2.0 - evaluation <= used <= budget + 1.0
+    first = rates.index(rates[-1]) - len([rate for rate in rates if 0 < rate < 0.01]) + 2
+    assert rates[-1] > 0 and first > 2 and max(rates) == 0.01
+
+
+def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path, monkeypatch):
+    """What was used before counts, and the fall goes on where it was."""
+    clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=2.0)
+    whole = train(tmp_path / "whole", corpus, "60s")
+    used = clock.now - 1000.0
+    clock.now = 1000.0
+    begun = train(tmp_path / "parts", corpus, "60s", crash_at=len(whole) - 3)
+    clock.now += 1e6  # between the two
+    before = clock.now
+    went_on = train(tmp_path / "parts", corpus, "60s")
+    assert {**begun, **went_on} == whole
+    assert clock.now - before < used / 2
+    assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
+
+
+def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatch):
+    """Steps became slower in the course of the training: the fall has fewer of them."""
+    clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 20 else 1.0, evaluation=0.0)
+    train(tmp_path, corpus, "100s")
+    assert 97.0 <= clock.now - 1000.0 <= 101.0

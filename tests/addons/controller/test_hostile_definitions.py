@@ -1,0 +1,235 @@
+"""Definitions that want to take long, take memory or break out: files, dicts, windows, and rules by name in blocks.
+Each is refused with one of our errors, or gives rules that can be told what happens, without much memory.
+"""
+
+import copy
+import inspect
+import json
+import math
+
+import pytest
+from confection import ConfigValidationError
+from spacy.util import registry
+
+from thinc_torchopt.addons.controller.controller import TrainerController
+from thinc_torchopt.core.errors import ConfigError, ControllerError
+
+from .limits import measured
+from .test_definition import BOMB, GOOD, MERGED, changed, del_
+from .test_hostile_rules import HOSTILE
+
+MAX_BYTES = 20_000_000
+# What only a definition that has broken out does.
+HARMFUL = ("os.system", "os.exec", "os.fork", "os.remove", "os.putenv", "subprocess.", "socket.connect", "ctypes.")
+
+CYCLE = []
+CYCLE.append(CYCLE)
+VALUES = [
+    *(None, True, -1, 1 << 5_000, math.nan, math.inf, b"bytes", object, len, "", " ", "\x00", "\ud800", "x" * 90_000),
+    *("x" * 200_000, "__class__", "{0.__class__}", "../../etc/passwd", "\N{RIGHT-TO-LEFT OVERRIDE}x"),
+    *("\N{CYRILLIC SMALL LETTER EL}oss", "lo\N{LATIN SMALL LETTER LONG S}s", "9**9**9", "[" * 5_000, ["x"] * 9_000),
+    *([list(range(100))] * 200, CYCLE, {"a": CYCLE}, {3: 4}, {None: {}}, {"": ""}, {"x" * 90_000: 1}, {"__init__": 1}),
+]
+
+
+def paths_in(tree, path=()):
+    if path:
+        yield path
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from paths_in(value, (*path, key))
+
+
+def check(make):
+    """RETURNS (bool): Whether it was refused."""
+    with measured(counts_codes=False) as done:
+        try:
+            controller = make()
+            for step in range(3):
+                told = {"step": step, "losses": {"ner": 0.5}, "batch_words": 5, "grad_norm": 1.0}
+                controller.decide("on_step_end", **told)
+                controller.decide("on_evaluate", step=step, scores={"ents_f": 0.5}, score=0.5)
+            refused = False
+        except (ConfigError, ControllerError, ConfigValidationError) as error:
+            refused, error.__traceback__ = True, None
+            assert isinstance(error, ConfigValidationError) or len(str(error)) < 25_000
+    assert done.peak < MAX_BYTES, done
+    assert not [event for event in done.events if event.startswith(HARMFUL)]
+    return refused
+
+
+@pytest.mark.parametrize("path", paths_in(GOOD), ids=str)
+def test_hostile_definition_values(path):
+    """Each of some values at each place. A name or a text may be anything short."""
+    refused = sum(check(lambda value=value: TrainerController(changed(path, copy.deepcopy(value)))) for value in VALUES)
+    assert refused > len(VALUES) // 2
+
+
+def test_hostile_definition_keys():
+    for path in paths_in(GOOD):
+        if not isinstance(path[-1], str):
+            continue  # of a list
+        for key in ("__class__", "x" * 50_000, "\N{RIGHT-TO-LEFT OVERRIDE}x", 3, None):
+            assert check(lambda path=path, key=key: TrainerController(changed((*path[:-1], key), 1)))
+
+
+ALIASES = b"x: &x ['1', '2']\n"
+FILES = {
+    "aliases of aliases": BOMB,
+    "merges of merges": b"\n".join([b"a0: &a0 {k: 1}", *MERGED]),
+    "an alias of itself": b"controllers: &a\n  - *a",
+    "an alias to nothing": b"controllers: *nothing",
+    "a mapping as its own key": b"? &a {? *a : 1}\n: 1",
+    "an anchor of 90,000 letters": b"a: &" + b"x" * 90_000 + b" 1",
+    "many anchors": b"\n".join(b"a%d: &a%d 1" % (i, i) for i in range(6_000)),
+    "many aliases": ALIASES + b"controllers: [" + b"*x, " * 20_000 + b"]",
+    "a tag of Python": b"controllers: !!python/object/apply:os.system ['true']",
+    "a tag of its own": b"controllers: !x []",
+    "a tag from elsewhere": b"%TAG ! tag:example.org,2000:\n---\n!x {}",
+    "binary": b"controllers: !!binary " + b"QUJD" * 20_000,
+    "a set": b"controllers: !!set {a, b}",
+    "an ordered map": b"controllers: !!omap [a: 1]",
+    "a time": b"controllers: 2026-11-23 04:00:00",
+    "several documents": b"---\n" * 9_000,
+    "the end, often": b"...\n" * 9_000,
+    "another version": b"%YAML 9.9\n---\n{}",
+    "directives": b"%X y\n" * 9_000,
+    "a number of 90,000 digits": b"controllers: " + b"9" * 90_000,
+    "a number to the base 60": b"controllers: 1" + b":59" * 30_000,
+    "a number of bits": b"controllers: 0b" + b"1" * 90_000,
+    "an exponent": b"controllers: 1e999999999",
+    "a text of 90,000 letters": b"controllers: '" + b"x" * 90_000 + b"'",
+    "an open text": b"controllers: '" + b"x" * 90_000,
+    "escapes": b'controllers: "' + b"\\x41" * 20_000 + b'"',
+    "a folded text": b"controllers: >\n" + b"  x\n" * 20_000,
+    "deep lists": b"- " * 40_000,
+    "deep dicts": b"".join(b" " * i + b"a:\n" for i in range(400)),
+    "questions": b"? " * 40_000,
+    "brackets": b"[" * 90_000,
+    "braces": b"{" * 90_000,
+    "brackets in turn": b"[]" * 45_000,
+    "commas": b"[" + b"," * 90_000 + b"]",
+    "colons": b":" * 90_000,
+    "hyphens": b"-" * 90_000,
+    "comments": b"#\n" * 45_000,
+    "tabs": b"\t" * 90_000,
+    "nothing but spaces": b" " * 90_000,
+    "zeros": b"\0" * 90_000,
+    "not UTF-8": b"\xff" * 90_000,
+    "UTF-16": "controllers: []".encode("utf-16"),
+    "surrogates": b'{"controllers": "\\ud800"}',
+    "a byte order mark": b"\xef\xbb\xbf" * 30_000,
+    "the same key": b"a: 1\n" * 20_000,
+    "keys of one hash": json.dumps({str(i * (2**61 - 1)): i for i in range(3_000)}).encode(),
+    "NaN": b'{"controllers": NaN}',
+    "too large": b"x" * 5_000_000,
+    "a definition, and more": json.dumps(GOOD).encode() + b"}",
+}
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+@pytest.mark.parametrize("name", FILES)
+def test_hostile_definition_files(name, suffix, tmp_path):
+    path = tmp_path / f"d.{suffix}"
+    path.write_bytes(FILES[name])
+    assert check(lambda: TrainerController(path))
+
+
+@pytest.mark.parametrize("name", ["good", "good.txt"])
+def test_hostile_files_of_other_names_are_read_as_yaml(name, tmp_path):
+    """So what YAML is refused for is refused under any name."""
+    path = tmp_path / name
+    path.write_bytes(b"# A comment, which JSON has not.\n" + json.dumps(GOOD).encode())
+    assert not check(lambda: TrainerController(path))
+    path.write_bytes(BOMB)
+    assert check(lambda: TrainerController(path))
+
+
+def with_metrics(*metrics, rule="True"):
+    loss = {"name": "loss", "class": "Loss"}
+    controllers = [{"name": "c", "triggers": ["on_step_end"], "rule": rule, "operations": ["control.should_log"]}]
+    return {"controller_metrics": [loss, *metrics], "controllers": controllers}
+
+
+def series(name, kind="Window", **arguments):
+    return {"name": name, "class": kind, "arguments": arguments}
+
+
+SERIES = {
+    "itself": [series("w", of="w['mean']", size=3)],
+    "a later one": [series("w", of="v['mean']", size=3), series("v", of="loss['loss']", size=3)],
+    "what fired": [series("w", of="fired['c']['times']", size=3)],
+    "one over another, 300 times": [
+        series("w0", of="loss['loss']", size=10_000),
+        *(series(f"w{i}", of=f"w{i - 1}['mean']", size=10_000, at_least=1) for i in range(1, 300)),
+    ],
+    "the best of the best, 300 times": [
+        series("b0", "Best", of="loss['loss']", mode="min"),
+        *(series(f"b{i}", "Best", of=f"b{i - 1}['value'] * 1e300", mode="max") for i in range(1, 300)),
+    ],
+    "no number": [series("w", of="str(loss['loss'])", size=1)],
+    "beyond floats": [series("w", of="int(loss['loss']) + 10 ** 300 * 10 ** 8 * 9", size=1)],
+    **{f"a size of {size!r}": [series("w", of="loss['loss']", size=size)] for size in (0, 1 << 99, 1e9, "x", None, [])},
+    **{f"min_delta {x!r}": [series("b", "Best", of="loss['loss']", mode="min", min_delta=x)] for x in (math.nan, -1)},
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_hostile_windows_and_bests(name):
+    assert check(lambda: TrainerController(with_metrics(*SERIES[name]))) == ("300 times" not in name)
+
+
+def test_hostile_rules_as_series():
+    """An expression in a metric is read as a rule is."""
+    refused = [
+        check(lambda text=text: TrainerController(with_metrics(series("w", of=text, size=1)))) for text in HOSTILE
+    ]
+    assert all(refused)
+
+
+NAMED = ["stop_early", "cut_on_plateau", "roll_back_on_spike", "unfreeze_when", "keep_best"]
+NEEDED = {"params": ["*"], "when": "scores['score'] > 0.5"}
+
+
+def named(name, **arguments):
+    rule = {"@controller_rules": f"thinc-torchopt.{name}.v1", **arguments}
+    block = {"@misc": "thinc-torchopt.TrainerController.v1", "metrics": {}, "rules": {"r": rule}}
+    return registry.resolve({"block": block})["block"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_hostile_arguments_of_rules_by_name(name):
+    parameters = inspect.signature(registry.get("controller_rules", f"thinc-torchopt.{name}.v1")).parameters
+    needed = {key: value for key, value in NEEDED.items() if key in parameters}
+    texts = [text for text in HOSTILE if len(text) < 200][::27]
+    for argument in parameters:
+        for value in [*VALUES, *texts]:
+            if not callable(value) and not isinstance(value, bytes):
+                arguments = {**needed, argument: copy.deepcopy(value)}
+                check(lambda arguments=arguments: TrainerController(named(name, **arguments).definition))
+
+
+def test_hostile_definitions_are_many():
+    assert len(list(paths_in(GOOD))) * len(VALUES) + 2 * len(FILES) + len(SERIES) + len(HOSTILE) >= 175
+
+
+def test_hostile_names_of_blocks():
+    """Names become names of metrics in expressions."""
+    for name in (
+        "__class__",
+        "9" * 99,
+        "\N{CYRILLIC SMALL LETTER EL}",
+        "a b",
+        "a]\n[x",
+        "x" * 101,
+        "",
+        "loss",
+        "fired",
+    ):
+        rule = {"@controller_rules": "thinc-torchopt.stop_early.v1"}
+        block = {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {name: rule, f"{name}_": dict(rule)}}
+        check(lambda block=block: registry.resolve({"block": block})["block"].definition and TrainerController(GOOD))
+
+
+def test_hostile_taken_away():
+    for path in paths_in(GOOD):
+        check(lambda path=path: TrainerController(changed(path, del_)))

@@ -1,0 +1,221 @@
+"""What operations do: with flags, and with a loop that can be steered."""
+
+from unittest.mock import Mock
+
+import pytest
+
+from thinc_torchopt.addons.controller.controller import TrainerController
+from thinc_torchopt.addons.controller.metrics import Metric, register_metric_handlers
+from thinc_torchopt.addons.controller.operations import (
+    Operation,
+    RunHandle,
+    controller_operations,
+    register_operation_handlers,
+)
+from thinc_torchopt.core.errors import ControllerError
+from thinc_torchopt.core.optimizer import TorchOptimizer
+from thinc_torchopt.loop.events import Control
+
+METRICS = [{"name": "loss", "class": "Loss"}, {"name": "state", "class": "TrainingState"}]
+
+
+def doing(action, kind=None, arguments=None, event="on_step_end", **more):
+    operations = [] if kind is None else [{"name": "op", "class": kind, "arguments": arguments or {}}]
+    controllers = [{"name": "c", "triggers": [event], "rule": "True", "operations": [action], **more}]
+    return TrainerController({"controller_metrics": METRICS, "operations": operations, "controllers": controllers})
+
+
+@pytest.mark.parametrize("name", ["hfcontrols", "control"])
+@pytest.mark.parametrize(
+    "action", ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
+)
+def test_controls_make_requests(name, action):
+    controller, control = doing(f"{name}.{action}"), Control()
+    [firing] = controller.on_event("on_step_end", step=3, control=control)
+    assert (firing.operation, firing.action, firing.step) == (name, action, 3)
+    assert control == Control(**{action.replace("training_", ""): True})
+    assert controller.on_event("on_step_end", step=4)  # without a control nothing is done
+
+
+@pytest.mark.parametrize(
+    "action, kind, arguments, call, args",
+    [
+        (
+            "should_cut",
+            "LearnRateControl",
+            {"groups": ["enc*"], "factor": 0.5, "min_rate": 1e-6},
+            "scale_learn_rates",
+            (["enc*"], 0.5, 1e-6, None),
+        ),
+        (
+            "should_raise",
+            "LearnRateControl",
+            {"factor": 2.0, "max_rate": 0.1},
+            "scale_learn_rates",
+            (["*"], 2.0, 0.0, 0.1),
+        ),
+        ("should_begin", "DecayControl", {"steps": 50}, "begin_decay", (50,)),
+        ("should_begin", "DecayControl", {}, "begin_decay", (None,)),
+        ("should_set", "LearnRateControl", {"rate": 0.1}, "set_learn_rates", (["*"], 0.1)),
+        ("should_freeze", "FreezeControl", {"params": ["ner/*"]}, "freeze", (["ner/*"],)),
+        ("should_unfreeze", "FreezeControl", {"params": ["ner/*"]}, "unfreeze", (["ner/*"],)),
+    ],
+)
+def test_operations_change_the_optimizer(action, kind, arguments, call, args):
+    controller, run = doing(f"op.{action}", kind, arguments), RunHandle(Mock(spec=TorchOptimizer))
+    controller.on_event("on_step_end", step=1, run=run)
+    assert not run.optimizer.mock_calls
+    controller.on_event("on_step_end", step=2, control=Control(), run=run)
+    assert [(c[0], c.args) for c in run.optimizer.mock_calls] == [(call, args)]
+    refuses_without_run(controller, f"op.{action}")
+
+
+@pytest.mark.parametrize(
+    "action, kind, arguments, asked, substeps",
+    [
+        ("should_set", "AccumulationControl", {"substeps": 4}, Control(), 4),
+        ("should_rollback", "RollbackControl", {"to": "last"}, Control(should_roll_back=True), None),
+        ("should_rollback", "RollbackControl", {"to": "best"}, Control(should_roll_back_to_best=True), None),
+    ],
+)
+def test_operations_change_the_run(action, kind, arguments, asked, substeps):
+    controller, control, run = doing(f"op.{action}", kind, arguments), Control(), RunHandle()
+    controller.on_event("on_step_end", step=1, run=run)
+    assert run == RunHandle()
+    controller.on_event("on_step_end", step=2, control=control, run=run)
+    assert control == asked and run == RunHandle(substeps=substeps)
+    refuses_without_run(controller, f"op.{action}")
+
+
+def refuses_without_run(controller, action):
+    reason = f"{action} of the controller 'c' on on_step_end at step 3: this training loop can't"
+    with pytest.raises(ControllerError, match=reason):
+        controller.on_event("on_step_end", step=3, control=Control())
+
+
+@pytest.mark.parametrize(
+    "action, kind, arguments, reason",
+    [
+        ("should_cut", "LearnRateControl", {}, "the argument 'factor'"),
+        ("should_set", "LearnRateControl", {"factor": 0.5}, "the argument 'rate'"),
+        ("should_cut", "LearnRateControl", {"factor": 1.0}, "between 0 and 1 to cut"),
+        ("should_cut", "LearnRateControl", {"factor": 2.0}, "'factor', below 1"),
+        ("should_cut", "LearnRateControl", {"factor": 0}, "between 0 and 1"),
+        ("should_raise", "LearnRateControl", {"factor": 2.0}, "'factor', above 1, and 'max_rate'"),
+        ("should_raise", "LearnRateControl", {"factor": 0.5}, "'factor', above 1"),
+        ("should_raise", "LearnRateControl", {"factor": 2.0, "min_rate": 0.1, "max_rate": 1.0}, "below 1"),
+        ("should_cut", "LearnRateControl", {"factor": 0.5, "max_rate": 0.1}, "above 1"),
+        ("should_set", "AccumulationControl", {"substeps": 0}, "substeps"),
+        ("should_begin", "DecayControl", {"steps": 0}, "steps"),
+        ("should_keep", "KeepBestControl", {"of": "los['loss']"}, "'of'.*Did you mean 'loss'"),
+        ("should_keep", "KeepBestControl", {"of": "1"}, "an expression with a metric"),
+        ("should_keep", "KeepBestControl", {"of": "loss['loss']", "keep": 0}, "keep"),
+        ("should_keep", "KeepBestControl", {"of": "loss['loss']", "mode": "best"}, "'max' or 'min'"),
+        ("should_cut", "LearnRateControl", {"factor": 0.5, "min_rate": -1}, "min_rate"),
+        ("should_set", "LearnRateControl", {"rate": 0.1, "min_rate": 0.01}, "'factor' beside it"),
+        ("should_cut", "LearnRateControl", {"factor": 0.5, "groups": "enc"}, "list of names"),
+        ("should_freeze", "FreezeControl", {}, "the arguments of 'FreezeControl'"),
+        ("should_freeze", "FreezeControl", {"params": []}, "list of names"),
+        ("should_rollback", "RollbackControl", {"to": "first"}, "'best' or 'last'"),
+        ("should_log", "LogControl", {"log_format": "x", "log_level": "loud"}, "debug, info"),
+        ("should_log", "LogControl", {"log_format": "{loss/los}"}, "fields of loss among loss/loss, "),
+        ("should_log", "LogControl", {"log_format": "{loss[loss]}"}, "without attributes and indices"),
+        ("should_log", "LogControl", {"log_format": "a\n[INFO] b"}, "one line without control characters"),
+        ("should_log", "LogControl", {"log_format": "\x1b[2J{step}"}, "one line without control characters"),
+        ("should_log", "LogControl", {"log_format": "a\u2028b"}, "one line without control characters"),
+        ("should_log", "LogControl", {"log_format": "a\u202eb"}, "one line without control characters"),
+        ("should_sing", "RollbackControl", {}, r"an action of 'op' \(should_rollback\)"),
+        ("state_dict", "RollbackControl", {}, "an action of 'op'"),
+    ],
+)
+def test_operations_that_cant_work_are_refused(action, kind, arguments, reason):
+    with pytest.raises(ControllerError, match=rf"operations\[0\].*{reason}"):
+        doing(f"op.{action}", kind, arguments)
+
+
+def test_log_control_shows_plain_values(caplog):
+    text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, "
+    text += "{path}, {{x}}, {loss/components/no}"
+    controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
+    controller.on_event("on_step_end", losses={"ner": 1.0})
+    controller.on_event("on_save", step=12, path="out/step-12")
+    assert caplog.messages[-1] == "on_save of c at 00012: 1.00, {'ner': 1.0}, -, out/step-12, {x}, -"
+
+
+def test_log_control_shows_what_a_format_does_not_fit_without_it(caplog):
+    controller = doing(
+        "op.should_log", "LogControl", {"log_format": "{event_name:.3f} {step:%} {loss/loss:c}", "log_level": "error"}
+    )
+    controller.on_event("on_step_end", step=1, losses={"ner": 1.5})
+    assert caplog.messages[-1] == "on_step_end 100.000000% 1.5"
+
+
+@pytest.mark.parametrize(
+    "letter, shown",
+    [
+        ("\n", "\\n"),
+        ("\r", "\\r"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\x00", "\\x00"),
+        ("\x7f", "\\x7f"),
+        ("\x9b2J", "\\x9b2J"),
+        ("\x85", "\\x85"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+        ("\u202e", "\\u202e"),
+        ("\u2066", "\\u2066"),
+        ("\ud800", "\\ud800"),
+        ("é\u00a0\N{ZERO WIDTH JOINER}…", "é\u00a0\N{ZERO WIDTH JOINER}…"),
+    ],
+    ids=ascii,
+)
+def test_log_control_writes_one_line(letter, shown, caplog):
+    """Whatever is in values: paths, names of components, texts of metrics of one's own."""
+
+    class TestText(Metric):
+        events = ("on_save",)
+
+        def compute(self, event_name, *, path, **kwargs):
+            return {"text": path}
+
+    register_metric_handlers([TestText])
+    operation = {"name": "op", "class": "LogControl", "arguments": {"log_format": "{path}, {m/text:>3}, {m}\n"}}
+    controller = {"name": "c", "triggers": ["on_save"], "rule": "True", "operations": ["op.should_log"]}
+    metric = {"name": "m", "class": "TestText"}
+    made = TrainerController({"controller_metrics": [metric], "operations": [operation], "controllers": [controller]})
+    path = f"a{letter}[INFO] b"
+    with caplog.at_level("INFO", "thinc_torchopt.controller"):
+        made.on_event("on_save", step=1, path=path)
+    assert caplog.messages == [f"a{shown}[INFO] b, a{shown}[INFO] b, {{'text': {path!r}}}"]
+    assert len(caplog.messages[0].splitlines()) == 1
+
+
+def test_own_operations():
+    seen = []
+
+    @controller_operations("TestOperation")
+    class TestOperation(Operation):
+        def should_tell(self, *, event_name, control_name, firing, values, **kwargs):
+            seen.append((event_name, control_name, firing.step, dict(values), kwargs))
+
+    class TestFailing:
+        def should_fail(self, **kwargs):
+            raise KeyError("oh")
+
+        def should_take_nothing(self):
+            pass
+
+    register_operation_handlers([TestFailing])
+    doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1})
+    [(event, name, step, values, payload)] = seen
+    assert (
+        (event, name, step) == ("on_step_end", "c", 1)
+        and values["loss"]["loss"] == 1.0
+        and payload["losses"] == {"a": 1}
+    )
+    with pytest.raises(
+        ControllerError, match=r"op\.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"
+    ):
+        doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5)
+    with pytest.raises(ControllerError, match=r"should_take_nothing\(\.\.\., \*\*kwargs\)"):
+        doing("op.should_take_nothing", "TestFailing")

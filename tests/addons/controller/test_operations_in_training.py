@@ -1,0 +1,252 @@
+"""Operations of rules in short trainings. Oracles: formulas in plain Python over the params of each step, a sorted list
+of scores, and the same training without a stop.
+"""
+
+import os
+import warnings
+
+import pytest
+import spacy
+import torch
+
+from thinc_torchopt.addons.controller.controller import TrainerController
+from thinc_torchopt.core.errors import CheckpointWarning, ControllerError, RollbackWarning
+from thinc_torchopt.loop import run as run_module
+
+from ...models import pipeline_params
+from .test_going_back import prepared as prepared_with_scores
+from .test_going_back import scores  # noqa: F401  # a fixture
+from .test_saved_models import digests
+from .test_training import STEP, config_for, definition, firings, rule, run, same_params
+
+SCORES = {"name": "scores", "class": "EvalMetrics"}
+EMA = {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.5, "warmup": "ignite", "start_step": 1000}
+FALL = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.01, "warmup_steps": 0}
+
+
+def op(name, kind, **arguments):
+    return {"name": name, "class": kind, "arguments": arguments}
+
+
+def at(step, *operations, event="on_step_end"):
+    return rule(f"at-{step}", event, f"state['step'] == {step}", *operations)
+
+
+def copied(nlp):
+    return [value for values in pipeline_params(nlp).values() for value in values]
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_pre_optimizer_step"])
+def test_averages_begin_when_a_rule_says_so(event, corpus, tmp_path, monkeypatch):
+    """And begin anew: the mean forgets what was before."""
+    rules = definition(
+        at(3, "avg.should_begin", event=event),
+        at(6, "avg.should_begin_anew", event=event),
+        operations=[op("avg", "AveragesControl")],
+    )
+    seen, original = [], run_module.Run.begin_step
+
+    def begin_step(self, batch):
+        seen.append(copied(self.nlp))  # before the update of this step
+        original(self, batch)
+
+    monkeypatch.setattr(run_module.Run, "begin_step", begin_step)
+    nlp, _, _ = run(config_for(tmp_path, corpus, rules, steps=9, averages=EMA), tmp_path / "out")
+    seen.append(copied(nlp))
+    saved = copied(spacy.load(tmp_path / "out" / "model-last"))
+    expected = seen[7]
+    for values in seen[8:]:
+        expected = [0.5 * average + 0.5 * value for average, value in zip(expected, values)]
+    # Averages are moved in float32: one rounding a step.
+    assert all(torch.allclose(*pair, rtol=0.0, atol=1e-6) for pair in zip(saved, expected))
+    assert not all(torch.allclose(*pair, rtol=0.0, atol=1e-4) for pair in zip(saved, seen[-1]))
+
+
+def test_rates_are_raised_up_to_a_limit(corpus, tmp_path):
+    rules = definition(
+        rule("raise", "on_step_end", "True", "up.should_raise"),
+        operations=[op("up", "LearnRateControl", factor=2.0, max_rate=0.05)],
+    )
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=5))
+    found = [info["learn_rates"]["default"] for info in infos.values()]
+    assert found == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05, 0.05])
+
+
+def test_accumulation_is_set(corpus, tmp_path, monkeypatch):
+    rules = definition(at(2, "acc.should_set"), operations=[op("acc", "AccumulationControl", substeps=3)])
+    seen, original = [], run_module.subdivide_batch
+
+    def subdivide(batch, count):
+        seen.append(count)
+        return original(batch, count)
+
+    monkeypatch.setattr(run_module, "subdivide_batch", subdivide)
+    run(config_for(tmp_path, corpus, rules, steps=5, checkpoint=True), crash_at=4)
+    assert seen == [1, 1, 1, 3]
+    run(config_for(tmp_path, corpus, rules, steps=5, checkpoint=True))
+    assert set(seen[4:]) == {1, 3} and seen[-2:] == [3, 3]
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_decay_begins_when_a_rule_says_so(steps, corpus, tmp_path):
+    """The rate falls from the next step on, and the training ends with it."""
+    rules = definition(
+        rule("fall", "on_evaluate", "state['step'] == 4", "fall.should_begin"),
+        operations=[op("fall", "DecayControl", **({} if steps is None else {"steps": steps}))],
+    )
+    config = config_for(tmp_path, corpus, rules, steps=40, learn_rate={**FALL, "decay_steps": 4})
+    _, infos, _ = run(config)
+    rates = [info["learn_rates"]["default"] for info in infos.values()]
+    assert rates[:5] == [0.01] * 5 and rates[5:] == sorted(rates[5:], reverse=True) and rates[-1] < 0.01
+    assert max(infos) == 4 + (steps or 4)
+
+
+@pytest.mark.parametrize(
+    "operation, action, more, reason",
+    [
+        (op("op", "AveragesControl"), "should_begin", {}, "use_averages = true"),
+        (op("op", "DecayControl"), "should_begin", {}, "warmup_stable_decay"),
+    ],
+)
+def test_operations_that_a_run_has_nothing_for(operation, action, more, reason, corpus, tmp_path):
+    rules = definition(at(2, f"op.{action}"), operations=[operation])
+    with pytest.raises(ControllerError, match=reason):
+        run(config_for(tmp_path, corpus, rules, **more))
+
+
+VALUES = [0.1, 0.8, 0.5, 0.8, 0.4, 0.9, 0.2, 0.6]
+KEEP = definition(
+    rule("keep", "on_evaluate", "True", "top.should_keep"),
+    metrics=[SCORES],
+    operations=[op("top", "KeepBestControl", of="scores['score_of_test']", keep=3)],
+)
+
+
+def kept(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("model-top-"))
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_best_models_are_kept(checkpoint, scores, corpus, tmp_path):  # noqa: F811
+    """The best three of all evaluations, the older of equal ones; with the params of their step. What is not ours
+    stays.
+    """
+    scores(VALUES)
+    (tmp_path / "out" / "model-top-3").mkdir(parents=True)
+    config = prepared_with_scores(tmp_path, corpus, KEEP, steps=28)
+    if not checkpoint:
+        config["training"]["optimizer"].pop("checkpoint")
+    run(config, tmp_path / "out")
+    known = [(-score, 4 * i) for i, score in enumerate(VALUES)]
+    expected = sorted(f"model-top-{step}" for _, step in sorted(known)[:3])
+    assert kept(tmp_path / "out") == sorted(["model-top-3", *expected])
+    meta = spacy.load(tmp_path / "out" / "model-top-20").meta
+    assert meta["performance"]["score_of_test"] == VALUES[5]
+    plain = prepared_with_scores(tmp_path / "plain", corpus, None, steps=20)
+    run(plain, tmp_path / "plain" / "out")
+    assert digests(tmp_path / "out" / "model-top-20").items() >= digests(tmp_path / "plain/out/model-last").items()
+
+
+def test_best_models_spare_what_is_not_theirs(scores, corpus, tmp_path):  # noqa: F811
+    """A folder that was put in the place of a kept model, and one that is there before."""
+    scores([0.1, 0.2, 0.3, 0.4, 0.5])
+    out = tmp_path / "out"
+    (out / "model-top-12").mkdir(parents=True)
+
+    def replace():
+        os.rename(out / "model-top-0", out / "mine")
+        (out / "model-top-0").mkdir()
+
+    with pytest.warns(CheckpointWarning, match=r"Can't (remove|save)") as warned:
+        run(prepared_with_scores(tmp_path, corpus, KEEP, steps=16), out, at={2: replace})
+    texts = [str(one.message) for one in warned if one.category is CheckpointWarning]
+    assert len(texts) == 2
+    assert kept(out) == ["model-top-0", "model-top-12", "model-top-16", "model-top-4", "model-top-8"]
+    assert not os.listdir(out / "model-top-0") and not os.listdir(out / "model-top-12")
+
+
+@pytest.mark.parametrize(("stops", "to"), [((4, 11), None), ((4, 15, 18), "best"), ((18,), "last")])
+def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_path):  # noqa: F811
+    """As without a stop: params, averages, rates, what fired, and the models that are kept. Also where rules go back:
+    windows, bests and what operations have set stay then.
+    """
+    scores(VALUES)
+    rules = definition(
+        at(3, "avg.should_begin"),
+        at(5, "acc.should_set", "up.should_raise"),
+        rule(
+            "again",
+            "on_step_end",
+            "fired['at-5']['times'] > 0 and fired['at-5']['steps_since'] == 4",
+            "up.should_raise",
+        ),
+        rule("keep", "on_evaluate", "scores['score_of_test'] > 0.2", "top.should_keep"),
+        rule("window", "on_step_end", "lately['last'] < lately['median']", "control.should_log"),
+        rule("best", "on_step_end", "highest['steps_since'] >= 3", "control.should_log"),
+        *([at(14, "back.should_rollback"), at(17, "avg.should_begin_anew")] if to else []),
+        metrics=[
+            STEP,
+            SCORES,
+            {"name": "losses", "class": "Loss"},
+            op("lately", "Window", of="losses['loss']", size=4),
+            op("highest", "Best", of="lately['mean']", mode="max"),
+        ],
+        operations=[
+            op("avg", "AveragesControl"),
+            op("acc", "AccumulationControl", substeps=2),
+            op("up", "LearnRateControl", factor=2.0, max_rate=0.03),
+            op("top", "KeepBestControl", of="scores['score_of_test']", keep=2),
+            *([op("back", "RollbackControl", to=to)] if to else []),
+        ],
+    )
+    found = []
+    for folder, crashes in (("whole", (None,)), ("stopped", (*stops, None))):
+        config = prepared_with_scores(tmp_path / folder, corpus, rules, steps=20, averages=EMA)
+        config["training"]["optimizer"]["checkpoint"]["every"] = 2
+        out = tmp_path / folder / "out"
+        infos = {}
+        for crash_at in crashes:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RollbackWarning)
+                nlp, more, _ = run(config, out, crash_at=crash_at)
+            infos |= more
+        told = dict(sorted(infos.items()))
+        found.append((nlp, firings(told), [info["learn_rates"] for info in told.values()], kept(out), digests(out)))
+    (nlp, *whole), (again, *stopped) = found
+    assert whole == stopped and same_params(nlp, again)
+    assert (9, "again", "should_raise") in whole[0] and whole[1][-1]["default"] == pytest.approx(0.03)
+    assert len(whole[2]) == 2 and ((14, "at-14", "should_rollback") in whole[0]) == bool(to)
+    names = [name for _, name, _ in whole[0]]
+    assert names.count("window") > 3 and "best" in names
+
+
+def test_fired_counts():
+    one = TrainerController(
+        {
+            "controller_metrics": [STEP],
+            "controllers": [
+                rule("odd", "on_step_end", "state['step'] % 2 == 1", "control.should_log"),
+                rule("three", "on_step_end", "fired['odd']['times'] >= 3", "control.should_log", max_firings=1),
+                rule("late", "on_step_end", "fired['three']['steps_since'] == 2", "control.should_log"),
+            ],
+        }
+    )
+    found = {step: [f.controller for f in one.on_event("on_step_end", step=step)] for step in range(9)}
+    assert [step for step, names in found.items() if "three" in names] == [5]
+    assert [step for step, names in found.items() if "late" in names] == [7]
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("fired['od']['times'] > 1", "Did you mean 'odd'"),
+        ("fired['odd']['time'] > 1", "Did you mean 'times'"),
+        ("fired['odd'] > 1", r"fired\['odd'\]\['times'\]"),
+    ],
+)
+def test_fired_that_there_is_not(text, reason):
+    rules = [rule("odd", "on_step_end", text, "control.should_log")]
+    with pytest.raises(ControllerError, match=reason):
+        TrainerController({"controllers": rules})
+    with pytest.raises(ControllerError, match=r"none of .*fired"):
+        TrainerController({"controller_metrics": [{**STEP, "name": "fired"}], "controllers": rules})

@@ -1,0 +1,567 @@
+"""The trainer controller in `spacy train`: what rules ask for is done, is logged, and is done again in a run that goes
+on.
+"""
+
+import io
+import json
+import logging
+import math
+
+import pytest
+import spacy
+import srsly
+from confection import Config
+from spacy.training import loop
+from spacy.training.initialize import init_nlp
+from spacy.util import registry
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller.run_rules import Rules
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
+from thinc_torchopt.loop.checkpoint_folder import steps_of
+from thinc_torchopt.loop.log_numbers import latest_info
+
+from ...conftest import CONFIGS
+from ...models import pipeline_params, same, toy_examples, toy_pipeline
+from ...runs import TOK2VEC, Crash
+from ...spacy_cli import train as train_by_command
+
+STEP = {"name": "state", "class": "TrainingState"}
+STOP = "control.should_training_stop"
+
+
+def rule(name, event, text, *operations, **more):
+    return {"name": name, "triggers": [event], "rule": text, "operations": list(operations), **more}
+
+
+def definition(*rules, metrics=(STEP,), operations=()):
+    return {"controller_metrics": list(metrics), "operations": list(operations), "controllers": list(rules)}
+
+
+def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer):
+    """A small tagger, on the small corpus. rules (dict | None): A definition."""
+    config = Config().from_disk(CONFIGS / "controller.cfg", interpolate=False)
+    config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"])}
+    config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
+    config["components"]["tagger"]["model"]["tok2vec"] = {**TOK2VEC, "width": 32, "depth": 1}
+    config["training"] |= {"max_steps": steps, "eval_frequency": 4}
+    config["training"]["batcher"]["size"] = 60
+    config["training"]["optimizer"]["learn_rate"] = 0.01
+    config["training"]["optimizer"].pop("controller")
+    if rules is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        srsly.write_yaml(folder / "rules.yaml", rules)
+        config["training"]["optimizer"]["controller"] = {
+            "@misc": "thinc-torchopt.TrainerController.v1",
+            "definition": str(folder / "rules.yaml"),
+        }
+    if checkpoint:
+        config["training"]["optimizer"]["checkpoint"] = {
+            "@misc": "thinc-torchopt.Checkpoint.v1",
+            "path": str(folder / "state"),
+            "keep": 9,
+        }
+    config["training"]["optimizer"] |= optimizer
+    return config
+
+
+def run(config, output=None, *, crash_at=None, at=None, log_at=None):
+    """`spacy train` in this process. at, log_at (dict): Functions to call in a step, and in the logger. RETURNS: the
+    pipeline, what loggers got at each step, and the output.
+    """
+    infos, text = {}, io.StringIO()
+
+    @registry.loggers("test-controller.Recorder.v1")
+    def recorder():
+        def setup(nlp, stdout, stderr):
+            def log(info):
+                found = latest_info(nlp)
+                (log_at or {}).get(found["step"], lambda: None)()
+                infos[found["step"]] = {**found, "losses": dict(found["losses"])}
+
+            return log, lambda: None
+
+        return setup
+
+    @registry.callbacks("test-controller.Crash.v1")
+    def crash():
+        def before_update(nlp, args):
+            (at or {}).get(args["step"], lambda: None)()
+            if args["step"] == crash_at:
+                raise Crash
+
+        return before_update
+
+    config = config.copy()
+    config["training"]["logger"] = {"@loggers": "test-controller.Recorder.v1"}
+    config["training"]["before_update"] = {"@callbacks": "test-controller.Crash.v1"}
+    nlp = init_nlp(config.interpolate())
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    try:
+        loop.train(nlp, output, stdout=text, stderr=io.StringIO())
+    except Crash:
+        assert crash_at is not None
+    return nlp, infos, text.getvalue()
+
+
+def firings(infos):
+    """Step, controller and action of each."""
+    return [
+        (firing["step"], firing["controller"], firing["action"])
+        for info in infos.values()
+        for firing in info.get("controller", ())
+    ]
+
+
+def test_controller_stops_cleanly_at_a_loss(corpus, tmp_path):
+    """By the command: exit code 0, the last model, spaCy's success line, and a log that says why."""
+    rules = definition(
+        rule("low", "on_step_end", 'loss["per_word"] < 0.3', STOP), metrics=[{"name": "loss", "class": "Loss"}]
+    )
+    config, log = config_for(tmp_path, corpus, rules, steps=200), tmp_path / "log.jsonl"
+    config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(log), "every": 50}
+    config.to_disk(tmp_path / "config.cfg")
+    done = train_by_command(tmp_path / "config.cfg", tmp_path / "out", corpus, training__max_steps=200)
+    assert done.returncode == 0 and "Saved pipeline to output directory" in done.stdout
+    assert spacy.load(tmp_path / "out" / "model-last").pipe_names == ["tagger"]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    last = lines[-1]
+    assert 0 < last["step"] < 200 and not any("controller" in line for line in lines[:-1])
+    [firing] = last["controller"]
+    assert firing["controller"] == "low" and firing["event"] == "on_step_end" and firing["step"] == last["step"]
+    assert firing["values"]["loss"]["per_word"] < 0.3
+    said = f"Controller 'low' took {STOP} on on_step_end at step {last['step']}, with {{'loss': "
+    assert said in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_controller_stops_on_the_score_with_patience(corpus, tmp_path):
+    rules = definition(
+        rule("plateau", "on_evaluate", 'scores["score"] >= 0', STOP, patience={"patience_threshold": 2}),
+        metrics=[{"name": "scores", "class": "EvalMetrics"}],
+    )
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=50))
+    assert list(infos) == list(range(9))  # evaluated after 0, 4 and 8
+    assert firings(infos) == [(8, "plateau", "should_training_stop")]
+
+
+def test_controller_cuts_and_sets_rates(corpus, tmp_path):
+    """Of the groups that are named, from the next step on; down to the smallest."""
+    cut = {
+        "name": "cut",
+        "class": "LearnRateControl",
+        "arguments": {"groups": ["lower"], "factor": 0.5, "min_rate": 0.003},
+    }
+    put = {"name": "put", "class": "LearnRateControl", "arguments": {"groups": ["def*"], "rate": 0.007}}
+    rules = definition(
+        rule("often", "on_step_end", 'state["step"] % 2 == 1', "cut.should_cut"),
+        rule("once", "on_step_end", 'state["step"] == 4', "put.should_set"),
+        operations=[cut, put],
+    )
+    groups = {"lower": {"params": ["*embed*"]}}
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=6, param_groups=groups))
+    lower, others = ([info["learn_rates"][name] for info in infos.values()] for name in ("lower", "default"))
+    assert lower == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.003, 0.003, 0.003])
+    assert others == pytest.approx([0.01] * 5 + [0.007] * 2)
+
+
+def test_controller_saves_evaluates_and_ends_epochs(corpus, tmp_path):
+    rules = definition(
+        rule("save", "on_step_end", 'state["step"] == 2', "control.should_save"),
+        rule("late", "on_log", 'state["step"] == 5', "control.should_evaluate"),
+        rule("next", "on_step_end", 'state["step"] == 1', "control.should_epoch_stop"),
+    )
+    _, infos, _ = run(config_for(tmp_path, corpus, rules, steps=6, checkpoint=True))
+    assert [int(path.name[5:]) for path in steps_of(tmp_path / "state")] == [0, 2, 4, 6]
+    assert infos[3]["score"] is None and infos[6]["score"] is not None  # asked for too late at 5, it is done after 6
+    assert [info["epoch"] for info in infos.values()][:3] == [0, 0, 1]
+
+
+def test_controller_freezes_and_unfreezes(corpus, tmp_path):
+    """Within an update it is put off to its end. A run that goes on knows it."""
+    rules = definition(
+        rule("freeze", "on_pre_optimizer_step", 'state["step"] == 3', "lower.should_freeze"),
+        rule("unfreeze", "on_step_end", 'state["step"] == 9', "lower.should_unfreeze"),
+        rule("cut", "on_step_end", 'state["step"] == 1', "half.should_cut"),
+        operations=[
+            {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}},
+            {"name": "half", "class": "LearnRateControl", "arguments": {"groups": ["lower"], "factor": 0.5}},
+        ],
+    )
+    groups = {"lower": {"params": ["*embed*"]}}
+    config = config_for(tmp_path / "a", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
+    whole, infos, _ = run(config)
+    rates = [info["learn_rates"]["lower"] for info in infos.values()]
+    # What was cut stays cut.
+    assert rates == [0.01] * 2 + [0.005] * 2 + [0.0] * 6 + [0.005] * 3
+    config = config_for(tmp_path / "b", corpus, rules, checkpoint=True, param_groups=groups, use_averages=True)
+    for step in (6, 11, None):  # while they are frozen, and afterwards
+        resumed, *_ = run(config, crash_at=step)
+    assert same_params(resumed, whole)
+
+
+def same_params(one, other):
+    one, other = pipeline_params(one), pipeline_params(other)
+    return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_evaluate"])
+def test_controller_goes_back(event, corpus, tmp_path):
+    rules = definition(
+        rule("back", event, 'state["step"] == 8', "back.should_rollback"),
+        operations=[{"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}}],
+    )
+    with pytest.warns(RollbackWarning, match="params of step 4 after step 8: a listener asked"):
+        _, infos, _ = run(config_for(tmp_path, corpus, rules, checkpoint=True))
+    assert infos[12]["rollbacks"] == 1 and infos[12]["last_rollback"] == (8, 4)
+
+
+def test_controller_that_never_fires_changes_nothing(corpus, tmp_path):
+    rules = definition(
+        *(
+            rule(f"never-{event}", event, 'state["step"] < -5', STOP)
+            for event in ("on_step_end", "on_evaluate", "on_log")
+        ),
+        rule("norm", "on_optimizer_step", 'norms["total"] < 0 and loss["loss"] < 0', STOP),
+        metrics=[STEP, {"name": "norms", "class": "GradNorm"}, {"name": "loss", "class": "Loss"}],
+    )
+    with_rules, infos, _ = run(config_for(tmp_path, corpus, rules, use_averages=True))
+    without, others, _ = run(config_for(tmp_path, corpus, None, use_averages=True))
+    assert same_params(with_rules, without)
+
+    def lasting(info):
+        return {key: repr(value) for key, value in info.items() if key not in ("seconds", "elapsed", "other_scores")}
+
+    assert {step: lasting(info) for step, info in infos.items()} == {
+        step: lasting(info) for step, info in others.items()
+    }
+
+
+def test_controller_resumes_exactly(corpus, tmp_path):
+    """Windows, patience, cool-downs, and what is yet to be logged: the parts fire as the whole."""
+    window = {
+        "name": "window",
+        "class": "HistoryBasedMetric",
+        "arguments": {"window_size": 3, "source_event": "on_step_end"},
+    }
+    rules = definition(
+        rule("begin", "on_train_begin", 'state["step"] < 99', "note.should_log"),
+        rule(
+            "tired",
+            "on_step_end",
+            'state["step"] > 0',
+            "cut.should_cut",
+            patience={"patience_threshold": 2},
+            cooldown=1,
+        ),
+        rule("full", "on_step_end", 'len(window["training_loss"]["loss"]) == 3', "note.should_log", max_firings=9),
+        rule("saved", "on_save", 'state["step"] == 4', "control.should_evaluate"),
+        metrics=[STEP, window],
+        operations=[
+            {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.9}},
+            {"name": "note", "class": "LogControl", "arguments": {"log_format": "step {step}"}},
+        ],
+    )
+    _, whole, _ = run(config_for(tmp_path / "whole", corpus, rules, checkpoint=True))
+    config, parts = config_for(tmp_path / "parts", corpus, rules, checkpoint=True), {}
+    for step in (5, 7, None):
+        _, infos, _ = run(config, crash_at=step)
+        parts |= infos
+    assert firings(parts) == firings(whole) and len(firings(whole)) > 12
+    assert {name for _, name, _ in firings(whole)} == {"begin", "tired", "full", "saved"}
+    assert [info["learn_rates"] for info in parts.values()] == [info["learn_rates"] for info in whole.values()]
+    assert [info.get("fired") for info in parts.values()] == [info.get("fired") for info in whole.values()]
+    assert parts[5]["score"] is not None
+    windows, others = (
+        [
+            firing["values"]["window"]["training_loss"]
+            for info in infos.values()
+            for firing in info.get("controller", ())
+            if firing["controller"] == "full"
+        ]
+        for infos in (parts, whole)
+    )
+    assert windows == others
+
+
+def test_controller_that_stopped_stays_so(corpus, tmp_path):
+    """Also by a rule on `on_save`, when the state of the run was written already."""
+    rules = definition(rule("stop", "on_save", 'state["step"] == 4', STOP))
+    config = config_for(tmp_path, corpus, rules, checkpoint=True)
+    assert list(run(config)[1]) == [0, 1, 2, 3, 4]
+    assert run(config)[1] == {}
+
+
+def test_controller_tells_the_console(corpus, tmp_path, caplog):
+    note = {"name": "note", "class": "LogControl", "arguments": {"log_format": "step {step}", "log_level": "warning"}}
+    rules = definition(rule("odd", "on_step_end", 'state["step"] % 2 == 1', "note.should_log"), operations=[note])
+    config = config_for(tmp_path, corpus, rules, steps=5)
+    text = io.StringIO()
+    with caplog.at_level(logging.WARNING, "thinc_torchopt.controller"):
+        loop.train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
+    rows = [line for line in text.getvalue().splitlines() if line.startswith(("  0", "  1"))]
+    assert not rows[0].endswith("fired") and rows[1].endswith("odd fired 2 times")
+    assert [record.getMessage() for record in caplog.records if "step" in record.getMessage()] == [
+        "step 1",
+        "step 3",
+        "step 5",
+    ]
+
+
+def test_controller_rule_that_names_a_score_that_there_is_not(corpus, tmp_path):
+    """Which scores there are is known from the first evaluation on."""
+    rules = definition(
+        rule("good", "on_evaluate", 'scores["ents_f"] > 0.9', STOP),
+        metrics=[{"name": "scores", "class": "EvalMetrics"}],
+    )
+    says = r"controller 'good' on on_evaluate at step 0: expected a key of scores \(.*tag_acc, .*\), found 'ents_f'"
+    with (
+        pytest.raises(ControllerError, match=says),
+        pytest.warns(ConfigWarning, match="A rule may fail in the training: controller 'good'.*found 'ents_f'"),
+    ):
+        run(config_for(tmp_path, corpus, rules, steps=2))
+
+
+@pytest.mark.parametrize(
+    ("metric", "lookup", "says"),
+    [
+        ("LearnRates", '["encodr"]', r"a key of m \(.*encoder.*\), found 'encodr'"),
+        ("GradNorm", '["components"]["tager"]', r"Did you mean 'tagger'\?"),
+        ("Loss", '["components"]["tager"]', r"Did you mean 'tagger'\?"),
+        ("EvalLoss", '["components_per_word"]["tager"]', r"Did you mean 'tagger'\?"),
+        ("HistoryBasedMetric", '["training_loss"]["components"]["tager"][0]', r"Did you mean 'tagger'\?"),
+    ],
+)
+def test_controller_finds_names_of_nothing_before_the_training(metric, lookup, says, corpus, tmp_path):
+    """Components may report other losses than their own: that is a warning."""
+    metrics = [STEP, {"name": "m", "class": metric}]
+
+    def config(lookup):
+        rules = definition(rule("x", "on_evaluate", f'state["step"] > 99 and m{lookup} < 1', STOP), metrics=metrics)
+        groups = {"encoder": {"params": ["*embed*"]}}
+        return config_for(tmp_path, corpus, rules, steps=1, param_groups=groups)
+
+    wrong = config(lookup)
+    if metric in ("LearnRates", "GradNorm"):
+        with pytest.raises(ControllerError, match=rf"in this training: found 1 fault(.|\n)*controller 'x'.*{says}"):
+            run(wrong)
+    else:
+        with pytest.warns(ConfigWarning, match=rf"may fail in the training: controller 'x'.*{says}"):
+            run(wrong)
+    run(config(lookup.replace("tager", "tagger").replace("encodr", "encoder")))  # without a warning
+
+
+@pytest.mark.parametrize("metric", ["Loss", "EvalLoss", "HistoryBasedMetric"])
+def test_controller_finds_components_to_leave_out_that_there_are_not(metric, corpus, tmp_path):
+    """Those that are left out by default may not be there."""
+
+    def config(*exclude):
+        metrics = [STEP, {"name": "m", "class": metric, "arguments": {"exclude": list(exclude)}}]
+        return config_for(
+            tmp_path, corpus, definition(rule("x", "on_evaluate", "m is None", STOP), metrics=metrics), steps=1
+        )
+
+    with pytest.warns(
+        ConfigWarning, match=r"The metric 'm' may exclude less than you want.*\(tagger\), found tager, taggr\."
+    ):
+        run(config("tager", "transformer", "taggr", "tagger"))
+    run(config("tok2vec", "transformer", "tagger"))  # without a warning
+
+
+@pytest.mark.parametrize("given", [None, "debug", "error"])
+def test_controller_logs_what_changes_the_run(given, corpus, tmp_path, caplog):
+    """By default what would be a surprise in silence. `trigger_log_level` decides, but not on the end of the run."""
+    actions = ("cut.should_cut", "control.should_evaluate", "lower.should_freeze", "back.should_rollback")
+    quiet = ("control.should_log", "note.should_log")
+    rules = definition(
+        rule(
+            "all",
+            "on_step_end",
+            'state["step"] == 1',
+            *actions,
+            *quiet,
+            config={"trigger_log_level": given} if given else {},
+        ),
+        rule("end", "on_step_end", 'state["step"] == 1', STOP),
+        operations=[
+            {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.5}},
+            {"name": "lower", "class": "FreezeControl", "arguments": {"params": ["*embed*"]}},
+            {"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}},
+            {"name": "note", "class": "LogControl", "arguments": {"log_format": "noted"}},
+        ],
+    )
+    logging.getLogger("thinc_torchopt.controller").setLevel(logging.NOTSET)
+    with caplog.at_level(logging.INFO), pytest.warns(RollbackWarning):
+        run(config_for(tmp_path, corpus, rules, steps=3, checkpoint=True))
+    found = [record.getMessage() for record in caplog.records if "'all'" in record.getMessage()]
+    taking = [record.levelname for record in caplog.records if "controller [all]" in record.getMessage()]
+    if given is None:
+        assert [text.split(" at ")[0] for text in found] == [
+            f"Controller 'all' took {one} on on_step_end" for one in actions
+        ]
+        assert all(", with {'state': {" in text and text.endswith("}.") for text in found)
+    assert len(found) == (4 if given is None else 0) and taking == (["ERROR"] * 6 if given == "error" else [])
+    assert caplog.text.count(f"Controller 'end' took {STOP} on on_step_end at step 1") == 1
+
+
+def test_controller_definition_fails_when_the_config_is_resolved(corpus, tmp_path):
+    wrong = definition({**rule("x", "on_step", "los < 1", STOP)})
+    config = config_for(tmp_path, corpus, wrong)
+    with pytest.raises(ControllerError, match=r"rules.yaml': found 2 faults"):
+        registry.resolve({"optimizer": config["training"]["optimizer"]})
+    config["training"]["optimizer"]["controller"]["definition"] = str(tmp_path / "none.yaml")
+    with pytest.raises(ControllerError, match=r"Can't read .*none.yaml"):
+        registry.resolve({"optimizer": config["training"]["optimizer"]})
+    inside = definition(rule("x", "on_step_end", 'state["step"] > 1', STOP))
+    config["training"]["optimizer"]["controller"]["definition"] = inside
+    again = Config().from_str(config.to_str(), interpolate=False)
+    [found] = registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"].rules.definition.controllers
+    assert (found.name, found.triggers, found.rule.text) == ("x", ["on_step_end"], 'state["step"] > 1')
+
+
+LOWER = {"name": "do", "class": "FreezeControl", "arguments": {"params": ["nothing/*"]}}
+RATES = {"name": "do", "class": "LearnRateControl", "arguments": {"groups": ["nothing"], "factor": 0.5}}
+BACK = {"name": "do", "class": "RollbackControl"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "action", "says"),
+    [
+        (LOWER, "should_freeze", "'nothing/\\*' in the params to freeze: it matches none"),
+        (RATES, "should_cut", "learning rates of 'nothing': .*matches none of the param groups. There are: default"),
+        (BACK, "should_rollback", r"needs a block \[training.optimizer.checkpoint"),
+        ({**BACK, "arguments": {"to": "last"}}, "should_rollback", r"needs a block \[training.optimizer.checkpoint"),
+    ],
+    ids=["freeze", "rates", "best", "last"],
+)
+def test_controller_refuses_what_this_run_can_not_do(operation, action, says, corpus, tmp_path):
+    """Before the first step, and before old models are removed."""
+    rules = definition(rule("x", "on_step_end", 'state["step"] > 1', f"do.{action}"), operations=[operation])
+    (tmp_path / "out" / "model-best").mkdir(parents=True)
+    with pytest.raises((ControllerError, ConfigError), match=says):
+        run(config_for(tmp_path, corpus, rules), tmp_path / "out")
+    assert (tmp_path / "out" / "model-best").is_dir()
+
+
+def test_controller_shipped_definition_fires_and_stays_quiet():
+    rules = trainer_controller(CONFIGS / "controllers" / "stop-on-loss.yaml")
+
+    def fired(*losses):
+        controller = rules.build()
+        return [
+            bool(controller.on_event("on_step_end", step=i, losses={"tagger": loss}, batch_words=10))
+            for i, loss in enumerate(losses)
+        ]
+
+    assert fired(*[0.4] * 5) == [False] * 4 + [True]
+    assert not any(fired(*[0.4] * 4, 0.6, *[0.4] * 4, math.inf))
+    assert TorchOptimizer(AdamW(), controller=rules).rules is rules
+
+
+def test_controller_params_that_thaw_begin_anew():
+    """In a loop of one's own as well: what is frozen stays as it is, and its average begins with what it is then."""
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    model = nlp.get_pipe("tagger").model
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    optimizer.initialize(nlp)
+    name = "tagger/output_layer/W"
+    output = next(node for node in model.walk() if node.name == "softmax")
+
+    def update():
+        nlp.update(examples[:8], sgd=optimizer)
+        [info] = optimizer.describe([name])
+        return output.get_param("W").copy(), info
+
+    first, _ = update()
+    optimizer.freeze([name])
+    second, info = update()
+    assert (first == second).all() and name not in optimizer.params
+    assert info.frozen_until == math.inf and info.updates == 0
+    optimizer.unfreeze([name])
+    third, info = update()
+    assert not (second == third).all() and info.updates == 1
+    key = (output.id, "W")
+    assert optimizer.averages[key] == pytest.approx(third * 9 / 11, rel=1e-5)  # as thinc has it after one value
+    with pytest.raises(ConfigError, match="matches none"):
+        optimizer.freeze(["nothing"])
+
+
+@pytest.mark.parametrize(
+    "rules, reason",
+    [
+        (
+            definition(rule("r", "on_predict", "True", STOP)),
+            "the trigger on_predict of the controller 'r': spacy train has no such event",
+        ),
+        (
+            definition(rule("r", "on_step_end", "True", STOP) | {"triggers": ["on_log", "on_prediction_step"]}),
+            "the trigger on_prediction_step of the controller 'r'",
+        ),
+        (
+            definition(
+                rule("r", "on_evaluate", "s['score'] > 1", STOP),
+                metrics=[{"name": "s", "class": "EvalMetrics", "arguments": {"source_event": "on_predict"}}],
+            ),
+            "the metric 's': expected .*, found on_predict alone",
+        ),
+        (
+            definition(rule("r", "on_train_begin", "True", "control.should_evaluate", patience={})),
+            "it comes only once, but the patience needs more than 1 times",
+        ),
+        *(
+            (definition(rule("r", "on_train_end", "True", f"control.{action}")), f"control.{action} on on_train_end")
+            for action in ("should_epoch_stop", "should_evaluate", "should_log")
+        ),
+    ],
+)
+def test_controller_rules_that_could_never_act_are_refused(rules, reason):
+    """Before the training: a loop of one's own may send other events, so the definition alone is in order."""
+    optimizer = TorchOptimizer(AdamW(), controller=trainer_controller(rules))
+    with pytest.raises(ControllerError, match=reason):
+        Rules(optimizer.attachments["controller"], optimizer)
+
+
+LAST = {"class": "LogControl", "arguments": {"log_format": "{error_type}: {error_text} at {step}, {state/error_type}"}}
+
+
+def failing(*more, text="True"):
+    rules = [rule("tell", "on_exception", text, "note.should_log"), *more]
+    return definition(*rules, operations=[{"name": "note", **LAST}])
+
+
+@pytest.mark.parametrize("place", ["hook", "logger", "rule"])
+def test_controller_tells_of_an_error(place, corpus, tmp_path, caplog):
+    """Of the update, of spaCy's part of a step, and of a rule that fails itself."""
+
+    def breaks():
+        raise RuntimeError("out of memory")
+
+    more = [rule("bad", "on_step_end", "1 / (state['step'] - 5) < 9", "control.should_log")] if place == "rule" else []
+    config = config_for(tmp_path, corpus, failing(*more))
+    expected = ControllerError if place == "rule" else RuntimeError
+    with pytest.raises(expected), caplog.at_level(logging.INFO, "thinc_torchopt.controller"):
+        run(config, at={5: breaks} if place == "hook" else None, log_at={4: breaks} if place == "logger" else None)
+    step = 4 if place == "logger" else 5
+    text = "Can't evaluate the rule of the controller 'bad'" if place == "rule" else "out of memory"
+    [told] = [line for line in caplog.messages if line.startswith(f"{expected.__name__}: {text}")]
+    assert told.endswith(f"at {step}, {expected.__name__}")
+
+
+def test_controller_a_rule_that_fails_at_an_error_does_not_hide_it(corpus, tmp_path, caplog):
+    def breaks():
+        raise RuntimeError("out of memory")
+
+    config = config_for(tmp_path, corpus, failing(text="1 / (state['step'] - 5) < 9"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(config, at={5: breaks})
+    assert "A listener failed at on_exception" in caplog.text and "ZeroDivisionError" in caplog.text
+
+
+def test_controller_refuses_actions_after_an_error(corpus, tmp_path):
+    rules = definition(rule("r", "on_exception", "True", STOP))
+    with pytest.raises(ControllerError, match=r"control\.should_training_stop on on_exception: an error ends"):
+        run(config_for(tmp_path, corpus, rules))

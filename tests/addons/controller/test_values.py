@@ -1,0 +1,65 @@
+"""The values that rules look up. Oracle: a rule that can be evaluated on nothing but these gives the same."""
+
+import pytest
+
+from thinc_torchopt.addons.controller.controller import TrainerController
+from thinc_torchopt.addons.controller.rules import Rule
+from thinc_torchopt.addons.controller.values import looked_up, paths_in
+
+VALUES = {
+    "loss": {"loss": 3.0, "per_word": 0.5, "components": {"ner": 1.0, "tagger": 2.0}},
+    "scores": {"ents_f": 0.5, "ents_per_type": {"ORG": {"f": 0.25, "p": 1.0}}},
+    "w": {"values": [float(i) for i in range(30)], "mean": 14.5},
+    "norm": 2.0,
+    "empty": None,
+}
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("loss['per_word'] < 1", {"loss": {"per_word": 0.5}}),
+        ("loss['components']['ner'] < norm", {"loss": {"components": {"ner": 1.0}}, "norm": 2.0}),
+        ("max(loss['components'][k] for k in ['ner']) > 0", {"loss": {"components": VALUES["loss"]["components"]}}),
+        ("len(loss) > 1 and loss['loss'] > 1", {"loss": VALUES["loss"]}),
+        (
+            "get(scores, ['ents_per_type', 'ORG', 'f'], 0) > 0",
+            {"scores": {"ents_per_type": {"ORG": {"f": 0.25}}}},
+        ),
+        ("get(scores['ents_per_type'], 'PER') is None", {"scores": {"ents_per_type": {"PER": None}}}),
+        ("get(scores, 'x', loss['loss']) > 1", {"scores": {"x": None}, "loss": {"loss": 3.0}}),
+        ("get({'a': norm}, 'a') > 1", {"norm": 2.0}),
+        ("mean(w['values'][-4:]) > w['mean']", {"w": {"values": VALUES["w"]["values"][-20:], "mean": 14.5}}),
+        (
+            "w['values'][len(loss['components'])] > 0",
+            {"w": {"values": VALUES["w"]["values"][-20:]}, "loss": {"components": VALUES["loss"]["components"]}},
+        ),
+        ("norm > 1 or empty['x'] > 1", {"norm": 2.0}),
+    ],
+)
+def test_values_are_all_that_a_rule_needs(text, expected):
+    rule = Rule(text, VALUES)
+    found = looked_up(VALUES, paths_in(rule.text, rule.names))
+    assert found == expected
+    assert rule.evaluate({"loss": None, "empty": None} | found) == rule.evaluate(VALUES)
+
+
+def test_values_are_the_values_of_a_firing():
+    controllers = [
+        {
+            "name": "a",
+            "triggers": ["on_step_end"],
+            "rule": "loss['per_word'] < 1",
+            "operations": ["control.should_log"],
+        },
+        {
+            "name": "b",
+            "triggers": ["on_step_end"],
+            "rule": "fired['a']['times'] == 1",
+            "operations": ["control.should_log"],
+        },
+    ]
+    one = TrainerController({"controller_metrics": [{"name": "loss", "class": "Loss"}], "controllers": controllers})
+    a, b = one.on_event("on_step_end", step=1, losses={"ner": 5.0}, batch_words=10)
+    assert a.values == {"loss": {"per_word": 0.5}} and b.values == {"fired": {"a": {"times": 1}}}
+    assert str(a).endswith("with {'loss': {'per_word': 0.5}}")

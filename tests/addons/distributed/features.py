@@ -1,0 +1,182 @@
+"""Scenarios where several ranks meet other features: Modular, losses and attributes of the user's own, averages."""
+
+from timeit import default_timer
+
+import spacy
+import torch.distributed as dist
+
+from tests.addons.distributed import pipelines
+from tests.addons.distributed.scenarios import RANK, scenario, train
+from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.addons.distributed.settings import Distributed
+from thinc_torchopt.core.errors import DistributedError
+from thinc_torchopt.core.schedules.curves import warmup_stable_decay
+from thinc_torchopt.loop import run
+
+
+@scenario
+def noise(folder):
+    """That no seed foretells: before Adam, whose state sees it."""
+    found = []
+    for options in ({}, {"safe_mode": False}, {"safe_mode": False, "seed": 1}):
+        optimizer = pipelines.modular({"GaussianNoise": {"std": 0.01, **options}, "Adam": {}})
+        found.append(train(pipelines.pipeline(["tagger"]), optimizer))
+        states = [state for one in optimizer.torch_optimizers.values() for state in one.state.values() if state]
+        found[-1]["states"] = len(states)
+    return {"runs": found}
+
+
+@scenario
+def noise_of_a_block(folder):
+    """That no seed foretells, by an algorithm that is there from step 2 on."""
+    algorithm = {
+        "@torch_optimizers": "thinc-torchopt.Modular.v1",
+        "modules": {"noise": {"@gradient_modules": "thinc-torchopt.GaussianNoise.v1", "std": 0.01}},
+    }
+    late = {"params": ["tok2vec/*"], "unfreeze_at": 2} | spacy.registry.resolve({"algorithm": algorithm})
+    optimizer = pipelines.optimizer(param_groups={"late": late}, distributed=Distributed(check_every=1))
+    return train(pipelines.pipeline(["tagger"]), optimizer)
+
+
+@scenario
+def words_of_all(folder):
+    """Sums over words, divided by those of all ranks; before it, weights that differ."""
+    nlp = pipelines.pipeline(["tagger"])
+    nlp.get_pipe("tagger").model.get_ref("softmax").get_param("W")[...] += RANK
+    return train(nlp, pipelines.modular_words())
+
+
+@scenario
+def budget_of_seconds(folder):
+    """The clock of rank 1 goes faster, and an evaluation takes as long as three steps."""
+    nlp, now = pipelines.pipeline(["tagger"]), 0.0
+
+    def moved(seconds, result):
+        nonlocal now
+        now += seconds * (1 + RANK)
+        return result
+
+    run.default_timer = lambda: now
+    tagger = nlp.get_pipe("tagger")
+    update = tagger.update
+    tagger.update = lambda examples, **options: moved(1.0, update(examples, **options))
+    optimizer = pipelines.optimizer(
+        learn_rate=warmup_stable_decay(0.02, 2, 5, decay_begins="when told", decay_type="linear"),
+        budget=Budget("40s"),
+    )
+    try:
+        return train(
+            nlp,
+            optimizer,
+            batches=pipelines.batches(nlp, 120),
+            evaluate=lambda: moved(3.0, (nlp.evaluate(pipelines.examples(nlp, 9, 5))["tag_acc"], {})),
+            eval_frequency=10,
+        )
+    finally:
+        run.default_timer = default_timer
+
+
+@scenario
+def own_losses(folder):
+    """A component that counts two, the second one from step 2 on."""
+    nlp = pipelines.pipeline(["tagger"])
+    tagger, calls = nlp.get_pipe("tagger"), iter(range(100))
+    original = tagger.update
+
+    def update(examples, *, losses=None, **options):
+        original(examples, losses=losses, **options)
+        if next(calls) >= 2:
+            losses["tagger/second"] = losses.get("tagger/second", 0.0) + len(examples)
+        return losses
+
+    tagger.update = update
+    return train(nlp, pipelines.optimizer())
+
+
+@scenario
+def own_attributes(folder):
+    """A component that leaves things on documents, some of which can't be sent."""
+    nlp = pipelines.pipeline(["tagger"])
+    dev = pipelines.examples(nlp, 9, 5)
+    tagger, found = nlp.get_pipe("tagger"), []
+    original = tagger.pipe
+
+    def pipe(docs, **options):
+        for doc in original(docs, **options):
+            doc.user_data |= {"thing": object(), "words": [len(doc)]}
+            yield doc
+
+    def scorer(examples, **options):
+        docs = [example.predicted for example in examples]
+        found[:] = [(doc.user_data["words"], len(doc)) for doc in docs]
+        return {"tag_acc": 1.0}
+
+    def evaluate():
+        return nlp.evaluate(dev)["tag_acc"], {}
+
+    tagger.pipe, tagger.scorer = pipe, scorer
+    train(nlp, pipelines.optimizer(), evaluate=evaluate, eval_frequency=4)
+    return {"found": found}
+
+
+@scenario
+def other_development_data(folder):
+    nlp = pipelines.pipeline(["tagger"])
+    dev = pipelines.examples(nlp, 9, RANK)
+    try:
+        train(nlp, pipelines.optimizer(), evaluate=lambda: (nlp.evaluate(dev)["tag_acc"], {}))
+    except DistributedError as error:
+        return {"error": str(error)}
+
+
+@scenario
+def recurrent(folder):
+    """Trained by eligibility traces. The embedding is frozen: its gradient is approximate."""
+    nlp, optimizer = pipelines.recurrent("d-rtrl"), pipelines.optimizer(param_groups={})
+    optimizer.initialize(nlp)
+    optimizer.freeze(["*/embed/*"])
+    return train(nlp, optimizer)
+
+
+@scenario
+def error_on_one_rank(folder):
+    """A component on rank 1 raises something. Other than in a run of its own, the process lives on."""
+    nlp = pipelines.pipeline(["tagger"])
+    tagger, calls = nlp.get_pipe("tagger"), iter(range(100))
+    original = tagger.update
+
+    def update(examples, **options):
+        if next(calls) == 2 and RANK == 1:
+            raise ValueError("the widget\nhas no handle")
+        return original(examples, **options)
+
+    tagger.update = update
+    try:
+        train(nlp, pipelines.optimizer(distributed=Distributed(timeout_seconds=1)))
+    except (ValueError, DistributedError) as error:
+        dist.destroy_process_group()
+        return {"error": f"{type(error).__name__}: {error}", "cause": repr(error.__cause__)}
+
+
+@scenario
+def masters(folder):
+    """Of a torch module in bfloat16, with the whole state on each rank, and with a part of it."""
+    found = []
+    for settings in ({}, {"shard_state": True}):
+        nlp = pipelines.pipeline(["torch"])
+        module = next(shim for node in nlp.get_pipe("tagger").model.walk() for shim in node.shims)._model.bfloat16()
+        module.register_forward_pre_hook(lambda module, inputs: inputs[0].bfloat16())
+        module.register_forward_hook(lambda module, inputs, output: output.float())
+        optimizer = pipelines.optimizer(
+            learn_rate=1e-4, master_weights=True, distributed=Distributed(check_every=1, **settings)
+        )
+        found.append(train(nlp, optimizer))
+        saved = optimizer.state_dict()["params"]
+        found[-1]["masters"] = {name: one["master"] for name, one in saved.items() if one["master"] is not None}
+    return {"runs": found}
+
+
+@scenario
+def bf16(folder):
+    """Matrix products of a torch module in bfloat16."""
+    return train(pipelines.pipeline(["torch"]), pipelines.optimizer(precision="bf16"))

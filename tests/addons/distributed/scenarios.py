@@ -1,0 +1,49 @@
+"""What a scenario is: a function that every rank runs, and whose result it writes to a folder. See worker.py."""
+
+import os
+
+from tests.addons.distributed import pipelines
+from thinc_torchopt import train_while_improving
+
+RANK = int(os.environ["RANK"])
+SCENARIOS = {}
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def train(nlp, optimizer, *, evaluate=lambda: (0.0, {}), batches=None, before_update=None, listeners=(), **settings):
+    """spaCy's loop, without dropout. RETURNS: weights after each step; and what was logged."""
+    steps, infos = [], []
+    settings = {
+        "dropout": 0.0,
+        "eval_frequency": 100,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+    } | settings
+    for _, info, _ in train_while_improving(
+        nlp,
+        optimizer,
+        iter(batches or pipelines.batches(nlp)),
+        evaluate,
+        exclude=[],
+        annotating_components=[],
+        before_update=before_update,
+        listeners=listeners,
+        **settings,
+    ):
+        steps.append(pipelines.weights(nlp))
+        infos.append(
+            {key: info[key] for key in ("step", "epoch", "losses", "learn_rates", "grad_norm", "words", "score")}
+        )
+        infos[-1]["losses"] = dict(info["losses"])
+        infos[-1]["counts"] = dict(info["since_evaluation"])
+    return {"steps": steps, "infos": infos, "averages": averages(nlp, optimizer)}
+
+
+def averages(nlp, optimizer):
+    with nlp.use_params(optimizer.averages):
+        return pipelines.weights(nlp)

@@ -1,0 +1,85 @@
+"""The commands of docs/distributed.md that start several processes. That of one machine is in the head of a config."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ...configs import commands_in_head
+from ...conftest import CONFIGS, ROOT
+from ...spacy_cli import flags_of, toy_corpus
+
+PAGE = (ROOT / "docs" / "distributed.md").read_text()
+ENV = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+QUICK = shlex.join(
+    map(str, flags_of({"training.max_steps": 6, "training.eval_frequency": 3, "training.batcher.size": 40}))
+)
+
+
+def commands():
+    lines = [line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]
+    return [line for line in lines if shlex.split(line) not in commands_in_head("distributed.cfg")]
+
+
+def run_together(lines, folder, **env):
+    """Run commands as they stand, at the same time, in a folder with a small corpus: those of several machines."""
+    toy_corpus(folder)
+    (folder / "configs").symlink_to(CONFIGS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    lines = [line.replace("machine0:29500", f"127.0.0.1:{port}").replace(":29500", f":{port}") for line in lines]
+    started = [
+        subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=folder,
+            env=ENV | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for line in lines
+    ]
+    try:
+        for process in started:
+            output, _ = process.communicate(timeout=200)
+            assert process.returncode == 0, output
+    finally:
+        for process in started:
+            process.kill()
+    assert (folder / "training" / "distributed" / "model-best" / "meta.json").is_file()
+
+
+@pytest.mark.slow
+def test_docs_torchrun(tmp_path):
+    [command] = [line for line in commands() if line.startswith("torchrun")]
+    run_together([f"{command} {QUICK}"], tmp_path)
+
+
+@pytest.mark.slow
+def test_docs_several_machines(tmp_path):
+    pair = [line for line in commands() if "--nnodes 2" in line]
+    assert len(pair) == 2 and len(commands()) == 3
+    run_together([f"{line} {QUICK}" for line in pair], tmp_path)
+
+
+@pytest.mark.slow
+def test_docs_slurm(tmp_path):
+    """With stand-ins for Slurm's commands: `srun` runs a command on each of two machines."""
+    [script] = re.findall(r"^```slurm\n(.*?)^```", PAGE, re.M | re.S)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "scontrol").write_text("#!/bin/bash\necho localhost\n")
+    (folder / "srun").write_text(
+        '#!/bin/bash\nSLURM_NODEID=0 "$@" & first=$!\nSLURM_NODEID=1 "$@" & second=$!\nwait $first && wait $second\n'
+    )
+    for name in ("scontrol", "srun"):
+        (folder / name).chmod(0o755)
+    script = script.replace("--max-restarts 3", f"--max-restarts 3 {QUICK.replace(chr(34), '')}")
+    slurm = {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "1"}
+    run_together([script], tmp_path, PATH=f"{folder}:{ENV['PATH']}", **slurm)

@@ -1,0 +1,173 @@
+"""Servers that are killed with -9, and runs that go on from their state: the same model, to the last bit."""
+
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from thinc_torchopt.core.errors import FederationError, StateError
+
+from . import needs_flwr  # noqa: F401  isort:skip
+
+from thinc_torchopt.addons.federated.results import read_result
+
+from .pipelines import small_config
+from .server_that_dies import MOMENTS
+from .test_methods import SCAFFOLD, with_algorithm
+from .test_rounds import Run
+
+ROOT = __file__.partition("/tests/")[0]
+MOMENTUM = {"momentum": {"@gradient_modules": "thinc-torchopt.Momentum.v1", "beta": 0.5}}
+
+
+def config(rounds=3):
+    """Everything with a state: SCAFFOLD and momentum at the server, Adam and SCAFFOLD at the clients."""
+    client, server = SCAFFOLD
+    adam = {"modules": {**client["modules"], "adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}}
+    return with_algorithm(adam, {"modules": {**server["modules"], **MOMENTUM}}, federated__rounds=rounds)
+
+
+def serve(run, texts, moment="never", in_round=0):
+    """Run a server as a process. RETURNS: Its exit code, and its log."""
+    command = [sys.executable, "-m", "tests.addons.federated.server_that_dies", run.output.parent, texts, moment]
+    done = subprocess.run([*map(str, command), str(in_round)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stderr + done.stdout
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def essence(result):
+    """What does not depend on where a server was killed: scores, clients, the best model."""
+    rows = [{key: row[key] for key in ("round", "clients", "failed", "score", "scores")} for row in result["rounds"]]
+    return rows, result["best"], result["status"], result["error"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(texts, tmp_path_factory):
+    """A run of three rounds, in this process."""
+    run = Run(texts, tmp_path_factory.mktemp("unbroken"), config())
+    run.train()
+    return run
+
+
+def check(run, unbroken):
+    assert same(run.weights(), unbroken.weights()) and same(run.weights("model-best"), unbroken.weights("model-best"))
+    assert essence(run.result) == essence(unbroken.result)
+    assert not list(run.output.glob(".unfinished*")) and not list(run.output.glob("earlier*"))
+
+
+def test_resume_after_a_server_was_killed_again_and_again(texts, tmp_path, unbroken):
+    """At five moments of three rounds. Each time, the next server goes on."""
+    run = Run(texts, tmp_path, config())
+    kills = list(zip(MOMENTS, (1, 1, 2, 2, 2)))
+    for moment, in_round in kills:
+        code, log = serve(run, texts, moment, in_round)
+        assert code == -signal.SIGKILL, log
+        assert run.result["status"] == "killed"
+        assert ("The server stopped in round" in log) is (moment != "before the first reply")
+    code, log = serve(run, texts)
+    assert code == 0 and "The run goes on after round 2" in log and "undoes" not in log, log
+    check(run, unbroken)
+    assert [row["interrupted"] for row in run.result["rounds"]] == [0, 2, 2, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_round", [1, 2, 3, 0])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_resume_at_each_moment(texts, tmp_path, unbroken, moment, in_round):
+    """Twenty kills: five moments of three rounds; and of all rounds in one run, which is 0."""
+    run = Run(texts, tmp_path, config())
+    for one in (1, 2, 3) if in_round == 0 else (in_round,):
+        code, log = serve(run, texts, moment, one)
+        assert code == -signal.SIGKILL, log
+    code, log = serve(run, texts)
+    assert code == 0, log
+    check(run, unbroken)
+
+
+def test_resume_of_a_run_that_has_finished(texts, tmp_path, unbroken):
+    """With more rounds it goes on. Else a new run begins, and the results of this one are kept beside it."""
+    shutil.copytree(unbroken.output.parent, tmp_path / "copy")
+    run = Run(texts, tmp_path / "copy", config(rounds=4))
+    earlier = run.weights()
+    run.train()
+    assert [row["round"] for row in run.result["rounds"]] == [0, 1, 2, 3, 4] and not same(run.weights(), earlier)
+    assert {name for _, name, _ in run.grid.log} == {"north", "south"}
+    assert sum(kind == "train" for kind, _, _ in run.grid.log) == 2
+    assert essence(run.result)[0][:3] == essence(unbroken.result)[0][:3]
+    run = Run(texts, tmp_path / "copy", config(rounds=2))
+    result = run.train()
+    assert len(result["rounds"]) == 3 and len(read_result(run.output / "earlier-1")["rounds"]) == 5
+    assert (run.output / "earlier-1" / "state").is_dir()
+
+
+def test_resume_of_a_run_that_failed(texts, tmp_path):
+    """A client that never replies in round 2. With it back, the run ends as if nothing had been."""
+    is_away = [False]
+
+    def spoil(kind, name, reply):
+        is_away[0] |= not is_back and (kind, name) == ("train", "south") and len(run.result["rounds"]) == 3
+        return None if is_away[0] and name == "south" else reply
+
+    is_back = False
+    plain = small_config(federated__min_clients=2, federated__rounds=3)
+    run = Run(texts, tmp_path, plain, spoil=spoil)
+    with pytest.raises(FederationError, match="Can't accept round 2"):
+        run.train()
+    assert run.result["status"] == "failed" and len(run.result["rounds"]) == 3
+    is_back, is_away[0] = True, False
+    result = run.train()
+    assert result["status"] == "finished" and result["error"] is None
+    (tmp_path / "plain").mkdir()
+    other = Run(texts, tmp_path / "plain", plain)
+    other.train()
+    assert same(run.weights(), other.weights())
+
+
+def test_resume_only_if_that_is_wanted(texts, tmp_path, unbroken):
+    run = Run(texts, tmp_path, small_config(federated__resume="must"))
+    with pytest.raises(StateError, match=r"Can't go on with a run: expected its state in .*, found none"):
+        run.train()
+    shutil.copytree(unbroken.output.parent, tmp_path / "copy")
+    again = config(rounds=4)
+    again["federated"]["resume"] = "never"
+    run = Run(texts, tmp_path / "copy", again)
+    assert len(run.train()["rounds"]) == 5 and (run.output / "earlier-1").is_dir()
+    assert sum(kind == "train" for kind, _, _ in run.grid.log) == 8
+
+
+@pytest.mark.parametrize("what", ["shapes", "methods", "averages"])
+def test_resume_of_another_training_is_refused(texts, tmp_path, unbroken, what):
+    """And nothing of it is lost."""
+    shutil.copytree(unbroken.output.parent, tmp_path / "copy")
+    other = config(rounds=5)
+    if what == "shapes":
+        other["components"]["ner"]["model"]["hidden_width"] = 9
+        message = r"expected the same pipeline, found params: ner/lower/W: .* now"
+    elif what == "methods":
+        del other["federated"]["algorithm"], other["training"]["optimizer"]["algorithm"]["modules"]["scaffold"]
+        message = r"found auxiliary variables: scaffold in the saved run, none now"
+    else:
+        other["federated"]["average"] = {"@misc": "thinc-torchopt.FlowerStrategy.v1", "strategy": "MultiKrum"}
+        other["federated"] |= {"clients": 3, "min_clients": 3}
+        message = r"expected the average by FedAvg in .*, as before, found MultiKrum"
+    run = Run(texts, tmp_path / "copy", other)
+    with pytest.raises(StateError, match=message):
+        run.train()
+    assert run.result["status"] == "failed" and len(run.result["rounds"]) == 4
+    assert same(run.weights(), unbroken.weights())
+
+
+def test_resume_from_a_damaged_state_is_refused(texts, tmp_path, unbroken):
+    shutil.copytree(unbroken.output.parent, tmp_path / "copy")
+    run = Run(texts, tmp_path / "copy", config(rounds=5))
+    tensors = run.output / "state" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"!")
+    with pytest.raises(StateError, match=r"Can't read '.*tensors.safetensors': expected .* with checksum"):
+        run.train()
+    assert len(run.result["rounds"]) == 4 and same(run.weights(), unbroken.weights())

@@ -1,0 +1,595 @@
+"""Rounds over Flower's apps and messages, in one process: what comes out, and what happens to clients that fail."""
+
+import json
+import math
+from itertools import count
+
+import pytest
+import spacy
+import torch
+from spacy.tokens import DocBin
+
+from thinc_torchopt.core.errors import ConfigError, FederationError
+
+from . import needs_flwr  # noqa: F401  isort:skip
+
+from flwr.app import Array
+from flwr.serverapp.strategy import FedAvg, FedMedian
+
+from thinc_torchopt.addons.federated import server
+from thinc_torchopt.addons.federated.messages import to_arrays
+from thinc_torchopt.addons.federated.pipeline import FederatedPipeline
+from thinc_torchopt.addons.federated.results import Results, read_result
+from thinc_torchopt.addons.federated.rounds import Rounds
+from thinc_torchopt.addons.federated.settings import federated_settings
+from thinc_torchopt.addons.federated.weights import Weights
+
+from .by_hand import average, fed_avg
+from .grid import LocalGrid
+from .pipelines import SIZES, paths, small_config
+
+
+class Run:
+    """A run with the clients of `texts`. config: Of all. own (dict): Configs of some clients."""
+
+    def __init__(self, texts, folder, config, *, own=None, spoil=lambda kind, name, reply: reply, names=SIZES):
+        self.output = folder / "out"
+        self.texts = texts
+        clients = {}
+        for name in names:
+            path = folder / f"{name}.cfg"
+            (own or {}).get(name, config).to_disk(path)
+            corpus = name if name in SIZES else "north"
+            clients[name] = {"name": name, "config": str(path), **paths(texts, corpus)}
+        config.to_disk(folder / "server.cfg")
+        self.config = folder / "server.cfg"
+        self.grid = LocalGrid(clients, spoil)
+
+    def train(self):
+        labels = paths(self.texts, "north")["paths.labels"]
+        server.train(self.grid, {"config": str(self.config), "output": str(self.output), "paths.labels": labels})
+        return self.result
+
+    @property
+    def result(self):
+        return read_result(self.output)
+
+    def weights(self, name="model-last"):
+        return Weights(spacy.load(self.output / name)).collect()
+
+    def errors(self):
+        return [(kind, name) for kind, name, error in self.grid.log if error is not None]
+
+
+def close(found, expected, *, atol=1e-7):
+    """Averages are summed up in another order by Flower: single precision, values of about 1."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize("plan", [{"steps": 3}, {"epochs": 1}])
+def test_rounds_of_fedavg_are_a_loop_by_hand(texts, tmp_path, plan):
+    config = small_config(
+        federated__local_steps=plan.get("steps", 0),
+        **({"federated__local_epochs": plan["epochs"]} if "epochs" in plan else {}),
+    )
+    run = Run(texts, tmp_path, config)
+    result = run.train()
+    expected = fed_avg(texts, config, 2, **plan)
+    # Adam divides by small numbers: in the second round, differences of the first one grow to about 1e-5.
+    close(run.weights(), expected, atol=2e-5)
+    assert result["status"] == "finished" and result["error"] is None and run.errors() == []
+    assert [row["round"] for row in result["rounds"]] == [0, 1, 2]
+    assert [set(row["clients"]) for row in result["rounds"]] == [set(), set(SIZES), set(SIZES)]
+    assert {name: row["examples"] for name, row in result["rounds"][1]["clients"].items()} == SIZES
+    assert all(row["score"] is not None and "ents_f" in row["scores"] for row in result["rounds"])
+
+
+def test_rounds_write_models_that_score_what_the_file_says(texts, tmp_path):
+    run = Run(texts, tmp_path, small_config(federated__rounds=3, federated__local_steps=15))
+    result = run.train()
+    for name, row in (("model-last", 3), ("model-best", result["best"])):
+        nlp = spacy.load(run.output / name)
+        found, n = 0.0, 0
+        for client in SIZES:
+            examples = list(spacy.training.Corpus(texts / client / "dev.spacy")(nlp))
+            found, n = found + nlp.evaluate(examples)["ents_f"] * len(examples), n + len(examples)
+        assert found / n == pytest.approx(result["rounds"][row]["score"])
+    scores = [row["score"] for row in result["rounds"]]
+    assert scores[result["best"]] == max(scores) and scores[0] < max(scores)
+    best = spacy.load(run.output / "model-best").meta["performance"]
+    assert best["ents_f"] == pytest.approx(max(scores))
+    assert not list(run.output.glob(".unfinished*"))
+
+
+def test_rounds_weigh_clients_alike_if_that_is_wanted(texts, tmp_path):
+    kept = {}
+
+    def spoil(kind, name, reply):
+        if kind == "train":
+            kept[name] = {key: torch.from_numpy(one.numpy()) for key, one in reply.content["arrays"].items()}
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=1, federated__weigh_by="client"), spoil=spoil)
+    run.train()
+    close(run.weights(), average(list(kept.values()), [1, 1]))
+
+
+def test_rounds_apply_the_servers_optimizer_to_the_averaged_update(texts, tmp_path):
+    """SGD at a rate of 0.5 goes half of the way; buffers and all else as the average."""
+    half = small_config(
+        {"federated": {"algorithm": {"@torch_optimizers": "torch.SGD.v1"}, "learn_rate": 0.5}}, federated__rounds=1
+    )
+    run, plain = Run(texts, tmp_path, half), small_config(federated__rounds=1)
+    run.train()
+    (tmp_path / "plain").mkdir()
+    whole = Run(texts, tmp_path / "plain", plain)
+    whole.train()
+    pipeline = FederatedPipeline(Run(texts, tmp_path / "plain", plain) and _server_config(texts, plain))
+    start = pipeline.weights.collect()
+    close(run.weights(), {name: (start[name] + value) / 2 for name, value in whole.weights().items()})
+
+
+def _server_config(texts, config):
+    config = config.copy()
+    config["paths"] = {"train": None, "dev": None, "labels": str(texts / "labels.json")}
+    return config
+
+
+def test_rounds_take_other_strategies_of_flower(texts, tmp_path):
+    """A median of three: one client that sends nonsense has no effect."""
+
+    def spoil(kind, name, reply):
+        if kind == "train" and name == "liar":
+            for key, one in reply.content["arrays"].items():
+                reply.content["arrays"][key] = Array(one.numpy() * 0 + 1e6)
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__clients=3), spoil=spoil, names=["north", "south", "liar"])
+    pipeline = FederatedPipeline(_server_config(texts, small_config(federated__clients=3)))
+    rounds = Rounds(pipeline, federated_settings(pipeline.config), Results(run.output), FedMedian())
+    rounds.run(run.grid)
+    assert all(float(value.abs().max()) < 100 for value in run.weights().values())
+
+
+class NoAverage(FedAvg):
+    """As some of Flower's strategies do when there are too few for them."""
+
+    def aggregate_train(self, server_round, replies):
+        return None, None
+
+
+def test_rounds_without_an_average_fail(texts, tmp_path):
+    """The model would stay as it was, and the run be finished."""
+    run = Run(texts, tmp_path, small_config())
+    pipeline = FederatedPipeline(_server_config(texts, small_config()))
+    rounds = Rounds(pipeline, federated_settings(pipeline.config), Results(run.output), NoAverage())
+    with pytest.raises(FederationError, match="NoAverage gave no average"):
+        rounds.run(run.grid)
+
+
+# ---------------------------------------------------------------------- clients that fail
+
+
+def in_round(number, kind="train", name="south"):
+    """Whether a message is the n-th of its kind to a client."""
+    seen = []
+
+    def check(of_kind, of_name):
+        if (of_kind, of_name) == (kind, name):
+            seen.append(1)
+            return len(seen) == number
+        return False
+
+    return check
+
+
+def lose(reply):
+    return None
+
+
+def spoil_names(reply):
+    reply.content["arrays"]["ner/other"] = Array(torch.ones(1))
+    return reply
+
+
+def spoil_shapes(reply):
+    reply.content["arrays"]["ner/lower/b"] = Array(torch.ones(1, 1))
+    return reply
+
+
+def spoil_with_nan(reply):
+    array = reply.content["arrays"]["ner/lower/b"].numpy()
+    array[0] = math.nan
+    reply.content["arrays"]["ner/lower/b"] = Array(array)
+    return reply
+
+
+def spoil_counts(reply):
+    reply.content["metrics"]["num-examples"] = -1
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (lose, "There was no reply within 5 seconds"),
+        (spoil_names, "1 unexpected (ner/other)"),
+        (spoil_shapes, "of shape (1, 1)"),
+        (spoil_with_nan, "expected finite numbers"),
+        (spoil_counts, "expected a count as 'num-examples'"),
+    ],
+    ids=["lost", "names", "shapes", "nan", "counts"],
+)
+def test_rounds_go_on_without_a_report_that_cannot_be_used(texts, tmp_path, what, reason, caplog):
+    """And the client is back in the next round, where it goes on from the round before: that one did not count."""
+    is_now = in_round(2)
+    run = Run(
+        texts,
+        tmp_path,
+        small_config(federated__rounds=3),
+        spoil=lambda kind, name, reply: what(reply) if is_now(kind, name) else reply,
+    )
+    with caplog.at_level("WARNING", "flwr"):
+        result = run.train()
+    first, second, third = result["rounds"][1:]
+    assert set(second["clients"]) == {"north"} and reason in second["failed"]["south"]
+    assert set(first["clients"]) == set(third["clients"]) == set(SIZES) and not third["failed"]
+    assert result["status"] == "finished"
+    assert f"Client 'south' is left out of this round: {second['failed']['south']}" in caplog.text
+    assert "Client 'south' undoes round 2" in caplog.text and "'north' undoes" not in caplog.text
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog, is_lost):
+    """And with it, when it is started again: it has a new node, and its state unless its disk is gone too."""
+    is_now, is_later = in_round(2), in_round(3, name="north")
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.stop("south")
+            return None
+        if is_later(kind, name):
+            run.grid.start("south")
+            if is_lost:
+                run.grid.forget("south")
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=4), spoil=spoil)
+    with caplog.at_level("INFO", "flwr"):
+        result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [
+        ["north", "south"],
+        ["north"],
+        ["north"],
+        ["north", "south"],
+    ]
+    assert "Client 'south' is gone" in caplog.text and caplog.text.count("Client 'south' takes part") == 2
+    assert ("Client 'south' has lost the state of its optimizer after round 1" in caplog.text) is is_lost
+    assert "Client 'south' undoes round 2" in caplog.text or is_lost
+    assert result["status"] == "finished"
+
+
+def test_rounds_go_on_without_a_client_that_raises(texts, tmp_path):
+    """Here in round 2, by its own hook. Its state stays as it was after round 1."""
+    path = texts / "south" / "train.spacy"
+    is_now = in_round(1)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.clients["south"]["paths.train"] = str(tmp_path / "gone.spacy")
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=3), spoil=spoil)
+    assert path.is_file()
+    result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north", "south"], ["north"], ["north"]]
+    assert "gone.spacy" in result["rounds"][2]["failed"]["south"] and run.errors() == [("train", "south")] * 2
+    assert [path.name for path in (tmp_path / "south.cfg.state" / "south").iterdir()] == ["round-1"]
+
+
+def test_rounds_leave_out_a_client_with_another_pipeline(texts, tmp_path, caplog):
+    other = small_config(components__ner__model__hidden_width=9)
+    run = Run(texts, tmp_path, small_config(), own={"south": other})
+    with caplog.at_level("ERROR", "flwr"):
+        result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north"], ["north"]]
+    assert "Client 'south' does not fit the server: params: ner/lower/W" in caplog.text
+    assert "Client 'south' can't take part: params: ner/lower/W" in caplog.text  # in its own log, too
+    assert list(result["refused"]) == ["south"] and "params: ner/lower/W" in result["refused"]["south"]
+
+
+@pytest.mark.parametrize("keeps_id", [True, False])
+def test_rounds_take_a_client_that_was_mended(texts, tmp_path, keeps_id):
+    """Its supernode is started again with the right config; one with a registered key keeps its id."""
+
+    def spoil(kind, name, reply):
+        if kind == "train" and name == "north":
+            if reply.content["metrics"]["steps"] and len(done) == 0:
+                run.grid.stop("south")
+            elif len(done) == 1:
+                run.grid.clients["south"]["config"] = str(tmp_path / "north.cfg")
+                run.grid.start("south", node if keeps_id else None)
+            done.append(name)
+        return reply
+
+    done = []
+    other = small_config(components__ner__model__hidden_width=9)
+    run = Run(texts, tmp_path, small_config(federated__rounds=3), own={"south": other}, spoil=spoil)
+    node = next(node for node, name in run.grid.nodes.items() if name == "south")
+    result = run.train()
+    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [["north"], ["north"], ["north", "south"]]
+    assert result["refused"] == {}
+
+
+def test_rounds_leave_out_a_client_that_changes_its_pipeline(texts, tmp_path):
+    is_now = in_round(1)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.clients["south"]["components.ner.model.hidden_width"] = 9
+        return reply
+
+    run = Run(texts, tmp_path, small_config(), spoil=spoil)
+    failed = run.train()["rounds"][2]["failed"]["south"]
+    # Its weights would have other shapes, which is found first.
+    assert "of shape" in failed or "as before round one" in failed
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_rounds_need_clients(texts, tmp_path, n):
+    """And the file says that the run failed, as the exit code of `flwr run` does not."""
+    other = small_config(components__ner__model__hidden_width=9)
+    config = small_config(federated__min_clients=2)
+    run = Run(texts, tmp_path, config, own={"south": other}, names=list(SIZES)[:n])
+    with pytest.raises(FederationError, match=r"expected at least 2 clients within 0\.2 seconds, found 1: north"):
+        run.train()
+    assert run.result["status"] == "failed" and "expected at least 2 clients" in run.result["error"]
+    assert n == 1 or "Client 'south' does not fit the server: params: ner/lower/W" in run.result["error"]
+
+
+def test_rounds_take_one_of_two_clients_with_one_name(texts, tmp_path, caplog):
+    run = Run(texts, tmp_path, small_config(federated__rounds=1), names=["north", "twin"])
+    run.grid.clients["twin"]["name"] = "north"
+    with caplog.at_level("ERROR", "flwr"):
+        result = run.train()
+    assert list(result["rounds"][1]["clients"]) == ["north"] and "Two clients are called 'north'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": ""}, "'name' in --node-config: expected a name of its own"),
+        ({"config": 3}, "'config' in --node-config: expected the path"),
+        ({"partition": 3}, "or a setting by its dotted path, found 'partition'"),
+    ],
+)
+def test_rounds_tell_why_a_client_cannot_begin(texts, tmp_path, settings, message):
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2, federated__rounds=1))
+    run.grid.clients["south"] |= settings
+    with pytest.raises(FederationError, match=message):
+        run.train()
+
+
+@pytest.mark.parametrize("missing", ["config", "output"])
+def test_rounds_need_a_config_and_a_folder(missing, tmp_path):
+    settings = {"config": "federated.cfg", "output": str(tmp_path)}
+    with pytest.raises(ConfigError, match=f"'{missing}' in .tool.flwr.app.config.: expected an absolute path"):
+        server.train(None, {**settings, missing: ""})
+
+
+# ---------------------------------------------------------------------- rounds that are not accepted
+
+
+def test_rounds_with_too_few_reports_are_repeated(texts, tmp_path, caplog):
+    """A silent client in round 2: nobody's model alone becomes that of all. Then it is back, and nothing was lost."""
+    is_now = in_round(2)
+    config = small_config(federated__min_clients=2, federated__rounds=3)
+    run = Run(texts, tmp_path, config, spoil=lambda kind, name, reply: None if is_now(kind, name) else reply)
+    with caplog.at_level("WARNING", "flwr"):
+        result = run.train()
+    assert result["status"] == "finished"
+    assert [set(row["clients"]) for row in result["rounds"][1:]] == [set(SIZES)] * 3
+    assert [len(row["repeated"]) for row in result["rounds"]] == [0, 0, 1, 0]
+    assert result["rounds"][2]["repeated"] == [{"south": "There was no reply within 5 seconds."}]
+    assert "Round 2 is not accepted: expected usable reports of at least 2 clients, found 1: north." in caplog.text
+    (tmp_path / "plain").mkdir()
+    plain = Run(texts, tmp_path / "plain", config)
+    plain.train()
+    # Each client went back to where it was before: the same model to the last bit.
+    assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
+
+
+def test_rounds_that_are_repeated_keep_to_the_clients_that_replied(texts, tmp_path, caplog):
+    """Another client that calls itself north comes while round 2 is repeated, as south is silent: it has to wait."""
+    is_now = in_round(2)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            run.grid.clients["twin"] = dict(run.grid.clients["north"])
+            run.grid.start("twin")
+            return None
+        return reply
+
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2), spoil=spoil)
+    with caplog.at_level("ERROR", "flwr"):
+        result = run.train()
+    assert result["status"] == "finished" and "Two clients are called 'north'" in caplog.text
+    assert {name for kind, name, _ in run.grid.log if kind == "train"} == set(SIZES)
+
+
+def test_rounds_with_too_few_reports_end_the_run(texts, tmp_path):
+    """The silent client stays silent. What there was before is in model-last."""
+
+    def spoil(kind, name, reply):
+        if (kind, name) == ("train", "south"):
+            asked.append(1)
+        return None if (kind, name) == ("train", "south") and len(asked) > 1 else reply
+
+    asked = []
+    run = Run(
+        texts, tmp_path, small_config(federated__min_clients=2, federated__rounds=3, federated__attempts=2), spoil=spoil
+    )
+    with pytest.raises(FederationError, match=r"Can't accept round 2: expected usable reports of at least 2 clients"):
+        run.train()
+    result = run.result
+    assert result["status"] == "failed" and "in each of 2 attempts" in result["error"]
+    assert "south: There was no reply within 5 seconds." in result["error"]
+    assert len(asked) == 3 and result["best"] == 0
+    last = run.weights()
+    (tmp_path / "plain").mkdir()
+    plain = Run(texts, tmp_path / "plain", small_config(federated__min_clients=2, federated__rounds=1))
+    plain.train()
+    assert all(torch.equal(value, last[name]) for name, value in plain.weights().items())
+
+
+def test_rounds_without_any_report_fail(texts, tmp_path):
+    """Nobody ever replies, so there is no trained model, and the run does not say that there is one."""
+    run = Run(
+        texts, tmp_path, small_config(federated__rounds=1), spoil=lambda kind, *_: None if kind == "train" else _[-1]
+    )
+    with pytest.raises(FederationError, match=r"Can't accept round 1: .* found none, in each of 3 attempts"):
+        run.train()
+    assert run.result["status"] == "failed" and not run.result["rounds"][1]["clients"]
+    assert not (run.output / "model-last").exists()
+
+
+def test_rounds_score_no_model_by_too_few_clients(texts, tmp_path, caplog):
+    """The last model is evaluated by one of two: its score would be that of another set of texts."""
+    run = Run(
+        texts,
+        tmp_path,
+        small_config(federated__min_clients=2),
+        spoil=lambda kind, name, reply: None if (kind, name) == ("evaluate", "south") else reply,
+    )
+    result = run.train()
+    assert result["status"] == "finished" and result["rounds"][2]["score"] is None
+    assert "south" in result["rounds"][2]["failed"]
+
+
+# ---------------------------------------------------------------------- clients that lie about their numbers
+
+
+def spoil_to(examples, dev_examples=None, score=None):
+    def spoil(kind, name, reply):
+        if kind == "train" and name == "south":
+            metrics = reply.content["metrics"]
+            metrics["num-examples"] = examples
+            if dev_examples is not None:
+                metrics["num-dev-examples"], metrics["score"] = dev_examples, score
+            for key, one in reply.content["arrays"].items():
+                reply.content["arrays"][key] = Array(one.numpy() * 0)
+        return reply
+
+    return spoil
+
+
+def test_rounds_cap_the_examples_of_a_client(texts, tmp_path, caplog):
+    """South said before round one that it has 20 texts. A report of ten billion counts as 20."""
+    config = small_config(federated__rounds=1)
+    run = Run(texts, tmp_path, config, spoil=spoil_to(10**10))
+    with caplog.at_level("WARNING", "flwr"):
+        result = run.train()
+    row = result["rounds"][1]["clients"]["south"]
+    assert (row["examples"], row["claimed_examples"]) == (20, 10**10)
+    assert "Client 'south' reports 10000000000 examples, but counts for 20 as before" in caplog.text
+    (tmp_path / "plain").mkdir()
+    plain = Run(texts, tmp_path / "plain", config, spoil=spoil_to(20))
+    plain.train()
+    assert all(torch.equal(value, plain.weights()[name]) for name, value in run.weights().items())
+    assert any(float(value.abs().max()) > 0.01 for value in run.weights().values())
+
+
+def test_rounds_cap_the_dev_examples_of_a_client(texts, tmp_path):
+    """Or else one client would choose the best model."""
+    scores = []
+    for folder, dev_examples in (("lie", 10**10), ("plain", 5)):
+        (tmp_path / folder).mkdir()
+        run = Run(
+            texts, tmp_path / folder, small_config(federated__rounds=1), spoil=spoil_to(20, dev_examples, score=0.9)
+        )
+        scores.append(run.train()["rounds"][0]["score"])
+    assert scores[0] == scores[1]
+
+
+def test_rounds_take_no_dev_examples_from_who_has_none(texts, tmp_path):
+    """South said that it has none. Its report of ten billion, with a score, says nothing."""
+    DocBin().to_disk(tmp_path / "empty.spacy")
+    run = Run(texts, tmp_path, small_config(federated__rounds=1), spoil=spoil_to(20, dev_examples=10**10, score=0.9))
+    run.grid.clients["south"]["paths.dev"] = str(tmp_path / "empty.spacy")
+    result = run.train()
+    [row] = [row for row in result["rounds"] if row["clients"]]
+    assert row["clients"]["south"]["score_before"] is None
+    assert result["rounds"][0]["score"] == row["clients"]["north"]["score_before"]
+
+
+def test_rounds_cap_what_a_stream_reads_by_the_first_report(texts, tmp_path):
+    """A stream has no number of texts, so it can't be said in advance."""
+    config = small_config(training__max_epochs=-1, federated__rounds=2)
+    is_now = in_round(2)
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            reply.content["metrics"]["num-examples"] = 10**9
+        return reply
+
+    first, second = Run(texts, tmp_path, config, spoil=spoil).train()["rounds"][1:]
+    assert second["clients"]["south"]["claimed_examples"] == 10**9
+    assert second["clients"]["south"]["examples"] == first["clients"]["south"]["examples"] <= 20
+
+
+def test_rounds_take_no_client_with_more_examples_than_may_be(texts, tmp_path):
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2, federated__max_examples=30))
+    with pytest.raises(FederationError, match=r"at most 30 examples, 'max_examples' in .federated., found 40"):
+        run.train()
+
+
+SPOILED = {
+    "scores": lambda content, round: content["scores"].update({"ents_f": 1e308}),
+    "the score": lambda content, round: content["metrics"].update({"score": 1e308}),
+    "the weights": lambda content, round: content.update({"arrays": times(content, 1e37)}),
+    "the round": lambda content, round: content["head"].update({"round": round - 1}),
+}
+
+
+def times(content, factor):
+    return to_arrays({key: factor * torch.from_numpy(one.numpy()) for key, one in content["arrays"].items()})
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_rounds_go_on_without_a_client_that_sends_nonsense(texts, tmp_path, what):
+    """The result is that of the other alone, and can be written as JSON."""
+    rounds = count(1)
+
+    def spoil(kind, name, reply):
+        if name == "south" and kind == "train":
+            SPOILED[what](reply.content, next(rounds))
+        return reply
+
+    run = Run(texts, tmp_path, small_config(), spoil=spoil)
+    result = run.train()
+    assert result["status"] == "finished"
+    for row in result["rounds"][1:]:
+        assert set(row["clients"]) == {"north"} and "the report of 'south'" in row["failed"]["south"]
+    json.dumps(result, allow_nan=False)
+    assert all(abs(row["score"]) <= 1.0 for row in result["rounds"])
+
+
+def test_rounds_name_the_client_that_spoiled_the_model(texts, tmp_path):
+    """Its update passes, and all others diverge in the next round. The error names it, and none of the honest."""
+
+    def spoil(kind, name, reply):
+        rounds = [one for one, client, _ in run.grid.log if (one, client) == ("train", name)]
+        if kind == "train" and len(rounds) == 1 and name == "liar":
+            reply.content["arrays"] = times(reply.content, 1e5)
+        elif kind == "train" and len(rounds) > 1:
+            reply.content["arrays"] = times(reply.content, math.nan)
+        return reply
+
+    names = ["liar", "north", "south"]
+    run = Run(texts, tmp_path, small_config(federated__clients=3, federated__wait_seconds=5), spoil=spoil, names=names)
+    with pytest.raises(FederationError, match="spoiled: in round 1 the update of 'liar' had a norm of") as error:
+        run.train()
+    assert "north" not in str(error.value) and "south" not in str(error.value)
+    assert set(run.result["rounds"][2]["repeated"][-1]) == set(names)

@@ -1,0 +1,188 @@
+"""The forms in which declearn's users write things: configs, classes of their own, gradients, batches, JSON, and
+auxiliary variables.
+"""
+
+import json
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinc_torchopt.addons.modular.blocks import Block
+from thinc_torchopt.addons.modular.module import Module
+from thinc_torchopt.addons.modular.moments import Adam
+from thinc_torchopt.addons.modular.optimizer import Modular
+from thinc_torchopt.addons.modular.regularizers import Ridge
+from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
+from thinc_torchopt.core.errors import AuxVarError, ConfigError, ConfigKeyError, ConfigTypeError, StateError
+
+
+def linear(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2).to(dtype)
+
+
+def a_step(model, optimizer, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for param in model.parameters():
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+    optimizer.step()
+
+
+def values(model):
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def test_forms_shortest_config_is_declearns():
+    """declearn's rate does not scale the decay, also where the config does not name it."""
+    optimizer = Modular.from_config(linear().named_parameters(), {"lrate": 0.1})
+    assert optimizer.lr == 0.1 and optimizer.decay == "declearn" and optimizer.modules == ()
+    assert Modular.from_config(linear().named_parameters(), {"lr": 0.1}).decay == "adamw"
+    with pytest.raises(ConfigKeyError, match=r"expected lr, and any of .*missing: lr"):
+        Modular.from_config(linear().named_parameters(), {"modules": []})
+
+
+def test_forms_classes_of_ones_own_are_found_by_name():
+    class Halve(Module):
+        name = "halve"
+
+        def run(self, block: Block) -> None:
+            block.own().mul_(0.5)
+
+    ends = []
+    for modules in (["halve"], [Halve()]):
+        model = linear()
+        optimizer = Modular(model.named_parameters(), lr=0.1, modules=modules)
+        again = Modular.from_config(model.named_parameters(), json.loads(json.dumps(optimizer.get_config())))
+        assert type(again.modules[0]) is Halve
+        a_step(model, again)
+        ends.append(values(model))
+    plain = linear()
+    a_step(plain, torch.optim.SGD(plain.parameters(), lr=0.05))
+    for found in ends:
+        torch.testing.assert_close(found, values(plain), rtol=1e-6, atol=1e-7)  # 0.5 * 0.1 rounds once
+
+
+def test_forms_class_without_a_name_of_its_own_has_no_config():
+    class Mine(Adam):
+        pass
+
+    class Taken(Ridge):
+        name = "ridge"
+
+    for parts, told in (
+        ({"modules": [Mine()]}, "Mine, which has that of Adam"),
+        ({"regularizers": [Taken()]}, "Taken"),
+    ):
+        optimizer = Modular(linear().named_parameters(), lr=0.1, **parts)
+        with pytest.raises(ConfigError, match=told):
+            optimizer.get_config()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "modules", [["adam"], ["lookahead", "momentum"], [("gaussian-noise", {"safe_mode": False, "seed": 7})]]
+)
+def test_forms_state_as_json_goes_on_to_the_bit(modules, dtype):
+    ends = []
+    for as_json in (False, True):
+        model = linear(dtype)
+        optimizer = Modular(model.named_parameters(), lr=0.1, modules=modules)
+        for step in range(3):
+            a_step(model, optimizer, step)
+        state = optimizer.get_state(as_json=as_json)
+        again = Modular(model.named_parameters(), lr=0.1, modules=modules)
+        again.set_state(json.loads(json.dumps(state)) if as_json else state)
+        for step in range(3):
+            a_step(model, again, step)
+        ends.append(values(model))
+    assert all(torch.equal(one, other) for one, other in zip(*ends))
+
+
+def test_forms_damaged_json_changes_nothing():
+    model = linear()
+    optimizer = Modular(model.named_parameters(), lr=0.1, modules=["momentum"])
+    a_step(model, optimizer)
+    good = json.dumps(optimizer.get_state(as_json=True))
+    for part, damage in (
+        ('"shape": [2, 3]', '"shape": [2, 4]'),
+        ("float32", "float31"),
+        ('"base64": "', '"base64": "*'),
+    ):
+        assert part in good
+        with pytest.raises(StateError, match="a tensor is damaged"):
+            optimizer.set_state(json.loads(good.replace(part, damage)))
+    assert json.dumps(optimizer.get_state(as_json=True)) == good
+
+
+def test_forms_gradients_may_be_arrays():
+    grads = {"weight": numpy.full((2, 3), 2.0), "bias": numpy.ones(2, "float32")}
+    ends = []
+    for found in (grads, {name: torch.tensor(grad) for name, grad in grads.items()}, list(grads.values())):
+        model = linear()
+        Modular(model.named_parameters(), lr=0.1).apply_gradients(found)
+        ends.append(values(model))
+    for found in ends[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(ends[0], found))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda model: (3,), "expected a dict by the names"),
+        (lambda model: ({"weight": "x", "bias": torch.ones(2)},), "'weight': expected a tensor or a NumPy array"),
+        (lambda model: ([numpy.ones((2, 3), "int64"), torch.ones(2)],), "found an array of int64"),
+    ],
+)
+def test_forms_other_gradients_are_refused(make, told):
+    model = linear()
+    optimizer = Modular(model.named_parameters(), lr=0.1)
+    before = values(model)
+    for apply in (optimizer.apply_gradients, optimizer.compute_updates_from_gradients):
+        with pytest.raises(ConfigTypeError, match=told):
+            apply(*make(model))
+    assert all(torch.equal(one, other) for one, other in zip(before, values(model)))
+
+
+@pytest.mark.parametrize("sclip", [None, 0.5])
+def test_forms_batches_of_declearn(sclip):
+    x, y = torch.randn(4, 3), torch.randint(2, (4,))
+    ends = []
+    for batch in ((x, y), (x, y, None)):
+        model = linear()
+        optimizer = Modular(model.named_parameters(), lr=0.1)
+        optimizer.run_train_step(model, batch, sclip, loss=torch.nn.functional.cross_entropy)
+        ends.append(values(model))
+    assert all(torch.equal(one, other) for one, other in zip(*ends))
+    for batch, told in (
+        ((x, y, torch.ones(4)), "the batch has 2 inputs before the targets"),
+        ((x, None, y), "expected a batch of tensors, found Tensor, NoneType, Tensor"),
+        ((x.numpy(), y.numpy()), "torch.as_tensor"),
+        ((), "an empty one"),
+    ):
+        with pytest.raises(ConfigTypeError, match=told):
+            optimizer.run_train_step(model, batch, sclip, loss=torch.nn.functional.cross_entropy)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6))
+def test_forms_auxiliary_variables_can_be_added(numbers):
+    found = [ScaffoldAuxVar(delta={"w": torch.full((2,), x)}, clients=(str(i),)) for i, x in enumerate(numbers)]
+    total = sum(found)
+    assert total.clients == tuple(sorted(map(str, range(len(numbers)))))
+    assert torch.equal(total.delta["w"], ScaffoldAuxVar.aggregate(found).delta["w"])
+    again = ScaffoldAuxVar.from_dict(total.to_dict())
+    assert torch.equal(again.delta["w"], total.delta["w"]) and again.clients == total.clients
+
+
+def test_forms_auxiliary_variables_of_several_kinds_cannot():
+    aux = ScaffoldAuxVar(delta=0.0)
+    for other in (1, "x", None):
+        with pytest.raises(TypeError):
+            aux + other
+        with pytest.raises(TypeError):
+            other + aux
+    with pytest.raises(AuxVarError, match="found rounds"):
+        ScaffoldAuxVar.from_dict({"delta": 0.0, "rounds": 3})

@@ -1,0 +1,1034 @@
+"""Modular on torch models: against torch's own optimizers, naive formulas and another library."""
+
+import copy
+import json
+import math
+from typing import ClassVar
+
+import numpy
+import pytest
+import torch
+from thinc.api import Linear, warmup_linear
+
+from thinc_torchopt.addons.modular import blocks
+from thinc_torchopt.addons.modular.blocks import Block
+from thinc_torchopt.addons.modular.clipping import GaussianNoise, L2GlobalClipping, secure_normal
+from thinc_torchopt.addons.modular.module import Module
+from thinc_torchopt.addons.modular.moments import Adam, Momentum
+from thinc_torchopt.addons.modular.optimizer import Modular
+from thinc_torchopt.addons.modular.regularizers import REGULARIZERS
+from thinc_torchopt.addons.modular.specs import MODULES, list_optim_modules, list_optim_regularizers
+from thinc_torchopt.core.compat import has_pytorch_optimizer
+from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError, StateError
+
+from .compare import assert_same
+
+# float32, with another order of operations than torch's, over a few steps.
+CLOSE = {"rtol": 2e-5, "atol": 1e-6}
+SHAPES = {"matrix": (5, 4), "bias": (7,), "cube": (3, 2, 4), "scalar": ()}
+
+
+def params(seed=0, dtype=torch.float32, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items()
+    }
+
+
+def fill_grads(found, step):
+    generator = torch.Generator().manual_seed(100 + step)
+    for param in found.values():
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+
+
+def race(ours, theirs, steps=6, close=CLOSE, **shapes):
+    """Both get the same gradients, and must give the same params after each step."""
+    left, right = params(**shapes), params(**shapes)
+    first, second = ours(left), theirs(right)
+    for step in range(steps):
+        for found, optimizer in ((left, first), (right, second)):
+            fill_grads(found, step)
+            optimizer.step()
+        for name in left:
+            torch.testing.assert_close(left[name], right[name], **close)
+
+
+def modular(*modules, lr=0.01, **settings):
+    return lambda found: Modular(found.items(), lr, modules=modules, **settings)
+
+
+def from_torch(cls, **options):
+    return lambda found: cls(list(found.values()), **{"lr": 0.01, **options})
+
+
+TORCH = {
+    "sgd": (modular(), from_torch(torch.optim.SGD)),
+    "momentum": (modular("momentum"), from_torch(torch.optim.SGD, momentum=0.9)),
+    "nesterov": (
+        modular(("momentum", {"beta": 0.8, "nesterov": True})),
+        from_torch(torch.optim.SGD, momentum=0.8, nesterov=True),
+    ),
+    "adam": (modular(("adam", {"beta_2": 0.999, "eps": 1e-8})), from_torch(torch.optim.Adam)),
+    "adamw": (
+        modular(("adam", {"beta_2": 0.999, "eps": 1e-8}), weight_decay=0.1),
+        from_torch(torch.optim.AdamW, weight_decay=0.1),
+    ),
+    # Not last in the chain, so without torch's kernel.
+    "adam plain": (
+        modular(("adam", {"beta_2": 0.999, "eps": 1e-8}), ("l2-clipping", {"max_norm": 1e6})),
+        from_torch(torch.optim.Adam),
+    ),
+    "rmsprop": (modular(("rmsprop", {"beta": 0.99, "eps": 1e-8})), from_torch(torch.optim.RMSprop)),
+    "adagrad": (modular(("adagrad", {"eps": 1e-10})), from_torch(torch.optim.Adagrad)),
+    # torch's weight decay of SGD is ridge with half of it.
+    "ridge": (modular(regularizers=[("ridge", {"alpha": 0.05})]), from_torch(torch.optim.SGD, weight_decay=0.1)),
+    "torch-optim": (
+        modular(("torch-optim", {"optim_cls": "torch.optim.NAdam", "kwargs": {"betas": [0.8, 0.99]}})),
+        from_torch(torch.optim.NAdam, betas=(0.8, 0.99)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_optimizer_equals_torch(name):
+    race(*TORCH[name])
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adam plain", "rmsprop"])
+@pytest.mark.parametrize("size", [3, 7])
+def test_optimizer_is_the_same_in_blocks_of_any_size(name, size, monkeypatch):
+    """Small blocks, whose last one is shorter; and params that are views into larger memory, or transposed."""
+
+    def strange(seed=0):
+        plain = params(seed)
+        wide = torch.zeros(5, 9)
+        wide[:, ::2][:, :4].copy_(plain["matrix"].detach())
+        turned = plain["cube"].detach().permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        return {
+            **plain,
+            "matrix": wide[:, ::2][:, :4].requires_grad_(),
+            "cube": torch.nn.Parameter(turned),
+        }
+
+    expected = params()
+    TORCH[name][1](expected)
+    ours, optimizer = strange(), None
+    reference = TORCH[name][1](expected)
+    monkeypatch.setattr(blocks, "CPU_BLOCK", size)
+    optimizer = TORCH[name][0](ours)
+    assert not ours["matrix"].is_contiguous() and not ours["cube"].is_contiguous()
+    for step in range(4):
+        fill_grads(expected, step)
+        fill_grads(ours, step)
+        reference.step()
+        optimizer.step()
+    for key in ours:
+        torch.testing.assert_close(ours[key].contiguous(), expected[key].detach(), check_stride=False, **CLOSE)
+
+
+def test_optimizer_clips_as_torch_does():
+    found, expected = params(), params()
+    optimizer = Modular(found.items(), 0.1, modules=[("l2-global-clipping", {"max_norm": 0.5})])
+    reference = torch.optim.SGD(expected.values(), lr=0.1)
+    fill_grads(found, 0)
+    fill_grads(expected, 0)
+    before = {name: param.grad.clone() for name, param in found.items()}
+    optimizer.step()
+    torch.nn.utils.clip_grad_norm_(expected.values(), 0.5)
+    reference.step()
+    for name in found:
+        # clip_grad_norm_ adds 1e-6 to the norm.
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+        assert torch.equal(found[name].grad, before[name])  # gradients stay as they were
+
+
+def test_optimizer_clips_behind_modules_that_learn():
+    """What comes out of momentum can't be computed twice: it is kept. The second step shows that it learned once."""
+    found, velocity = params(), None
+    optimizer = Modular(found.items(), 0.1, modules=["momentum", ("l2-global-clipping", {"max_norm": 0.5})])
+    expected = {name: param.detach().clone() for name, param in found.items()}
+    for step in range(2):
+        fill_grads(found, step)
+        grads = {name: param.grad for name, param in found.items()}
+        velocity = grads if velocity is None else {name: 0.9 * velocity[name] + grads[name] for name in grads}
+        norm = math.sqrt(sum(float(value.square().sum()) for value in velocity.values()))
+        optimizer.step()
+        for name in found:
+            expected[name] -= 0.1 * velocity[name] * min(1.0, 0.5 / norm)
+            torch.testing.assert_close(found[name].detach(), expected[name], **CLOSE)
+
+
+def naive_lion(w, g, s):
+    m = s.get("m", torch.zeros_like(w))
+    s["m"] = 0.99 * m + 0.01 * g
+    return torch.sign(0.9 * m + 0.1 * g)
+
+
+def naive_agc(w, g, s):
+    w2, g2 = (t.reshape(len(t), -1) if t.ndim > 1 else t.reshape(1, -1) for t in (w, g))
+    limit = 0.01 * w2.norm(dim=1).clamp(min=1e-3)
+    factor = (limit / g2.norm(dim=1)).clamp(max=1.0)
+    return (g2 * factor[:, None]).reshape(g.shape)
+
+
+def naive_centralize(w, g, s):
+    return g if g.ndim < 2 else g - g.reshape(len(g), -1).mean(1).reshape(-1, *[1] * (g.ndim - 1))
+
+
+def naive_yogi(w, g, s):
+    s["t"] = t = s.get("t", 0) + 1
+    v = s.get("v", torch.zeros_like(w))
+    s["v"] = v = v - torch.sign(v - g * g) * 0.01 * g * g
+    s["m"] = m = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
+    return m / (1 - 0.9**t) / ((v / (1 - 0.99**t)).sqrt() + 1e-7)
+
+
+def naive_amsgrad(w, g, s):
+    """The maximum is of the corrected moment: see declearn."""
+    s["t"] = t = s.get("t", 0) + 1
+    s["m"] = 0.9 * s.get("m", torch.zeros_like(w)) + 0.1 * g
+    s["v"] = 0.99 * s.get("v", torch.zeros_like(w)) + 0.01 * g * g
+    s["max"] = torch.maximum(s.get("max", torch.zeros_like(w)), s["v"] / (1 - 0.99**t))
+    return s["m"] / (1 - 0.9**t) / (s["max"].sqrt() + 1e-7)
+
+
+NAIVE = {
+    "lion": ("lion", naive_lion),
+    "agc": ("agc", naive_agc),
+    "centralize": ("centralize", naive_centralize),
+    "yogi": ("yogi", naive_yogi),
+    "amsgrad": (("adam", {"amsgrad": True}), naive_amsgrad),
+}
+
+
+@pytest.mark.parametrize("name", NAIVE)
+@pytest.mark.parametrize("decay", ["adamw", "declearn"])
+def test_optimizer_equals_naive_formulas(name, decay):
+    spec, formula = NAIVE[name]
+    found = params()
+    expected, states = {key: param.detach().clone() for key, param in found.items()}, {key: {} for key in found}
+    optimizer = Modular(found.items(), 0.01, 0.1, decay=decay, modules=[spec])
+    for step in range(5):
+        fill_grads(found, step)
+        for key, w in expected.items():
+            out = formula(w, found[key].grad, states[key])
+            expected[key] = w - 0.01 * out - (0.1 * 0.01 if decay == "adamw" else 0.1) * w
+        optimizer.step()
+        for key in found:
+            torch.testing.assert_close(found[key].detach(), expected[key], **CLOSE)
+
+
+def test_optimizer_what_a_module_gives_out_stays_its_own():
+    """Momentum gives out its own state: what comes next must not write to it."""
+    found, velocity = params(), {}
+    expected = {name: param.detach().clone() for name, param in found.items()}
+    optimizer = Modular(found.items(), 0.1, modules=["momentum", "agc"])
+    for step in range(3):
+        fill_grads(found, step)
+        for name, param in found.items():
+            velocity[name] = 0.9 * velocity.get(name, 0.0) + param.grad
+            expected[name] = expected[name] - 0.1 * naive_agc(expected[name], velocity[name], None)
+        optimizer.step()
+        for name in found:
+            torch.testing.assert_close(found[name].detach(), expected[name], **CLOSE)
+
+
+@pytest.mark.parametrize("inner", ["adam", "momentum"])
+def test_optimizer_lookahead_equals_the_paper(inner):
+    found, fast = params(), params(1)
+    with torch.no_grad():
+        for name, param in fast.items():
+            param.copy_(found[name])
+    optimizer = Modular(found.items(), 0.05, 0.1, modules=[("lookahead", {"k": 3, "alpha": 0.4}), inner])
+    reference = Modular(fast.items(), 0.05, 0.1, modules=[inner])
+    slow = {name: param.detach().clone() for name, param in fast.items()}
+    for step in range(7):
+        for own in (found, fast):
+            fill_grads(own, step)
+        optimizer.step()
+        reference.step()
+        if step % 3 == 2:
+            for name, param in fast.items():
+                slow[name] += 0.4 * (param.detach() - slow[name])
+                param.data.copy_(slow[name])
+        for name in found:
+            torch.testing.assert_close(found[name], fast[name], **CLOSE)
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+@pytest.mark.parametrize("name", ["lion", "lookahead", "agc", "centralize"])
+def test_optimizer_equals_pytorch_optimizer(name):
+    import pytorch_optimizer
+    from pytorch_optimizer.optimizer.agc import agc
+    from pytorch_optimizer.optimizer.gradient_centralization import centralize_gradient
+
+    class Before(torch.optim.SGD):
+        """SGD on gradients that a function of the library has changed."""
+
+        def step(self):
+            for param in self.param_groups[0]["params"]:
+                if name == "agc":
+                    # Its own eps is added where ours is a limit: 1e-6 of norms of about 1.
+                    param.grad = agc(param, param.grad, 1e-3, 0.01)
+                elif param.ndim > 1:
+                    centralize_gradient(param.grad)
+            super().step()
+
+    theirs = {
+        "lion": from_torch(pytorch_optimizer.Lion, weight_decay=0.0),
+        "lookahead": lambda found: pytorch_optimizer.Lookahead(
+            torch.optim.SGD(found.values(), lr=0.01), k=2, alpha=0.5
+        ),
+        "agc": from_torch(Before),
+        "centralize": from_torch(Before),
+    }[name]
+    spec = ("lookahead", {"k": 2}) if name == "lookahead" else name
+    # The library takes the last dimension of a cube for a unit.
+    left_out = ("scalar", "cube") if name == "agc" else ("scalar",)
+    shapes = {key: shape for key, shape in SHAPES.items() if key not in left_out}
+    race(modular(spec), theirs, shapes=shapes)
+
+
+def test_optimizer_l2_sp_holds_on_to_the_start_and_fedprox_to_the_round():
+    for name, moves in (("l2-sp", False), ("fedprox", True)):
+        found = params()
+        start = {key: param.detach().clone() for key, param in found.items()}
+        optimizer = Modular(found.items(), 0.1, regularizers=[(name, {"alpha": 0.5})])
+        fill_grads(found, 0)
+        optimizer.step()
+        optimizer.start_round()
+        held = {key: param.detach().clone() for key, param in found.items()} if moves else start
+        for step in (1, 2):
+            before = {key: param.detach().clone() for key, param in found.items()}
+            fill_grads(found, step)
+            optimizer.step()
+            for key, param in found.items():
+                expected = before[key] - 0.1 * (param.grad + 0.5 * (before[key] - held[key]))
+                torch.testing.assert_close(param.detach(), expected, **CLOSE)
+
+
+# ---------------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_optimizer_noise_is_normal(safe):
+    """100,000 numbers: the moments of a normal distribution to within five standard errors."""
+    n, std = 100_000, 2.0
+    param = torch.nn.Parameter(torch.zeros(n))
+    module = GaussianNoise(std) if safe else GaussianNoise(std, safe_mode=False, seed=1)
+    optimizer = Modular([param], 1.0, modules=[module])
+    param.grad = torch.ones(n)
+    optimizer.step()
+    noise = -param.detach().double() - 1.0
+    assert abs(float(noise.mean())) < 5 * std / math.sqrt(n)
+    assert abs(float(noise.var()) / std**2 - 1) < 5 * math.sqrt(2 / n)
+    assert abs(float((noise / std).pow(4).mean()) - 3) < 5 * math.sqrt(96 / n)
+    assert bool(torch.isfinite(noise).all())
+
+
+def test_optimizer_noise_in_safe_mode_is_finite_at_the_ends(monkeypatch):
+    """declearn's can be infinite: the logarithm of 0."""
+    for byte in (b"\x00", b"\xff"):
+        monkeypatch.setattr("os.urandom", lambda n, byte=byte: byte * n)
+        assert bool(torch.isfinite(secure_normal(torch.Size([5]))).all())
+
+
+def test_optimizer_noise_with_a_seed_is_the_same_and_goes_on():
+    def run(n, optimizer=None, found=None):
+        found = found or params()
+        optimizer = optimizer or Modular(found.items(), 0.1, modules=[GaussianNoise(1.0, safe_mode=False, seed=5)])
+        for step in range(n):
+            fill_grads(found, step)
+            optimizer.step()
+        return found, optimizer
+
+    once, first = run(2)
+    _, second = run(1)
+    # The noise of the second step is another one.
+    states = [own.shared.parts["gaussian_noise"]["generator"] for own in (first, second)]
+    assert not torch.equal(*states)
+    again, optimizer = run(1)
+    other = {name: torch.nn.Parameter(param.detach().clone()) for name, param in again.items()}
+    resumed = Modular(other.items(), 0.1, modules=[GaussianNoise(1.0, safe_mode=False, seed=6)])
+    resumed.set_state(optimizer.get_state())
+    fill_grads(other, 1)
+    resumed.step()
+    assert all(torch.equal(once[name], other[name]) for name in once)
+
+
+# ---------------------------------------------------------------------- steps of all kinds
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("modules", [["adam"], ["l2-global-clipping", "momentum"], ["lookahead", "yogi"]], ids=str)
+def test_optimizer_other_dtypes(dtype, modules):
+    """Half precision is computed in float32, and its state is kept so: as good as float32 with rounded weights."""
+    found, wide = params(dtype=dtype), params(dtype=dtype)
+    wide = {name: torch.nn.Parameter(param.detach().double()) for name, param in wide.items()}
+    optimizer, reference = (Modular(own.items(), 0.01, modules=modules) for own in (found, wide))
+    fill_grads(found, 0)
+    for name, param in wide.items():
+        param.grad = found[name].grad.double()
+    optimizer.step()
+    reference.step()
+    for name, param in found.items():
+        torch.testing.assert_close(param, wide[name].to(dtype), rtol=1e-2 if dtype.itemsize < 4 else 1e-9, atol=1e-3)
+        kept = [value for value in optimizer.state[param].values() if isinstance(value, torch.Tensor)]
+        assert {value.dtype for value in kept} <= {torch.float64 if dtype is torch.float64 else torch.float32}
+
+
+def test_optimizer_leaves_params_without_gradients_alone():
+    found = {**params(), "empty": torch.nn.Parameter(torch.zeros(0, 3))}
+    optimizer = Modular(found.items(), 0.1, 0.1, modules=["adam"])
+    before = {name: param.detach().clone() for name, param in found.items()}
+    found["matrix"].grad = torch.ones_like(found["matrix"])
+    found["empty"].grad = torch.ones_like(found["empty"])
+    optimizer.step()
+    changed = {name for name, param in found.items() if not torch.equal(param, before[name])}
+    assert changed == {"matrix"} and set(optimizer.state) == {found["matrix"]}
+
+
+def test_optimizer_refuses_sparse_gradients_and_complex_params_before_it_changes_anything():
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    linear = torch.nn.Linear(2, 1)
+    named = [*linear.named_parameters(), *embedding.named_parameters("embed")]
+    optimizer = Modular(named, 0.1, modules=["adam"])
+    linear(embedding(torch.tensor([1, 2]))).sum().backward()
+    before = linear.weight.detach().clone()
+    with pytest.raises(ParamError, match=r"'embed\.weight'.*sparse"):
+        optimizer.step()
+    assert torch.equal(linear.weight, before) and not optimizer.state
+    with pytest.raises(ParamError, match="complex64"):
+        Modular([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], 0.1)
+
+
+def test_optimizer_huge_and_tiny_gradients_survive_clipping():
+    """The factor of clipping waits for the modules behind it: its square must not leave float32."""
+    for size in (1e18, 1e-18):
+        found = {"w": torch.nn.Parameter(torch.zeros(4))}
+        modules = [("l2-global-clipping", {"max_norm": 1e-3}), ("rmsprop", {"beta": 0.0, "eps": 0.0})]
+        optimizer = Modular(found.items(), 0.1, modules=modules)
+        found["w"].grad = torch.full((4,), size)
+        optimizer.step()
+        # RMSProp's step is then the sign.
+        torch.testing.assert_close(found["w"].detach(), torch.full((4,), -0.1), rtol=1e-5, atol=0)
+
+
+def test_optimizer_decay_apart_from_the_rate_at_the_smallest_rate():
+    """Its part of the weights goes at any rate: divided by the smallest, it would be infinite, and the weights NaN."""
+    found = params()
+    before = {name: param.detach().clone() for name, param in found.items()}
+    optimizer = Modular(found.items(), 5e-324, modules=["adam"], weight_decay=0.0625, decay="declearn")
+    fill_grads(found, 0)
+    optimizer.step()
+    assert all(torch.equal(found[name], before[name] * (1.0 - 0.0625)) for name in found)
+
+
+def test_optimizer_clipping_to_zero_leaves_nothing_and_no_nan():
+    for module in ("l2-clipping", "l2-global-clipping"):
+        found = params()
+        before = {name: param.detach().clone() for name, param in found.items()}
+        optimizer = Modular(found.items(), 0.1, modules=[(module, {"max_norm": 0.0})])
+        fill_grads(found, 0)
+        found["bias"].grad.zero_()
+        optimizer.step()
+        assert all(torch.equal(found[name], before[name]) for name in found)
+
+
+def test_optimizer_normalizes_sums():
+    found, mean = params(), params()
+    modules = ["l2-clipping", ("l2-global-clipping", {"max_norm": 0.2}), "momentum"]
+    optimizer = Modular(found.items(), 0.1, modules=modules, normalize="words")
+    reference = Modular(mean.items(), 0.1, modules=modules)
+    with pytest.raises(ConfigError, match="batch_size"):
+        fill_grads(found, 0)
+        optimizer.step()
+    for step, size in enumerate((4, 16)):
+        fill_grads(found, step)
+        fill_grads(mean, step)
+        for param in mean.values():
+            param.grad /= size
+        optimizer.batch_size = size
+        optimizer.step()
+        reference.step()
+    for name in found:
+        torch.testing.assert_close(found[name], mean[name], **CLOSE)
+    with pytest.raises(ConfigError, match="batch_size"):
+        optimizer.batch_size = 0
+
+
+def test_optimizer_options_of_groups_hold_for_their_params():
+    found = params()
+    groups = [
+        {"params": [("matrix", found["matrix"])]},
+        {"params": [("bias", found["bias"])], "lr": 0.5, "weight_decay": 0.2, "adam_beta_1": 0.5},
+        {"params": [("cube", found["cube"])], "adam_enabled": False},
+    ]
+    optimizer = Modular(groups, 0.01, modules=["adam"])
+    apart = params()
+    references = [
+        Modular([("matrix", apart["matrix"])], 0.01, modules=["adam"]),
+        Modular([("bias", apart["bias"])], 0.5, 0.2, modules=[Adam(0.5)]),
+        Modular([("cube", apart["cube"])], 0.01),
+    ]
+    for step in range(3):
+        fill_grads(found, step)
+        fill_grads(apart, step)
+        optimizer.step()
+        for reference in references:
+            reference.step()
+        if step == 1:  # as schedulers do
+            optimizer.param_groups[1]["adam_beta_2"] = references[1].param_groups[0]["adam_beta_2"] = 0.9
+    for name in ("matrix", "bias", "cube"):
+        assert torch.equal(found[name], apart[name])
+    with pytest.raises(KeyError, match="adam_beta_3"):
+        Modular([{"params": [found["matrix"]], "adam_beta_3": 0.5}], 0.01, modules=["adam"])
+    with pytest.raises(ValueError, match="beta_1"):
+        Modular([{"params": [found["matrix"]], "adam_beta_1": 1.5}], 0.01, modules=["adam"])
+
+
+def test_optimizer_patterns_choose_params():
+    found, plain = params(), params()
+    optimizer = Modular(
+        found.items(), 0.01, regularizers=[("ridge", {"params": ["bias"]})], modules=[("adam", {"params": ["re:^m|c"]})]
+    )
+    reference = Modular(plain.items(), 0.01)
+    for own, each in ((found, optimizer), (plain, reference)):
+        fill_grads(own, 0)
+        each.step()
+    same = {name for name in found if torch.equal(found[name], plain[name])}
+    assert same == set()  # "scalar" has a c
+    assert set(optimizer.state[found["bias"]]) == set() and "adam/exp_avg" in optimizer.state[found["matrix"]]
+    with pytest.raises(ConfigError, match=r"'nothing/\*'.*matches none of the params matrix"):
+        Modular(found.items(), 0.01, modules=[("adam", {"params": ["nothing/*"]})])
+
+
+def test_optimizer_updates_are_what_a_step_adds():
+    for modules in (["adam"], ["momentum", "l2-global-clipping"], [("lookahead", {"k": 1}), "lion"]):
+        found, same = params(), params()
+        optimizer, other = (Modular(own.items(), 0.01, 0.1, modules=modules) for own in (found, same))
+        for step in range(2):
+            fill_grads(same, step)
+            grads = {name: param.grad for name, param in same.items()}
+            before = {name: param.detach().clone() for name, param in found.items()}
+            updates = optimizer.compute_updates_from_gradients(grads)
+            assert all(torch.equal(found[name], before[name]) for name in found)
+            other.apply_gradients(grads)
+            for name, param in found.items():
+                param.data.add_(updates[name])
+                torch.testing.assert_close(param, same[name], **CLOSE)
+    with pytest.raises(KeyError, match="one for each"):
+        optimizer.apply_gradients([torch.zeros(2)])
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_optimizer_takes_the_model_before_the_gradients_as_declearn_does(by_keyword):
+    """Of a larger model too, of which the optimizer trains a part."""
+    ends = []
+    for form in ("gradients", "model", "larger"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+        part = model[0]
+        optimizer = Modular(part.named_parameters(), 0.1, 0.1, modules=["momentum"], regularizers=["ridge"])
+        grads = {"weight": torch.full((2, 3), 2.0), "bias": numpy.ones(2, "f")}
+        given = {"gradients": [], "model": [part], "larger": [model]}[form]
+        args = ([*given, grads], {}) if not by_keyword else ([], {**dict(zip(["model"], given)), "gradients": grads})
+        if by_keyword and not given:
+            args = [], {"gradients": grads}
+        before = part.weight.detach().clone()
+        updates = optimizer.compute_updates_from_gradients(*args[0], **args[1])
+        assert torch.equal(part.weight, before)
+        optimizer.apply_gradients(*args[0], **args[1])
+        ends.append([*updates.values(), part.weight.detach(), part.bias.detach()])
+    for found in ends[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(ends[0], found))
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "told"),
+    [
+        (lambda model: copy.deepcopy(model), ParamError, "found Linear without weight, bias. Pass the model whose"),
+        (lambda model: torch.nn.ReLU(), ParamError, "found ReLU without weight, bias"),
+        (lambda model: {"weight": None}, ConfigTypeError, "expected a torch.nn.Module, found dict"),
+        (lambda model: Linear(2, 3), ConfigTypeError, "found Model. For thinc models, see docs/privacy.md"),
+    ],
+)
+def test_optimizer_refuses_gradients_for_another_model(other, kind, told):
+    model = torch.nn.Linear(3, 2)
+    optimizer, before = Modular(model.named_parameters(), 0.1), model.weight.detach().clone()
+    grads = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    for apply in (optimizer.apply_gradients, optimizer.compute_updates_from_gradients):
+        with pytest.raises(kind, match=told):
+            apply(other(model), grads)
+        for args in ((), (model,), ("ab",)):
+            with pytest.raises(ConfigTypeError, match="expected a dict by the names"):
+                apply(*args)
+    assert torch.equal(model.weight, before)
+
+
+def test_optimizer_lists_modules_and_regularizers_as_declearn_does():
+    class Halve(Module):
+        name = "halve"
+
+        def run(self, block):
+            block.own().mul_(0.5)
+
+    class Nameless(Halve):
+        pass
+
+    modules, regularizers = list_optim_modules(), list_optim_regularizers()
+    assert {name for name in modules if modules[name].__module__.startswith("thinc_torchopt")} == set(MODULES)
+    assert modules["adam"] is MODULES["adam"] and modules["halve"] is Halve and Nameless not in modules.values()
+    assert regularizers == REGULARIZERS
+    modules.clear()
+    assert list_optim_modules()["adam"] is MODULES["adam"] and MODULES
+    for name, cls in list_optim_modules().items():
+        if name in MODULES and name != "torch-optim":
+            assert type(Modular([torch.nn.Parameter(torch.ones(2))], 0.1, modules=[name]).modules[0]) is cls
+
+
+# ---------------------------------------------------------------------- whole steps
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+
+
+def data(n=70):
+    return torch.randn(n, 4), torch.randint(3, (n,))
+
+
+def test_optimizer_train_step_is_a_plain_torch_step():
+    ours, theirs, batch = net(), net(), data()
+    optimizer = Modular(ours.named_parameters(), 0.1, modules=["momentum"])
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    loss = torch.nn.functional.cross_entropy
+    for _ in range(3):
+        value = optimizer.run_train_step(ours, batch, loss=loss)
+        reference.zero_grad()
+        expected = loss(theirs(batch[0]), batch[1])
+        expected.backward()
+        reference.step()
+        assert value == pytest.approx(float(expected.detach()), rel=1e-5)
+    for one, other in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(one, other, **CLOSE)
+        assert one.grad is None
+
+
+def test_optimizer_train_step_clips_the_gradient_of_each_sample():
+    """Against a loop over samples."""
+    ours, theirs, (inputs, targets) = net(), net(), data()
+    optimizer = Modular(ours.named_parameters(), 0.1)
+    loss = torch.nn.functional.cross_entropy
+    value = optimizer.run_train_step(ours, (inputs, targets), sclip=1.2, loss=loss)
+    total, losses, clipped = [torch.zeros_like(param) for param in theirs.parameters()], [], 0
+    for i in range(len(inputs)):
+        losses.append(loss(theirs(inputs[i : i + 1]), targets[i : i + 1]))
+        grads = torch.autograd.grad(losses[-1], theirs.parameters())
+        norm = torch.cat([grad.flatten() for grad in grads]).norm()
+        clipped += int(norm > 1.2)
+        for have, grad in zip(total, grads):
+            have += grad * min(1.0, 1.2 / float(norm))
+    assert 0 < clipped < len(inputs) and value == pytest.approx(float(sum(losses).detach()) / len(inputs), rel=1e-5)
+    for param, other, grad in zip(ours.parameters(), theirs.parameters(), total):
+        torch.testing.assert_close(param.detach(), other.detach() - 0.1 * grad / len(inputs), **CLOSE)
+    with pytest.raises(ValueError, match="sclip"):
+        optimizer.run_train_step(ours, (inputs, targets), sclip=-1.0, loss=loss)
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        optimizer.run_train_step(print, (inputs, targets))
+
+
+def test_optimizer_clipped_samples_are_summed_for_normalize():
+    """The number of samples is a given one then, whatever is in the batch: as differential privacy wants it."""
+    (inputs, targets), loss = data(6), torch.nn.functional.cross_entropy
+    ours, theirs = net(), net()
+    optimizer = Modular(ours.named_parameters(), 0.1, normalize="examples")
+    optimizer.batch_size = 12
+    optimizer.run_train_step(ours, (inputs, targets), sclip=1.2, loss=loss)
+    Modular(theirs.named_parameters(), 0.05).run_train_step(theirs, (inputs, targets), sclip=1.2, loss=loss)
+    for param, other in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(param, other, **CLOSE)
+
+
+@pytest.mark.parametrize("normalize", [None, "examples"])
+def test_optimizer_clipping_the_samples_of_an_empty_batch_leaves_the_noise(normalize):
+    """Random samples are empty at times."""
+    model, noise = net(), ("gaussian-noise", {"std": 0.1, "safe_mode": False, "seed": 0})
+    optimizer = Modular(model.named_parameters(), 0.1, modules=[noise], normalize=normalize)
+    optimizer.batch_size = 4
+    before = [param.detach().clone() for param in model.parameters()]
+    (inputs, targets), loss = data(0), torch.nn.functional.cross_entropy
+    assert optimizer.run_train_step(model, (inputs, targets), sclip=1.0, loss=loss) == 0.0
+    for old, param in zip(before, model.parameters()):
+        assert bool(param.isfinite().all()) and not torch.equal(old, param)
+
+
+def test_optimizer_samples_cannot_be_clipped_apart_behind_batch_norm():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    optimizer, loss = Modular(model.named_parameters(), 0.1), torch.nn.functional.cross_entropy
+    with pytest.raises(ParamError, match=r"'1'.*BatchNorm1d.*GroupNorm"):
+        optimizer.run_train_step(model, data(4), sclip=1.0, loss=loss)
+    optimizer.run_train_step(model.eval(), data(4), sclip=1.0, loss=loss)
+
+
+# ---------------------------------------------------------------------- construction
+
+
+@pytest.mark.parametrize(
+    "kind, spec, field",
+    [
+        ("modules", ("momentum", {"beta": -0.1}), "beta"),
+        ("modules", ("adam", {"beta_1": 1.0}), "beta_1"),
+        ("modules", ("adam", {"eps": -1e-8}), "eps"),
+        ("modules", ("adam", {"amsgrad": 1}), "amsgrad"),
+        ("modules", ("adam", {"eps": float("nan")}), "eps"),
+        ("modules", ("adam", {"eps": "1e-8"}), "eps"),
+        ("modules", ("adam", {"round_reset": "false"}), "round_reset"),
+        ("modules", ("ewma", {"round_reset": 1}), "round_reset"),
+        ("modules", ("l2-clipping", {"max_norm": -1.0}), "max_norm"),
+        ("modules", ("l2-global-clipping", {"max_norm": math.inf}), "max_norm"),
+        ("modules", ("gaussian-noise", {"std": -1.0}), "std"),
+        ("modules", ("gaussian-noise", {"seed": 3}), "seed"),
+        ("modules", ("agc", {"clip": -1.0}), "clip"),
+        ("modules", ("lookahead", {"k": 0}), "k"),
+        ("modules", ("lookahead", {"alpha": 1.5}), "alpha"),
+        ("modules", ("torch-optim", {"optim_cls": "os.system"}), "optim_cls"),
+        ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"lr": 0.1}}), "lr"),
+        ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"weight_decay": 0.1}}), "weight_decay"),
+        ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": {"nonsense": 0.1}}), "nonsense"),
+        ("modules", ("torch-optim", {"optim_cls": "torch.optim.SGD", "kwargs": []}), "kwargs"),
+        ("modules", ("torch-optim", {"optim_cls": "torch.optim.LBFGS"}), "LBFGS"),
+        ("modules", ("momentum", {"params": "encoder.*"}), "params"),
+        ("regularizers", ("fedprox", {"alpha": -0.1}), "alpha"),
+        ("regularizers", ("ridge", {"alpha": []}), "alpha"),
+        ("regularizers", ("ridge", {"alpha": [-0.1, 0.2]}), "alpha"),
+    ],
+    ids=str,
+)
+def test_optimizer_refuses_what_cannot_work(kind, spec, field):
+    with pytest.raises(ValueError, match=field):
+        Modular(params().items(), 0.1, **{kind: [spec]})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": -1.0},
+        {"lr": math.nan},
+        {"lr": 1.0, "weight_decay": -1.0},
+        {"lr": 1.0, "weight_decay": False},
+    ],
+    ids=str,
+)
+def test_optimizer_refuses_rates_below_zero(settings):
+    with pytest.raises(ValueError, match="expected a number of at least 0"):
+        Modular(params().items(), **settings)
+
+
+def test_optimizer_two_modules_that_exchange_one_variable_are_an_error_and_scaffold_comes_first():
+    with pytest.raises(ConfigError, match="several"):
+        Modular(params().items(), 0.1, modules=["scaffold-client", "scaffold-server"])
+    with pytest.warns(ConfigWarning, match="Put it first"):
+        Modular(params().items(), 0.1, modules=["adam", "scaffold-client"])
+    Modular(params().items(), 0.1, modules=["momentum", "scaffold-client"])
+
+
+def test_optimizer_labels_tell_modules_apart():
+    optimizer = Modular(params().items(), 0.1, modules=["momentum", ("momentum", {"beta": 0.5})])
+    assert [module.label for module in optimizer.modules] == ["momentum", "momentum_2"]
+    assert optimizer.param_groups[0]["momentum_2_beta"] == 0.5
+    named = Modular(params().items(), 0.1, modules={"first": "momentum", "second": Momentum(0.5)})
+    assert named.param_groups[0]["second_beta"] == 0.5
+    assert Modular.from_config(params().items(), named.get_config()).get_config() == named.get_config()
+    with pytest.raises(ConfigError, match="both have the label"):
+        Modular(params().items(), 0.1, modules=[("adam", {"label": "a"}), ("yogi", {"label": "a"})])
+    config = {**named.get_config(), "bogus": 1}
+    del config["lr"]
+    with pytest.raises(KeyError, match=r"missing: lr; unknown: bogus"):
+        Modular.from_config(params().items(), config)
+    for spec, message in ((("adam", {"beta": 0.9}), "found beta"), (("torch-optim", {}), "optim_cls")):
+        for error in (KeyError, TypeError, ValueError):
+            with pytest.raises(error, match=message):
+                Modular.from_config(params().items(), {**named.get_config(), "modules": [spec]})
+
+
+def test_optimizer_refuses_two_params_of_one_name():
+    """They could not be told apart in a state. torch looks at the names of each group alone."""
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
+    groups = [{"params": first.named_parameters()}, {"params": second.named_parameters()}]
+    with pytest.raises(ParamError, match=r"several are called bias, weight"):
+        Modular(groups, 0.1)
+    optimizer = Modular(first.named_parameters(), 0.1)
+    with pytest.raises(ParamError, match="bias, weight"):
+        optimizer.add_param_group({"params": second.named_parameters()})
+    assert list(optimizer.named_params()) == ["weight", "bias"]
+    optimizer.add_param_group({"params": [(f"second.{name}", param) for name, param in second.named_parameters()]})
+    assert len(optimizer.get_state()["modules"]) == 0 and len(optimizer.named_params()) == 4
+
+
+def test_optimizer_a_group_that_is_refused_is_not_there():
+    optimizer = Modular(params().items(), 0.1)
+    with pytest.raises(ParamError, match="complex"):
+        optimizer.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)))]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_optimizer_a_module_of_ones_own():
+    """As docs/modular.md shows it."""
+
+    class Sign(Module):
+        name = "sign"
+
+        def run(self, block: Block) -> None:
+            block.own().sign_()
+
+    race(modular(Sign()), modular(("lion", {"beta_1": 0.0, "beta_2": 0.0})))
+
+
+@pytest.mark.parametrize("modules", [[name] for name in MODULES if name != "torch-optim"], ids=str)
+def test_optimizer_copies_and_torch_state_dicts_go_on_exactly(modules):
+    settings = (
+        {"modules": modules} if modules != ["gaussian-noise"] else {"modules": [GaussianNoise(0.1, safe_mode=False)]}
+    )
+    found = params()
+    optimizer = Modular(found.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
+    for step in range(3):
+        fill_grads(found, step)
+        optimizer.step()
+    copied, same = copy.deepcopy((optimizer, found))
+    loaded = {name: torch.nn.Parameter(param.detach().clone()) for name, param in found.items()}
+    from_dict = Modular(loaded.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
+    from_dict.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for own, each in ((found, optimizer), (same, copied), (loaded, from_dict)):
+        each.start_round()
+        for step in range(3, 5):
+            fill_grads(own, step)
+            each.step()
+    for name in found:
+        assert torch.equal(found[name], same[name]) and torch.equal(found[name], loaded[name])
+    half = {name: torch.nn.Parameter(param.detach().bfloat16()) for name, param in found.items()}
+    in_half = Modular(half.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
+    fill_grads(half, 0)
+    in_half.step()
+    taken, like = in_half.state_dict(), Modular(half.items(), 0.01, 0.1, regularizers=list(REGULARIZERS), **settings)
+    like.load_state_dict(copy.deepcopy(taken))
+    assert_same(like.state_dict(), taken)  # torch would make it bfloat16
+    with pytest.raises(ValueError, match="shared"):
+        from_dict.load_state_dict({**optimizer.state_dict(), "shared": {}})
+    assert json.loads(json.dumps(optimizer.get_config())) == optimizer.get_config()
+
+
+def test_optimizer_has_no_temporary_as_large_as_the_model(monkeypatch):
+    """All memory that a step takes beside state: some blocks."""
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 100)
+    taken = []
+    scratch = blocks.Scratch
+
+    class Watched(scratch):
+        def __init__(self):
+            super().__init__()
+            taken.append(self)
+
+    monkeypatch.setattr(blocks, "Scratch", Watched)
+    param = torch.nn.Parameter(torch.zeros(10_000))
+    optimizer = Modular([param], 0.1, 0.1, regularizers=["fedprox"], modules=[L2GlobalClipping(), "yogi", "lookahead"])
+    param.grad = torch.ones(10_000)
+    optimizer.step()
+    sizes = [buffer.numel() for own in taken for buffers in own._buffers.values() for buffer in buffers]
+    assert sizes and max(sizes) <= 100 and len(sizes) <= 5
+
+
+# ---------------------------------------------------------------------- nothing is ignored
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("lrate", "lr", 0.5), ("lr", "lr", 0.5), ("w_decay", "weight_decay", 0.2), ("weight_decay", "weight_decay", 0.2)],
+)
+def test_optimizer_attributes_take_effect(name, key, value):
+    """declearn's Optimizer has `lrate` and `w_decay` as attributes, which the next step reads."""
+    settings = {"lr": 0.1, "weight_decay": 0.1, "decay": "declearn"}
+    found, expected = params(), params()
+    optimizer = Modular(found.items(), **settings)
+    setattr(optimizer, name, value)
+    assert getattr(optimizer, name) == value and optimizer.get_config()[key] == value
+    other = Modular(expected.items(), **{**settings, key: value})
+    for own, each in ((found, optimizer), (expected, other)):
+        fill_grads(own, 0)
+        each.step()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_optimizer_attributes_are_those_of_all_groups():
+    found = params()
+    pairs = list(found.items())
+    optimizer = Modular([{"params": pairs[:1], "lr": 0.2}, {"params": pairs[1:]}], 0.1, modules=["adam"])
+    with pytest.raises(AttributeError, match=r"one 'lr' for all param groups, found \[0\.2, 0\.1\]"):
+        optimizer.lrate  # noqa: B018
+    optimizer.lrate = 0.3
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.3]
+    copied = copy.deepcopy(optimizer)
+    copied.lr = 0.4
+    assert (optimizer.lr, copied.lrate) == (0.3, 0.4)
+    with pytest.raises(AttributeError, match="no attribute 'rate'"):
+        optimizer.rate  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("lrate", -1.0, "'lr'"),
+        ("lr", "fast", "'lr'"),
+        ("weight_decay", float("nan"), "'weight_decay'"),
+        ("adam_beta_1", 0.5, "Set it there: for group in"),
+        ("adam_enabled", False, "in its param groups"),
+        ("w_decay", 0.1, "decay = 'declearn'"),
+    ],
+)
+def test_optimizer_attributes_that_cannot_be_are_refused(name, value, message):
+    optimizer = Modular(params().items(), 0.1, modules=["adam"])
+    before = optimizer.get_config(), [dict(group) for group in optimizer.param_groups]
+    with pytest.raises(ConfigError, match=message):
+        setattr(optimizer, name, value)
+    assert (optimizer.get_config(), [dict(group) for group in optimizer.param_groups]) == before
+
+
+def test_optimizer_a_number_per_step_is_a_schedule():
+    """As torch's AdamW, whose rate and decay are set by the same schedule."""
+    left, right = params(), params()
+    ours = modular("adam", decay="adamw")(left)
+    ours.param_groups[0].update(adam_beta_2=0.999, adam_eps=1e-8)
+    theirs = from_torch(torch.optim.AdamW)(right)
+    for step, rate in zip(range(6), warmup_linear(0.1, 3, 6)):
+        ours.lr, ours.weight_decay = rate, rate / 2
+        theirs.param_groups[0].update(lr=rate, weight_decay=rate / 2, betas=(0.9 - step / 20, 0.999))
+        ours.param_groups[0]["adam_beta_1"] = 0.9 - step / 20
+        for found, optimizer in ((left, ours), (right, theirs)):
+            fill_grads(found, step)
+            optimizer.step()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], **CLOSE)
+
+
+SCHEDULES = [
+    lambda: warmup_linear(0.1, 3, 6),
+    lambda: iter([0.1, 0.2]),
+    lambda: [0.1, 0.2],
+    lambda: (0.1, 0.2),
+    lambda: ("exponential-decay", {"base": 0.1, "rate": 0.5}),
+    lambda: ["warmup", {"base": 0.1, "warmup": 100}],
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+def test_optimizer_refuses_schedules(make):
+    """Everywhere; and nothing has changed then."""
+    of_rate, of_option = r"set optimizer\.\w+ before each step", r"set 'adam_beta_1' in each of optimizer.param_groups"
+    for name in ("lr", "weight_decay", "lrate", "w_decay"):
+        rate = {} if name == "lrate" else {"lr": 0.1}
+        with pytest.raises(ConfigTypeError, match=of_rate):
+            Modular([{"params": params().items(), "lr": 0.1, "weight_decay": 0.1}], **{**rate, name: make()})
+    optimizer = Modular(params().items(), 0.1, modules=["adam"], decay="declearn")
+    before = optimizer.get_config(), [dict(group) for group in optimizer.param_groups]
+    for name in ("lr", "weight_decay", "lrate", "w_decay"):
+        with pytest.raises(ConfigTypeError, match=of_rate):
+            setattr(optimizer, name, make())
+    for name, told in (("lr", of_rate), ("adam_beta_1", of_option)):
+        with pytest.raises(ConfigTypeError, match=told):
+            optimizer.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2)))], name: make()})
+    assert (optimizer.get_config(), [dict(group) for group in optimizer.param_groups]) == before
+    if not isinstance(make(), tuple):  # a module refuses that itself
+        with pytest.raises(ConfigTypeError, match=of_option):
+            Modular(params().items(), 0.1, modules=[Adam(beta_1=make())])
+
+
+def test_optimizer_refuses_states_of_older_versions():
+    optimizer = Modular(params().items(), 0.1, modules=["adam"])
+    with pytest.raises(StateError, match=r"expected version 2, found version 1\. It was written by an older"):
+        optimizer.set_state({**optimizer.get_state(), "version": 1, "schedules": {}})
+
+
+def test_optimizer_parts_cannot_be_changed_in_a_copy():
+    """`optimizer.modules.append(...)` changed a list that nobody reads."""
+    optimizer = Modular(params().items(), 0.1, modules=["adam"], regularizers=["ridge"])
+    for found in (optimizer.modules, optimizer.regularizers):
+        assert isinstance(found, tuple) and len(found) == 1
+    for name in ("modules", "regularizers", "decay", "normalize"):
+        with pytest.raises(AttributeError):
+            setattr(optimizer, name, ())
+
+
+def test_optimizer_takes_none_for_no_parts():
+    optimizer = Modular(params().items(), 0.1, modules=None, regularizers=None)
+    assert not optimizer.modules and not optimizer.regularizers
+
+
+class CountsRounds(Module):
+    """Keeps nothing."""
+
+    name = "counts-rounds"
+    seen: ClassVar[list[int]] = []
+
+    def run(self, block):
+        block.own()
+
+    def start_round(self, state):
+        self.seen.append(len(state))
+
+
+class KeepsRounds(Module):
+    """Keeps a number and a tensor of each param."""
+
+    name = "keeps-rounds"
+    tensors = ("total",)
+
+    def first_state(self, weights):
+        return {"rounds": 0, **super().first_state(weights)}
+
+    def run(self, block):
+        block.state["total"].add_(block.own())
+
+    def start_round(self, state):
+        state["rounds"] += 1
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_optimizer_start_round_reaches_each_part(steps):
+    """Those without state too, and also before the first step, once for each param on which they work."""
+    found = params()
+    CountsRounds.seen.clear()
+    limited = KeepsRounds(params=["bias"], label="limited")
+    optimizer = Modular(found.items(), 0.1, modules=[CountsRounds(), KeepsRounds(label="all"), limited])
+    for step in range(steps):
+        fill_grads(found, step)
+        optimizer.step()
+    optimizer.start_round()
+    optimizer.start_round()
+    assert CountsRounds.seen == [0] * 2 * len(found)
+    assert {name: optimizer.state[param]["all/rounds"] for name, param in found.items()} == dict.fromkeys(found, 2)
+    assert [name for name, param in found.items() if "limited/rounds" in optimizer.state[param]] == ["bias"]
+    fill_grads(found, steps)
+    optimizer.step()
+    other = Modular(found.items(), 0.1, modules=[CountsRounds(), KeepsRounds(label="all"), limited])
+    other.set_state(optimizer.get_state())
+    assert other.state[found["bias"]]["limited/rounds"] == 2
+
+
+@pytest.mark.parametrize("loads_later", [False, True])
+def test_optimizer_references_before_the_first_step(loads_later):
+    """A round may begin before the weights of the round are loaded: FedProx and L2-SP hold on to those of the step."""
+    found = params()
+    optimizer = Modular(found.items(), 0.1, regularizers=[("fedprox", {"alpha": 0.5}), ("l2-sp", {"alpha": 0.5})])
+    if not loads_later:
+        optimizer.start_round()
+    with torch.no_grad():
+        for param in found.values():
+            param.add_(1.0)
+    if loads_later:
+        optimizer.start_round()
+    start = {name: param.detach().clone() for name, param in found.items()}
+    fill_grads(found, 0)
+    optimizer.step()
+    for name, param in found.items():
+        torch.testing.assert_close(param.detach(), start[name] - 0.1 * param.grad, **CLOSE)

@@ -1,0 +1,270 @@
+"""Closed forms against torch.func, traces against a naive loop, and cells of one's own."""
+
+import pytest
+import torch
+
+from thinc_torchopt.addons.online.adjoint import input_gradient
+from thinc_torchopt.addons.online.cells import CELLS, Cell
+from thinc_torchopt.addons.online.eligibility import ParamDimTraces
+from thinc_torchopt.addons.online.functional import check_cell, linearize_by_func, warn_of_truncation
+from thinc_torchopt.addons.online.gradients import eligibility_gradients
+from thinc_torchopt.addons.online.relations import Dense, Elementwise
+from thinc_torchopt.core.checks import Section
+from thinc_torchopt.core.errors import ConfigError, ConfigWarning
+
+from . import reference
+from .reference import ACTS, bptt, distance, naive, problem
+
+HERE = Section("[here]")
+# float64, a few steps: rounding.
+EXACT = 1e-11
+
+
+def begin(cell, B, H):
+    return tuple(torch.randn(B, H, dtype=torch.float64) for _ in CELLS[cell].states)
+
+
+@pytest.mark.parametrize("act", sorted(ACTS))
+@pytest.mark.parametrize("cell", reference.CELLS)
+def test_cells_closed_forms_are_those_of_jacrev(cell, act):
+    w, x, _ = problem(cell, T=4, B=3, X=2, H=5)
+    built = CELLS[cell](act)
+    state = tuple(torch.randn(4, 3, 5, dtype=torch.float64) for _ in built.states)
+    closed, found = built.linearize(x, state, w), linearize_by_func(built, x, state, w)
+    for a, new in enumerate(closed.state):
+        assert torch.allclose(new, found.state[a], atol=EXACT)
+        for c, values in enumerate(closed.decay[a]):
+            assert torch.allclose(values, found.decay[a][c], atol=EXACT)
+        for name, reach in closed.reach.items():
+            expected = found.reach[name][a]
+            assert torch.allclose(torch.zeros_like(expected) if reach[a] is None else reach[a], expected, atol=EXACT)
+    assert closed.inputs.keys() == found.inputs.keys() == closed.reach.keys()
+    assert all(torch.equal(closed.inputs[name], found.inputs[name]) for name in closed.inputs)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("cell", reference.CELLS)
+def test_cells_traces_after_each_step(cell, fast):
+    w, x, dh = problem(cell, T=5, B=2, X=2, H=3)
+    state = begin(cell, 2, 3)
+    expected, history = naive(cell, w, x, dh, state=state)
+    traces = ParamDimTraces(CELLS[cell](), w, 2, fast_solve=fast)
+    for t in range(5):
+        state = traces.update(x[t], state)
+        traces.solve(dh[t])
+        assert distance({name: traces.trace_of(name) for name in w}, history[t]) < EXACT
+    assert distance(traces.grads, expected) < EXACT
+    before = {name: traces.trace_of(name) for name in w}
+    traces.reset([1])
+    assert all(torch.equal(traces.trace_of(name)[0], before[name][0]) for name in w)
+    assert not any(traces.trace_of(name)[1].any() for name in w)
+    traces.reset()
+    traces.clear_grads()
+    assert not any(traces.trace_of(name).any() or traces.grads[name].any() for name in w)
+
+
+@pytest.mark.parametrize("cell", ["torch-gru", "lstm", "indrnn"])
+def test_cells_traces_in_blocks(cell):
+    """Several steps at once, on traces that are not zero, with samples that end."""
+    w, x, _ = problem(cell, T=6, B=3, X=2, H=3)
+    state = begin(cell, 3, 3)
+    one, other = (ParamDimTraces(CELLS[cell](), w, 3) for _ in range(2))
+    ends = [3, 3, 3, 2, 2, 1]
+    one.update(x[0], state)
+    state = other.update(x[0], state)
+    before = [[] for _ in state]
+    for t, n in enumerate(ends):
+        for stack, values in zip(before, state):
+            stack.append(values)
+        state = tuple(torch.cat((a, b[n:])) for a, b in zip(other.update(x[t, :n], tuple(s[:n] for s in state)), state))
+    goes_on = torch.tensor(ends)[:, None, None] > torch.arange(3)[:, None]
+    one.read_block(one.linearize(x, tuple(torch.stack(steps) for steps in before)), None, goes_on)
+    assert distance({name: one.trace_of(name) for name in w}, {name: other.trace_of(name) for name in w}) < EXACT
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_cells_gradients_are_read_in_both_ways(large, monkeypatch):
+    """All samples at once, or one after another."""
+    monkeypatch.setattr("thinc_torchopt.addons.online.relations._SMALL", 0 if large else 10**6)
+    w, x, dh = problem("gru", T=5, B=2, X=2, H=3)
+    traces, state = ParamDimTraces(CELLS["gru"](), w, 2), (torch.zeros(2, 3, dtype=x.dtype),)
+    for x_t, dh_t in zip(x, dh):
+        state = traces.update(x_t, state)
+        traces.solve(dh_t)
+    assert distance(traces.grads, naive("gru", w, x, dh)[0]) < EXACT
+
+
+@pytest.mark.parametrize("cell", reference.CELLS)
+def test_cells_gradient_of_the_input(cell):
+    """Of one step, through all units."""
+    w, x, dh = problem(cell, T=1, B=2, X=3, H=4)
+    state = begin(cell, 2, 4)
+    built = CELLS[cell]()
+    exact = bptt(cell, w, x, dh, state=state)[2]
+    step = built.linearize(x[0], state, w)
+    assert torch.allclose(input_gradient(built, w, x[0], state, dh[0], step), exact[0], atol=EXACT)
+
+
+@pytest.mark.parametrize("cell", reference.CELLS)
+def test_cells_say_what_is_truncated(cell):
+    w, _, _ = problem(cell, T=1, B=1, X=2, H=3)
+    built, known = CELLS[cell](), CELLS[cell].truncated
+    built.truncated = None
+    assert check_cell(built, w, HERE) == known == {"gru": ("Wr",), "mgu": ("Wf",)}.get(cell, ())
+
+
+def test_cells_warn_of_what_is_truncated():
+    with pytest.warns(ConfigWarning, match=r"'Wr' .*\[here\].*torch-gru"):
+        warn_of_truncation(("Wr",), HERE)
+    warn_of_truncation((), HERE)
+
+
+# ---------------------------------------------------------------------- cells of one's own
+
+
+class Leaky(Cell):
+    """A cell as a user writes it: two states, a dense and an elementwise relation."""
+
+    states = ("h", "slow")
+    relations = (Dense("W"), Elementwise("a", ("slow",)))
+
+    def step(self, x, state, relate):
+        h, slow = state
+        slow = 0.9 * slow + 0.1 * h + relate("a", slow)
+        return torch.tanh(relate("W", x, h) + slow), slow
+
+
+def test_cells_of_ones_own():
+    """By hand: D and Df of Leaky from its formula, in a plain loop."""
+    rng = torch.Generator().manual_seed(0)
+    w = {
+        name: torch.randn(*shape, generator=rng, dtype=torch.float64) * 0.3
+        for name, shape in {"W.weight": (5, 3), "W.bias": (3,), "a": (3,)}.items()
+    }
+    x, dh = (torch.randn(6, 2, n, generator=rng, dtype=torch.float64) for n in (2, 3))
+    expected = {name: torch.zeros_like(value) for name, value in w.items()}
+    own = w["W.weight"][2:].diagonal()
+    for b in range(2):
+        h = slow = torch.zeros(3, dtype=torch.float64)
+        of_W = [torch.zeros(6, 3, dtype=torch.float64) for _ in range(2)]  # the bias as the last row
+        of_a = [torch.zeros(3, dtype=torch.float64) for _ in range(2)]
+        for t in range(6):
+            read = torch.cat((x[t, b], h, torch.ones(1, dtype=torch.float64)))
+            new_slow = 0.9 * slow + 0.1 * h + w["a"] * slow
+            new_h = torch.tanh(read[:-1] @ w["W.weight"] + w["W.bias"] + new_slow)
+            g, keep = 1 - new_h**2, 0.9 + w["a"]
+            of_W = [g * (own + 0.1) * of_W[0] + g * keep * of_W[1] + read[:, None] * g, 0.1 * of_W[0] + keep * of_W[1]]
+            of_a = [g * (own + 0.1) * of_a[0] + g * keep * of_a[1] + slow * g, 0.1 * of_a[0] + keep * of_a[1] + slow]
+            h, slow = new_h, new_slow
+            expected["W.weight"] += dh[t, b] * of_W[0][:-1]
+            expected["W.bias"] += dh[t, b] * of_W[0][-1]
+            expected["a"] += dh[t, b] * of_a[0]
+    for how in ({}, {"traces": "adjoint"}):
+        assert distance(eligibility_gradients(Leaky(), w, x, dh, **how)[0], expected) < EXACT
+
+
+class Shared(Cell):
+    """Each of its relations is used twice in a step. Units read only their own state."""
+
+    relations = (Dense("W", ("x",)), Elementwise("u"))
+
+    def step(self, x, state, relate):
+        (h,) = state
+        gate = torch.sigmoid(relate("W", x) + relate("u", h))
+        return (gate * h + (1 - gate) * torch.tanh(relate("W", x * x) - relate("u", torch.sin(h))),)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"traces": "adjoint"}, {"vjp_method": "multi-step", "window": 2}, {"trace_dtype": torch.float64}]
+)
+def test_cells_may_use_a_relation_twice(how, monkeypatch):
+    """Of elementwise recurrence the gradient is that of autograd."""
+    monkeypatch.setattr("thinc_torchopt.addons.online.gradients.BLOCK", 3)
+    rng = torch.Generator().manual_seed(0)
+    shapes = {"W.weight": (3, 4), "W.bias": (4,), "u": (4,)}
+    w = {name: torch.randn(*shape, generator=rng, dtype=torch.float64) for name, shape in shapes.items()}
+    x, dh = (torch.randn(7, 2, n, generator=rng, dtype=torch.float64) for n in (3, 4))
+    leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+    h, loss = torch.zeros(2, 4, dtype=torch.float64), 0.0
+    for x_t, dh_t in zip(x, dh):
+
+        def dense(inputs):
+            return inputs @ leaves["W.weight"] + leaves["W.bias"]
+
+        gate = torch.sigmoid(dense(x_t) + leaves["u"] * h)
+        h = gate * h + (1 - gate) * torch.tanh(dense(x_t * x_t) - leaves["u"] * torch.sin(h))
+        loss = loss + (h * dh_t).sum()
+    expected = dict(zip(w, torch.autograd.grad(loss, list(leaves.values()))))
+    assert distance(eligibility_gradients(Shared(), w, x, dh, **how)[0], expected) < EXACT
+    traces, state = ParamDimTraces(Shared(), w, 2), (torch.zeros(2, 4, dtype=torch.float64),)
+    for x_t, dh_t in zip(x, dh):
+        state = traces.update(x_t, state)
+        traces.solve(dh_t)
+    assert distance(traces.grads, expected) < EXACT
+    joined, state, steps = ParamDimTraces(Shared(), w, 2), (torch.zeros(2, 4, dtype=torch.float64),), []
+    for x_t, dh_t in zip(x, dh):
+        step = joined.linearize(x_t, state)
+        state = step.state
+        steps.append((step, dh_t))
+    joined.learn(steps[:4])
+    joined.learn(steps[4:])
+    assert distance(joined.grads, expected) < EXACT
+    normalized, _ = eligibility_gradients(Shared(), w, x, dh, normalize_matrix_spectrum=True)
+    assert distance(normalized, expected) > EXACT  # its traces are larger than 1
+
+
+@pytest.mark.parametrize("cell", ["lstm", "torch-lstm"])
+def test_cells_loss_may_depend_on_any_state(cell):
+    w, x, dh = problem(cell, T=5, B=2, X=2, H=3)
+    dc = torch.randn(5, 2, 3, dtype=torch.float64)
+    _, history = naive(cell, w, x, dh)
+    expected = {name: torch.zeros_like(value) for name, value in w.items()}
+    traces, state = ParamDimTraces(CELLS[cell](), w, 2), (torch.zeros(2, 3, dtype=torch.float64),) * 2
+    for t in range(5):
+        state = traces.update(x[t], state)
+        traces.solve(dh[t], dc[t])
+        for name, eps in history[t].items():
+            for a, signal in enumerate((dh[t], dc[t])):
+                weighted = eps[..., a] * (signal if eps.ndim == 3 else signal[:, None])
+                expected[name] += weighted.sum(0)
+    assert distance(traces.grads, expected) < EXACT
+
+
+W = Dense("W")
+
+
+def cell_with(step, relations=(W,), states=("h",)):
+    return type("Own", (Cell,), {"step": step, "relations": relations, "states": states})()
+
+
+def weights_of(cell, width=2, units=3):
+    shapes = {name: shape for relation in cell.relations for name, shape in relation.shapes(width, units).items()}
+    return {name: torch.ones(*shape) * 0.1 for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (cell_with(lambda self, x, s, r: s), "used in a step, for 'W', found 'none'"),
+        (cell_with(lambda self, x, s, r: (r("V", x, s[0]),)), r"\['W'\].*'V'"),
+        (cell_with(lambda self, x, s, r: (r("W", x, s[0])[..., :2],)), r"states.*\(2, 2\)"),
+        (cell_with(lambda self, x, s, r: r("W", x, s[0])), "tuple of 1 states.*Tensor"),
+        (cell_with(lambda self, x, s, r: (r("W", s[0]),)), "matching shapes"),
+        (cell_with(lambda self, x, s, r: (r("W", x, s[0]) * float(s[0].sum() > 0),)), "torch.func can differentiate"),
+        (cell_with(lambda self, x, s, r: s, relations=()), "at least one relation"),
+    ],
+    ids=["never", "unknown", "narrow", "no tuple", "shapes", "item", "none"],
+)
+def test_cells_that_traces_cant_follow(cell, says):
+    x, dh = torch.ones(2, 1, 2), torch.ones(2, 1, 3)
+    with pytest.raises(ConfigError, match=says):
+        eligibility_gradients(cell, weights_of(cell), x, dh)
+    if cell.relations:
+        with pytest.raises(ConfigError, match=says):
+            ParamDimTraces(cell, weights_of(cell), 1)
+
+
+def test_cells_whose_relation_reaches_two_units_are_truncated():
+    cell = cell_with(lambda self, x, s, r: (torch.tanh(r("W", x, s[0]).cumsum(-1)),))
+    assert check_cell(cell, weights_of(cell), HERE) == ("W",)
+    assert check_cell(Leaky(), weights_of(Leaky()), HERE) == ()

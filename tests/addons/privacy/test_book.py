@@ -1,0 +1,419 @@
+"""The oracle of all tests here: one example at a time, by the layers' own backward passes."""
+
+import math
+
+import numpy
+import pytest
+import spacy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spacy.pipeline.tagger import DEFAULT_TAGGER_MODEL
+from spacy.tokens import Doc
+from spacy.training import Example
+from spacy.util import registry
+from thinc.api import (
+    Gelu,
+    LayerNorm,
+    Linear,
+    Maxout,
+    Mish,
+    Model,
+    PyTorchWrapper,
+    Relu,
+    Sigmoid,
+    Softmax,
+    Swish,
+    chain,
+    clone,
+    concatenate,
+    expand_window,
+    residual,
+    with_array,
+)
+from torch.nn.functional import linear
+
+from thinc_torchopt.addons.privacy.book import Book, check_layers, clip_each_example
+from thinc_torchopt.core.errors import ConfigError, ParamError
+from thinc_torchopt.core.host import module_of
+
+from ...models import toy_examples, toy_pipeline
+
+# float32 sums of hundreds of terms, in another order, relative to the largest number of a tensor: a few times its
+# epsilon of 1.2e-7. Norms are sums of squares, of which products by Gram matrices cancel in part.
+CLOSE = 3e-6
+WORDS = ["a", "red", "London", "likes", "the", "of", "and", "Anna", "sees", "green", ".", "not", "every", "house"]
+
+
+def grads_of(nlp):
+    """Copies of all gradients of a pipeline, as float64; zeros where there is none."""
+    found = {}
+    for name, proc in nlp.pipeline:
+        for node in proc.model.walk():
+            for param in node.param_names:
+                grad = node.get_grad(param) if node.has_grad(param) else numpy.zeros_like(node.get_param(param))
+                found[name, node.name, node.id, param] = grad.astype("d")
+            for shim in node.shims:
+                for param, tensor in module_of(shim).named_parameters():
+                    grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                    found[name, node.name, node.id, param] = grad.double().numpy().copy()
+    return found
+
+
+def clear(nlp):
+    for _, proc in nlp.pipeline:
+        for node in proc.model.walk():
+            for param in node.param_names:
+                if node.has_grad(param):
+                    node.get_grad(param)[...] = 0.0
+            for shim in node.shims:
+                module_of(shim).zero_grad()
+
+
+def one_at_a_time(nlp, examples, clip, frozen=(), exclude=()):
+    """The norms of the examples, and the sum of their clipped gradients."""
+    norms, total = [], {}
+    for example in examples:
+        clear(nlp)
+        nlp.update([example], sgd=False, drop=0.0, exclude=exclude)
+        found = {key: grad for key, grad in grads_of(nlp).items() if key not in frozen}
+        norms.append(math.sqrt(sum((grad**2).sum() for grad in found.values())))
+        for key, grad in found.items():
+            total[key] = total.get(key, 0.0) + grad * min(1.0, clip / (norms[-1] or 1.0))
+    clear(nlp)
+    return numpy.array(norms), total
+
+
+def assert_as_one_at_a_time(nlp, examples, clip=None):
+    norms, _ = one_at_a_time(nlp, examples, 1.0)
+    clip = float(numpy.median(norms)) if clip is None else clip  # so that some are clipped, and some are not
+    norms, total = one_at_a_time(nlp, examples, clip)
+    found = clip_each_example(nlp, examples, clip)
+    numpy.testing.assert_allclose(found, norms, rtol=CLOSE, atol=1e-12)
+    grads = grads_of(nlp)
+    assert any(grad.any() for grad in grads.values())
+    for key, expected in total.items():
+        scale = max(abs(expected).max(), 1e-6 * clip)
+        assert abs(grads[key] - expected).max() <= CLOSE * scale, key
+
+
+def shaken(nlp, seed=0):
+    """Move all params away from zeros and ones, of which layers are made in part."""
+    rng = numpy.random.default_rng(seed)
+    for _, proc in nlp.pipeline:
+        for node in proc.model.walk():
+            for name in node.param_names:
+                values = node.get_param(name)
+                values += rng.normal(size=values.shape, scale=0.1).astype("f")
+    return nlp
+
+
+def tagged(nlp, lengths):
+    words = iter(WORDS * 200)
+    examples = []
+    for i, length in enumerate(lengths):
+        text = [next(words) for _ in range(length + i % 3)][i % 3 :]
+        tags = [f"T{(len(word) + i) % 3}" for word in text]
+        examples.append(Example.from_dict(Doc(nlp.vocab, words=text), {"tags": tags}))
+    return examples
+
+
+def tagger_of(tok2vec):
+    """A tagger whose tok2vec is a model of a test."""
+
+    @registry.architectures("test-privacy.Tok2Vec.v1")
+    def make() -> Model:
+        return tok2vec
+
+    nlp = spacy.blank("xx")
+    model = {"@architectures": "spacy.Tagger.v2", "tok2vec": {"@architectures": "test-privacy.Tok2Vec.v1"}}
+    nlp.add_pipe("tagger", config={"model": model})
+    return nlp
+
+
+def embedding(width=8, **changes):
+    config = {"@architectures": "spacy.MultiHashEmbed.v2", "width": width, "attrs": ["NORM", "SHAPE"]}
+    config |= {"rows": [7, 50], "include_static_vectors": False} | changes
+    return registry.resolve({"model": config})["model"]
+
+
+LAYERS = {
+    "linear": lambda: with_array(Linear(8, 8)),
+    "maxout": lambda: with_array(Maxout(8, 8, nP=3)),
+    "maxout, normalized": lambda: with_array(Maxout(8, 8, nP=2, normalize=True, dropout=0.0)),
+    "mish": lambda: with_array(Mish(8, 8)),
+    "relu": lambda: with_array(Relu(8, 8)),
+    "gelu": lambda: with_array(Gelu(8, 8)),
+    "swish": lambda: with_array(Swish(8, 8)),
+    "sigmoid": lambda: with_array(Sigmoid(8, 8)),
+    "softmax": lambda: with_array(Softmax(8, 8)),
+    "layernorm": lambda: with_array(LayerNorm(8)),
+    "concatenate": lambda: with_array(chain(concatenate(Linear(4, 8), Linear(4, 8)), Linear(8, 8))),
+    "a layer used twice": lambda: with_array(twice(Linear(8, 8))),
+    "one window": lambda: with_array(chain(expand_window(1), Maxout(8, 24)), pad=1),
+    "windows of two": lambda: with_array(chain(expand_window(2), Linear(8, 40)), pad=2),
+    "a deep encoder": lambda: with_array(
+        clone(residual(chain(expand_window(1), Maxout(8, 24, nP=2, normalize=True, dropout=0.0))), 3), pad=3
+    ),
+    "torch": lambda: with_array(
+        PyTorchWrapper(
+            torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.GELU(), torch.nn.LayerNorm(9), torch.nn.Linear(9, 8))
+        )
+    ),
+    "torch, without a bias": lambda: with_array(PyTorchWrapper(torch.nn.Linear(8, 8, bias=False))),
+}
+
+
+def twice(layer):
+    return chain(layer, layer)
+
+
+@settings(max_examples=6)
+@given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=9), seed=st.integers(0, 99), data=st.data())
+@pytest.mark.parametrize("name", LAYERS)
+def test_book_each_layer_as_one_at_a_time(name, lengths, seed, data):
+    lengths = [*lengths, 3]  # spaCy does nothing without a token
+    nlp = tagger_of(chain(embedding(), LAYERS[name]()))
+    examples = tagged(nlp, lengths)
+    nlp.initialize(lambda: [*examples, *tagged(nlp, [5])])
+    assert_as_one_at_a_time(shaken(nlp, seed), [example for example in examples if len(example.reference)])
+
+
+def tok2vec_with(embed, **settings):
+    """spaCy's usual tok2vec, with an embedding layer."""
+    encode = {"@architectures": "spacy.MaxoutWindowEncoder.v2", "width": 8, "depth": 2}
+    encode |= {"window_size": 1, "maxout_pieces": 2}
+    embed = {"@architectures": embed, "width": 8, "include_static_vectors": False, **settings}
+    config = {"@architectures": "spacy.Tok2Vec.v2", "embed": embed, "encode": encode}
+    return tagger_of(registry.resolve({"model": config})["model"])
+
+
+def test_book_static_vectors_as_one_at_a_time():
+    nlp = tok2vec_with("spacy.MultiHashEmbed.v2", attrs=["NORM"], rows=[50], include_static_vectors=True)
+    for i, word in enumerate(WORDS[:9]):  # not the other ones
+        nlp.vocab.set_vector(word, numpy.random.default_rng(i).normal(size=5).astype("f"))
+    examples = tagged(nlp, [4, 1, 19, 2, 2, 9])
+    nlp.initialize(lambda: examples)
+    assert_as_one_at_a_time(shaken(nlp), examples)
+
+
+def test_book_character_embeddings_as_one_at_a_time():
+    nlp = tok2vec_with("spacy.CharacterEmbed.v2", rows=40, nM=4, nC=3, feature="LOWER")
+    # One token each: spaCy's own gradient counts a character once, however many tokens of a doc have it.
+    examples = tagged(nlp, [1, 1, 1, 1, 1])
+    nlp.initialize(lambda: examples)
+    assert_as_one_at_a_time(shaken(nlp), examples)
+
+
+def test_book_character_embeddings_count_each_character():
+    nlp = tok2vec_with("spacy.CharacterEmbed.v2", rows=40, nM=4, nC=3, feature="LOWER")
+    examples = tagged(nlp, [9, 1])
+    nlp.initialize(lambda: examples)
+    layer = next(node for node in shaken(nlp).get_pipe("tagger").model.walk() if node.name == "charembed")
+    docs = [example.reference for example in examples]
+    book = Book(1e9)
+    with book.recording(nlp, 2):
+        out, backprop = layer.begin_update(docs)
+        grads = [numpy.random.default_rng(len(Y)).normal(size=Y.shape).astype("f") for Y in out]
+        backprop(grads)
+    expected = numpy.zeros_like(layer.get_param("E"))
+    for doc, dY in zip(docs, grads):
+        for token, row in zip(doc.to_utf8_array(nr_char=3), dY):
+            for i, byte in enumerate(token):
+                expected[i, byte] += row.reshape(3, 4)[i]
+    numpy.testing.assert_allclose(layer.get_grad("E"), expected, rtol=CLOSE, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    "components, shared",
+    [
+        (["tagger"], True),
+        (["tagger", "morphologizer", "senter"], True),
+        (["tagger", "senter"], False),  # a morphologizer's own tok2vec has CharacterEmbed: see the tests above
+    ],
+)
+def test_book_pipelines_as_one_at_a_time(components, shared):
+    nlp = toy_pipeline(components, shared=shared)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    assert_as_one_at_a_time(shaken(nlp), examples)
+
+
+@pytest.mark.parametrize("architecture", ["spacy.TextCatReduce.v1", "spacy.TextCatParametricAttention.v1"])
+@pytest.mark.parametrize("factory", ["textcat", "textcat_multilabel"])
+def test_book_text_categorizers_as_one_at_a_time(architecture, factory):
+    model = {"@architectures": architecture, "tok2vec": DEFAULT_TAGGER_MODEL["tok2vec"]}
+    model["exclusive_classes"] = factory == "textcat"
+    if architecture.endswith("Reduce.v1"):
+        model |= {"use_reduce_first": True, "use_reduce_last": True, "use_reduce_max": True, "use_reduce_mean": True}
+    nlp = spacy.blank("xx")
+    nlp.add_pipe(factory, config={"model": model})
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    assert_as_one_at_a_time(shaken(nlp), examples)
+
+
+def test_book_dropout_still_clips():
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    for example in examples:
+        clear(nlp)
+        clip_each_example(shaken(nlp), [example], 0.01, drop=0.3)
+        norm = math.sqrt(sum((grad**2).sum() for grad in grads_of(nlp).values()))
+        assert norm == pytest.approx(0.01, rel=1e-4)  # float32
+
+
+def test_book_frozen_params_are_out_of_the_norm():
+    nlp = toy_pipeline(["tagger", "senter"])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    shaken(nlp)
+    hashed = {
+        ("tok2vec", node.name, node.id, "E")
+        for node in nlp.get_pipe("tok2vec").model.walk()
+        if node.name == "hashembed"
+    }
+    norms, total = one_at_a_time(nlp, examples, 0.5, frozen=hashed, exclude=["senter"])
+    book = Book(0.5)
+    with book.recording(nlp, len(examples), ["senter"], {(node, name) for _, _, node, name in hashed}):
+        nlp.update(examples, sgd=False, drop=0.0, exclude=["senter"])
+    numpy.testing.assert_allclose(book.norms, norms, rtol=CLOSE)
+    for key, grad in grads_of(nlp).items():
+        assert (abs(grad - total.get(key, 0.0)) <= CLOSE * 0.5 * len(examples)).all(), key
+
+
+def test_book_an_example_that_is_not_finite_counts_for_nothing():
+    nlp = tagger_of(chain(embedding(), with_array(Linear(8, 8))))
+    examples = tagged(nlp, [4, 3, 6])
+    nlp.initialize(lambda: examples)
+    shaken(nlp)
+    _, expected = one_at_a_time(nlp, examples[:1] + examples[2:], 0.1)
+    book = Book(0.1)
+    with book.recording(nlp, 3):
+        nlp.update(examples, sgd=False, drop=0.0)
+        spoiled = next(found[0] for (_, name), found in book._records.items() if name == "W")
+        spoiled.dY[int(numpy.flatnonzero(spoiled.rows.owner == 1)[0])] = numpy.nan
+    assert not numpy.isfinite(book.norms[1]) and numpy.isfinite(book.norms[[0, 2]]).all()
+    grads = grads_of(nlp)
+    for key in expected:
+        assert abs(grads[key] - expected[key]).max() <= CLOSE * 0.1, key
+
+
+def test_book_gradients_in_the_models_stay():
+    nlp = tagger_of(chain(embedding(), LAYERS["torch"]()))
+    examples = tagged(nlp, [4, 3, 6, 2])
+    nlp.initialize(lambda: examples)
+    clip_each_example(nlp, examples, 0.1)
+    whole = grads_of(nlp)
+    clear(nlp)
+    clip_each_example(nlp, examples[:1], 0.1)
+    clip_each_example(nlp, examples[1:], 0.1)
+    for key, grad in grads_of(nlp).items():
+        assert abs(grad - whole[key]).max() <= CLOSE * 0.1, key
+    assert all(
+        param.requires_grad
+        for node in nlp.get_pipe("tagger").model.walk()
+        for shim in node.shims
+        for param in module_of(shim).parameters()
+    )
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("factory", ["ner", "parser"])
+def test_book_refuses_transition_based_components(factory):
+    nlp = toy_pipeline(["tagger", factory])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    with pytest.raises(ParamError, match=rf"component '{factory}'.*missing features.*frozen_components"):
+        clip_each_example(nlp, examples, 1.0)
+    clip_each_example(nlp, examples, 1.0, exclude=[factory])
+
+
+class Functional(torch.nn.Module):
+    """Uses the weight of its layer, and not the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, X):
+        return linear(X, self.inner.weight)
+
+
+def in_mixed_precision(layer):
+    layer.shims[0]._mixed_precision = True  # as thinc sets it where there is a GPU
+    return layer
+
+
+class Shared(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.other.weight = self.one.weight
+
+    def forward(self, X):
+        return self.other(self.one(X))
+
+
+@pytest.mark.parametrize(
+    ("layer", "pad", "expected"),
+    [
+        (lambda: expand_window(2), 1, 2),
+        (lambda: chain(expand_window(1), Linear(8, 24), expand_window(1)), 1, 2),
+        (lambda: concatenate(expand_window(1), expand_window(2)), 2, None),
+        (lambda: chain(concatenate(expand_window(2), expand_window(1)), Linear(8, 64), expand_window(1)), 2, 3),
+        (lambda: clone(residual(chain(expand_window(1), Maxout(8, 24))), 3), 3, None),
+        (lambda: with_array(expand_window(1)), 1, None),  # the padding of the outer one counts
+        (lambda: Linear(8, 8), 0, None),
+    ],
+)
+def test_book_check_finds_windows_that_are_too_wide(layer, pad, expected):
+    nlp = tagger_of(chain(embedding(), with_array(layer(), pad=pad)))
+    if expected is None:
+        check_layers(nlp)
+    else:
+        with pytest.raises(ParamError, match=f"expected padding of at least {expected} rows, found {pad}"):
+            check_layers(nlp)
+
+
+@pytest.mark.parametrize(
+    "layer, expected",
+    [
+        (lambda: PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))), "BatchNorm1d"),
+        (lambda: PyTorchWrapper(Shared()), "shares a param"),
+        (lambda: in_mixed_precision(PyTorchWrapper(torch.nn.Linear(8, 8))), "mixed precision"),
+        (lambda: PyTorchWrapper(Functional()), r"inner\.weight of layer 'pytorch'"),
+        (
+            lambda: chain(expand_window(2), Linear(8, 40)),
+            r"layer 'expand_window' mixes tokens.*at least 2 rows, found 1",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_book_refuses_layers_that_mix_examples_or_hide_params(layer, expected):
+    nlp = tagger_of(chain(embedding(), with_array(layer(), pad=1)))
+    examples = tagged(nlp, [4, 3, 6])
+    nlp.initialize(lambda: examples)
+    shaken(nlp)
+    with pytest.raises(ParamError, match=expected):
+        clip_each_example(nlp, examples, 1.0)
+    clear(nlp)
+    nlp.update(examples, sgd=False)  # its own forward functions are back
+    assert any(grad.any() for grad in grads_of(nlp).values())
+
+
+def test_book_refuses_layers_without_a_form_by_name():
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("textcat")
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    with pytest.raises(ParamError, match=r"layer 'with_cpu.*has no form"):
+        clip_each_example(nlp, examples, 1.0)
+
+
+def test_clip_each_example_refuses_a_clip_of_zero():
+    with pytest.raises(ConfigError, match=r"'clip'.*above 0"):
+        clip_each_example(spacy.blank("xx"), [], 0.0)

@@ -1,0 +1,438 @@
+"""Private training from the config: against plain training where nothing is hidden, and against Opacus' own numbers."""
+
+import io
+import math
+import shutil
+
+import numpy
+import pytest
+import spacy
+import srsly
+import torch
+from spacy.tokens import Doc, DocBin
+from spacy.training import Corpus
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train as spacy_train
+from spacy.util import registry
+
+from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise
+from thinc_torchopt.addons.privacy.private_run import plan_private_training
+from thinc_torchopt.addons.privacy.settings import Privacy
+from thinc_torchopt.addons.trials.short_training import WRITES, begin_training
+from thinc_torchopt.core.compat import has_opacus
+from thinc_torchopt.core.errors import ConfigError, MissingPackageError, ParamError, RollbackWarning
+from thinc_torchopt.core.state.files import read_folder
+from thinc_torchopt.loop.checkpoint_folder import newest_whole
+from thinc_torchopt.loop.run import Run
+
+from ...models import params_of
+from ...runs import TOK2VEC, config_for, digests, run
+
+PRIVACY = {"@misc": "thinc-torchopt.Privacy.v1", "clip": 0.5, "delta": 1e-4, "noise_multiplier": 0.0}
+needs_opacus = pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
+# Without Opacus, all but the noise and its accounting.
+noises = pytest.mark.parametrize("noise", [0.0, pytest.param(1.0, marks=needs_opacus)])
+
+
+def private(folder, corpus, *, steps=12, size=5, noise=0.0, **changes):
+    settings = {"noise_multiplier": noise} if noise is not None else {"noise_multiplier": None}
+    changes = {
+        "nlp__pipeline": ["tok2vec", "tagger"],
+        "components__parser": None,
+        "training__batcher": {"@batchers": "thinc-torchopt.poisson.v1", "size": size},
+        "training__optimizer__grad_clip": 0.0,
+        "training__optimizer__privacy": {**PRIVACY, **settings, "seed": 1},
+        **changes,
+    }
+    return config_for(folder, corpus, steps=steps, **changes)
+
+
+def trained(config):
+    nlp = init_nlp(config.interpolate())
+    spacy_train(nlp, None, stdout=io.StringIO(), stderr=io.StringIO())
+    return nlp
+
+
+def entry(info):
+    """The log entry that a run of tests/runs.py has kept."""
+    return dict(eval(info, {"nan": math.nan})[0])
+
+
+def population(corpus):
+    return len(list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("xx").vocab)))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_private_without_noise_and_clipping_is_plain_training(tmp_path, corpus, accumulate):
+    n = population(corpus)
+    sgd = {"@torch_optimizers": "torch.SGD.v1"}
+    plain = {
+        "training__optimizer__algorithm": sgd,
+        "training__optimizer__use_averages": False,
+        "training__optimizer__checkpoint": None,
+        "training__optimizer__param_groups": {"frozen": {"params": ["tok2vec/embed/*"], "freeze": True}},
+        "training__dropout": 0.0,
+        "training__accumulate_gradient": accumulate,
+    }
+    with_all = {**PRIVACY, "clip": 1e9}
+    ours = private(
+        tmp_path,
+        corpus,
+        steps=4,
+        size=n,
+        training__optimizer__learn_rate=0.3,
+        **plain,
+        training__optimizer__privacy=with_all,
+    )
+    theirs = private(tmp_path, corpus, steps=4, size=n, training__optimizer__learn_rate=0.3 / n, **plain)
+    theirs["training"]["optimizer"].pop("privacy")
+    theirs["training"]["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": n, "get_length": None}
+    found, expected = (trained(config) for config in (ours, theirs))
+    for name in ("tok2vec", "tagger"):
+        for one, other in zip(params_of(found.get_pipe(name).model), params_of(expected.get_pipe(name).model)):
+            # float32, summed in another order over five updates
+            numpy.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@noises
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_private_run_that_was_killed_ends_as_one_that_was_not(tmp_path, corpus, noise):
+    changes = {"training__optimizer__param_groups": {"later": {"params": ["tok2vec/embed/*"], "unfreeze_at": 6}}}
+    whole = private(tmp_path / "whole", corpus, noise=noise, **changes)
+    run(whole, tmp_path / "whole" / "output")
+    broken = private(tmp_path / "broken", corpus, noise=noise, **changes)
+    run(broken, tmp_path / "broken" / "output", crash_at=8)
+    run(broken, tmp_path / "broken" / "output")
+    assert digests(tmp_path / "broken" / "output") == digests(tmp_path / "whole" / "output")
+    saved = newest_whole(tmp_path / "broken" / "state")
+    assert saved.listeners["privacy"]["history"] == [[noise, 5 / population(corpus), 13]]
+
+
+@needs_opacus
+def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corpus):
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    settings = {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 2.5}
+    config = private(tmp_path, corpus, steps=500, training__optimizer__privacy=settings, training__patience=0)
+    infos = run(config, tmp_path / "output")
+    steps, rate = max(infos) + 1, 5 / population(corpus)
+
+    def epsilon(accountant, n):
+        accountant.history = [(1.0, rate, n)]
+        return accountant.get_epsilon(delta=1e-4)
+
+    assert epsilon(PRVAccountant(), steps) <= 2.5 < epsilon(PRVAccountant(), steps + 1)
+    last = entry(infos[max(infos)])
+    assert last["epsilon"] == pytest.approx(epsilon(PRVAccountant(), steps))
+    assert last["privacy"]["epsilon_rdp"] == pytest.approx(epsilon(RDPAccountant(), steps))
+    assert last["privacy"]["updates"] == steps
+    # It is over, also when it is started again.
+    assert run(config, tmp_path / "output") == {}
+
+
+@needs_opacus
+@pytest.mark.filterwarnings("ignore:Optimal order")
+def test_private_noise_is_the_least_for_the_target(tmp_path, corpus):
+    from opacus.accountants.utils import get_noise_multiplier
+
+    settings = {"@misc": PRIVACY["@misc"], "clip": 0.5, "delta": 1e-4, "target_epsilon": 5.0, "accountant": "rdp"}
+    config = private(tmp_path, corpus, steps=10, training__optimizer__privacy=settings)
+    last = entry(run(config, tmp_path / "output")[10])
+    rate = 5 / population(corpus)
+    least = get_noise_multiplier(target_epsilon=5.0, target_delta=1e-4, sample_rate=rate, steps=11, accountant="rdp")
+    assert last["privacy"]["noise_multiplier"] == least
+    assert last["epsilon"] == last["privacy"]["epsilon_rdp"] <= 5.0
+
+
+@noises
+def test_private_empty_batches_count_and_get_noise(tmp_path, corpus, noise):
+    config = private(tmp_path, corpus, steps=10, size=1, noise=noise, training__optimizer__checkpoint=None)
+    sizes, values = [], []
+    nlp = init_nlp(config.interpolate())
+    original = Run.update
+
+    def update(self, batch):
+        before = params_of(self.nlp.get_pipe("tagger").model)
+        original(self, batch)
+        after = params_of(self.nlp.get_pipe("tagger").model)
+        sizes.append(len(batch))
+        values.append(sum(float((one - other).abs().sum()) for one, other in zip(before, after)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "update", update)
+        spacy_train(nlp, None, stdout=io.StringIO(), stderr=io.StringIO())
+    assert len(sizes) == 11 and 0 in sizes
+    if noise:
+        assert all(values)
+
+
+def test_private_log_has_no_epsilon_without_noise(tmp_path, corpus):
+    last = entry(run(private(tmp_path, corpus, steps=5), tmp_path / "output")[5])
+    assert last["epsilon"] is None and last["privacy"]["updates"] == 6
+
+
+def saved_at(folder, step):
+    return read_folder(folder / "state" / f"step-{step:08d}")
+
+
+@noises
+def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, noise):
+    """A rule goes back to the best after step 9. The updates before it have used their epsilon."""
+    back = {
+        "controller_metrics": [{"name": "state", "class": "TrainingState"}],
+        "operations": [{"name": "best", "class": "RollbackControl"}],
+        "controllers": [
+            {
+                "name": "back",
+                "triggers": ["on_step_end"],
+                "rule": 'state["step"] == 9',
+                "operations": ["best.should_rollback"],
+            }
+        ],
+    }
+    (tmp_path / "rules.yaml").write_text(srsly.yaml_dumps(back))
+    rules = {"@misc": "thinc-torchopt.TrainerController.v1", "definition": str(tmp_path / "rules.yaml")}
+    config = private(tmp_path, corpus, noise=noise, training__optimizer__controller=rules)
+    config["training"]["optimizer"]["checkpoint"]["keep"] = 9
+    with pytest.warns(RollbackWarning, match="after step 9: a listener asked for the best"):
+        infos = run(config, tmp_path / "output")
+    to = saved_at(tmp_path, 9)["progress"]["rollbacks"][0][1]
+    before, after = saved_at(tmp_path, to), saved_at(tmp_path, 9)
+    assert str(before["model"]) == str(after["model"])
+    [(_, _, updates)] = after["listeners"]["privacy"]["history"]
+    assert updates == 10 and entry(infos[10])["privacy"]["updates"] == 11
+
+
+# ---------------------------------------------------------------------- several runs from one checkpoint
+
+
+def branches(tmp_path, corpus):
+    """A run of six steps without noise, and a function that goes on from its end for one step, with changes to the
+    config. It returns the step, and the texts in its batches, from the first one.
+    """
+    changes = {
+        "training__optimizer__algorithm": {"@torch_optimizers": "torch.SGD.v1"},
+        "training__optimizer__learn_rate": 1.0,
+        "training__optimizer__use_averages": False,
+        "training__dropout": 0.0,
+        "training__eval_frequency": 100,  # the accounting takes time
+    }
+    root = tmp_path / "root"
+    run(private(root, corpus, steps=5, **changes), root / "output")
+
+    def weights(folder):
+        nlp = spacy.load(folder / "output" / "model-last")
+        found = [params_of(nlp.get_pipe(name).model) for name in ("tok2vec", "tagger")]
+        return torch.cat([one.flatten() for params in found for one in params]).double()
+
+    def branch(name, corpus=corpus, **more):
+        folder, drawn = tmp_path / name, []
+        shutil.copytree(root / "state", folder / "state")
+        config = private(folder, corpus, **{"steps": 6, **changes, **more})
+        config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, "next_batch", lambda self, original=Run.next_batch: noted(original(self), drawn))
+            run(config, folder / "output")
+        return weights(root) - weights(folder), drawn
+
+    return branch
+
+
+def noted(batch, drawn):
+    drawn += [example.reference.text for example in batch or ()]
+    return batch
+
+
+def cosine(one, other):
+    return float(one @ other / (one.norm() * other.norm()))
+
+
+@needs_opacus
+@pytest.mark.filterwarnings("ignore:Resuming although the config has changed")
+def test_private_runs_from_one_checkpoint_have_independent_noise(tmp_path, corpus, caplog):
+    """The oracle is the clipped sum itself: a step without noise. With the same noise in two steps of 1.0 and 0.9 times
+    its size, ten times the second less nine times the first is that sum.
+    """
+    branch = branches(tmp_path, corpus)
+    clipped, _ = branch("quiet", noise=0.0)
+    loud, _ = branch("loud", noise=1.0)
+    less, _ = branch("less", noise=0.9)
+    # Five standard errors of the cosine of independent vectors.
+    chance = 5 / len(clipped) ** 0.5
+    assert abs(cosine(10 * less - 9 * loud, clipped)) < chance
+    assert abs(cosine(loud, less)) < chance
+    # An exact repetition tells nothing new. A longer training repeats its first steps.
+    again, _ = branch("again", noise=1.0, training__patience=77)
+    assert torch.equal(again, loud)
+    assert "goes on after 6 updates: epsilon is that of this run." in caplog.text
+
+
+@needs_opacus
+@pytest.mark.filterwarnings("ignore:Resuming although the config has changed")
+def test_private_noise_is_fresh_after_the_data_has_changed(tmp_path, corpus):
+    """Also before a changed example is drawn: two runs that first differ then would tell when it is."""
+    vocab, docs = spacy.blank("xx").vocab, []
+    for i, doc in enumerate(DocBin().from_disk(corpus["train"]).get_docs(vocab)):
+        words, tags = [token.text for token in doc], [token.tag_ for token in doc]
+        docs.append(Doc(vocab, words=[*words, f"n{i}"], tags=[*tags, tags[0]]))
+    changed = {**corpus, "train": tmp_path / "train.spacy"}
+    DocBin(docs=docs).to_disk(changed["train"])
+    branch = branches(tmp_path, changed)
+    before, drawn = branch("before", noise=1.0)
+    # The batches of both runs are the same, and the example is in none.
+    doc = next(doc for doc in docs if doc.text not in drawn)
+    doc[0].tag_ = next(token.tag_ for token in doc if token.tag_ != doc[0].tag_)
+    DocBin(docs=docs).to_disk(changed["train"])
+    after, same = branch("after", noise=1.0)
+    assert same == drawn
+    assert abs(cosine(before, after)) < 5 / len(before) ** 0.5
+
+
+@needs_opacus
+def test_private_new_label_gets_noise(tmp_path):
+    """The oracle: the weights of a label that no example has move by noise alone."""
+    nlp, docs = spacy.blank("xx"), []
+    for i, text in enumerate(["a good day", "a bad one", "so good", "so very bad"] * 5):
+        doc = nlp(text)
+        doc.cats = {"GOOD": float(not i % 2), "BAD": float(i % 2)}
+        docs.append(doc)
+    DocBin(docs=docs, store_user_data=True).to_disk(tmp_path / "train.spacy")
+    new = []
+
+    @registry.callbacks("test-private.AddLabel.v1")
+    def add_label():
+        def before_update(nlp, args):
+            textcat = nlp.get_pipe("textcat_multilabel")
+            if args["step"] == 3:
+                textcat.add_label("NEW")
+            if args["step"] >= 3:
+                new.append(textcat.model.get_ref("output_layer").get_param("b")[-1].item())
+
+        return before_update
+
+    model = {"@architectures": "spacy.TextCatReduce.v1", "exclusive_classes": False, "use_reduce_mean": True}
+    model |= {"use_reduce_first": False, "use_reduce_last": False, "use_reduce_max": False, "tok2vec": TOK2VEC}
+    corpus = {"train": tmp_path / "train.spacy", "dev": tmp_path / "train.spacy"}
+    config = private(
+        *(tmp_path, corpus),
+        noise=1.0,
+        steps=6,
+        nlp__pipeline=["textcat_multilabel"],
+        components={"textcat_multilabel": {"factory": "textcat_multilabel", "model": model}},
+        training__before_update={"@callbacks": "test-private.AddLabel.v1"},
+        training__score_weights={"cats_score": 1.0},
+        training__optimizer__checkpoint=None,
+        training__optimizer__new_params_warmup=0,
+    )
+    trained(config)
+    assert len(new) == len(set(new)) == 4
+
+
+def test_private_settings_are_refused_in_own_loops(tmp_path, corpus):
+    """Nobody adds noise there. Nothing is trained."""
+    config = private(tmp_path, corpus).interpolate()
+    nlp = init_nlp(config)
+    optimizer = registry.resolve({"optimizer": config["training"]["optimizer"]})["optimizer"]
+    optimizer.set_total_steps(10)
+    examples = list(Corpus(corpus["train"])(nlp))
+    before = params_of(nlp.get_pipe("tagger").model)
+    with pytest.raises(ConfigError, match=r"expected gradients that were clipped .* docs/privacy\.md has a private"):
+        nlp.update(examples[:2], sgd=optimizer)
+    for one, other in zip(before, params_of(nlp.get_pipe("tagger").model)):
+        assert torch.equal(one, other)
+
+
+@needs_opacus
+def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpus):
+    """find-lr and explain --time."""
+    given = {"clip": 0.5, "delta": 1e-4, "target_epsilon": 5.0, "accountant": "rdp"}
+    settings = {"@misc": PRIVACY["@misc"], **given}
+    nlp = init_nlp(private(tmp_path, corpus, steps=300, training__optimizer__privacy=settings).interpolate())
+    config = nlp.config.interpolate()
+    block = {name: value for name, value in config["training"]["optimizer"].items() if name not in WRITES}
+    short = begin_training(nlp, config, block, max_steps=2, eval_frequency=9, evaluate=lambda scores: (0.0, {}))
+    whole = plan_private_training(Privacy(**given), nlp, config, short.optimizer)
+    few = least_noise(5.0, 1e-4, whole.sample_rate, 3, "rdp")
+    assert short.optimizer.attachments["privacy"].noise_multiplier == whole.noise_multiplier > few
+    assert len(list(short.steps)) == 3
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    "changes, error, expected",
+    [
+        (
+            {"training__batcher": {"@batchers": "spacy.batch_by_sequence.v1", "size": 4, "get_length": None}},
+            ConfigError,
+            r"Poisson sampling, found .*thinc-torchopt\.poisson\.v1",
+        ),
+        ({"training__max_epochs": -1}, ConfigError, "streamed corpus"),
+        ({"training__optimizer__precision": "bf16"}, ConfigError, "precision = 'bf16'"),
+        (
+            {"training__batcher": {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}},
+            ConfigError,
+            "'size' in .*at most the number of examples",
+        ),
+        (
+            {"training__optimizer__privacy": {**PRIVACY, "delta": 0.1}},
+            ConfigError,
+            "'delta' in .*far below 1 / ",
+        ),
+        (
+            {
+                "training__optimizer__algorithm": {
+                    "@torch_optimizers": "thinc-torchopt.Modular.v1",
+                    "normalize": "examples",
+                }
+            },
+            ConfigError,
+            "'normalize' in .*Remove 'normalize'",
+        ),
+        (
+            {"nlp__pipeline": ["tok2vec", "tagger", "ner"], "components__ner": {"factory": "ner"}},
+            ParamError,
+            "component 'ner'",
+        ),
+        (
+            {
+                "components__tok2vec__model": {
+                    "@architectures": "spacy.Tok2Vec.v2",
+                    "embed": {
+                        "@architectures": "spacy.MultiHashEmbed.v2",
+                        "width": 96,
+                        "attrs": ["NORM"],
+                        "rows": [50],
+                        "include_static_vectors": False,
+                    },
+                    "encode": {
+                        "@architectures": "spacy.MishWindowEncoder.v2",
+                        "width": 96,
+                        "depth": 2,
+                        "window_size": 1,
+                    },
+                }
+            },
+            ParamError,
+            "mixes tokens of one example with those of the next: expected padding of at least 2 rows, found 0",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:precision = .bf16. in")
+def test_private_refuses_before_the_first_step(tmp_path, corpus, changes, error, expected, monkeypatch):
+    config = private(tmp_path, corpus, **changes)
+    monkeypatch.setattr(Run, "begin", lambda run: pytest.fail("the training begins"))
+    with pytest.raises(error, match=expected):
+        trained(config)
+
+
+@pytest.mark.skipif(has_opacus, reason="opacus is installed")
+def test_private_needs_opacus_for_noise(tmp_path, corpus):
+    with pytest.raises(MissingPackageError, match=r"count the epsilon.*opacus"):
+        trained(private(tmp_path, corpus, noise=1.0))
+
+
+def test_epsilon_is_infinite_without_noise():
+    assert epsilon_of([(0.0, 0.1, 3)], 1e-5, "prv") == math.inf
+    assert epsilon_of([], 1e-5, "prv") == 0.0

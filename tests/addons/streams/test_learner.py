@@ -1,0 +1,342 @@
+"""Learning from a stream: against a loop by hand, and a run that was never stopped."""
+
+import itertools
+import json
+import shutil
+from contextlib import suppress
+
+import pytest
+import spacy
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from spacy.scorer import Scorer
+from spacy.training import Example
+from thinc.api import fix_random_seed
+
+from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams.records import make_example, read_examples
+from thinc_torchopt.addons.streams.source import LineReader
+from thinc_torchopt.core.errors import ConfigError, StateError, StreamError
+
+from ...models import pipeline_params, same
+from .streams import files, learn, load, make_model, rows, write_stream
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture(scope="module")
+def unbroken(model, tmp_path_factory):
+    """A run of 33 texts that is never stopped: the stream, and its output."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    stream = write_stream(folder / "stream.jsonl", 33)
+    learn(model, stream, folder / "out", replay=1, memory=4)
+    return stream, folder / "out"
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_learner_is_a_loop_by_hand(model, tmp_path, batch_size):
+    """Weights to the bit, and the scores of texts before they are learned, by spaCy's own scorer."""
+    stream = write_stream(tmp_path / "stream.jsonl", 12)
+    found, told = learn(model, stream, tmp_path / "out", every=6, batch_size=batch_size)
+    nlp, optimizer = load(model)
+    fix_random_seed(nlp.config.interpolate()["training"]["seed"])
+    optimizer.initialize(nlp)
+    records = [json.loads(line) for line in stream.read_text().splitlines()]
+    scored, losses = [], {}
+    for start in range(0, 12, batch_size):
+        examples = [make_example(nlp, one, "") for one in records[start : start + batch_size]]
+        for example in examples:
+            doc = spacy.tokens.Doc(nlp.vocab, words=[token.text for token in example.predicted])
+            scored.append(Example(nlp(doc), example.reference))
+        nlp.update(examples, drop=0.1, losses=losses, sgd=False)
+        with optimizer.joint_step():
+            for _, component in nlp.pipeline:
+                component.finish_update(optimizer)
+        optimizer.step_schedules()
+    learned = spacy.load(tmp_path / "out" / "model-last")
+    for name, params in pipeline_params(nlp).items():
+        assert same(params, pipeline_params(learned)[name]), name
+    expected = [Scorer(nlp=nlp).score(scored[:6]), Scorer(nlp=nlp).score(scored[6:])]
+    assert [row.scores["tag_acc"] for row in found] == [one["tag_acc"] for one in expected]
+    assert [row.scores["ents_f"] for row in found] == [one["ents_f"] for one in expected]
+    # The weights of a new pipeline's scores: half for each component.
+    assert found[1].score == pytest.approx(0.5 * expected[1]["tag_acc"] + 0.5 * expected[1]["ents_f"])
+    assert sum(row.losses["ner"] for row in found) * 6 == pytest.approx(losses["ner"], rel=1e-6)
+    assert [row.texts for row in found] == [6, 12] and told == []
+
+
+# Stops and crashes after some texts, one run after the other; the last run goes to the end.
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ends=st.lists(st.tuples(st.integers(0, 14), st.booleans()), max_size=4))
+def test_learner_goes_on_to_the_bit(model, unbroken, tmp_path, ends):
+    stream, expected = unbroken
+    output = tmp_path / "out"
+    shutil.rmtree(output, ignore_errors=True)
+    for after, is_crash in ends:
+        asked = itertools.count()
+
+        def is_stopped(asked=asked, after=after, is_crash=is_crash):
+            if next(asked) < after:
+                return False
+            if is_crash:
+                raise KeyboardInterrupt  # nothing is saved
+            return True
+
+        with suppress(KeyboardInterrupt):
+            learn(model, stream, output, replay=1, memory=4, is_stopped=is_stopped)
+    learn(model, stream, output, replay=1, memory=4)
+    assert files(output) == files(expected)
+    assert rows(output) == rows(expected)
+
+
+@pytest.mark.parametrize("after", [3, 6, 10])
+def test_learner_goes_on_where_texts_annotate_some_components(model, tmp_path, after):
+    """Params that had a gradient before, and have none in a batch, are moved by momentum: also after a stop."""
+    stream = write_stream(
+        tmp_path / "stream.jsonl",
+        16,
+        changed=lambda i, found: {name: found[name] for name in ("words", "entities" if i % 4 == 0 else "tags")},
+    )
+    learn(model, stream, tmp_path / "one")
+    asked = itertools.count()
+    learn(model, stream, tmp_path / "two", is_stopped=lambda: next(asked) >= after)
+    learn(model, stream, tmp_path / "two")
+    assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
+
+
+def test_learner_reads_nothing_twice(model, unbroken, tmp_path):
+    stream, expected = unbroken
+    output = shutil.copytree(expected, tmp_path / "out")
+    found, _ = learn(model, stream, output, replay=1, memory=4)
+    assert [row.texts for row in found] == [33]  # of the block that has not ended
+    assert files(output) == files(expected) and rows(output) == rows(expected)
+
+
+def test_learner_goes_on_with_a_file_that_has_grown(model, unbroken, tmp_path):
+    whole, expected = unbroken
+    stream, lines = tmp_path / "stream.jsonl", whole.read_bytes().splitlines(keepends=True)
+    for end in (7, 12, 33):
+        # The last line may have no end yet.
+        stream.write_bytes(b"".join(lines[:end]).rstrip(b"\n"))
+        learn(model, stream, tmp_path / "out", replay=1, memory=4)
+    assert files(tmp_path / "out") == files(expected) and rows(tmp_path / "out") == rows(expected)
+
+
+@pytest.mark.parametrize("damage", ["changed", "changed early", "shorter", "removed"])
+def test_learner_refuses_another_file(model, unbroken, tmp_path, damage):
+    stream, expected = tmp_path / "stream.jsonl", shutil.copytree(unbroken[1], tmp_path / "out")
+    lines = unbroken[0].read_bytes().splitlines(keepends=True)
+    if damage == "changed":
+        stream.write_bytes(b"".join([*lines[:-1], lines[-1].replace(b'"', b"'")]))
+    elif damage == "changed early":
+        stream.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
+    elif damage == "shorter":
+        stream.write_bytes(b"".join(lines[:20]))
+    before = files(expected)
+    with pytest.raises(StreamError if damage == "removed" else StateError, match=r"Can't (go on with|read) the stream"):
+        learn(model, stream, expected, replay=1, memory=4)
+    assert files(expected) == before
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 2}, {"replay": 2}, {"replay": 0}, {"memory": 5}])
+def test_learner_refuses_other_settings(model, unbroken, tmp_path, change):
+    """Those that give other weights. Others may change: what is printed, and what is left out."""
+    stream, expected = unbroken[0], shutil.copytree(unbroken[1], tmp_path / "out")
+    before = files(expected)
+    option = f"--{next(iter(change)).replace('_', '-')}"
+    with pytest.raises(StateError, match=f"expected the pipeline and settings that it began with.*{option}"):
+        learn(model, stream, expected, **{"replay": 1, "memory": 4, **change})
+    assert files(expected) == before
+    learn(model, stream, expected, replay=1, memory=4, every=7, save_every=3, skip_bad=True, new_labels="skip")
+
+
+def test_learner_refuses_another_pipeline_and_a_damaged_state(model, unbroken, tmp_path):
+    stream, output = unbroken[0], shutil.copytree(unbroken[1], tmp_path / "out")
+    other = make_model(tmp_path / "other", ["ner"])
+    with pytest.raises(StateError, match="expected the pipeline and settings that it began with"):
+        learn(other, stream, output, replay=1, memory=4)
+    values = output / "state" / "values.json"
+    values.write_bytes(values.read_bytes()[:-20])
+    with pytest.raises(StateError, match="is damaged"):
+        learn(model, stream, output, replay=1, memory=4)
+
+
+def test_learner_saves_before_it_ends_with_an_error_of_the_stream(model, unbroken, tmp_path):
+    class Shortened(LineReader):
+        def read(self, start):
+            for line in super().read(start):
+                if line.place.lines == 8:
+                    raise StateError("it has become shorter")
+                yield line
+
+    nlp, optimizer = load(model)
+    learner = StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings(every=5, replay=1, memory=4))
+    with learner, pytest.raises(StateError, match="shorter"):
+        list(learner.learn(Shortened(unbroken[0])))
+    learn(model, unbroken[0], tmp_path / "out", replay=1, memory=4)
+    assert files(tmp_path / "out") == files(unbroken[1]) and rows(tmp_path / "out") == rows(unbroken[1])
+
+
+def test_learner_keeps_the_last_save_when_the_disk_is_full(model, unbroken, tmp_path, monkeypatch):
+    def full(path, tree):
+        raise OSError(28, "No space left on device")
+
+    output = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        asked = itertools.count()
+        learn(model, unbroken[0], output, replay=1, memory=4, is_stopped=lambda: next(asked) > 9)
+        patch.setattr("thinc_torchopt.addons.streams.learner.write_folder", full)
+        with pytest.raises(StateError, match=r"Can't save in .*No space left.*The last save was after 9 texts"):
+            learn(model, unbroken[0], output, replay=1, memory=4)
+    learn(model, unbroken[0], output, replay=1, memory=4)
+    assert files(output) == files(unbroken[1]) and rows(output) == rows(unbroken[1])
+
+
+# ---------------------------------------------------------------------- labels
+
+
+def with_new_label(i, found):
+    """From the tenth text on, some entities have a label that the pipeline does not know."""
+    return (
+        found if i < 9 or i % 3 else {**found, "entities": [(start, end, "NEW") for start, end, _ in found["entities"]]}
+    )
+
+
+def test_learner_refuses_new_labels_and_keeps_what_it_has_learned(model, tmp_path):
+    stream = write_stream(tmp_path / "stream.jsonl", 20, changed=with_new_label)
+    with pytest.raises(StreamError, match=r"line 10 of the stream: expected labels that 'ner' has, found 'NEW'"):
+        learn(model, stream, tmp_path / "out")
+    assert rows(tmp_path / "out")[-1]["texts"] == 9
+    found, told = learn(model, stream, tmp_path / "out", new_labels="skip")
+    assert (found[-1].texts, found[-1].skipped) == (16, 4) and "'NEW'" in told[0] and len(told) == 1
+
+
+@pytest.mark.parametrize("stop", [12, 16])
+def test_learner_adds_labels_and_goes_on_to_the_bit(model, tmp_path, stop):
+    """The optimizer's state grows with them, and so does the pipeline that a stopped run loads."""
+    stream = write_stream(tmp_path / "stream.jsonl", 24, changed=with_new_label)
+    _, told = learn(model, stream, tmp_path / "one", new_labels="add")
+    assert told == ["'ner' has got the label 'NEW', of line 10 of the stream."]
+    assert "NEW" in spacy.load(tmp_path / "one" / "model-last").get_pipe("ner").labels
+    asked = itertools.count()
+    learn(model, stream, tmp_path / "two", new_labels="add", is_stopped=lambda: next(asked) > stop)
+    learn(model, stream, tmp_path / "two", new_labels="add")
+    assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
+
+
+def test_learner_cannot_add_labels_to_a_tagger(model, tmp_path):
+    stream = write_stream(
+        tmp_path / "stream.jsonl", 3, changed=lambda i, found: {**found, "tags": ["ODD"] * len(found["words"])}
+    )
+    with pytest.raises(StreamError, match="Can't add the label 'ODD' of line 1 of the stream to 'tagger'"):
+        learn(model, stream, tmp_path / "out", new_labels="add")
+
+
+# ---------------------------------------------------------------------- together with other features
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"use_averages": True},
+        {"grad_clip": 0.5, "learn_rate": {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 4,
+                                          "total_steps": 60}},
+        {"param_groups": {"tok2vec": {"params": ["tok2vec/*"], "lr_scale": 0.1}, "none": {"params": ["tagger/*"],
+                                                                                       "lr_scale": 0.0}}},
+        {"algorithm": {"@torch_optimizers": "thinc-torchopt.Modular.v1",
+                       "modules": {"adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}}},
+        {"grad_clip": 1.0, "on_spike": "skip", "spike_factor": 2.0},
+    ],
+)  # fmt: skip
+def test_learner_goes_on_with_other_features(tmp_path, block):
+    model = make_model(tmp_path / "model", **block)
+    stream = write_stream(tmp_path / "stream.jsonl", 20)
+    learn(model, stream, tmp_path / "one", replay=2)
+    asked = itertools.count()
+    learn(model, stream, tmp_path / "two", replay=2, is_stopped=lambda: next(asked) > 7)
+    learn(model, stream, tmp_path / "two", replay=2)
+    assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
+
+
+def test_learner_saves_the_averages(tmp_path):
+    """The last pipeline has the averages, and the state the params."""
+    from thinc_torchopt.addons.streams.learner import LearnerState
+    from thinc_torchopt.core.schema import read
+    from thinc_torchopt.core.state.files import read_folder
+
+    model = make_model(tmp_path / "model", use_averages=True)
+    learn(model, write_stream(tmp_path / "stream.jsonl", 10), tmp_path / "out")
+    params = read(LearnerState, read_folder(tmp_path / "out" / "state"), "").model.params
+    learned = spacy.load(tmp_path / "out" / "model-last")
+    node = next(node for node in learned.get_pipe("ner").model.walk() if node.has_dim("nO") and node.name == "linear")
+    name = next(name for name in params if name.endswith("linear/W") and name.startswith("ner"))
+    assert not torch.equal(params[name], torch.from_numpy(node.get_param("W")))
+
+
+def test_learner_warns_when_nothing_is_learned(tmp_path):
+    schedule = {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 5}
+    model = make_model(tmp_path / "model", learn_rate=schedule)
+    _, told = learn(model, write_stream(tmp_path / "stream.jsonl", 20), tmp_path / "out")
+    assert [text for text in told if "All learning rates are 0" in text]
+
+
+def test_learner_watches_another_corpus(model, tmp_path):
+    """Before the first text, every so many texts, and at the end, as `nlp.evaluate` would."""
+    watched = write_stream(tmp_path / "watched.jsonl", 6)
+    stream = write_stream(tmp_path / "stream.jsonl", 12)
+    found, _ = learn(model, stream, tmp_path / "out", watched=watched, watch_every=10)
+    assert [row.texts for row in found] == [0, 5, 10, 12]
+    assert [row.watched is not None for row in found] == [True, False, True, True]
+    for place, row in ((model, found[0]), (tmp_path / "out" / "model-last", found[-1])):
+        nlp = spacy.load(place)
+        scores = nlp.evaluate([example for _, example in read_examples(nlp, watched)])
+        assert row.watched_scores["tag_acc"] == scores["tag_acc"]
+
+
+def test_learner_begins_its_memory_with_old_texts(model, tmp_path):
+    stream, old = write_stream(tmp_path / "stream.jsonl", 6), write_stream(tmp_path / "old.jsonl", 10, start=10)
+    learner = StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old)
+    with learner:
+        assert learner._memory.seen == 10 and len(learner._memory.lines) == 8
+        list(learner.learn(LineReader(stream)))
+        assert learner._memory.seen == 16 and len(learner._memory.lines) == 8
+
+
+def test_learner_does_not_look_at_labels_of_frozen_components(model, tmp_path):
+    stream = write_stream(
+        tmp_path / "stream.jsonl", 3, changed=lambda i, found: {**found, "tags": ["ODD"] * len(found["words"])}
+    )
+    nlp, optimizer = load(model)
+    nlp.config["training"]["frozen_components"] = ["tagger"]
+    before = [value.clone() for value in pipeline_params(nlp)["tagger"]]
+    with StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings()) as learner:
+        assert [row.texts for row in learner.learn(LineReader(stream))] == [3]
+    assert same(pipeline_params(nlp)["tagger"], before)
+
+
+def test_learner_keeps_the_words_of_no_text(model, tmp_path):
+    """Memory zones: spaCy's string store would grow with each new word."""
+
+    def odd(i, found):
+        return {"words": [f"word{i}x{j}" for j in range(len(found["words"]))], "tags": found["tags"]}
+
+    stream = write_stream(tmp_path / "stream.jsonl", 50, changed=odd)
+    nlp, optimizer = load(model)
+    before = len(nlp.vocab.strings)
+    with StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings(every=10)) as learner:
+        list(learner.learn(LineReader(stream)))
+    assert len(nlp.vocab.strings) - before < 50
+    assert not any(text.startswith("word3") for text in nlp.vocab.strings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"batch_size": 0}, "--batch-size"), ({"new_labels": "keep"}, "--new-labels"), ({"replay": -1}, "--replay")],
+)
+def test_learner_refuses_impossible_settings(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        LearnSettings(**arguments)

@@ -1,0 +1,109 @@
+"""Texts with labels, from lines of JSON."""
+
+import json
+
+import pytest
+import spacy
+from spacy.tokens import DocBin
+from spacy.training import Example
+
+from thinc_torchopt.addons.streams.records import is_rejected, make_example, read_examples, read_record, unknown_keys
+from thinc_torchopt.core.errors import StreamError
+
+from ...models import toy_examples, toy_pipeline
+from .streams import files, learn, make_model, record, rows, write_stream
+
+
+@pytest.fixture(scope="module")
+def nlp():
+    return spacy.blank("en")
+
+
+def test_records_are_examples_of_spacy(nlp):
+    """Against `Example.from_dict`, from a text, from words, and as `Example.to_dict` gives them."""
+    for example in toy_examples(nlp, 6):
+        expected = example.to_dict()
+        own = record(example)
+        text = {"text": example.reference.text, **own}
+        for found in (expected, json.loads(json.dumps(expected))):
+            assert make_example(nlp, found, "").to_dict() == expected
+        for found in (own, text):
+            made = make_example(nlp, found, "").to_dict()
+            assert made["token_annotation"]["TAG"] == expected["token_annotation"]["TAG"]
+            assert made["doc_annotation"]["entities"] == expected["doc_annotation"]["entities"]
+
+
+def test_records_of_prodigy(nlp):
+    found = read_record(
+        json.dumps(
+            {
+                "text": "Anna flew to Oslo",
+                "_input_hash": 1,
+                "tokens": [],
+                "meta": {},
+                "answer": "accept",
+                "spans": [{"start": 0, "end": 4, "label": "PERSON"}],
+                "options": [{"id": "A"}, {"id": "B"}],
+                "accept": ["B"],
+            }
+        ).encode(),
+        "",
+    )
+    doc = make_example(nlp, found, "").reference
+    assert [(span.text, span.label_) for span in doc.ents] == [("Anna", "PERSON")]
+    assert doc.cats == {"A": 0.0, "B": 1.0}
+    assert unknown_keys(found) == ["meta"] and not is_rejected(found) and is_rejected({"answer": "reject"})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "a"', "expected JSON.*--follow"),
+        (b"\xff\xfe", "expected JSON"),
+        (b"[" * 100_000, "expected JSON"),
+        (b"3", "expected an object with a 'text' or 'words', found '3'"),
+        (b'{"labels": 3}', "expected an object with a 'text' or 'words'"),
+        (b'{"text": 3}', "expected an object with a 'text' or 'words'"),
+        (b'{"text": "a b", "tags": ["X"]}', "its annotations don't fit"),
+        (b'{"words": ["a"], "tags": ["X", "Y"]}', "its annotations don't fit"),
+        (b'{"words": ["a"], "entities": [[0]]}', "its annotations don't fit"),
+        (b'{"words": ["a"], "entities": 3}', "its annotations don't fit"),
+        (b'{"words": [3]}', "expected an object with a 'text' or 'words'"),
+        (b'{"text": "a", "spans": [{"start": 0}]}', "its annotations don't fit"),
+        (b'{"text": "a", "cats": 3}', "its annotations don't fit"),
+        (b'{"text": "a", "token_annotation": 3}', "its annotations don't fit"),
+    ],
+)
+def test_records_that_are_damaged_end_the_run_and_nothing_is_lost(nlp, tmp_path_factory, line, message):
+    with pytest.raises(StreamError, match=rf"(?s)Can't learn from line 7: .*{message}"):
+        make_example(nlp, read_record(line, "line 7"), "line 7")
+
+
+def test_records_before_a_damaged_one_are_learned(tmp_path):
+    model, stream = make_model(tmp_path / "model"), write_stream(tmp_path / "stream.jsonl", 8)
+    whole = stream.read_text()
+    lines = whole.splitlines(keepends=True)
+    stream.write_text("".join([*lines[:6], "{\n", *lines[6:]]))
+    for _ in range(2):  # again and again, until it is mended
+        with pytest.raises(StreamError, match="line 7 of the stream: expected JSON"):
+            learn(model, stream, tmp_path / "out", batch_size=5)
+        assert rows(tmp_path / "out")[-1]["texts"] == 5  # the batch waits: another one would give other weights
+    stream.write_text(whole)
+    learn(model, stream, tmp_path / "out", batch_size=5)
+    learn(model, stream, tmp_path / "one", batch_size=5)
+    assert files(tmp_path / "out") == files(tmp_path / "one") and rows(tmp_path / "out")[-1]["texts"] == 8
+
+
+def test_records_of_a_corpus_of_spacy(nlp, tmp_path):
+    """A .spacy file gives the same examples as its texts in JSON, with everything that spaCy trains on."""
+    docs = [example.reference for example in toy_examples(toy_pipeline(), 5)]
+    docs[0].spans["sc"] = [docs[0][0:2]]
+    DocBin(docs=docs).to_disk(tmp_path / "old.spacy")
+    found = list(read_examples(nlp, tmp_path / "old.spacy"))
+    (tmp_path / "old.jsonl").write_text("\n".join(line for line, _ in found))
+    again = list(read_examples(nlp, tmp_path / "old.jsonl"))
+    for doc, (_, one), (_, other) in zip(docs, found, again, strict=True):
+        assert one.to_dict() == other.to_dict() == Example(doc, doc).to_dict()
+    (tmp_path / "bad.spacy").write_bytes(b"no corpus")
+    with pytest.raises(StreamError, match="expected spaCy's binary format"):
+        list(read_examples(nlp, tmp_path / "bad.spacy"))

@@ -1,0 +1,263 @@
+"""A search in a file: what is drawn, pruned, done again, and shared by processes. The training is a function here; with
+pipelines: tests/cli/test_tune.py.
+"""
+
+import math
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from thinc_torchopt.addons.trials import study
+from thinc_torchopt.addons.trials.study import AS_IT_IS, Study, parse_space
+from thinc_torchopt.addons.trials.trial import TrialResult
+from thinc_torchopt.core.compat import has_optuna
+from thinc_torchopt.core.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
+
+SPACE = parse_space([("", "a.rate", "1e-4..1e-2:log"), ("", "a.kind", "x|7|[1, 2]")])
+BEST = 1e-3
+
+
+def score_of(values):
+    """Highest at a rate of 1e-3."""
+    return 1.0 - abs(math.log10(values.get("a.rate", 1e-4) / BEST)) / 4
+
+
+def train(values, seed, report):
+    trial = TrialResult()
+    for step in (0, 5, 10):
+        score = score_of(values) * (1 + step) / 11 + seed / 1000
+        trial.evaluations.append((step, score))
+        report(step, score)
+    return trial
+
+
+def open_study(path, settings={}, space=SPACE, warmup_steps=None):
+    return Study(path, settings, space, seed=0, warmup_steps=warmup_steps)
+
+
+def test_study_searches_in_its_space_and_finds_the_best(tmp_path):
+    opened = open_study(tmp_path / "new" / "study.db")
+    calls = []
+    opened.search(25, train, lambda: calls.append(1))
+    found = opened.found()
+    assert len(found) == len(calls) == 25 and {one.state for one in found} == {"complete"}
+    for one in found:
+        assert 1e-4 <= one.values["a.rate"] <= 1e-2 and one.values["a.kind"] in ("x", 7, [1, 2])
+        assert one.score == pytest.approx(score_of(one.values)) == one.scores[10]
+    best = opened.best(5)
+    assert [one.score for one in best] == sorted((one.score for one in found), reverse=True)[:5]
+    assert best[0].score > 0.95
+    importances = opened.importances()
+    assert next(iter(importances)) == "a.rate" and sum(importances.values()) == pytest.approx(1.0)
+
+
+def test_study_goes_on_and_draws_the_same(tmp_path):
+    whole = open_study(tmp_path / "whole.db")
+    whole.search(14, train)
+    for trials in (5, 5, 14):
+        parts = open_study(tmp_path / "parts.db")
+        parts.search(trials, train)
+        assert len(parts.found()) == trials
+    assert [one.values for one in parts.found()] == [one.values for one in whole.found()]
+
+
+@pytest.mark.parametrize("name", ["a?b", "100%", "a%41", "{x}", "a#b", "a b", ":memory:"])
+def test_study_is_in_the_file_of_its_name(name, tmp_path, monkeypatch):
+    """Optuna gets a URL, where these have a meaning. A study is found again, also by another path."""
+    monkeypatch.chdir(tmp_path)
+    for path, trials in (Path(name), 1), (tmp_path / name, 2):
+        opened = open_study(path)
+        opened.search(trials, train)
+        assert len(opened.found()) == trials
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_study_prunes_what_is_worse_after_its_warm_up(tmp_path):
+    opened = open_study(tmp_path / "study.db", warmup_steps=5)
+    opened.search(20, train)
+    found = opened.found()
+    pruned = [one for one in found if one.state == "pruned"]
+    assert pruned and all(max(one.scores) >= 5 for one in pruned) and all(one.score is None for one in pruned)
+    # As Optuna's median pruner: below the median of the same step of the trials before it that came to their end.
+    for one in pruned:
+        step = max(one.scores)
+        before = sorted(
+            other.scores[step] for other in found[: one.number] if other.state == "complete" and step in other.scores
+        )
+        assert one.scores[step] < before[len(before) // 2]
+    assert max(one.score for one in found if one.score is not None) > 0.9
+    assert not any(one.state == "pruned" for one in open_study(tmp_path / "study.db").best(20))
+
+
+def test_study_begins_with_the_values_of_the_config(tmp_path):
+    opened = open_study(tmp_path / "study.db")
+    opened.begin_with({"a.rate": 2e-3, "a.kind": 7})
+    opened.begin_with({"a.rate": 3e-3, "a.kind": 7, "b.c": 1})
+    opened.search(1, train)
+    assert opened.found()[0].values == {"a.rate": 2e-3, "a.kind": 7}
+    other = open_study(tmp_path / "other.db")
+    other.begin_with({"a.rate": 1.0, "a.kind": 7})
+    other.begin_with({"a.rate": None, "a.kind": 7})
+    other.search(1, train)
+    assert other.found()[0].values["a.rate"] < 1e-2
+
+
+def test_study_repeats_with_other_seeds_once(tmp_path):
+    opened = open_study(tmp_path / "study.db")
+    opened.search(6, train)
+    seeds = []
+
+    def counted(values, seed, report):
+        seeds.append((values.get("a.rate"), seed))
+        return train(values, seed, report)
+
+    numbers = [AS_IT_IS, *(one.number for one in opened.best(2))]
+    opened.repeat(numbers, [1, 2], counted)
+    scores = opened.repeated(numbers, [1, 2])
+    assert len(seeds) == 6 and {seed for _, seed in seeds} == {1, 2}
+    values = {one.number: one.values for one in opened.found()} | {AS_IT_IS: {}}
+    for number in numbers:
+        assert scores[number] == {seed: pytest.approx(score_of(values[number]) + seed / 1000) for seed in (1, 2)}
+    again = open_study(tmp_path / "study.db")
+    again.repeat(numbers, [1, 2], counted)
+    assert again.repeated(numbers, [1, 2]) == scores and len(seeds) == 6
+    again.repeat(numbers, [1, 2, 3], counted)
+    assert set(again.repeated(numbers, [1, 2, 3])[AS_IT_IS]) == {1, 2, 3} and len(seeds) == 9
+
+
+def test_study_that_is_interrupted_does_the_trial_again(tmp_path):
+    opened = open_study(tmp_path / "study.db")
+    count = []
+
+    def interrupted(values, seed, report):
+        count.append(values)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return train(values, seed, report)
+
+    with pytest.raises(KeyboardInterrupt):
+        opened.search(5, interrupted)
+    assert [one.state for one in opened.found()] == ["complete", "complete", "failed", "waiting"]
+    opened.search(5, interrupted)
+    assert count[3] == count[2]
+    assert [one.state for one in opened.found()].count("complete") == 5
+
+
+def test_study_of_trials_that_fail(tmp_path):
+    """One that diverges counts as 0, one that raises not at all; if all raise, the search ends."""
+
+    def diverges(values, seed, report):
+        return (
+            TrialResult(problem="the loss was not finite") if values["a.kind"] == "x" else train(values, seed, report)
+        )
+
+    def fails(values, seed, report):
+        if values["a.kind"] == "x":
+            raise MemoryError("too large")
+        return train(values, seed, report)
+
+    first = open_study(tmp_path / "first.db")
+    first.search(12, diverges)
+    assert {one.score for one in first.found() if one.values["a.kind"] == "x"} == {0.0}
+    second = open_study(tmp_path / "second.db")
+    second.search(12, fails)
+    states = {(one.state, one.problem) for one in second.found() if one.values["a.kind"] == "x"}
+    assert states == {("failed", "too large")} and len(second.found()) == 12
+    with pytest.raises(ConfigError, match=r"all 3 trials failed. The last one: wrong size"):
+        open_study(tmp_path / "third.db").search(12, lambda *args: (_ for _ in ()).throw(ValueError("wrong size")))
+
+
+def test_study_is_one_of_the_same_training(tmp_path):
+    path = tmp_path / "study.db"
+    open_study(path, {"training.max_steps": "200", "--set a.b": "1..8"})
+    open_study(path, {"training.max_steps": "200", "--set a.b": "1..8"})
+    for settings, message in (
+        ({"training.max_steps": "100", "--set a.b": "1..8"}, "training.max_steps as before, 200, found 100"),
+        ({"training.max_steps": "200"}, "--set a.b as before, 1..8, found none"),
+        ({"training.max_steps": "200", "--set a.b": "1..8", "x.y": "1"}, "x.y as before, none, found 1"),
+    ):
+        with pytest.raises(ConfigError, match="Can't continue the study") as error:
+            open_study(path, settings)
+        assert message in str(error.value)
+    (tmp_path / "text.db").write_text("no database, but a text\n" * 100)
+    with pytest.raises(ConfigError, match=r"Can't open the study .*text.db': it is not a file of this command"):
+        open_study(tmp_path / "text.db")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as database:
+        database.execute("CREATE TABLE customers (name TEXT)")
+    before = (tmp_path / "other.db").read_bytes()
+    with pytest.raises(ConfigError, match=r"not a file of this command .*a database with the table 'customers'"):
+        open_study(tmp_path / "other.db")
+    assert (tmp_path / "other.db").read_bytes() == before
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from tests.addons.trials import test_study
+
+def train(values, seed, report):
+    print("trial", flush=True)
+    sys.stdin.read()
+    return test_study.train(values, seed, report)
+
+test_study.open_study(Path({path!r})).search(8, train)
+"""
+
+
+def test_study_is_shared_by_processes_and_outlives_a_kill(tmp_path):
+    """One is killed in its first trial; two others do the rest, and that trial too."""
+    path = tmp_path / "study.db"
+
+    def start():
+        """A process that is in its first trial, and waits there until its input ends."""
+        code, pipes = PROCESS.format(path=str(path)), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+        assert process.stdout.readline() == "trial\n"
+        return process
+
+    killed = start()
+    killed.kill()
+    killed.communicate()
+    forget_heartbeats(open_study(path))
+    both = [start(), start()]
+    for process in both:
+        process.stdin.close()
+        process.stdin = None
+    done = [1 + process.communicate()[0].count("trial") for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    # Nine: both began a last trial at the same time. Ten: Optuna queued the killed one twice, as both noticed at once.
+    assert sum(done) in (8, 9, 10)
+    found = open_study(path).found()
+    assert [one.state for one in found].count("complete") == sum(done)
+    assert found[0].state == "failed"
+    again = [one for one in found[1:] if one.values == found[0].values]
+    assert {one.state for one in again} == {"complete"}
+    # The same values as in one process, which does not depend on who drew them.
+    alone = open_study(tmp_path / "alone.db")
+    alone.search(8, train)
+    values = [one.values for one in alone.found()]
+    assert all(one.values in values for one in found if one.number < 8 and one.values)
+
+
+def forget_heartbeats(opened):
+    """As if all trials that are not finished had been killed an hour ago."""
+    [running] = [trial for trial in opened._search.trials if trial.state.name == "RUNNING"]
+    opened._search._storage.record_heartbeat(running._trial_id)  # it may have been killed before its first one
+    with closing(sqlite3.connect(opened.path)) as database, database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
+
+
+def test_study_does_not_wait_for_a_trial_that_was_killed_before_its_first_heartbeat(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "_GRACE", 1)
+    opened = open_study(tmp_path / "study.db")
+    with pytest.warns(UserWarning, match="Heartbeat"):  # "ask" gives none: it is as if a process had been killed
+        opened._search.ask()
+    opened.search(1, train)
+    assert [one.state for one in opened.found()] == ["running", "complete"]

@@ -1,0 +1,221 @@
+"""A trial, against `spacy.training.loop.train` of the same config; and what is made of a config for it."""
+
+import math
+
+import pytest
+import spacy
+from confection import Config
+from hypothesis import given
+from hypothesis import strategies as st
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train
+
+from thinc_torchopt.addons.trials.trial import run_trial, shorten
+
+from ...conftest import CONFIGS
+from ...runs import contents
+from ...spacy_cli import toy_corpus
+
+RECORDED = []
+
+
+@spacy.registry.loggers("test_trials.Record.v1")
+def record():
+    def setup(nlp, stdout=None, stderr=None):
+        return lambda info: RECORDED.append((info["step"], info["score"])) if info else None, lambda: None
+
+    return setup
+
+
+@spacy.registry.loggers("test_trials.Refuse.v1")
+def refuse():
+    raise AssertionError("a trial has no logger")
+
+
+THINC = {"@optimizers": "Adam.v1", "learn_rate": 0.001, "use_averages": True}
+
+
+def load(folder, name="cnn.cfg", **training):
+    paths = {f"paths.{part}": str(path) for part, path in toy_corpus(folder).items() if part != "raw_text"}
+    config = spacy.util.load_config(CONFIGS / name, overrides=paths, interpolate=False)
+    config["training"] |= training
+    return config
+
+
+# ---------------------------------------------------------------------- a trial
+
+
+@pytest.mark.parametrize("optimizer", [None, THINC], ids=["ours", "thinc's"])
+def test_trial_is_what_spacy_trains(tmp_path, optimizer):
+    config = load(tmp_path, **({} if optimizer is None else {"optimizer": optimizer}))
+    short, _ = shorten(config, 10)
+    seen = []
+    found = run_trial(short, seed=3, on_evaluation=lambda *args: seen.append(args))
+
+    RECORDED.clear()
+    oracle = short.copy()
+    oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
+    train(init_nlp(oracle), None)
+    assert found.evaluations == seen == RECORDED
+    assert [step for step, _ in seen] == [0, 2, 4, 6, 8, 10]
+    assert found.score == max(score for _, score in seen) > 0 and found.problem is None
+    assert found.words > 0 and found.seconds > 0
+
+
+def test_trial_is_evaluated_at_its_end(tmp_path):
+    """Also where that is no multiple of `eval_frequency`: with the averages, as the others."""
+    config = load(tmp_path, eval_frequency=4)
+    short, _ = shorten(config, 6)
+    short["training"]["eval_frequency"] = 4
+    found = run_trial(short, seed=0)
+    assert [step for step, _ in found.evaluations] == [0, 4, 6]
+    every, _ = shorten(config, 6)
+    every["training"]["eval_frequency"] = 2
+    assert run_trial(every, seed=0).evaluations[-1] == found.evaluations[-1]
+
+
+@pytest.mark.parametrize("optimizer", ["Adam.v1", "thinc-torchopt.SGD.v1"])
+def test_trial_that_diverges_says_so(tmp_path, optimizer):
+    config = load(tmp_path, optimizer={"@optimizers": optimizer, "learn_rate": 1e30, "grad_clip": 0.0})
+    found = run_trial(shorten(config, 40)[0], seed=0)
+    assert "not finite at step" in found.problem
+
+
+def test_trial_ends_with_what_is_raised_at_an_evaluation(tmp_path):
+    def stop(step, score):
+        if step >= 2:
+            raise KeyError("enough")
+
+    steps = []
+    with pytest.raises(KeyError, match="enough"):
+        run_trial(shorten(load(tmp_path), 10)[0], seed=0, on_evaluation=stop, on_step=lambda: steps.append(1))
+    assert len(steps) == 2
+
+
+def test_trial_writes_nothing(tmp_path, monkeypatch):
+    config = load(tmp_path, "controller.cfg", logger={"@loggers": "test_trials.Refuse.v1"})
+    block = config["training"]["optimizer"]
+    assert "controller" in block
+    block["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path / "state"), "every": 1}
+    block["rollback_after"] = 2
+    (folder := tmp_path / "empty").mkdir()
+    monkeypatch.chdir(folder)
+    before = contents(tmp_path)
+    short, notes = shorten(config, 4)
+    assert run_trial(short, seed=0).problem is None
+    assert contents(tmp_path) == before and not list(folder.iterdir())
+    assert "checkpoint" in notes[0] and "controller" in notes[0] and "rollback_after" in notes[0]
+    assert block["checkpoint"]  # the config itself is as it was
+
+
+# ---------------------------------------------------------------------- the config
+
+
+def config_of(text, max_steps=2000):
+    return Config().from_str(f"[training]\nmax_steps = {max_steps}\n\n[training.optimizer]\n{text}", interpolate=False)
+
+
+LINEAR = '[training.optimizer.learn_rate]\n@schedules = "warmup_linear.v1"\ninitial_rate = 0.1\n'
+
+
+@pytest.mark.parametrize("total", ["2000", "${training.max_steps}"])
+def test_trial_shortens_schedules_as_a_whole(total):
+    short, notes = shorten(config_of(f"{LINEAR}warmup_steps = 100\ntotal_steps = {total}\n"), 200)
+    block = short["training"]["optimizer"]["learn_rate"]
+    assert (block["warmup_steps"], block["total_steps"], block["initial_rate"]) == (10, 200, 0.1)
+    assert "[training.optimizer.learn_rate] warmup_steps 100 is 10, total_steps 2,000 is 200" in notes[0]
+    assert short["training"]["max_steps"] == 200
+
+
+def test_trial_leaves_schedules_that_end_earlier():
+    config = config_of(f"{LINEAR}warmup_steps = 30\ntotal_steps = 150\n")
+    short, notes = shorten(config, 200)
+    assert short["training"]["optimizer"] == config["training"]["optimizer"] and not notes
+
+
+def test_trial_shortens_schedules_of_groups():
+    group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
+    group += "\n[training.optimizer.param_groups.a.learn_rate]\n"
+    group += '@schedules = "thinc-torchopt.warmup_cosine.v1"\ninitial_rate = 0.1\ntotal_steps = 1000\n'
+    short, notes = shorten(config_of(group), 200)
+    assert short["training"]["optimizer"]["param_groups"]["a"]["learn_rate"]["total_steps"] == 200
+    assert "param_groups.a.learn_rate] total_steps 1,000 is 200" in notes[0]
+
+
+def test_trial_lets_frozen_params_join_in_proportion():
+    group = '[training.optimizer.param_groups]\n\n[training.optimizer.param_groups.a]\nparams = ["a/*"]\n'
+    short, notes = shorten(config_of(f"{group}unfreeze_at = 500\n"), 200)
+    assert short["training"]["optimizer"]["param_groups"]["a"]["unfreeze_at"] == 50
+    assert "param_groups.a] unfreeze_at 500 is 50" in notes[0]
+    assert not shorten(config_of(f"{group}unfreeze_at = 50\n", max_steps=100), 200)[1]
+
+
+def test_trial_tells_of_long_warm_up():
+    inverse = LINEAR.replace("warmup_linear.v1", "thinc-torchopt.inverse_sqrt.v1")
+    _, notes = shorten(config_of(f"{inverse}warmup_steps = 101\n"), 200)
+    assert len(notes) == 1 and "warm-up: training.optimizer.learn_rate." in notes[0]
+    assert not shorten(config_of(f"{inverse}warmup_steps = 100\n"), 200)[1]
+
+
+def test_trial_shortens_schedules_that_end_with_the_training():
+    """Those whose `total_steps` may be left out."""
+
+    @spacy.registry.schedules("test_trials.to_the_end.v1")
+    def to_the_end(warmup_steps: int, total_steps: int | None = None):
+        return iter([])
+
+    text = '[training.optimizer.learn_rate]\n@schedules = "test_trials.to_the_end.v1"\nwarmup_steps = 100\n'
+    short, _ = shorten(config_of(text), 200)
+    assert short["training"]["optimizer"]["learn_rate"]["warmup_steps"] == 10
+    assert "total_steps" not in short["training"]["optimizer"]["learn_rate"]
+
+
+@given(warmup=st.integers(0, 3000), decay=st.integers(1, 3000), steps=st.integers(1, 300), is_budget=st.booleans())
+def test_trial_schedules_fit_without_a_known_end(warmup, decay, steps, is_budget):
+    """Where `max_epochs` or a budget ends the training."""
+    schedule = f'@schedules = "thinc-torchopt.warmup_stable_decay.v1"\ninitial_rate = 0.1\nwarmup_steps = {warmup}\n'
+    text = f"[training.optimizer.learn_rate]\n{schedule}decay_steps = {decay}\n"
+    if is_budget:
+        text += 'decay_begins = "when told"\n\n[training.optimizer.budget]\n@misc = "thinc-torchopt.Budget.v1"\n'
+        text += 'limit = "20m"\ndecay_ratio = 0.3\n'
+    block = shorten(config_of(text, max_steps=0), steps)[0]["training"]["optimizer"]
+    assert "budget" not in block
+    schedule = spacy.registry.resolve({"schedule": block["learn_rate"]})["schedule"]
+    schedule.set_total_steps(steps + 1)
+    values = [next(schedule) for _ in range(steps + 2)]
+    assert values[-1] == 0.0 and max(values[:-1]) > 0.0
+
+
+def test_trial_takes_a_budget_for_its_steps(tmp_path):
+    config = load(tmp_path, "budget.cfg")
+    short, notes = shorten(config, 6)
+    assert run_trial(short, seed=0).problem is None and "budget" in notes[0]
+    assert short["training"]["optimizer"]["learn_rate"]["decay_ratio"] == 0.2
+
+
+def test_trial_shortens_averages():
+    text = '[training.optimizer.averages]\n@misc = "thinc-torchopt.{}.v1"\n{}\n'
+    for kind, given_, expected in [
+        ("EMA", "decay = 0.99", {"decay": 0.9}),
+        ("EMA", "decay = 0.9\nstart_step = 500", {"decay": 0.5, "start_step": 50}),
+        ("SWA", "start_step = 1500", {"start_step": 150}),
+    ]:
+        block = shorten(config_of(text.format(kind, given_)), 200)[0]["training"]["optimizer"]["averages"]
+        assert {key: block[key] for key in expected} == expected
+
+
+@given(total=st.integers(1, 50_000), part=st.floats(0, 1), steps=st.integers(1, 3000))
+def test_trial_schedules_can_be_built_and_end_in_time(total, part, steps):
+    text = LINEAR.replace("warmup_linear", "thinc-torchopt.warmup_linear")
+    config = config_of(f"{text}warmup_steps = {math.floor(part * total)}\ntotal_steps = {total}\n")
+    block = shorten(config, steps)[0]["training"]["optimizer"]["learn_rate"]
+    schedule = spacy.registry.resolve({"schedule": block})["schedule"]
+    values = [next(schedule) for _ in range(steps + 1)]
+    assert block["total_steps"] <= steps and values[-1] == 0.0 and max(values[:-1]) > 0.0
+
+
+def test_trial_evaluates_five_times_at_least():
+    for given_, steps, expected in ((None, 1000, 200), (50, 1000, 50), (200, 201, 41), (200, 3, 1)):
+        config = config_of("learn_rate = 0.1\n")
+        config["training"] |= {} if given_ is None else {"eval_frequency": given_}
+        assert shorten(config, steps)[0]["training"]["eval_frequency"] == expected

@@ -1,0 +1,200 @@
+"""Averages in place of the weights, for a while."""
+
+import numpy
+import pytest
+import torch
+from thinc.api import Model, PyTorchWrapper, chain
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.averages.settings import EMA
+from thinc_torchopt.core.errors import ParamError
+
+from ...models import backprop, mixed_model, params_of, same, thinc_model, torch_model, toy_examples, toy_pipeline
+from .test_own_store import OwnStore, around
+
+MODELS = {"thinc": thinc_model, "torch": torch_model, "mixed": mixed_model}
+
+
+@pytest.mark.device
+def test_use_params_refuses_updates_of_a_pipeline():
+    """They would be lost at the end of the block, as with thinc's."""
+    nlp = toy_pipeline(["tagger", "ner"])
+    examples = toy_examples(nlp, 20)
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    for _ in range(2):
+        nlp.update(examples, sgd=optimizer)
+    before = [params_of(nlp.get_pipe(name).model) for name in nlp.pipe_names]
+    averages = {name: value.clone() for name, value in optimizer.state_dict()["averages"]["tensors"].items()}
+    with (
+        pytest.raises(ParamError, match=r"Can't update param 'tok2vec/.*found averages in their place.*would be lost"),
+        nlp.use_params(optimizer.averages),
+    ):
+        nlp.update(examples, sgd=optimizer)
+    assert all(same(old, params_of(nlp.get_pipe(name).model)) for old, name in zip(before, nlp.pipe_names))
+    found = optimizer.state_dict()["averages"]["tensors"]
+    assert all((found[name] == value).all() for name, value in averages.items())
+    nlp.update(examples, sgd=optimizer)  # the block has ended
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_use_params_refuses_updates_of_a_model(kind):
+    model, optimizer = MODELS[kind](), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    other = MODELS[kind]()
+    for one in (model, other):
+        backprop(one, numpy.random.default_rng(0))
+        one.finish_update(optimizer)
+    with model.use_params(optimizer.averages):
+        with model.use_params(optimizer.averages):
+            pass
+        backprop(model, numpy.random.default_rng(1))
+        before = params_of(model)
+        with pytest.raises(ParamError, match="found averages in their place"):
+            model.finish_update(optimizer)
+        assert same(before, params_of(model))
+        with pytest.raises(ParamError, match="found averages in their place"), optimizer.joint_step():
+            model.finish_update(optimizer)
+        # One that has its own weights is updated as ever.
+        backprop(other, numpy.random.default_rng(1))
+        before = params_of(other)
+        other.finish_update(optimizer)
+        assert not same(before, params_of(other))
+    before = params_of(model)
+    model.finish_update(optimizer)
+    assert not same(before, params_of(model))
+
+
+def test_use_params_refuses_updates_of_a_shim_with_its_own_store():
+    model, optimizer = around(OwnStore()), TorchOptimizer(SGD(), 0.1, use_averages=True)
+    model.finish_update(optimizer)
+    with pytest.raises(ParamError, match="averages in their place"), model.use_params(optimizer.averages):
+        model.finish_update(optimizer)
+    assert isinstance(model, Model)
+
+
+def test_use_params_of_nothing_forbids_nothing():
+    model, optimizer = thinc_model(), TorchOptimizer(AdamW(), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    before = params_of(model)
+    with model.use_params(optimizer.averages):
+        model.finish_update(optimizer)
+    assert not same(before, params_of(model))
+
+
+# ---------------------------------------------------------------------- without copies
+
+
+class Written(TorchDispatchMode):
+    """Counts the cells that torch's operations write."""
+
+    cells = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view and func is not torch.ops.aten.detach.default and isinstance(found, torch.Tensor):
+            self.cells += found.numel()
+        elif found is None and args and isinstance(args[0], list):
+            self.cells += sum(tensor.numel() for tensor in args[0])
+        return found
+
+
+def shared_model():
+    """A torch param in two places of one module, and in a module of another shim."""
+    module = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 5), torch.nn.Linear(5, 5))
+    module[1].weight = module[0].weight
+    other = torch.nn.Sequential(torch.nn.Linear(5, 3))
+    other[0].bias = torch.nn.Parameter(torch.zeros(3))
+    return chain(PyTorchWrapper(module), PyTorchWrapper(module[2]), PyTorchWrapper(other))
+
+
+class PartOfAWhole(torch.nn.Module):
+    """Weights that are parts of one memory, as cuDNN's, and one with gaps."""
+
+    def __init__(self):
+        super().__init__()
+        self.whole = torch.randn(5 * 8)
+        self.first = torch.nn.Parameter(self.whole[:15].view(5, 3))
+        self.second = torch.nn.Parameter(self.whole[15:].view(5, 5)[:, :3])
+
+    def forward(self, x):
+        return x @ self.first + x @ self.second
+
+
+class Mixed(torch.nn.Module):
+    """A weight of half precision, a transposed one, and statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow = torch.nn.Parameter(torch.randn(5, 5, dtype=torch.bfloat16))
+        self.turned = torch.nn.Parameter(torch.randn(3, 5).T)
+        self.norm = torch.nn.BatchNorm1d(5)
+
+    def forward(self, x):
+        return self.norm(x @ self.narrow.float()) @ self.turned
+
+
+NOT_COPIED = {"torch": torch_model, "mixed": mixed_model, "shared": shared_model}
+COPIED = {"parts": lambda: PyTorchWrapper(PartOfAWhole()), "odd": lambda: PyTorchWrapper(Mixed())}
+
+
+@pytest.mark.filterwarnings("ignore:.*trained in bfloat16")
+@pytest.mark.parametrize("settings", [{}, {"master_weights": True}, {"averages": EMA(dtype="float64")}], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, marks=pytest.mark.device) for kind in (*NOT_COPIED, "parts")),
+        "odd",  # autograd brings the gradient of another dtype to the place where C++ takes the double's tensors to be
+    ],
+)
+def test_use_params_restores_every_bit(kind, settings):
+    """Also after an error, and in blocks in blocks. Oracle: the averages that the state has."""
+    model = (NOT_COPIED | COPIED)[kind]()
+    optimizer = TorchOptimizer(AdamW(), 0.01, **{"use_averages": "averages" not in settings} | settings)
+    rng = numpy.random.default_rng(0)
+    for _ in range(3):
+        backprop(model, rng)
+        model.finish_update(optimizer)
+    torch_params = {
+        param: (param.data_ptr(), param.stride())
+        for node in model.walk()
+        for shim in node.shims
+        for param in shim._model.parameters()
+    }
+    before, averages = params_of(model), optimizer.averages
+    expected = [param.clone() for param in torch_params]
+    for param, own in zip(torch_params, expected):
+        own.data.copy_(optimizer._trained.averages.tensor_of(id(param)))
+
+    def is_averaged():
+        return all(torch.equal(param, own) for param, own in zip(torch_params, expected))
+
+    with pytest.raises(ZeroDivisionError), model.use_params(averages):
+        assert is_averaged()
+        with model.use_params(optimizer.averages):
+            assert is_averaged()
+        assert is_averaged()
+        model.predict(model.ops.asarray(rng.normal(size=(2, 5)).astype("f")))
+        raise ZeroDivisionError
+    assert same(before, params_of(model))
+    assert all((param.data_ptr(), param.stride()) == place for param, place in torch_params.items())
+    backprop(model, rng)
+    model.finish_update(optimizer)
+    assert not same(before, params_of(model))
+    assert not is_averaged()
+
+
+@pytest.mark.parametrize("kind", NOT_COPIED)
+def test_use_params_copies_nothing(kind):
+    """There may be no room for the params a third time."""
+    model, optimizer = NOT_COPIED[kind](), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    before = params_of(model)
+    with Written() as written:
+        with model.use_params(optimizer.averages):
+            assert not same(before, params_of(model))
+            inside = sum(map(torch.Tensor.numel, before))  # by `params_of` above
+        assert written.cells <= inside
+    assert same(before, params_of(model))

@@ -1,0 +1,535 @@
+"""Params of half precision with float32 masters. Oracle: a loop over torch's optimizer with masters made by hand."""
+
+import copy
+import json
+import warnings
+
+import numpy
+import pytest
+import spacy
+import torch
+from thinc.api import Linear, Model, PyTorchWrapper, Softmax, chain, fix_random_seed, with_array
+
+from thinc_torchopt import Adam, TorchOptimizer
+from thinc_torchopt.core.algorithms.pytorch_optimizer import create
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.averages.settings import EMA
+from thinc_torchopt.core.compat import has_pytorch_optimizer
+from thinc_torchopt.core.errors import ConfigError, ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
+from thinc_torchopt.core.state.files import read_folder
+
+from ...models import same, toy_examples, toy_pipeline
+from ...peek import params_in
+from ...runs import TOK2VEC, config_for, digests, run
+from ...spacy_cli import spacy_cli
+
+RATE = 1e-4
+
+
+class InHalf(torch.nn.Module):
+    """Two layers whose params are of half precision."""
+
+    def __init__(self, dtype=torch.bfloat16, n_in=5, width=6, n_out=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lower, self.norm = torch.nn.Linear(n_in, width), torch.nn.LayerNorm(width)
+        self.upper = torch.nn.Linear(width, n_out)
+        self.to(dtype)
+
+    def forward(self, x):
+        return self.upper(torch.tanh(self.norm(self.lower(x.to(self.lower.weight.dtype))))).float()
+
+
+@spacy.registry.architectures("test-masters.Tok2Vec.v1")
+def tok2vec_in_half() -> Model:
+    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC | {"width": 16, "depth": 1}})["tok2vec"]
+    model = chain(tok2vec, with_array(PyTorchWrapper(InHalf(n_in=16, n_out=8))))
+    model.set_dim("nO", 8)
+    return model
+
+
+@spacy.registry.architectures("test-masters.Tagger.v1")
+def tagger() -> Model:
+    tok2vec = tok2vec_in_half()
+    model = chain(tok2vec, with_array(Softmax(nI=8)))
+    model.set_ref("tok2vec", tok2vec)
+    return model
+
+
+def pipeline():
+    nlp = toy_pipeline((), shared=False)
+    nlp.add_pipe("tagger", config={"model": {"@architectures": "test-masters.Tagger.v1"}})
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    return nlp, examples
+
+
+def shim_of(model):
+    return next(shim for node in model.walk() for shim in node.shims)
+
+
+def tensors(module):
+    return [param.detach().clone() for param in module.parameters()]
+
+
+def batches(n=40, seed=0):
+    rng = numpy.random.default_rng(seed)
+    return [(rng.normal(size=(7, 5)).astype("f"), rng.normal(size=(7, 3)).astype("f")) for _ in range(n)]
+
+
+def step(model, optimizer, X, goal):
+    Y, backprop = model.begin_update(X)
+    backprop(Y - goal)
+    model.finish_update(optimizer)
+
+
+class ByHand:
+    """The usual loop: torch's optimizer has the masters, the model gets them rounded."""
+
+    def __init__(self, module, build=lambda masters: torch.optim.AdamW(masters, lr=RATE, fused=True), clip=0.0):
+        self.module = copy.deepcopy(module)
+        self.masters = [param.detach().float().requires_grad_() for param in self.module.parameters()]
+        self.optimizer = build(self.masters)
+        self.clip = clip
+
+    def step(self, X, goal):
+        Y = self.module(torch.from_numpy(X))
+        Y.backward(Y.detach() - torch.from_numpy(goal))
+        for param, master in zip(self.module.parameters(), self.masters):
+            master.grad, param.grad = param.grad.float(), None
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.masters, self.clip)
+        self.optimizer.step()
+        for param, master in zip(self.module.parameters(), self.masters):
+            param.data.copy_(master.detach())
+
+
+def optimizer(algorithm=None, rate=RATE, **settings):
+    settings = {"grad_clip": 0.0, "master_weights": True} | settings
+    return TorchOptimizer(algorithm or AdamW(), rate, **settings)
+
+
+def masters_of(optimizer):
+    return [param.tensor.clone() for param in params_in(optimizer) if param.half is not None]
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def trained_by_small_steps(master_weights):
+    module = torch.nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    module.weight.data.fill_(1.0)
+    model = PyTorchWrapper(module)
+    sgd = optimizer(SGD(), master_weights=master_weights)
+    for _ in range(200):
+        module.weight.grad = torch.ones_like(module.weight)
+        model.finish_update(sgd)
+    return module.weight.item()
+
+
+def test_masters_keep_updates_that_half_precision_loses():
+    with pytest.warns(PrecisionWarning, match="trained in bfloat16.* 512th .*master_weights = true") as told:
+        assert trained_by_small_steps(False) == 1.0
+    assert len(told) == 1
+    # 200 steps of 1e-4; bfloat16 has 8 bits, so numbers below 1 are apart by 1/256.
+    assert trained_by_small_steps(True) == torch.tensor(0.98).bfloat16().item()
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+@pytest.mark.parametrize("kahan", [False, True])
+def test_masters_are_not_missed_where_the_algorithm_keeps_small_updates(kahan):
+    module = InHalf()
+    sgd = optimizer(create("stableadamw", {"kahan_sum": kahan}), master_weights=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", PrecisionWarning)
+        step(PyTorchWrapper(module), sgd, *batches(1)[0])
+    assert len(told) == (0 if kahan else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "algorithm, build",
+    [
+        (AdamW(), None),
+        (AdamW(fused=False), lambda masters: torch.optim.AdamW(masters, lr=RATE, foreach=False)),
+        (SGD(momentum=0.9), lambda masters: torch.optim.SGD(masters, lr=RATE, momentum=0.9, fused=True)),
+    ],
+    ids=["adamw", "plain-adamw", "sgd"],
+)
+def test_masters_are_those_of_a_loop_by_hand(dtype, algorithm, build):
+    module = InHalf(dtype)
+    expected = ByHand(module, *([build] if build else []))
+    model, sgd = PyTorchWrapper(module), optimizer(algorithm)
+    for X, goal in batches():
+        step(model, sgd, X, goal)
+        expected.step(X, goal)
+        assert same(tensors(module), tensors(expected.module))
+    assert same(masters_of(sgd), [master.detach() for master in expected.masters])
+    assert all(param.grad is None for param in module.parameters())
+    assert [tensor.dtype for tensor in sgd.params.values()] == [dtype] * 6
+
+
+def test_masters_clip_gradients_in_float32():
+    module = InHalf()
+    expected = ByHand(module, clip=0.01)
+    model, sgd = PyTorchWrapper(module), optimizer(grad_clip=0.01)
+    for X, goal in batches():
+        step(model, sgd, X, goal)
+        expected.step(X, goal)
+    for master, by_hand in zip(masters_of(sgd), expected.masters):
+        # Both sum squares of float32, in another order.
+        torch.testing.assert_close(master, by_hand.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_masters_of_thinc_arrays():
+    """thinc's layers compute in float32; a user's may hold float16."""
+    W, sgd = numpy.ones((2, 3), dtype="float16"), optimizer(SGD())
+    for _ in range(200):
+        grad = numpy.ones((2, 3), dtype="float16")
+        sgd.set_grad(W, grad)
+        sgd.step()
+        assert not grad.any()
+    assert (numpy.float16(0.98) == W).all()
+
+
+def test_masters_skip_what_is_not_finite():
+    module = InHalf()
+    model, sgd = PyTorchWrapper(module), optimizer(max_nonfinite=5)
+    data = batches(3)
+    step(model, sgd, *data[0])
+    before, masters = tensors(module), masters_of(sgd)
+    with pytest.warns(NonFiniteGradWarning):
+        step(model, sgd, data[1][0], data[1][1] * numpy.float32("nan"))
+    assert same(tensors(module), before) and same(masters_of(sgd), masters)
+    assert all(param.grad is None for param in module.parameters())
+
+
+# ---------------------------------------------------------------------- changes of the model
+
+
+def test_masters_follow_what_other_code_changes():
+    """One cell of a weight is set, and a bias is loaded. All other masters keep their digits."""
+    module = InHalf()
+    model, sgd = PyTorchWrapper(module), optimizer()
+    expected = ByHand(module)
+    data = batches(20)
+    for X, goal in data[:10]:
+        step(model, sgd, X, goal)
+        expected.step(X, goal)
+    for one in (module, expected.module):
+        one.upper.weight.data[1, 2] = 0.75
+        one.load_state_dict(one.state_dict() | {"lower.bias": torch.full((6,), 0.5)})
+    params = dict(zip(dict(module.named_parameters()), expected.masters))
+    with torch.no_grad():
+        params["upper.weight"][1, 2] = 0.75
+        params["lower.bias"].fill_(0.5)
+    for X, goal in data[10:]:
+        step(model, sgd, X, goal)
+        expected.step(X, goal)
+        assert same(tensors(module), tensors(expected.module))
+    assert same(masters_of(sgd), [master.detach() for master in expected.masters])
+
+
+def test_masters_stay_in_a_copied_model_and_in_one_that_was_reloaded():
+    nlp, examples = pipeline()
+    pipe = nlp.get_pipe("tagger")
+    sgd = optimizer(rate=0.001)
+    sgd.initialize(nlp)
+    for _ in range(5):
+        nlp.update(examples, sgd=sgd)
+    masters = masters_of(sgd)
+    assert not same(masters, [master.bfloat16().float() for master in masters])
+    pipe.model = pipe.model.copy()
+    sgd.initialize(nlp)
+    assert same(masters_of(sgd), masters)
+    shim = shim_of(pipe.model)
+    shim.from_bytes(shim.to_bytes())
+    sgd.initialize(nlp)
+    assert same(masters_of(sgd), masters)
+
+
+def test_masters_come_and_go_with_the_dtype():
+    module = InHalf()
+    model, sgd = PyTorchWrapper(module), optimizer()
+    data = batches(9)
+    for X, goal in data[:3]:
+        step(model, sgd, X, goal)
+    module.float()
+    for X, goal in data[3:6]:
+        step(model, sgd, X, goal)
+    assert not masters_of(sgd) and all(param.grad is None for param in module.parameters())
+    assert all(one is other for one, other in zip(sgd.params.values(), module.parameters()))
+    assert not same(tensors(module), [param.bfloat16().float() for param in tensors(module)])
+    module.bfloat16()
+    for X, goal in data[6:]:
+        step(model, sgd, X, goal)
+    assert len(masters_of(sgd)) == 6
+
+
+def test_masters_of_a_layer_that_grows_keep_their_cells():
+    """And their state: as those of a module in float32 that grows."""
+    nlp, examples = pipeline()
+    module = shim_of(nlp.get_pipe("tagger").model)._model
+    sgd = optimizer(rate=0.001)
+    sgd.initialize(nlp)
+    for _ in range(5):
+        nlp.update(examples, sgd=sgd)
+    old = {name: param.tensor.clone() for name, param in by_name(sgd).items()}
+    steps = {name: param.steps for name, param in by_name(sgd).items()}
+    wider = torch.nn.Linear(7, 8).bfloat16()
+    wider.weight.data[:, :6], wider.bias.data = module.upper.weight.data, module.upper.bias.data.clone()
+    module.upper = wider
+    module.lower = grown(module.lower, 7)
+    module.norm = grown(module.norm, 7)
+    sgd.initialize(nlp)
+    for name, param in by_name(sgd).items():
+        common = tuple(slice(size) for size in old[name].shape)
+        assert torch.equal(param.tensor[common], old[name]) and param.steps == steps[name]
+        assert torch.equal(param.tensor.to(param.in_model.dtype), param.in_model)
+    nlp.update(examples, sgd=sgd)
+
+
+def grown(layer, size):
+    """A layer with more outputs."""
+    made = torch.nn.LayerNorm(size) if isinstance(layer, torch.nn.LayerNorm) else torch.nn.Linear(layer.in_features, 7)
+    made.bfloat16()
+    for new, old in zip(made.parameters(), layer.parameters()):
+        new.data[: len(old)] = old.data
+    return made
+
+
+def by_name(optimizer):
+    return {param.name: param for param in params_in(optimizer) if param.half is not None}
+
+
+# ---------------------------------------------------------------------- other features
+
+
+def test_masters_with_groups_and_freezing():
+    nlp, examples = pipeline()
+    module = shim_of(nlp.get_pipe("tagger").model)._model
+    groups = {"biases": {"params": ["*/bias"], "lr_scale": 0.0}, "top": {"params": ["*/upper/*"], "freeze": True}}
+    sgd = optimizer(rate=0.01, param_groups=groups)
+    sgd.initialize(nlp)
+    before = {name: param.detach().clone() for name, param in module.named_parameters()}
+    for _ in range(3):
+        nlp.update(examples, sgd=sgd)
+    moved = {name for name, param in module.named_parameters() if not torch.equal(param, before[name])}
+    assert moved == {"lower.weight", "norm.weight"}
+    sgd.unfreeze(["*/upper/*"])
+    for _ in range(3):
+        nlp.update(examples, sgd=sgd)
+    assert not torch.equal(module.upper.weight, before["upper.weight"])
+    assert all(torch.equal(p.tensor.to(p.in_model.dtype), p.in_model) for p in by_name(sgd).values())
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_masters_of_shared_params(places):
+    """Two layers of a module with one weight; in one place of the model, or in two."""
+    module = InHalf(n_in=5, width=5, n_out=5)
+    module.upper.weight = module.lower.weight
+    expected = ByHand(module)
+    layers, sgd = [PyTorchWrapper(module) for _ in range(places)], optimizer()
+    for X, goal in batches(10):
+        goal = numpy.pad(goal, ((0, 0), (0, 2)))
+        with sgd.joint_step():
+            passes = [layer.begin_update(X) for layer in layers]
+            for Y, backprop in passes:
+                backprop(Y - goal)
+            for layer in layers:
+                layer.finish_update(sgd)
+        for _ in passes[1:]:
+            Y = expected.module(torch.from_numpy(X))
+            Y.backward(Y.detach() - torch.from_numpy(goal))
+        expected.step(X, goal)
+        assert same(tensors(module), tensors(expected.module))
+    assert same(masters_of(sgd), [master.detach() for master in expected.masters])
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_masters_of_an_algorithm_that_evaluates_other_values():
+    """Schedule-free: the model is evaluated with them rounded, and trained as if it had not been."""
+    from pytorch_optimizer import ScheduleFreeAdamW
+
+    nlp, examples = pipeline()
+    module = shim_of(nlp.get_pipe("tagger").model)._model
+    sgd = optimizer(create("schedulefreeadamw", {}), rate=0.01)
+    sgd.initialize(nlp)
+    names = [name.replace(".", "/") for name, _ in module.named_parameters()]
+    found = {param.name: param for param in params_in(sgd) if param.half is not None}
+    ours = [next(param for path, param in found.items() if path.endswith(name)) for name in names]
+    masters = [param.tensor.clone().requires_grad_() for param in ours]
+    theirs = ScheduleFreeAdamW(masters, lr=0.01)
+    for _ in range(6):
+        nlp.update(examples, sgd=False)
+        for param, master in zip(module.parameters(), masters):
+            master.grad = param.grad.float()
+        nlp.get_pipe("tagger").finish_update(sgd)
+        theirs.step()
+        with nlp.use_params(sgd.averages):
+            evaluated = tensors(module)
+        theirs.eval()
+        assert same(evaluated, [master.detach().bfloat16() for master in masters])
+        theirs.train()
+        # eval() and train() of theirs compute forth and back, ours copies: float32 has 24 bits.
+        for param, master in zip(ours, masters):
+            torch.testing.assert_close(param.tensor, master.detach(), rtol=1e-5, atol=1e-7)
+            master.data.copy_(param.tensor)
+
+
+def averages_in(optimizer):
+    """Of params with masters."""
+    saved = optimizer.state_dict()["averages"]["tensors"]
+    return [saved[name].clone() for name in by_name(optimizer)]
+
+
+def test_masters_of_a_pipeline_with_a_new_label():
+    """Those of a torch module below an output layer that grows stay; a second training begins with new ones."""
+    fix_random_seed(0)
+    nlp = toy_pipeline((), shared=False)
+    nlp.add_pipe("ner", config={"model": {"tok2vec": {"@architectures": "test-masters.Tok2Vec.v1"}}})
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    sgd = optimizer(rate=0.001, use_averages=True)
+    sgd.initialize(nlp)
+    for _ in range(4):
+        nlp.update(examples, sgd=sgd)
+    masters, averages = masters_of(sgd), averages_in(sgd)
+    nlp.get_pipe("ner").add_label("NEW")
+    sgd.initialize(nlp)
+    assert len(masters) == 6 and same(masters_of(sgd), masters)
+    assert len(averages) == 6 and same(averages_in(sgd), averages)
+    nlp.update(examples, sgd=sgd)
+    again = optimizer(rate=0.001)
+    again.initialize(nlp)
+    assert all(torch.equal(param.tensor, param.in_model.float()) for param in by_name(again).values())
+    assert not same(masters_of(again), masters_of(sgd))
+
+
+def test_masters_are_averaged_in_float32():
+    nlp, examples = pipeline()
+    module = shim_of(nlp.get_pipe("tagger").model)._model
+    sgd = optimizer(rate=0.001, averages=EMA(decay=0.5, warmup="torch"))
+    sgd.initialize(nlp)
+    expected = None
+    for _ in range(10):
+        nlp.update(examples, sgd=sgd)
+        now = masters_of(sgd)
+        expected = now if expected is None else [torch.lerp(old, new, 0.5) for old, new in zip(expected, now)]
+    trained = tensors(module)
+    with nlp.use_params(sgd.averages):
+        averaged = tensors(module)
+    assert same(averaged, [value.bfloat16() for value in expected]) and not same(averaged, trained)
+    assert same(tensors(module), trained)
+    nlp.update(examples, sgd=sgd)
+
+
+def masters_config(tmp_path, corpus, **changes):
+    config = config_for(tmp_path, corpus, steps=10, training__optimizer__learn_rate=0.001, **changes)
+    config["components"] = {"tagger": {"factory": "tagger", "model": {"@architectures": "test-masters.Tagger.v1"}}}
+    config["nlp"]["pipeline"] = ["tagger"]
+    config["training"]["optimizer"]["master_weights"] = True
+    config["training"]["score_weights"] = {"tag_acc": 1.0}
+    return config
+
+
+def test_masters_are_resumed_to_the_bit(corpus, tmp_path):
+    config = masters_config(tmp_path / "a", corpus)
+    run(config, tmp_path / "a")
+    config = masters_config(tmp_path / "b", corpus)
+    run(config, tmp_path / "b", crash_at=8)
+    run(config, tmp_path / "b")
+    models = [(tmp_path / name / "model-last" / "tagger" / "model").read_bytes() for name in "ab"]
+    assert models[0] == models[1]
+    [one, other] = [read_folder(tmp_path / name / "state" / "step-00000009")["optimizer"]["params"] for name in "ab"]
+    masters = {name: found["master"] for name, found in one.items() if found["master"] is not None}
+    assert len(masters) == 6 and all(torch.equal(master, other[name]["master"]) for name, master in masters.items())
+    assert any(not torch.equal(master, master.bfloat16().float()) for master in masters.values())
+
+
+def test_masters_with_other_features_are_resumed_to_the_bit(corpus, tmp_path):
+    groups = {"late": {"params": ["*/lower/*"], "unfreeze_at": 5}, "slow": {"params": ["*/upper/*"], "lr_scale": 0.5}}
+    found = []
+    for name, crash_at in (("whole", None), ("parts", 7)):
+        config = masters_config(tmp_path / name, corpus, training__accumulate_gradient=2)
+        settings = {"param_groups": groups, "clip_by": "component", "grad_clip": 0.05, "use_averages": True}
+        config["training"]["optimizer"] |= settings
+        if crash_at is not None:
+            run(config, tmp_path / name, crash_at=crash_at)
+        run(config, tmp_path / name)
+        saved = read_folder(tmp_path / name / "state" / "step-00000009")["optimizer"]
+        found.append((digests(tmp_path / name), {key: one["master"] for key, one in saved["params"].items()}))
+    assert found[0][0] == found[1][0]
+    masters = [[one for one in named.values() if one is not None] for _, named in found]
+    assert len(masters[0]) == 6 and same(*masters)
+
+
+def test_masters_are_rolled_back(corpus, tmp_path):
+    """A rate of 1e39 ruins the params in step 7: they are restored as they were after step 5."""
+    rates = [1e39 if step == 7 else 0.001 for step in range(40)]
+    changes = {"training__optimizer__rollback_after": 2, "training__eval_frequency": 50}
+    config = masters_config(tmp_path, corpus, **changes)
+    config["training"]["optimizer"] |= {"learn_rate": rates, "rollback_factor": 1.0}
+    config["training"]["optimizer"]["checkpoint"] |= {"every": 5, "keep": 5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(config, tmp_path)
+    saved = read_folder(tmp_path / "state" / "step-00000010")
+    assert len(saved["progress"]["rollbacks"]) == 1
+    masters = [found["master"] for found in saved["optimizer"]["params"].values() if found["master"] is not None]
+    assert len(masters) == 6 and all(torch.isfinite(master).all() for master in masters)
+
+
+def test_masters_that_appear_or_go_are_told_when_a_run_is_resumed(corpus, tmp_path):
+    config = masters_config(tmp_path, corpus)
+    run(config, tmp_path, crash_at=8)
+    config["training"]["optimizer"]["master_weights"] = False
+    with pytest.warns(PrecisionWarning), pytest.raises(StateError, match=r"training\.optimizer\.master_weights: True"):
+        run(config, tmp_path)
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+def test_masters_are_in_the_costs_of_a_training(master_weights, corpus, tmp_path):
+    """As many bytes as there are in a checkpoint, and in memory."""
+    config = masters_config(tmp_path, corpus, training__optimizer__use_averages=False)
+    config["training"]["optimizer"]["master_weights"] = master_weights
+    config.to_disk(tmp_path / "config.cfg")
+    costs = json.loads(spacy_cli("torchopt", "explain", tmp_path / "config.cfg", "--json", check=False).stdout)["costs"]
+    module, found = InHalf(n_in=16, n_out=8), costs["bytes"]
+    n_half = sum(param.numel() for param in module.parameters())
+    n_float = (found["params"] - 2 * n_half) // 4
+    assert found["masters"] == (4 * n_half if master_weights else 0)
+    assert found["gradients"] == found["params"] + found["masters"]
+    of_state = 8 * (n_float + n_half) if master_weights else 8 * n_float + 4 * n_half
+    assert found["state"] == pytest.approx(of_state, rel=0.01)  # and a count for each param
+
+
+# ---------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    "sgd, advice",
+    [(Adam(RATE), "with thinc-torchopt.TorchOptimizer.v1"), (optimizer(), "master_weights does not reach")],
+    ids=["a drop-in", "values that are kept elsewhere"],
+)
+def test_half_precision_without_masters_is_told(sgd, advice):
+    values = torch.ones(3, dtype=torch.bfloat16)
+    with pytest.warns(PrecisionWarning, match=f"trained in bfloat16: .*{advice}"):
+        sgd.set_grad(values, torch.ones_like(values), callback=lambda new: None)
+    sgd.step()
+
+
+def test_masters_without_half_precision_are_told():
+    nlp = toy_pipeline(("tagger",))
+    nlp.initialize(lambda: toy_examples(nlp))
+    sgd = optimizer()
+    with pytest.warns(ConfigWarning, match="no effect: expected params of bfloat16 or float16, found .* of float32"):
+        sgd.initialize(nlp)
+    model = chain(Linear(5, 5), Linear(3, 5))
+    model.initialize()
+    step(model, optimizer(), *batches(1)[0])  # a model of its own is not known before
+
+
+def test_masters_must_be_a_flag():
+    with pytest.raises(ConfigError, match=r"'master_weights' in .*training\.optimizer"):
+        optimizer(master_weights="yes")

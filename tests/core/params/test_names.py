@@ -1,0 +1,396 @@
+import re
+import subprocess
+import sys
+
+import numpy
+import pytest
+import spacy
+import torch
+from confection import Config
+from hypothesis import given
+from hypothesis import strategies as st
+from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.params.layers import layers_of
+from thinc_torchopt.core.params.names import clean, escape, unescape, walk
+from thinc_torchopt.core.params.patterns import Pattern
+from thinc_torchopt.core.params.pipeline import all_names
+
+from ...models import toy_examples, toy_pipeline
+
+COMPONENTS = ["tagger", "morphologizer", "parser", "ner", "senter", "textcat", "textcat_multilabel", "spancat"]
+ALLOWED = re.compile(r"[A-Za-z0-9_+/-]+")
+
+
+def names_of(nlp):
+    return [
+        (param.name, type(param.owner).__name__)
+        for name, proc in nlp.pipeline
+        if hasattr(proc, "model")
+        for param in walk(proc.model, name)
+    ]
+
+
+def big_pipeline():
+    nlp = toy_pipeline(COMPONENTS, shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    return nlp
+
+
+def test_names_are_as_the_design_says():
+    nlp = toy_pipeline(["ner", "tagger"], shared=False)
+    nlp.initialize(lambda: toy_examples(nlp))
+    names = {name for name, _ in names_of(nlp)}
+    assert {"ner/tok2vec/encode/2/maxout/W", "ner/upper/W", "ner/lower/pad", "tagger/output_layer/b"} <= names
+
+
+def test_names_of_torch_modules_are_torchs_with_slashes():
+    module = torch.nn.ModuleDict({"encoder": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))})
+    root = Model("transformer", lambda model, X, is_train: (X, lambda dY: dY), layers=[PyTorchWrapper(module)])
+    assert [param.name for param in walk(root, "transformer")] == [
+        "transformer/encoder/0/weight",
+        "transformer/encoder/0/bias",
+        "transformer/encoder/1/weight",
+        "transformer/encoder/1/bias",
+    ]
+
+
+def test_names_are_unique_and_survive_a_config():
+    names = [name for name, _ in names_of(big_pipeline())]
+    assert len(names) > 100 and len(set(names)) == len(names)
+    assert all(ALLOWED.fullmatch(name) for name in names)
+    config = Config({"training": {"rates": {name: {"learn_rate": 0.1} for name in names}}})
+    assert Config().from_str(config.to_str()) == config
+
+
+def test_names_are_the_same_after_save_and_load_and_in_another_process(tmp_path):
+    nlp = big_pipeline()
+    nlp.to_disk(tmp_path / "model")
+    expected = names_of(nlp)
+    assert names_of(spacy.load(tmp_path / "model")) == expected
+    code = (
+        "import sys, spacy; from thinc.api import Linear; [Linear(2, 2) for _ in range(7)]; from "
+        "thinc_torchopt.core.params.names import walk;"
+        "nlp = spacy.load(sys.argv[1]); print('\\n'.join(p.name for n, q in nlp.pipeline for p in walk(q.model, n)))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.split() == [name for name, _ in expected]
+
+
+RESIZABLE = {
+    "model": {
+        "@architectures": "spacy.TextCatBOW.v3",
+        "exclusive_classes": True,
+        "ngram_size": 1,
+        "no_output_layer": False,
+    }
+}
+
+
+@pytest.mark.parametrize("component, label", [("ner", "NEW"), ("parser", "newdep"), ("textcat", "NEW")])
+def test_names_are_the_same_after_labels_were_added(component, label):
+    nlp = toy_pipeline([] if component == "textcat" else [component], shared=False)
+    pipe = nlp.add_pipe(component, config=RESIZABLE) if component == "textcat" else nlp.get_pipe(component)
+    examples = toy_examples(nlp)
+    optimizer = nlp.initialize(lambda: examples, sgd=TorchOptimizer(AdamW(), 0.01))
+    nlp.update(examples, sgd=optimizer)
+    before, ids = names_of(nlp), {node.id for node in pipe.model.walk()}
+    assert set(optimizer.params) == {name for name, _ in before}
+    pipe.add_label(label)
+    for example in examples:
+        example.reference.cats[label] = 0.0
+    nlp.update(examples, sgd=optimizer)
+    assert names_of(nlp) == before
+    assert set(optimizer.params) == {name for name, _ in before}
+    assert {node.id for node in pipe.model.walk()} != ids
+
+
+COMBINATIONS = ["chain", "concatenate", "residual", "clone", "odd name: a.b"]
+LAYERS = st.recursive(
+    st.sampled_from(["linear", "maxout", "norm", "torch"]),
+    lambda inner: st.tuples(
+        st.sampled_from(["chain", "concatenate", "residual", "clone", "odd name: a.b"]),
+        st.lists(inner, min_size=1, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+def build(spec):
+    leaves = {
+        "linear": lambda: Linear(2, 2),
+        "maxout": lambda: Maxout(2, 2, nP=2),
+        "norm": lambda: LayerNorm(2),
+        "torch": lambda: PyTorchWrapper(torch.nn.Linear(2, 2)),
+    }
+    if isinstance(spec, str):
+        return leaves[spec]()
+    kind, inner = spec[0], [build(layer) for layer in spec[1]]
+    if kind == "residual":
+        return residual(inner[0])
+    if kind == "clone":
+        return clone(inner[0], 2)
+    if kind == "odd name: a.b":
+        return Model(
+            kind, lambda model, X, is_train: (X, lambda dY: dY), layers=inner, params={"W x": numpy.zeros(2, dtype="f")}
+        )
+    return {"chain": chain, "concatenate": concatenate}[kind](*inner) if len(inner) > 1 else inner[0]
+
+
+@given(LAYERS)
+def test_names_of_any_model_are_unique_lasting_and_complete(spec):
+    first, second = build(spec), build(spec)
+    names = [param.name for param in walk(first, "my pipe.v2")]
+    assert names == [param.name for param in walk(second, "my pipe.v2")]
+    assert len(set(names)) == len(names)
+    assert all(ALLOWED.fullmatch(name) and name.startswith("my_pipe_v2/") for name in names)
+    count = sum(len(node.param_names) + sum(2 for _ in node.shims) for node in first.walk())
+    assert len(names) == count
+
+
+def test_names_clean():
+    assert clean("a.b c:d") == "a_b_c_d" and clean("x-1_y+z") == "x-1_y+z" and clean("") == "_"
+
+
+ODD = ["ä", "ö", "x y", "x_y", "a/b", "a.b", "😀", "", "_", "+", "++", "+e4+", "c++", "a+b+c", "tok2vec-1"]
+
+
+def test_names_of_components_are_escaped_so_that_different_ones_stay_different():
+    assert escape("ä") == "+e4+" and escape("x y") == "x+20+y" and escape("😀") == "+1f600+"
+    for plain in ("tagger", "x_y", "tok2vec-1", "c++", "a+b+c", "+"):
+        assert escape(plain) == plain
+    assert len(set(map(escape, ODD))) == len(ODD)
+    nlp = spacy.blank("xx")
+    built = [name for name in ODD if "." not in name]  # spaCy itself can't initialize a pipeline with such a component
+    for name in built:
+        nlp.add_pipe("tagger", name=name).add_label("A")
+    nlp.initialize()
+    names = all_names(nlp)
+    assert all(ALLOWED.fullmatch(name) for name in names) and len(set(names)) == len(names)
+    assert [unescape(part) for part in dict.fromkeys(name.partition("/")[0] for name in names)] == built
+
+
+@given(st.text() | st.text("+0e4_ä"))
+def test_names_of_components_can_be_read_back(name):
+    assert unescape(escape(name)) == name
+    assert ALLOWED.fullmatch(escape(name)) and "/" not in escape(name)
+
+
+def test_names_patterns_know_components_as_users_call_them():
+    name = "x+20+y/output/W"
+    for text in ("x y/*", "x+20+y/*", "x ?/*/W", "re:^x y/", "re:^x.20"):
+        assert Pattern(text, "[here]")(name)
+    assert not Pattern("x_y/*", "[here]")(name) and not Pattern("x y/*", "[here]")("x_y/output/W")
+
+
+def test_names_patterns_are_globs_and_regular_expressions_and_name_what_matches_nothing():
+    names = ["ner/output/W", "ner/output/b", "tagger/output/W", "ner/layer/11/W"]
+    assert [name for name in names if Pattern("*/b", "[here]")(name)] == ["ner/output/b"]
+    assert [name for name in names if Pattern("re:^ner/.*W$", "[here]")(name)] == ["ner/output/W", "ner/layer/11/W"]
+    assert not Pattern("ner", "[here]")(names[0]) and Pattern("re:ner", "[here]")(names[0])
+    Pattern("ner/*", "[here]").check(names)
+    says = (
+        r"'nre/\*' in \[here\]: it matches none of 4 params.*Did you mean 'ner/\*'\? List them: spacy torchopt params"
+    )
+    with pytest.raises(ConfigError, match=says):
+        Pattern("nre/*", "[here]").check(names)
+    with pytest.raises(ConfigError, match=r"'re:\(' in \[here\]: expected a valid regular expression after 're:'"):
+        Pattern("re:(", "[here]")
+
+
+def test_names_tell_the_layer():
+    bert = [f"trf/encoder/layer/{i}/output/dense/weight" for i in range(12)]
+    others = [
+        "trf/embeddings/word_embeddings/weight",
+        "trf/embeddings/LayerNorm/bias",
+        "trf/pooler/dense/weight",
+        "ner/lower/W",
+    ]
+    found = layers_of([*bert, *others])
+    assert [found[name] for name in bert] == [(i, 12) for i in range(12)]
+    assert [found.get(name) for name in others] == [(0, 12), (0, 12), (12, 12), None]
+    # Of two numbered stacks the one with more params holds the layers; a head with two numbered parts is above them.
+    head = ["trf/classifier/0/weight", "trf/classifier/2/weight"]
+    assert [layers_of([*bert, *head])[name] for name in head] == [(12, 12), (12, 12)]
+
+
+def test_names_tell_layers_biases_and_norms_of_real_models():
+    nlp = toy_pipeline(["tagger"])
+    nlp.initialize(lambda: toy_examples(nlp))
+    walked = [*walk(nlp.get_pipe("tok2vec").model, "tok2vec"), *walk(nlp.get_pipe("tagger").model, "tagger")]
+    layers = layers_of([found.name for found in walked])
+    assert {name.split("/")[2] for name, (layer, _) in layers.items() if layer == 3} == {"3"}
+    assert {layer for name, (layer, _) in layers.items() if "embed" in name} == {0}
+    assert {depth for _, depth in layers.values()} == {4}
+    spared = {found.name.rpartition("/")[2] for found in walked if found.is_bias_or_norm}
+    assert spared == {"b", "G"} and {
+        found.name.rpartition("/")[2] for found in walked if not found.is_bias_or_norm
+    } == {"E", "W"}
+
+
+def test_names_tell_biases_and_norms_of_torch_modules():
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 4),
+        torch.nn.LayerNorm(4),
+        torch.nn.BatchNorm1d(4),
+        torch.nn.LSTM(4, 4),
+        torch.nn.MultiheadAttention(4, 2),
+    )
+    spared = {found.name for found in walk(PyTorchWrapper(module), "m") if found.is_bias_or_norm}
+    expected = {
+        "0/bias",
+        "1/weight",
+        "1/bias",
+        "2/weight",
+        "2/bias",
+        "3/bias_ih_l0",
+        "3/bias_hh_l0",
+        "4/in_proj_bias",
+        "4/out_proj/bias",
+    }
+    assert spared == {f"m/{name}" for name in expected}
+
+
+class T5LayerNorm(torch.nn.Module):
+    """A norm of somebody's own, with one weight."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+
+
+def named(**parts):
+    """A torch module of given parts: modules, params, and lists of modules."""
+    module = torch.nn.Module()
+    for name, part in parts.items():
+        setattr(module, name, torch.nn.ModuleList(part) if isinstance(part, list) else part)
+    return module
+
+
+def attention(*names, **more):
+    return named(**{name: torch.nn.Linear(4, 4, bias=False) for name in names}, **more)
+
+
+def gpt2():
+    layers = [
+        named(ln_1=torch.nn.LayerNorm(4), attn=attention("c_attn", "c_proj"), mlp=attention("c_fc")) for _ in range(3)
+    ]
+    return named(wte=torch.nn.Embedding(9, 4), wpe=torch.nn.Embedding(5, 4), h=layers, ln_f=torch.nn.LayerNorm(4))
+
+
+def t5():
+    shared = torch.nn.Embedding(9, 4)
+
+    def stack(n_layers, *kinds):
+        def block(i):
+            biases = {"relative_attention_bias": torch.nn.Embedding(6, 2)} if i == 0 else {}
+            parts = [named(SelfAttention=attention("q", "k", "v", "o", **biases), layer_norm=T5LayerNorm())]
+            parts += [named(EncDecAttention=attention("q", "k", "v", "o"), layer_norm=T5LayerNorm()) for kind in kinds]
+            parts.append(named(DenseReluDense=attention("wi", "wo"), layer_norm=T5LayerNorm()))
+            return named(layer=parts)
+
+        return named(embed_tokens=shared, block=[block(i) for i in range(n_layers)], final_layer_norm=T5LayerNorm())
+
+    return named(shared=shared, encoder=stack(4), decoder=stack(2, "cross"))
+
+
+def bart():
+    def stack(*more):
+        layers = [
+            named(self_attn=attention("k_proj", "q_proj"), **{name: attention("k_proj") for name in more})
+            for _ in range(3)
+        ]
+        return named(embed_positions=torch.nn.Embedding(5, 4), layers=layers)
+
+    return named(shared=torch.nn.Embedding(9, 4), encoder=stack(), decoder=stack("encoder_attn"))
+
+
+def vit():
+    """With the names of timm's: none of its embeddings is a layer of torch's for that, and one has no "embed" in its
+    name.
+    """
+    blocks = [named(norm1=torch.nn.LayerNorm(4), attn=attention("qkv", "proj")) for _ in range(2)]
+    cls_token, pos_embed = torch.nn.Parameter(torch.zeros(1, 1, 4)), torch.nn.Parameter(torch.zeros(1, 5, 4))
+    patch_embed = named(proj=torch.nn.Conv2d(3, 4, 2))
+    return named(
+        cls_token=cls_token, pos_embed=pos_embed, patch_embed=patch_embed, blocks=blocks, head=torch.nn.Linear(4, 2)
+    )
+
+
+def bert():
+    embeddings = named(word_embeddings=torch.nn.Embedding(9, 4), LayerNorm=torch.nn.LayerNorm(4))
+    layers = [named(attention=attention("query"), output=attention("dense")) for _ in range(3)]
+    classifier = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    return named(embeddings=embeddings, encoder=named(layer=layers), classifier=classifier)
+
+
+# By module: layer and depth of some params. A decoder counts for itself, as the encoder does; what both share is below
+# the deeper one.
+LAYERS = {
+    gpt2: {"wte/weight": (0, 3), "wpe/weight": (0, 3), "h/1/attn/c_attn/weight": (1, 3), "ln_f/weight": (3, 3)},
+    t5: {
+        "shared/weight": (0, 4),
+        "encoder/block/0/layer/0/SelfAttention/relative_attention_bias/weight": (0, 4),
+        "encoder/block/3/layer/1/DenseReluDense/wi/weight": (3, 4),
+        "encoder/final_layer_norm/weight": (4, 4),
+        "decoder/block/1/layer/1/EncDecAttention/q/weight": (1, 2),
+        "decoder/final_layer_norm/weight": (2, 2),
+    },
+    bart: {
+        "shared/weight": (0, 3),
+        "encoder/embed_positions/weight": (0, 3),
+        "encoder/layers/2/self_attn/k_proj/weight": (2, 3),
+        "decoder/layers/0/encoder_attn/k_proj/weight": (0, 3),
+    },
+    vit: {
+        "cls_token": (0, 2),
+        "pos_embed": (0, 2),
+        "patch_embed/proj/weight": (0, 2),
+        "blocks/1/attn/qkv/weight": (1, 2),
+        "head/weight": (2, 2),
+    },
+    bert: {
+        "embeddings/word_embeddings/weight": (0, 3),
+        "embeddings/LayerNorm/weight": (0, 3),
+        "encoder/layer/2/output/dense/weight": (2, 3),
+        "classifier/0/weight": (3, 3),
+    },
+}
+
+
+@pytest.mark.parametrize("build", LAYERS)
+@pytest.mark.parametrize("component", ["trf", "embedder"])
+def test_names_tell_layers_of_transformers_by_what_they_are(build, component):
+    walked = list(walk(PyTorchWrapper(build()), component))
+    found = layers_of([param.name for param in walked], {param.name for param in walked if param.is_embedding})
+    assert {name: found[f"{component}/{name}"] for name in LAYERS[build]} == LAYERS[build]
+
+
+def test_names_tell_matrices_of_biases_from_biases():
+    table = torch.nn.Parameter(torch.zeros(9, 2))  # Swin's; XLNet's r_w_bias is such a matrix too
+    swin = named(
+        attn=named(relative_position_bias_table=table, bias=torch.nn.Parameter(torch.zeros(4))),
+        norm=torch.nn.LayerNorm((2, 4)),
+    )
+    mpnet = named(relative_attention_bias=torch.nn.Embedding(9, 2))
+    module = named(
+        swin=swin, mpnet=mpnet, both=torch.nn.MultiheadAttention(4, 2, add_bias_kv=True), lazy=torch.nn.LazyLinear(3)
+    )
+    decayed = {param.name for param in walk(PyTorchWrapper(module), "m") if not param.is_bias_or_norm}
+    weights = {"both/in_proj_weight", "both/out_proj/weight", "lazy/weight"}
+    assert decayed == {
+        f"m/{name}"
+        for name in {"swin/attn/relative_position_bias_table", "mpnet/relative_attention_bias/weight"} | weights
+    }
+    # thinc's maxout has biases of two dimensions.
+    maxout = Maxout(4, 3, nP=2).initialize()
+    assert maxout.get_param("b").ndim == 2 and {p.name: p.is_bias_or_norm for p in walk(maxout, "m")} == {
+        "m/W": False,
+        "m/b": True,
+    }

@@ -1,0 +1,278 @@
+"""Which params there are: shared ones answer to all their names, and another pipeline's inherit nothing."""
+
+import copy
+import gc
+import sys
+
+import numpy
+import pytest
+import torch
+from thinc.api import Linear, PyTorchWrapper, chain
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW, Muon
+from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
+from thinc_torchopt.core.params.pipeline import all_names
+
+from ...conftest import needs_muon
+from ...models import backprop, params_of, pipeline_params, same, toy_examples, toy_pipeline
+
+
+def shared_pipeline(shared):
+    """Components c and d, whose models hold one and the same layer below another one each."""
+    nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
+    for name, new in (("tagger", "c"), ("morphologizer", "d")):
+        nlp.get_pipe(name).model = chain(Linear(5, 5).initialize(), shared, Linear(2, 3).initialize())
+        nlp.rename_pipe(name, new)
+    return nlp
+
+
+def train(nlp, optimizer, n=3):
+    for step in range(n):
+        with optimizer.joint_step():
+            for i, (_, proc) in enumerate(nlp.pipeline):
+                X = numpy.random.default_rng(10 * step + i).normal(size=(7, 5)).astype("f")
+                Y, back = proc.model.begin_update(X)
+                back(Y)
+                proc.model.finish_update(optimizer)
+
+
+SHARED = {"torch": lambda: PyTorchWrapper(torch.nn.Linear(5, 3)), "thinc": lambda: Linear(3, 5).initialize()}
+
+
+@pytest.mark.parametrize("component", ["c", "d"])
+@pytest.mark.parametrize("kind", SHARED)
+def test_param_table_shared_params_answer_to_all_their_names(kind, component):
+    layer = SHARED[kind]()
+    nlp = shared_pipeline(layer)
+    pattern = f"{component}/pytorch/*" if kind == "torch" else f"{component}/linear-1/*"
+    optimizer = TorchOptimizer(SGD(), 0.1, param_groups={"still": {"params": [pattern], "freeze": True}})
+    optimizer.initialize(nlp)
+    before, others = params_of(layer), params_of(nlp.get_pipe("c").model.layers[0])
+    train(nlp, optimizer)
+    assert same(before, params_of(layer)) and not same(others, params_of(nlp.get_pipe("c").model.layers[0]))
+    assert [info.group for info in optimizer.describe()].count("still") == 2
+
+
+def test_param_table_shared_params_follow_the_last_block_that_matches_any_name():
+    layer = SHARED["torch"]()
+    nlp = shared_pipeline(layer)
+    blocks = {"one": {"params": ["d/pytorch/*"], "learn_rate": 0.5}, "two": {"params": ["c/*"], "learn_rate": 0.25}}
+    optimizer = TorchOptimizer(SGD(), 0.1, param_groups=blocks)
+    optimizer.initialize(nlp)
+    groups = {info.name: (info.group, info.learn_rate) for info in optimizer.describe()}
+    assert groups["c/pytorch/weight"] == ("one+two", 0.25) and groups["c/linear-0/W"] == ("two", 0.25)
+    assert groups["d/linear-0/W"] == ("default", 0.1)
+    # When its first name goes, it is known by the other one, and by that alone.
+    nlp.remove_pipe("c")
+    optimizer.introduce(nlp)
+    groups = {info.name: (info.group, info.learn_rate) for info in optimizer.describe()}
+    assert groups["d/pytorch/weight"] == ("one", 0.5) and "c/pytorch/weight" not in groups
+
+
+@needs_muon
+def test_param_table_tied_params_of_a_module_answer_to_all_their_names():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embeddings = torch.nn.Linear(5, 5, bias=False)
+            self.decoder = torch.nn.Linear(5, 5)
+            self.decoder.weight = self.embeddings.weight
+
+        def forward(self, X):
+            return self.decoder(self.embeddings(X))
+
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.get_pipe("tagger").model = PyTorchWrapper(module := Tied())
+    settings = {"param_groups": {"still": {"params": ["tagger/*decoder/weight"], "freeze": True}}}
+    optimizer = TorchOptimizer(AdamW(), 0.1, **settings)
+    optimizer.initialize(nlp)
+    before = module.embeddings.weight.detach().clone()
+    train(nlp, optimizer)
+    assert torch.equal(before, module.embeddings.weight)
+    assert sorted(optimizer.params) == ["tagger/decoder/bias"]
+    # And to the algorithm of a block: an output layer that is tied to the embeddings is no matter for Muon.
+    head = {"params": ["*/decoder/*"], "algorithm": AdamW()}
+    optimizer = TorchOptimizer(Muon(), 0.1, param_groups={"head": head})
+    optimizer.initialize(nlp)
+    assert {info.name: info.algorithm for info in optimizer.describe()}["tagger/embeddings/weight"] == "torch.AdamW.v1"
+
+
+def test_param_table_a_shared_param_stays_trained_when_one_of_its_components_is_frozen():
+    """[training] frozen_components names one of two components that share a layer: the other one trains it, and its
+    state stays.
+    """
+    layer = SHARED["torch"]()
+    nlp = shared_pipeline(layer)
+    optimizer = TorchOptimizer(AdamW(), 0.1)
+    optimizer.initialize(nlp, exclude=["d"])
+    train(nlp, optimizer, 2)
+    moment = optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"]
+    optimizer.initialize(nlp, exclude=["d"])
+    assert (
+        optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"] is moment
+        and moment.any()
+    )
+
+
+@pytest.mark.parametrize("forget_the_first", [True, False])
+def test_param_table_another_pipeline_inherits_nothing(forget_the_first):
+    """Cross-validation: one optimizer, and a fresh pipeline for each fold. The oracle: an optimizer of its own for the
+    second.
+    """
+
+    def fold(optimizer, nlp):
+        nlp.initialize(lambda: examples, sgd=optimizer)
+        for _ in range(4):
+            nlp.update(examples, sgd=optimizer)
+
+    examples = toy_examples(toy_pipeline(["tagger"]))
+    settings = {"use_averages": True, "spike_factor": 5.0}
+    shared, own = (TorchOptimizer(AdamW(), 0.01, **settings) for _ in range(2))
+    first, second, twin = (toy_pipeline(["tagger"]) for _ in range(3))
+    fold(shared, first)
+    if forget_the_first:
+        del first
+        gc.collect()
+    numpy.random.seed(1)
+    fold(shared, second)
+    numpy.random.seed(1)
+    fold(own, twin)
+    assert sorted(shared.nr_update.values()) == sorted(own.nr_update.values()) and max(shared.nr_update.values()) == 4
+    found, expected = pipeline_params(second), pipeline_params(twin)
+    assert all(same(found[name], expected[name]) for name in expected)
+    with second.use_params(shared.averages), twin.use_params(own.averages):
+        found, expected = pipeline_params(second), pipeline_params(twin)
+        assert all(same(found[name], expected[name]) for name in expected)
+    assert shared.state_dict()["learn_rates"]["step_count"] == own.state_dict()["learn_rates"]["step_count"]
+
+
+def test_param_table_the_same_pipeline_inherits_as_ever():
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    nlp.resume_training(sgd=optimizer)
+    optimizer.initialize(nlp)
+    assert max(optimizer.nr_update.values()) == 1
+
+
+def test_param_table_bad_updates_of_another_pipeline_do_not_count():
+    optimizer = TorchOptimizer(AdamW(), 0.01, max_nonfinite=2)
+    for _ in range(3):
+        nlp = toy_pipeline(["tagger"], shared=False)
+        nlp.get_pipe("tagger").model = model = Linear(3, 5).initialize()
+        optimizer.initialize(nlp)
+        backprop(model, numpy.random.default_rng(0), scale=numpy.nan)
+        if optimizer.skipped_updates:
+            model.finish_update(optimizer)
+        else:
+            with pytest.warns(NonFiniteGradWarning):
+                model.finish_update(optimizer)
+    assert optimizer.skipped_updates == 3 and optimizer.bad_updates_in_a_row == 1
+
+
+def test_param_table_an_id_that_is_used_again_is_another_param():
+    """A frozen torch param that is gone leaves its `id`, under which there was a name, to whoever comes next."""
+    nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
+    old, wanted = torch.nn.Linear(2, 2, bias=False).requires_grad_(False), None
+    nlp.get_pipe("tagger").model = PyTorchWrapper(torch.nn.Linear(5, 3))
+    nlp.get_pipe("morphologizer").model = PyTorchWrapper(old)
+    settings = {"param_groups": {"tags": {"params": ["tagger/*"], "learn_rate": 0.0}}}
+    optimizer = TorchOptimizer(SGD(), 0.5, **settings)
+    optimizer.initialize(nlp)
+    address = id(old.weight)
+    nlp.get_pipe("morphologizer").model = Linear(1, 1).initialize()
+    del old
+    gc.collect()
+    kept = []
+    for _ in range(10_000):
+        if id(param := torch.nn.Parameter(torch.ones(3, 5))) == address:
+            wanted = param
+            break
+        kept.append(param)
+    if wanted is None:
+        pytest.skip("Python did not use the id again")
+    module = nlp.get_pipe("tagger").model.shims[0]._model
+    module.weight = wanted
+    wanted.grad = torch.ones(3, 5)
+    nlp.get_pipe("tagger").model.finish_update(optimizer)
+    assert torch.equal(wanted.data, torch.ones(3, 5))  # its name is the tagger's, and so is its rate
+    assert optimizer.learn_rates["tags"] == 0.0
+
+
+def test_param_table_a_pattern_over_a_name_that_is_none_is_refused():
+    nlp = shared_pipeline(SHARED["torch"]())
+    optimizer = TorchOptimizer(SGD(), 0.1, param_groups={"x": {"params": ["e/pytorch/*"]}})
+    with pytest.raises(ConfigError, match="matches none of 12 params"):
+        optimizer.initialize(nlp)
+
+
+@pytest.mark.parametrize("component", ["tagger", "ner", "textcat", "parser", "spancat"])
+def test_param_table_a_copied_model_keeps_names_settings_and_state(component):
+    """thinc's `Model.copy` does not copy refs, by which spaCy's layers are named. What is frozen stays frozen."""
+    nlp = toy_pipeline([component], shared=False)
+    examples = toy_examples(nlp, 40)
+    frozen = {"still": {"params": ["re:(hashembed|/E$)"], "freeze": True}}
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, param_groups=frozen)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer.initialize(nlp)
+    for _ in range(2):
+        nlp.update(examples, sgd=optimizer)
+    names, before = sorted(info.name for info in optimizer.describe()), sorted(optimizer.nr_update.values())
+    pipe = nlp.get_pipe(component)
+    pipe.model = pipe.model.copy()
+    embedded = {node.id: node.get_param("E").copy() for node in pipe.model.walk() if node.has_param("E") is True}
+    nlp.update(examples, sgd=optimizer)
+    assert sorted(info.name for info in optimizer.describe()) == names
+    assert sorted(optimizer.nr_update.values()) == [count + 1 if count else 0 for count in before]
+    for node in pipe.model.walk():
+        if node.id in embedded:
+            assert numpy.array_equal(node.get_param("E"), embedded[node.id])
+    assert embedded
+    pipe.model = pipe.model.copy()  # a copy of the copy
+    with nlp.use_params(optimizer.averages):
+        pass
+    assert sorted(info.name for info in optimizer.describe()) == names
+
+
+def test_param_table_a_deep_copy_of_a_copied_model_keeps_names():
+    """Also when the one that it is from is gone."""
+    nlp = toy_pipeline(["tagger", "ner"], shared=False)
+    names = sorted(all_names(nlp))
+    for name in ("tagger", "ner"):
+        nlp.get_pipe(name).model = nlp.get_pipe(name).model.copy()
+    copied = copy.deepcopy([nlp.get_pipe(name).model for name in ("tagger", "ner")])
+    for name, model in zip(("tagger", "ner"), copied):
+        nlp.get_pipe(name).model = model
+    gc.collect()
+    assert sorted(all_names(nlp)) == names
+
+
+def test_param_table_copies_leave_nothing_behind():
+    """A server copies models as long as it lives."""
+    model = toy_pipeline(["parser"], shared=False).get_pipe("parser").model
+
+    def blocks_after(n_copies):
+        for _ in range(n_copies):
+            model.copy()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    blocks_after(40)  # Python's own caches
+    before = blocks_after(1)
+    assert blocks_after(30) - before < 100  # eleven for each copy, if the names of its refs stayed
+
+
+def test_param_table_new_weights_begin_anew():
+    """`nlp.initialize` once more, on the same pipeline: as cross-validation may do it, too."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    for _ in range(2):
+        nlp.initialize(lambda: examples, sgd=optimizer)
+        assert optimizer.averages == {} and set(optimizer.nr_update.values()) == {0}
+        for _ in range(3):
+            nlp.update(examples, sgd=optimizer)
+        assert set(optimizer.nr_update.values()) == {3}

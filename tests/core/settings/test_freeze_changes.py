@@ -1,0 +1,271 @@
+"""What is frozen by hand: it belongs to the param, whatever becomes of that. Oracle: the values, which stay or move."""
+
+import copy
+import math
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from thinc.api import Linear, PyTorchWrapper, chain
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.params.param import Param
+from thinc_torchopt.core.settings.changes import FreezeChange, FreezeChanges
+from thinc_torchopt.core.settings.param_settings import ParamSettings
+
+from ...models import backprop, toy_pipeline
+
+TWO = ("tagger", "morphologizer")
+
+
+def kind_of(kind):
+    if kind == "thinc":
+        return chain(Linear(4, 5), Linear(3, 4)).initialize()
+    return PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)))
+
+
+def two_pipes(kind="thinc"):
+    nlp = toy_pipeline(TWO, shared=False)
+    for name in TWO:
+        nlp.get_pipe(name).model = kind_of(kind)
+    return nlp
+
+
+def told(nlp, **options):
+    optimizer = TorchOptimizer(AdamW(), 0.01, **options)
+    optimizer.initialize(nlp)
+    return optimizer
+
+
+def update(nlp, optimizer):
+    for _, pipe in nlp.pipeline:
+        for shim in pipe.model.shims:
+            for param in shim._model.parameters():
+                param.grad = torch.ones_like(param)
+        if not pipe.model.shims:
+            backprop(pipe.model, numpy.random.default_rng(0))
+    with optimizer.joint_step():
+        for _, pipe in nlp.pipeline:
+            pipe.model.finish_update(optimizer)
+    optimizer.step_schedules()
+
+
+def frozen(optimizer):
+    """The components of frozen params."""
+    return {info.name.partition("/")[0] for info in optimizer.describe() if info.frozen_until == math.inf}
+
+
+def moved(nlp, optimizer):
+    """The components whose params an update moves."""
+    before = {name: param.detach().clone() for name, param in optimizer.params.items()}
+    update(nlp, optimizer)
+    return {name.partition("/")[0] for name, param in optimizer.params.items() if not torch.equal(param, before[name])}
+
+
+def rename(nlp, optimizer):
+    nlp.rename_pipe("tagger", "tags")
+    optimizer.introduce(nlp)
+    return "tags"
+
+
+def copy_model(nlp, optimizer):
+    pipe = nlp.get_pipe("tagger")
+    pipe.model = pipe.model.copy()
+    optimizer.introduce(nlp)
+    return "tagger"
+
+
+def copy_and_rename(nlp, optimizer):
+    copy_model(nlp, optimizer)
+    return rename(nlp, optimizer)
+
+
+def grow(nlp, optimizer, name="tagger"):
+    """As spaCy's add_label does it."""
+    model = nlp.get_pipe(name).model
+    if model.shims:
+        old, new = model.shims[0]._model[1], torch.nn.Linear(4, 4)
+        with torch.no_grad():
+            new.weight[:3], new.bias[:3] = old.weight, old.bias
+        model.shims[0]._model[1] = new
+    else:
+        old, new = model.layers[1], Linear(4, 4).initialize()
+        for param in ("W", "b"):
+            new.get_param(param)[:3] = old.get_param(param)
+        model._layers[1] = new
+    optimizer.introduce(nlp)
+    return name
+
+
+def rename_and_grow(nlp, optimizer):
+    return grow(nlp, optimizer, rename(nlp, optimizer))
+
+
+def replace(nlp, optimizer, name="tagger"):
+    """Another model, which has nothing of the old one but the names of its params."""
+    model = nlp.get_pipe(name).model
+    nlp.get_pipe(name).model = kind_of("torch" if model.shims else "thinc")
+    optimizer.introduce(nlp)
+    return name
+
+
+def rename_and_replace(nlp, optimizer):
+    return replace(nlp, optimizer, rename(nlp, optimizer))
+
+
+def reload_model(nlp, optimizer):
+    model = nlp.get_pipe("tagger").model
+    model.from_bytes(model.to_bytes())
+    return "tagger"
+
+
+WAYS = [rename, copy_model, copy_and_rename, grow, rename_and_grow, replace, rename_and_replace, reload_model]
+
+
+@pytest.mark.parametrize("params", ["tagger/*", [], [1], None])
+def test_freeze_changes_are_for_a_list_of_names(params):
+    """A text would be taken for its letters, and nothing for nothing to do."""
+    optimizer = told(two_pipes())
+    for change in (optimizer.freeze, optimizer.unfreeze):
+        with pytest.raises(ConfigError, match=r'expected a list of patterns over their names, as in \["tagger/\*"\]'):
+            change(params)
+    for change_rates in (optimizer.scale_learn_rates, optimizer.set_learn_rates):
+        with pytest.raises(ConfigError, match="change learning rates: expected a list of names of param groups"):
+            change_rates(params, 0.5)
+
+
+@pytest.mark.parametrize("on_growth", ["mean", "reset"])
+@pytest.mark.parametrize("kind", ["thinc", "torch"])
+@pytest.mark.parametrize("way", WAYS)
+def test_freeze_changes_stay_whatever_becomes_of_a_param(way, kind, on_growth):
+    nlp = two_pipes(kind)
+    optimizer = told(nlp, on_growth=on_growth, use_averages=True)
+    update(nlp, optimizer)
+    optimizer.freeze(["tagger/*"])
+    name = way(nlp, optimizer)
+    assert moved(nlp, optimizer) == {"morphologizer"}
+    assert frozen(optimizer) == {name}
+    other = told(nlp, on_growth=on_growth, use_averages=True)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert moved(nlp, other) == {"morphologizer"}
+    for each in (optimizer, other):
+        each.unfreeze([f"{name}/*"])
+        assert moved(nlp, each) == {name, "morphologizer"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_freeze_changes_what_is_unfrozen_by_hand_is_trained_under_any_name(way):
+    """The settings freeze it, by its old name or by its new one."""
+    for pattern in ("tagger/*", "tag*"):
+        nlp = two_pipes()
+        optimizer = told(nlp, param_groups={"still": {"params": [pattern], "freeze": True}})
+        assert moved(nlp, optimizer) == {"morphologizer"}
+        optimizer.unfreeze(["tagger/*"])
+        name = way(nlp, optimizer)
+        assert moved(nlp, optimizer) == {name, "morphologizer"}
+
+
+def test_freeze_changes_the_rest_of_the_settings_are_those_of_the_new_name():
+    nlp = two_pipes()
+    optimizer = told(nlp, param_groups={"tags": {"params": ["re:^(tags/|morph)"], "learn_rate": 0.5}})
+    update(nlp, optimizer)
+    optimizer.freeze(["tagger/*"])
+    rename(nlp, optimizer)
+    optimizer.unfreeze(["tags/*"])
+    assert {info.learn_rate for info in optimizer.describe() if info.name.startswith("tags/")} == {0.5}
+
+
+def test_freeze_changes_are_those_of_params_that_come_later(tmp_path):
+    def with_another(nlp):
+        model = nlp.get_pipe("tagger").model
+        nlp.get_pipe("tagger").model = chain(*model.layers, Linear(2, 3).initialize())
+
+    nlp = two_pipes()
+    optimizer = told(nlp, new_params_warmup=0)
+    update(nlp, optimizer)
+    optimizer.freeze(["tagger/*"])
+    optimizer.unfreeze(["tagger/*/b"])
+    optimizer.to_disk(tmp_path / "state")
+    other_nlp = copy.deepcopy(nlp)
+    other = told(other_nlp, new_params_warmup=0)
+    other.from_disk(tmp_path / "state")
+    for pipeline, each in ((nlp, optimizer), (other_nlp, other)):
+        with_another(pipeline)
+        each.introduce(pipeline)
+        states = {info.name: info.frozen_until for info in each.describe() if info.name.startswith("tagger/")}
+        assert states == {
+            f"tagger/linear-{i}/{name}": until for i in range(3) for name, until in (("W", math.inf), ("b", 1))
+        }
+
+
+def test_freeze_changes_are_loaded_under_other_names(tmp_path):
+    """The pipe was renamed between two runs."""
+    nlp = two_pipes()
+    optimizer = told(nlp)
+    update(nlp, optimizer)
+    optimizer.freeze(["tagger/*"])
+    optimizer.to_disk(tmp_path / "state")
+    nlp.rename_pipe("tagger", "tags")
+    for on_growth in (None, "mean"):
+        other = told(nlp)
+        other.from_disk(tmp_path / "state", renamed={"tagger": "tags"}, on_growth=on_growth)
+        assert moved(nlp, other) == {"morphologizer"}
+
+
+def test_freeze_changes_of_a_pattern_that_is_damaged_are_refused():
+    nlp = two_pipes()
+    optimizer = told(nlp)
+    optimizer.freeze(["tagger/*"])
+    saved = optimizer.state_dict()
+    saved["freeze_changes"][0]["params"] = ["re:("]
+    with pytest.raises(ConfigError, match=r"the params to freeze.*valid regular expression"):
+        told(nlp).load_state_dict(saved)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a/*", "*/x", "*"]), st.booleans()), min_size=1, max_size=40),
+    st.sampled_from([0.0, 7.0, math.inf]),
+)
+def test_freeze_changes_are_few_however_often_rules_make_them(drawn, frozen_until):
+    """Those that are kept do to a param what all of them do."""
+    everything = [FreezeChange([text], math.inf if freezes else step) for step, (text, freezes) in enumerate(drawn)]
+    kept = FreezeChanges()
+    for change in everything:
+        kept.add(change)
+    # Of three patterns: one that freezes for each, and what is unfrozen before, between and behind these.
+    assert len(kept.state_dict()) <= 3 + 4 * 3
+    for name in ("a/x", "a/y", "b/x", "b/y"):
+        found = []
+        for changes in (everything, kept.matching([name])):
+            param = Param(name, name, numpy.zeros(1, "f"), torch.zeros(1))
+            param.settings = ParamSettings(("default",), 0, {}, frozen_until=frozen_until)
+            for change in changes:
+                if change.matches([name]):
+                    change.apply_to(param)
+            found.append(param.settings.frozen_until)
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_freeze_of_a_component_and_another_name_make_no_new_params(when):
+    """[training] frozen_components, and `rename_pipe` before or while it is in force. New ones would warm up."""
+    nlp = two_pipes()
+    optimizer = told(nlp, new_params_warmup=100)
+    update(nlp, optimizer)
+
+    def rename():
+        nlp.rename_pipe("tagger", "tags")
+        return "tags"
+
+    name = rename() if when == "before" else "tagger"
+    optimizer.initialize(nlp, exclude=[name])
+    update(nlp, optimizer)
+    if when == "while":
+        optimizer.initialize(nlp, exclude=[rename()])
+    optimizer.initialize(nlp)
+    assert {info.group for info in optimizer.describe()} == {"default"}
+    assert {info.name.partition("/")[0] for info in optimizer.describe()} == {"tags", "morphologizer"}

@@ -1,0 +1,586 @@
+"""An optimizer's state by name: another process goes on exactly where this one stood, and what does not fit is refused
+whole.
+"""
+
+import copy
+import subprocess
+import sys
+import warnings
+from contextlib import contextmanager
+
+import hypothesis
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.modular import registered as modular
+from thinc_torchopt.addons.modular.registered import FedProx, Lookahead, Momentum
+from thinc_torchopt.core import drop_ins
+from thinc_torchopt.core.algorithms import torch_classes as torch_optimizers
+from thinc_torchopt.core.algorithms.pytorch_optimizer import create
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.errors import (
+    CheckpointWarning,
+    ConfigError,
+    PipelineError,
+    StateError,
+    TorchOptError,
+    TorchOptWarning,
+)
+from thinc_torchopt.core.params import names
+from thinc_torchopt.core.params import pipeline as params_pipeline
+from thinc_torchopt.core.schedules.plateau import plateau
+
+from ...conftest import HAS_MUON, needs_gpu
+from ...models import backprop, params_of, same, slots, toy_pipeline
+from ..settings.test_param_groups import Encoder
+
+ALGORITHMS = {
+    name: getattr(torch_optimizers, name)
+    for name in (
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "AdamW",
+        "ASGD",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+        *(["Muon"] if HAS_MUON else []),
+    )
+} | {
+    "SGD momentum": lambda: SGD(momentum=0.9),
+    "amsgrad": lambda: AdamW(amsgrad=True),
+    "prodigy": lambda: create("prodigy"),
+}
+
+
+def pipeline(order=("torch", "thinc")):
+    """Two components: a torch encoder below a thinc layer, and a thinc layer."""
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    models = {"torch": chain(PyTorchWrapper(Encoder()), Linear(3, 6)), "thinc": Linear(3, 5)}
+    for model in models.values():
+        model.initialize()
+    nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
+    for name, component in zip(order, nlp.pipe_names):
+        nlp.get_pipe(component).model = models[name]
+        nlp.rename_pipe(component, f"{name}-x")
+    return nlp, [models["torch"], models["thinc"]]
+
+
+def steps(optimizer, models, n, *, start=0):
+    for step in range(start, start + n):
+        with optimizer.joint_step():
+            for i, model in enumerate(models):
+                backprop(model, numpy.random.default_rng(10 * step + i))
+                model.finish_update(optimizer)
+        optimizer.step_schedules()
+
+
+def copy_params(source, target):
+    for old_model, new_model in zip(target, source):
+        for (old, _), (new, _) in zip(slots(old_model), slots(new_model)):
+            with torch.no_grad():
+                old[...] = new
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_state_lets_another_process_go_on_exactly(name, tmp_path):
+    """Also if its components were created in another order."""
+    if name == "prodigy":
+        pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
+    settings = {
+        "use_averages": True,
+        "param_groups": {
+            "top": {"params": ["torch-x/pytorch/pooler/*"], "lr_scale": 0.5},
+            "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 5},
+            "later": {"params": ["thinc-x/*"], "unfreeze_at": 9},
+        },
+    }
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(ALGORITHMS[name](), warmup_linear(0.01, 3, 30), **settings)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 7)
+    optimizer.to_disk(tmp_path / "state")
+    other_nlp, other_models = pipeline(order=("thinc", "torch"))
+    copy_params(models, other_models)
+    other = TorchOptimizer(ALGORITHMS[name](), warmup_linear(0.01, 3, 30), **settings)
+    other.initialize(other_nlp)
+    other.from_disk(tmp_path / "state")
+    assert other.learn_rate == optimizer.learn_rate
+    steps(optimizer, models, 6, start=7)
+    steps(other, other_models, 6, start=7)
+    for ours, theirs in zip(models, other_models):
+        assert same(params_of(ours), params_of(theirs))
+    assert set(other.averages) and other.learn_rates == optimizer.learn_rates
+    ours, theirs = (found.state_dict()["averages"]["tensors"] for found in (optimizer, other))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_state_in_a_process_of_its_own(tmp_path):
+    """Names, and not ids, are what is saved."""
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 2)
+    optimizer.to_disk(tmp_path / "state")
+    code = f"""
+from thinc.api import Linear
+[Linear(2, 2) for _ in range(9)]  # so that all ids are others
+from tests.core.state.test_by_name import *
+nlp, models = pipeline()
+optimizer = TorchOptimizer(AdamW(), 0.01)
+optimizer.initialize(nlp)
+optimizer.from_disk({str(tmp_path / "state")!r})
+print(sum(float(s["exp_avg"].abs().sum()) for s in optimizer.torch_optimizers["algorithm"].state.values()))
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    expected = sum(float(s["exp_avg"].abs().sum()) for s in optimizer.torch_optimizers["algorithm"].state.values())
+    assert float(printed.split()[-1]) == expected
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_state_goes_to_another_device(tmp_path):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    steps(optimizer, models[:1], 2)
+    optimizer.to_disk(tmp_path / "state")
+    models[0].layers[0].shims[0]._model.cuda()
+    other = TorchOptimizer(AdamW(), 0.01)
+    other.initialize(nlp)
+    other.from_disk(tmp_path / "state")
+    state = other.torch_optimizers["algorithm"].state[models[0].layers[0].shims[0]._model.pooler.weight]
+    assert state["exp_avg"].is_cuda
+
+
+def changed(state, *path, value):
+    """A copy of a state with one part replaced, or removed."""
+    state = copy.deepcopy(state)
+    part = state
+    for key in path[:-1]:
+        part = part[key]
+    if value is REMOVED:
+        del part[path[-1]]
+    else:
+        part[path[-1]] = value
+    return state
+
+
+REMOVED = object()
+ROW = {
+    "shape": [1],
+    "dtype": "torch.float32",
+    "shim": None,
+    "updates": 1,
+    "joined_at": None,
+    "label": "default",
+    "rate_factor": 1.0,
+    "held_rate": None,
+    "frozen_until": None,
+    "master": None,
+    "state": {},
+}
+NAME = "torch-x/pytorch/pooler/weight"
+BAD = [
+    (("version",), 99, StateError, "expected version 2, found version 99"),
+    (("params",), REMOVED, StateError, "found one without params"),
+    (("params",), [1], StateError, "expected 'params' to be a dict, found list"),
+    (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),
+    (("params", "ner/new"), ROW, StateError, r"1 unexpected \(ner/new\)"),
+    (("params", NAME, "shape"), [6, 5], StateError, rf"1 of another shape \({NAME} is \(6, 6\), was \(6, 5\)"),
+    (("params", NAME, "frozen_until"), -3.0, StateError, "frozen_until' to be a step, or infinite, found -3.0"),
+    (("params", NAME, "updates"), -3, StateError, "updates' to be a whole number from 0 to 100,000,000, found -3"),
+    (("params", NAME, "state"), 5, StateError, f"'params/{NAME}/state' to be a dict, found 5"),
+    (
+        ("groups", "default", "params"),
+        ["x"],
+        StateError,
+        r"expected param '.*' in the param group 'default', found it in none",
+    ),
+    (("schedules",), {}, StateError, "found one without"),
+    (("schedules", "learn_rate", "position"), "x", StateError, "expected 'position' to be a whole number"),
+    (("step",), 10**12, StateError, "expected 'step' to be a whole number from 0"),
+    (("settings", "learn_rate"), "x", StateError, "'settings/learn_rate' to be a number"),
+    (("learn_rates", "groups"), {}, StateError, "expected 'learn_rates' to be a dict with .*found one with groups"),
+    (("params", NAME, "held_rate"), -1.0, StateError, "held_rate' to be a number of at least 0, found -1"),
+    (
+        ("params", NAME, "label"),
+        "default",
+        StateError,
+        f"expected param '{NAME}' in the param group 'top', found it in",
+    ),
+    (("groups", "top", "applied_rate"), True, StateError, "'groups/top/applied_rate' to be a number of at least 0"),
+    (("averages",), 5, (StateError, ConfigError), "averages"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "error", "message"), BAD, ids=[".".join(bad[0]) for bad in BAD])
+def test_state_that_does_not_fit_changes_nothing(path, value, error, message):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(
+        AdamW(),
+        warmup_linear(0.01, 3, 30),
+        use_averages=True,
+        param_groups={"top": {"params": [NAME], "lr_scale": 0.5}},
+    )
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 3)
+    saved = optimizer.state_dict()
+    before = copy.deepcopy(saved)
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(changed(saved, *path, value=value))
+    after = optimizer.state_dict()
+    assert repr(after) == repr(before)
+    steps(optimizer, models, 1, start=3)
+
+
+def test_state_needs_a_pipeline():
+    model = Linear(3, 5).initialize()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    with pytest.raises(PipelineError, match=r"Call optimizer.initialize\(nlp\) first"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_state_names_what_another_config_has(tmp_path):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 1)
+    other = TorchOptimizer(AdamW(), 0.01, param_groups={"top": {"params": [NAME], "lr_scale": 0.5}})
+    other.initialize(nlp)
+    with pytest.raises(StateError, match=r"in the param group 'top', found it in 'default'\. .*other patterns"):
+        other.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("had", [True, False])
+@pytest.mark.device
+def test_state_with_and_without_averages(had):
+    """The setting has changed since: averages begin anew, or are dropped, and a warning says so."""
+    nlp, models = pipeline()
+    first, second = (TorchOptimizer(AdamW(), use_averages=use_averages) for use_averages in (had, not had))
+    for optimizer in (first, second):
+        optimizer.initialize(nlp)
+    steps(first, models, 2)
+    with pytest.warns(CheckpointWarning, match="The saved averages are dropped" if had else "The averages start again"):
+        second.load_state_dict(first.state_dict())
+    assert not second.averages and set(second.nr_update.values()) == {2}
+    steps(second, models, 1)
+    assert bool(second.averages) != had
+
+
+OTHERS = {
+    "amsgrad": (
+        lambda: AdamW(amsgrad=True),
+        r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps with its current options",
+    ),
+    "NAdam": (torch_optimizers.NAdam, "expected the state of torch.NAdam.v1, found the state of torch.AdamW.v1"),
+    "Adafactor": (torch_optimizers.Adafactor, "expected the state of torch.Adafactor.v1"),
+    "SGD": (SGD, "expected the state of torch.SGD.v1"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_state_of_another_algorithm_is_refused(name):
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW())
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 2)
+    algorithm, message = OTHERS[name]
+    other = TorchOptimizer(algorithm())
+    other.initialize(nlp)
+    with pytest.raises(StateError, match=message):
+        other.load_state_dict(optimizer.state_dict())
+    assert not any(other.nr_update.values())
+
+
+def test_state_of_sgd_just_before_its_momentum_begins():
+    """torch makes the buffer in the step that comes. An unbroken run is the oracle."""
+
+    def begun():
+        numpy.random.seed(0)
+        nlp = toy_pipeline(["tagger"], shared=False)
+        nlp.get_pipe("tagger").model = Linear(3, 4).initialize()
+        optimizer = TorchOptimizer(SGD(momentum=[0.0, 0.0, 0.9, 0.9, 0.0, 0.9, 0.9]), 0.1)
+        optimizer.initialize(nlp)
+        return nlp, optimizer
+
+    def update(nlp, optimizer, step):
+        model = nlp.get_pipe("tagger").model
+        for name in ("W", "b"):
+            model.inc_grad(name, numpy.full_like(model.get_param(name), step + 1.0))
+        model.finish_update(optimizer)
+        optimizer.step_schedules()
+
+    unbroken, whole = begun()
+    nlp, optimizer = begun()
+    for step in range(6):
+        saved, weights = copy.deepcopy(optimizer.state_dict()), nlp.get_pipe("tagger").model.to_bytes()
+        nlp, optimizer = begun()
+        nlp.get_pipe("tagger").model.from_bytes(weights)
+        optimizer.load_state_dict(saved)
+        update(unbroken, whole, step)
+        update(nlp, optimizer, step)
+        assert same(*(params_of(one.get_pipe("tagger").model) for one in (nlp, unbroken)))
+
+
+def test_state_of_params_that_thawed_into_the_group_of_others():
+    """A torch group is called after who came first; all come at once in a run that goes on."""
+    groups = {
+        "shared": {"params": ["torch-x/*"], "lr_scale": 0.5},
+        "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 2},
+    }
+    nlp, models = pipeline()
+    first, second = (TorchOptimizer(AdamW(), 0.01, use_averages=True, param_groups=groups) for _ in range(2))
+    for optimizer in (first, second):
+        optimizer.initialize(nlp)
+    steps(first, models, 5)
+    saved = copy.deepcopy(first.state_dict())
+    before = [params_of(model) for model in models]
+    second.load_state_dict(saved)
+    assert second.learn_rates == first.learn_rates
+    steps(first, models, 3, start=5)
+    expected = [params_of(model) for model in models]
+    for model, params in zip(models, before):
+        with torch.no_grad():
+            for (param, _), value in zip(slots(model), params):
+                param[...] = value if isinstance(param, torch.Tensor) else value.numpy()
+    steps(second, models, 3, start=5)
+    assert all(same(params_of(model), params) for model, params in zip(models, expected))
+
+
+def test_state_of_a_param_that_had_no_update_yet_is_none(tmp_path):
+    """One of two params had its first gradient before the state was saved, the other has it after: torch's fused SGD
+    wants to know.
+    """
+
+    def build():
+        nlp, models = pipeline()
+        optimizer = TorchOptimizer(SGD(momentum=0.9), 0.1, grad_clip=0.0)
+        optimizer.initialize(nlp)
+        return nlp, models, optimizer
+
+    def update(models, optimizer, names):
+        for name in names:
+            models[1].set_grad(name, numpy.ones_like(models[1].get_param(name)))
+        models[1].finish_update(optimizer)
+
+    nlp, models, optimizer = build()
+    update(models, optimizer, ["W"])
+    optimizer.to_disk(tmp_path / "state")
+    other_nlp, other_models, other = build()
+    copy_params(models, other_models)
+    other.from_disk(tmp_path / "state")
+    for of_run, of_optimizer in ((models, optimizer), (other_models, other)):
+        update(of_run, of_optimizer, ["W", "b"])
+    assert same(params_of(models[1]), params_of(other_models[1])) and nlp is not other_nlp
+
+
+# ---------------------------------------------------------------------- any tree at all
+
+JUNK = [
+    None,
+    True,
+    -1,
+    3,
+    10**12,
+    0.5,
+    float("nan"),
+    "x",
+    [],
+    [1],
+    {},
+    {"x": 1},
+    (1, 2),
+    torch.ones(3),
+    torch.tensor(float("nan")),
+]
+SETTINGS = {
+    "use_averages": True,
+    "spike_factor": 5.0,
+    "param_groups": {
+        "top": {"params": [NAME], "lr_scale": 0.5},
+        "late": {"params": ["torch-x/pytorch/layer/0/*"], "unfreeze_at": 9},
+    },
+}
+
+
+def paths_of(tree, path=()):
+    """The path of every part of a tree."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield (*path, key)
+        yield from paths_of(value, (*path, key))
+
+
+def bits(tree):
+    """A tree with tensors as their bytes, to compare."""
+    if isinstance(tree, torch.Tensor):
+        return str(tree.dtype), tuple(tree.shape), tree.stride(), tree.detach().numpy().tobytes()
+    if isinstance(tree, dict):
+        return {key: bits(value) for key, value in tree.items()}
+    return [bits(value) for value in tree] if isinstance(tree, (list, tuple)) else repr(tree)
+
+
+@pytest.fixture(scope="module")
+def state_to_damage():
+    """Of a pipeline with a gradient scaler, a schedule that keeps a state, and a frozen block."""
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 3)
+    optimizer.observe(0.5)
+    with scaler_on(models):
+        return nlp, models, copy.deepcopy(optimizer.state_dict())
+
+
+@contextmanager
+def scaler_on(models):
+    """A gradient scaler is there, as for mixed precision on a GPU. Without one it can't take a step."""
+    scaler = models[0].layers[0].shims[0]._grad_scaler
+    scaler._enabled = True
+    yield
+    scaler._enabled = False
+
+
+@given(st.data())
+@hypothesis.settings(
+    deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(hypothesis.HealthCheck)
+)
+def test_state_is_loaded_whole_or_not_at_all(state_to_damage, data):
+    """A part is gone, or another, or one too many: it is loaded, or refused by an error of ours, and then nothing has
+    changed.
+    """
+    nlp, models, saved = state_to_damage
+    for model in models:
+        for param, _ in slots(model):
+            with torch.no_grad():
+                param[...] = 0.1  # what was loaded before may have made it NaN
+    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 1)
+    with scaler_on(models):
+        before = bits(optimizer.state_dict())
+    tree, keys = saved, data.draw(st.sampled_from(sorted(paths_of(saved), key=repr)))
+    for _ in range(data.draw(st.integers(1, 2))):
+        tree = changed(tree, *keys, value=data.draw(st.sampled_from([REMOVED, *JUNK])))
+        keys = data.draw(st.sampled_from(sorted(paths_of(tree), key=repr)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TorchOptWarning)
+        with scaler_on(models):
+            try:
+                optimizer.load_state_dict(tree)
+            except TorchOptError:
+                assert bits(optimizer.state_dict()) == before
+        steps(optimizer, models, 1)  # whatever was loaded, it can be gone on with
+
+
+def test_state_is_loaded_in_the_middle_of_a_training(state_to_damage):
+    """Where params of a frozen block take no gradients."""
+    nlp, models, saved = state_to_damage
+    shim = models[0].layers[0].shims[0]
+    optimizer = TorchOptimizer(AdamW(), plateau(0.01, patience=1), grad_clip=warmup_linear(1.0, 3, 30), **SETTINGS)
+    optimizer.initialize(nlp)
+    frozen = [param for name, param in shim._model.named_parameters() if name.startswith("layer.0.")]
+    with optimizer.training():
+        assert frozen and not any(param.requires_grad for param in frozen)
+        with pytest.raises(StateError):
+            optimizer.load_state_dict(changed(saved, "params", value={}))
+        assert not any(param.requires_grad for param in frozen)
+        optimizer.load_state_dict(saved)
+        assert not any(param.requires_grad for param in frozen)
+        steps(optimizer, models, 6, start=3)
+        assert all(param.requires_grad for param in frozen)
+    with optimizer.training():
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert all(param.requires_grad for param in frozen)
+
+
+OWN = {
+    "torch": lambda: TorchOptimizer(AdamW(amsgrad=True)),
+    "drop-in": lambda: drop_ins.Adam(L2=0.01),
+    "modular": lambda: TorchOptimizer(
+        modular.create(
+            regularizers={"proximal": FedProx(alpha=0.1)},
+            modules={"momentum": Momentum(), "adam": modular.Adam(amsgrad=True), "lookahead": Lookahead(k=2)},
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_state_of_a_param_that_is_damaged_is_refused(name):
+    """Whatever keeps it: torch's classes and ours."""
+    nlp, models = pipeline()
+    optimizer = OWN[name]()
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    kept = saved["params"][NAME]["state"]
+    assert kept
+    for key, value in kept.items():
+        junk = [None, "five", [3.0], {}, -3, 2.5, torch.ones(7), 1 if value is False else True]
+        junk += [torch.ones(3, 6, 2)] if isinstance(value, torch.Tensor) else [torch.ones(())]
+        for found in junk:
+            with pytest.raises(StateError, match=f"state of param '{NAME}'.*'{key}'"):
+                optimizer.load_state_dict(changed(saved, "params", NAME, "state", key, value=found))
+    optimizer.load_state_dict(saved)
+    steps(optimizer, models, 2, start=3)
+
+
+def test_state_of_another_version():
+    nlp, _ = pipeline()
+    optimizer = TorchOptimizer(AdamW())
+    optimizer.initialize(nlp)
+    for version, message in (
+        (99, "found version 99.*newer"),
+        (1, "found version 1.*older"),
+        (0, "'version' to be at least 1, found 0"),
+        ("1", "'version' to be at least 1, found '1'"),
+    ):
+        with pytest.raises(StateError, match=message):
+            optimizer.load_state_dict({"version": version, "something": "else"})
+
+
+def test_state_without_a_pipeline_is_not_given_out():
+    model = Linear(3, 5).initialize()
+    optimizer = TorchOptimizer(AdamW(), 0.01)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    with pytest.raises(PipelineError, match=r"params have no lasting names. Call optimizer.initialize\(nlp\) first"):
+        optimizer.state_dict()
+
+
+def test_state_by_name_names_the_pipeline_once(monkeypatch):
+    """To initialize, to save and to load: for params, gradients, averages and gradient scalers together."""
+    nlp, models = pipeline()
+    optimizer, walked = TorchOptimizer(AdamW(), 0.01, use_averages=True), []
+    of_paths = names.paths_of
+
+    def noted(root, prefix):
+        walked.append(prefix)
+        return of_paths(root, prefix)
+
+    for module in (names, params_pipeline):
+        monkeypatch.setattr(module, "paths_of", noted)
+    optimizer.initialize(nlp)
+    assert len(walked) == 2  # once for each component
+    for model in models:
+        backprop(model, numpy.random.default_rng(0))
+        model.finish_update(optimizer)
+    assert len(walked) == 2
+    saved = optimizer.state_dict()
+    assert len(walked) == 4
+    optimizer.load_state_dict(saved)
+    assert len(walked) == 6

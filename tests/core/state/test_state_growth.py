@@ -1,0 +1,846 @@
+"""Oracles: a loop over cells, torch's own interpolation, and training runs whose model never grew."""
+
+import copy
+import itertools
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from thinc_torchopt.addons.own_loops.controller import LearnRateController
+from thinc_torchopt.core.algorithms.state_fit import fit_param_state
+from thinc_torchopt.core.compat import has_pytorch_optimizer
+from thinc_torchopt.core.errors import ConfigError, StateError
+from thinc_torchopt.core.state.preserve import StateMapping, preserve_optimizer_state
+
+from ...conftest import needs_gpu
+
+OPTIMIZERS = [
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.5, "foreach": True}),
+    ("SGD", {"momentum": 0.9, "fused": True}),
+    ("SGD", {}),
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True, "betas": (0.8, 0.9)}),
+    ("Adam", {"foreach": True, "capturable": False}),
+    ("Adam", {"fused": True, "amsgrad": True}),
+    ("Adam", {"lr": torch.tensor(0.01)}),
+    ("AdamW", {"fused": True}),
+    ("AdamW", {"foreach": False, "maximize": True}),
+    ("RMSprop", {}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("RMSprop", {"centered": True, "foreach": True}),
+    ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.5}),
+    ("Adagrad", {"fused": True}),
+    ("NAdam", {"decoupled_weight_decay": True}),
+    ("NAdam", {"foreach": True}),
+    ("RAdam", {}),
+    ("RAdam", {"foreach": True}),
+    ("Adamax", {}),
+    ("Adadelta", {}),
+    ("ASGD", {}),
+    ("Rprop", {}),
+    ("Adafactor", {}),
+]
+IDS = [f"{name}-{'-'.join(options)}" for name, options in OPTIMIZERS]
+EVERY = pytest.mark.parametrize("name, options", OPTIMIZERS, ids=IDS)
+NON_NEGATIVE = {
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "sum",
+    "exp_inf",
+    "acc_delta",
+    "step_size",
+    "row_var",
+    "col_var",
+    "variance",
+}
+shapes = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4
+)  # of each dimension: before, after
+
+
+class Params(nn.Module):
+    """Params by name. Dots make modules."""
+
+    def __init__(self, seed=0, /, **params):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        for name, shape in params.items():
+            *path, last = name.split("__")
+            module = self
+            for part in path:
+                if part not in dict(module.named_children()):
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            module.register_parameter(last, nn.Parameter(torch.randn(shape, generator=generator)))
+
+
+def build(name, params, options):
+    return getattr(torch.optim, name)(params, **{"lr": 0.01, **options})
+
+
+def train(optimizer, model, *, steps=4, seed=1, grads=None):
+    """A few steps with random gradients. grads (Callable): Changes them, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for name, param in model.named_parameters():
+            grad = torch.randn(param.shape, generator=generator)
+            param.grad = (grads(name, grad) if grads else grad).to(param.device, param.dtype)
+        optimizer.step()
+
+
+def tensors(state):
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def snapshot(optimizer):
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+# ---------------------------------------------------------------------- one tensor
+
+
+def naive(old, shape, fill, scale):
+    """Cell by cell: an old cell, or the mean over all old cells whose index is the same wherever the dimension did not
+    grow.
+    """
+    old = old[tuple(slice(size) for size in shape)]
+    grown = numpy.empty(shape)
+    for index in itertools.product(*map(range, shape)):
+        if all(i < size for i, size in zip(index, old.shape)):
+            grown[index] = old[index]
+            continue
+        sources = itertools.product(*(range(size) if i >= size else [i] for i, size in zip(index, old.shape)))
+        grown[index] = scale * numpy.mean([old[source] for source in sources]) if fill == "mean" else 0.0
+    return grown
+
+
+def fit_state(value, shape, *, kind=None, fill="mean", scale=1.0):
+    """Fit one tensor: an average, or with a scale of a tenth a sum."""
+    cls, key = (torch.optim.SGD, "momentum_buffer") if scale == 0.1 else (torch.optim.Adam, "exp_avg")
+    param = torch.zeros(shape, dtype=value.dtype)
+    return fit_param_state(cls, {key: value}, value.shape, param, on_growth=fill, kind=kind)[key]
+
+
+@given(shapes, st.sampled_from(["mean", "zero"]), st.sampled_from([1.0, 0.1]), st.integers(0, 1000))
+def test_fit_state_equals_a_loop_over_cells(sizes, fill, scale, seed):
+    old, new = zip(*sizes)
+    if old != new and numpy.prod(old) == numpy.prod(new):
+        return  # a reshape
+    value = torch.from_numpy(numpy.random.default_rng(seed).normal(size=old))
+    before = value.clone()
+    fitted = fit_state(value, new, fill=fill, scale=scale)
+    expected = naive(value.numpy(), new, fill, scale)
+    assert fitted.dtype == value.dtype and fitted.is_contiguous()
+    kept = tuple(slice(min(pair)) for pair in sizes)
+    assert torch.equal(fitted[kept], value[kept])
+    numpy.testing.assert_allclose(fitted.numpy(), expected, rtol=1e-12, atol=1e-14)  # float64: sums in another order
+    assert torch.equal(value, before)
+
+
+@given(shapes, st.integers(0, 1000))
+def test_fit_state_interpolates_as_torch_does(sizes, seed):
+    old, new = zip(*sizes[:3])
+    value = torch.from_numpy(numpy.random.default_rng(seed).normal(size=old))
+    fitted = fit_state(value, new, kind="reshape")
+    if numpy.prod(old) == numpy.prod(new):
+        assert torch.equal(fitted, value.reshape(new))
+    else:
+        mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(old)]
+        expected = nn.functional.interpolate(value[None, None], size=new, mode=mode, align_corners=False)[0, 0]
+        torch.testing.assert_close(fitted, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_fit_state_with_another_number_of_dimensions_keeps_the_order_of_cells():
+    value = torch.arange(12.0).view(3, 4)
+    assert torch.equal(fit_state(value, (2, 3, 2)), value.view(2, 3, 2))
+    longer = fit_state(value, (2, 3, 4))
+    assert torch.equal(longer.flatten(), nn.functional.interpolate(value.view(1, 1, 12), size=24, mode="linear")[0, 0])
+    assert longer.flatten().diff().ge(0).all()
+
+
+@given(shapes, st.sampled_from([None, "reshape"]), st.integers(0, 1000))
+def test_fit_state_keeps_second_moments_above_zero(sizes, kind, seed):
+    old, new = zip(*sizes)
+    rng = numpy.random.default_rng(seed)
+    value = torch.from_numpy((rng.uniform(size=old) * 10.0 ** rng.integers(-44, 30, size=old)).astype("f"))
+    fitted = fit_state(value, new, kind=kind)
+    assert fitted.min() >= 0 and fitted.isfinite().all()
+    assert fitted.max() <= value.max() * (1 + 1e-6)  # a mean of float32
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.uint8]
+)
+@pytest.mark.parametrize(
+    "shape, kind", [((5, 3), None), ((2, 6), None), ((2, 2), None), ((7, 5), "reshape"), ((4, 3), None)]
+)
+def test_fit_state_keeps_dtypes(dtype, shape, kind):
+    value = torch.full((4, 3), 3).to(dtype)
+    fitted = fit_state(value, shape, kind=kind)
+    assert fitted.dtype == dtype and torch.equal(fitted, torch.full(shape, 3).to(dtype))
+
+
+def test_fit_state_copies_no_more_than_it_must():
+    value = torch.ones(4, 3)
+    assert fit_state(value, (4, 3)) is value
+    assert fit_state(value, (3, 4)).data_ptr() == value.data_ptr()  # as many cells, in their order
+    smaller = fit_state(value, (2, 3))
+    assert smaller.untyped_storage().nbytes() == 2 * 3 * 4  # no view that keeps the old cells in memory
+
+
+@pytest.mark.parametrize(
+    "old, new", [((0, 3), (2, 5)), ((0, 3), (2, 3)), ((4, 3), (0, 3)), ((0,), (2, 2)), ((), (3,)), ((3,), ())]
+)
+def test_fit_state_of_shapes_without_cells_or_dimensions(old, new):
+    fitted = fit_state(torch.ones(old), new)
+    assert fitted.shape == new and torch.equal(fitted, torch.full(new, float(numpy.prod(old) > 0)))
+
+
+@pytest.mark.parametrize(
+    "kind, new, said",
+    [
+        ("identity", (5, 3), "the same shape"),
+        ("expand", (5, 2), "dimensions that stay or grow"),
+        ("expand", (5, 3, 1), "dimensions that stay or grow"),
+        ("contract", (3, 4), "dimensions that stay or shrink"),
+        ("grow", (5, 3), "expected one of .*'expand'"),
+    ],
+)
+def test_fit_state_says_which_kind_does_not_fit(kind, new, said):
+    with pytest.raises(StateError, match=said):
+        fit_state(torch.ones(4, 3), new, kind=kind)
+
+
+# ---------------------------------------------------------------------- one param
+
+
+def test_fit_param_state_keeps_factored_state_factored():
+    torch.manual_seed(0)
+    for old, new in [((3, 4), (5, 4)), ((1, 4), (3, 4)), ((3, 1), (3, 2)), ((1, 1), (2, 3)), ((2, 3, 4), (2, 5, 6))]:
+        param = nn.Parameter(torch.randn(old))
+        optimizer = torch.optim.Adafactor([param])
+        param.grad = torch.randn(old)
+        optimizer.step()
+        state, grown = optimizer.state[param], nn.Parameter(torch.zeros(new))
+        fitted = fit_param_state(torch.optim.Adafactor, state, old, grown)
+        assert fitted["row_var"].shape == (*new[:-1], 1) and fitted["col_var"].shape == (*new[:-2], 1, new[-1])
+        kept = tuple(map(slice, old))
+        assert torch.equal(fitted["row_var"][kept], state["row_var"]) and torch.equal(
+            fitted["col_var"][kept], state["col_var"]
+        )
+        assert fitted["step"] is state["step"]
+
+
+def test_fit_param_state_knows_factored_state_without_the_summed_dimension():
+    """As transformers' Adafactor has it, and pytorch-optimizer's."""
+    state = {
+        "step": 3,
+        "exp_avg_sq_row": torch.tensor([1.0, 3.0, 5.0, 7.0]),
+        "exp_avg_sq_col": torch.tensor([2.0, 2.0, 2.0, 6.0]),
+    }
+    fitted = fit_param_state(torch.optim.Optimizer, state, (4, 4), torch.zeros(5, 6))
+    assert fitted["step"] == 3
+    assert fitted["exp_avg_sq_row"].tolist() == [1.0, 3.0, 5.0, 7.0, 4.0]
+    assert fitted["exp_avg_sq_col"].tolist() == [2.0, 2.0, 2.0, 6.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("value", [torch.ones(3, 3), [torch.ones(2)]])
+def test_fit_param_state_refuses_state_of_an_unknown_shape(value):
+    state = {"step": torch.tensor(1.0), "preconditioner": value}
+    with pytest.raises(StateError, match=r"param 'head\.W' .*'preconditioner' to have the param's shape, \(4, 3\)"):
+        fit_param_state(torch.optim.Optimizer, state, (4, 3), torch.zeros(5, 3), name="head.W")
+    assert fit_param_state(torch.optim.Optimizer, state, (5, 3), torch.zeros(5, 3))["preconditioner"] is value
+
+
+def test_fit_param_state_names_the_param_whose_kind_does_not_fit():
+    with pytest.raises(
+        StateError,
+        match=r"state of param 'head\.W' by 'contract': expected dimensions that stay or shrink, found \(4, 3\) before",
+    ):
+        fit_param_state(torch.optim.Adam, {"step": 1}, (4, 3), torch.zeros(5, 3), kind="contract", name="head.W")
+
+
+def test_fit_param_state_takes_a_counter_for_no_moment():
+    """A param without dimensions has the shape of its step."""
+    state = {"step": torch.tensor(7.0), "mu_product": torch.tensor(0.5), "exp_avg": torch.tensor(2.0)}
+    fitted = fit_param_state(torch.optim.NAdam, state, (), torch.zeros(3))
+    assert (
+        fitted["step"].tolist() == 7.0
+        and fitted["mu_product"].tolist() == 0.5
+        and fitted["exp_avg"].tolist() == [2.0, 2.0, 2.0]
+    )
+
+
+@pytest.mark.parametrize("new", [(9, 3), (3, 8), (5, 4)])
+def test_fit_param_state_keeps_the_variance_of_centered_rmsprop_above_zero(new):
+    """With one gradient everywhere, all the time, there is no variance but by rounding: torch would take a root of less
+    than zero.
+    """
+    rng = numpy.random.default_rng(0)
+    for value in rng.uniform(0.1, 2.0, size=200).astype("f"):
+        grad_avg = torch.full((7, 3), float(value))
+        square_avg = grad_avg.square()
+        fitted = fit_param_state(
+            torch.optim.RMSprop, {"square_avg": square_avg, "grad_avg": grad_avg}, (7, 3), torch.zeros(new)
+        )
+        kept = tuple(slice(min(pair)) for pair in zip((7, 3), new))
+        assert torch.equal(fitted["square_avg"][kept], square_avg[kept]) and torch.equal(
+            fitted["grad_avg"][kept], grad_avg[kept]
+        )
+        variance = fitted["square_avg"].addcmul(fitted["grad_avg"], fitted["grad_avg"], value=-1)
+        variance[kept] = 0  # those are torch's own
+        assert variance.min() >= 0
+
+
+def test_fit_param_state_never_writes_to_the_old_state():
+    grad_avg = torch.full((4, 3), 0.7)
+    state = {"square_avg": grad_avg.square() * 0.999, "grad_avg": grad_avg, "momentum_buffer": torch.randn(4, 3)}
+    before = copy.deepcopy(state)
+    for shape in [(3, 4), (12,), (4, 3), (5, 4), (2, 2), (6,)]:
+        fit_param_state(torch.optim.RMSprop, state, (4, 3), torch.zeros(shape))
+        assert same(state, before)
+
+
+def test_fit_param_state_follows_the_memory_format_of_the_param():
+    """torch's fused steps take the cells of param and state as they lie in memory."""
+    old = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    new = nn.Parameter(torch.zeros(6, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.Adam([old], fused=True)
+    old.grad = torch.randn_like(old)
+    optimizer.step()
+    fitted = fit_param_state(torch.optim.Adam, optimizer.state[old], old.shape, new)
+    assert fitted["exp_avg"].stride() == new.stride()
+    assert torch.equal(fitted["exp_avg"][:4], optimizer.state[old]["exp_avg"])
+    contiguous = nn.Parameter(torch.zeros(4, 3, 2, 2))  # the same shape, built anew
+    assert (
+        fit_param_state(torch.optim.Adam, optimizer.state[old], old.shape, contiguous)["exp_avg"].stride()
+        == contiguous.stride()
+    )
+
+
+@pytest.mark.parametrize("old, new", [((4, 3, 6), (6, 2, 7)), ((3, 4), (4, 2)), ((2, 3, 4), (3, 2, 5))])
+def test_fit_param_state_treats_factored_state_as_its_param(old, new):
+    """One dimension shrinks, another grows. Those of the factored state may have as many cells as before, and still it
+    is no reshape.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"row_var": lambda shape: (*shape[:-1], 1), "col_var": lambda shape: (*shape[:-2], 1, shape[-1])}
+    state = {key: torch.rand(shape(old), generator=generator, dtype=torch.float64) for key, shape in shapes.items()}
+    fitted = fit_param_state(torch.optim.Adafactor, state, old, torch.zeros(new))
+    for key, shape in shapes.items():
+        numpy.testing.assert_allclose(
+            fitted[key], naive(state[key].numpy(), shape(new), "mean", 1.0), rtol=1e-12
+        )  # float64
+
+
+@pytest.mark.parametrize(
+    "name, options, is_sum",
+    [("SGD", {"momentum": 0.9}, True), ("RMSprop", {"momentum": 0.9}, True), ("Muon", {}, False)],
+)
+def test_fit_param_state_puts_a_tenth_into_new_cells_of_a_sum(name, options, is_sum):
+    """With one gradient all the time, a sum becomes several times what is added at each step; an average never."""
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    param = nn.Parameter(torch.ones(2, 2))
+    optimizer = build(name, [param], options)
+    for _ in range(300):
+        param.grad = torch.ones(2, 2)
+        optimizer.step()
+    assert (optimizer.state[param]["momentum_buffer"].mean().item() > 1.5) == is_sum
+    state, cls = {"momentum_buffer": torch.tensor([1.0, 3.0])}, type(optimizer)
+    assert fit_param_state(cls, state, (2,), torch.zeros(3))["momentum_buffer"].tolist() == pytest.approx(
+        [1, 3, 0.2 if is_sum else 2]
+    )
+    assert fit_param_state(cls, state, (2,), torch.zeros(3), on_growth="zero")["momentum_buffer"].tolist() == [
+        1.0,
+        3.0,
+        0.0,
+    ]
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_fit_param_state_takes_new_cells_of_copies_from_the_param():
+    """What is as the param was before a step that moves it hardly at all is a copy of it."""
+    import pytorch_optimizer as library
+
+    found = set()
+    for name in library.get_supported_optimizers():
+        cls, param, options = library.load_optimizer(name), nn.Parameter(torch.randn(4, 3) + 2), {"lr": 1e-9}
+        options |= (
+            {"num_iterations": 20} if name == "ranger21" else {"use_shadow": True} if name.startswith("emo") else {}
+        )
+        before = param.detach().clone()
+        try:
+            optimizer = cls([param], **options)
+            param.grad = torch.full((4, 3), 1e-3)
+            optimizer.step()
+        except Exception:  # it needs a closure, or more
+            continue
+        state, new = dict(optimizer.state[param]), nn.Parameter(torch.cat([before, torch.randn(2, 3)]))
+        copies = [
+            key
+            for key, value in tensors(state).items()
+            if value.shape == (4, 3) and torch.allclose(value.float(), before, atol=0.1)
+        ]
+        if not copies:
+            continue
+        found.add(cls.__name__)
+        state = {key: value for key, value in state.items() if key in copies}
+        for key, value in fit_param_state(cls, state, (4, 3), new).items():
+            assert torch.equal(value[:4], state[key]) and torch.equal(value[4:], new[4:]), (name, key)
+    assert len(found) > 12 and {"MADGRAD", "Prodigy", "ScheduleFreeAdamW"} <= found
+
+
+# ---------------------------------------------------------------------- a whole optimizer
+
+
+@EVERY
+def test_preserve_optimizer_state_without_growth_goes_on_bit_by_bit(name, options):
+    model = Params(a__W=(5, 3), a__b=(5,), c=(2, 3, 2))
+    optimizer = build(name, [{"params": [model.a.W], "lr": 0.1}, {"params": [model.a.b, model.c]}], options)
+    train(optimizer, model)
+    theirs, their_model = copy.deepcopy((optimizer, model))
+    new_model = copy.deepcopy(model)
+    made = preserve_optimizer_state(optimizer, new_model, model)
+    assert type(made) is type(optimizer) and made is not optimizer
+    train(made, new_model, seed=2)
+    train(theirs, their_model, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(new_model.parameters(), their_model.parameters()))
+    assert same(made.state_dict(), theirs.state_dict())
+
+
+@EVERY
+def test_preserve_optimizer_state_leaves_old_rows_as_if_nothing_had_grown(name, options):
+    """Rows and columns that come with zero gradients: the old cells train on as in a model without them."""
+    if name == "Adafactor":
+        pytest.skip("its steps mix the cells of a param")
+    model, never_grown = (Params(W=(8, 16), b=(8,)) for _ in range(2))
+    wide = Params(W=(11, 24), b=(11,))
+    optimizer, theirs = build(name, model.parameters(), options), build(name, never_grown.parameters(), options)
+    train(optimizer, model)
+    train(theirs, never_grown)
+    made = preserve_optimizer_state(optimizer, wide, model)
+    with torch.no_grad():
+        wide.W[:8, :16], wide.b[:8] = model.W, model.b
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(5):
+        for small, large in zip(never_grown.parameters(), wide.parameters()):
+            small.grad = torch.randn(small.shape, generator=generator)
+            large.grad = torch.zeros_like(large)
+            large.grad[tuple(map(slice, small.shape))] = small.grad
+        made.step()
+        theirs.step()
+    assert torch.equal(wide.W[:8, :16], never_grown.W) and torch.equal(wide.b[:8], never_grown.b)
+    for small, large in zip(never_grown.parameters(), wide.parameters()):
+        for key, value in tensors(theirs.state[small]).items():
+            assert torch.equal(made.state[large][key][tuple(map(slice, value.shape))], value)
+
+
+@EVERY
+@settings(max_examples=15)
+@given(data=st.data(), on_growth=st.sampled_from(["mean", "zero"]), seed=st.integers(0, 1000))
+def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_growth, seed):
+    sizes = data.draw(st.lists(shapes, min_size=1, max_size=4))
+    model = Params(seed, **{f"p{i}": [before for before, _ in pairs] for i, pairs in enumerate(sizes)}, gone=(2, 2))
+    new_model = Params(
+        seed + 1, new=(3, 2), **{f"p{i}": [after for _, after in pairs] for i, pairs in enumerate(sizes)}
+    )
+    optimizer = build(name, model.parameters(), options)
+    train(optimizer, model, seed=seed)
+    before = snapshot(optimizer)
+    made = preserve_optimizer_state(optimizer, new_model, model, on_growth=on_growth)
+    assert same(snapshot(optimizer), before)
+    assert {id(param) for group in made.param_groups for param in group["params"]} == {
+        id(param) for param in new_model.parameters()
+    }
+    for i, pairs in enumerate(sizes):
+        old, new = model.get_parameter(f"p{i}"), new_model.get_parameter(f"p{i}")
+        was, is_now = optimizer.state[old], made.state[new]
+        assert was.keys() == is_now.keys() and (was or (name, options) == ("SGD", {}))
+        for key, value in tensors(is_now).items():
+            assert value.dtype == was[key].dtype and value.device == new.device and value.isfinite().all()
+            assert key not in NON_NEGATIVE or value.min() >= 0
+            if was[key].ndim == 0:
+                assert torch.equal(value, was[key])
+            elif was[key].shape == old.shape and key not in ("row_var", "col_var"):
+                assert value.shape == new.shape
+                if old.numel() != new.numel():
+                    kept = tuple(slice(min(pair)) for pair in pairs)
+                    scale = 0.1 if key == "momentum_buffer" else 1.0  # of SGD and RMSprop: both are sums
+                    assert torch.equal(value[kept], was[key][kept])
+                    expected = naive(was[key].double().numpy(), tuple(new.shape), on_growth, scale)
+                    numpy.testing.assert_allclose(value.numpy(), expected, rtol=1e-5, atol=1e-6)  # sums of float32
+    train(made, new_model, seed=seed + 2)
+    assert all(param.isfinite().all() for param in new_model.parameters())
+
+
+@EVERY
+def test_preserve_optimizer_state_starts_new_params_as_the_class_does(name, options):
+    """A param that joins learns what it would learn in a fresh optimizer."""
+    if options.get("dampening"):
+        pytest.skip(
+            "torch spares a param's very first gradient the dampening: that of a param which joins is dampened as all "
+            "others are"
+        )
+    model = Params(layers__0__W=(5, 3))
+    new_model = Params(layers__0__W=(5, 3), layers__1__W=(4, 3))
+    optimizer = build(name, model.parameters(), options)
+    train(optimizer, model)
+    made = preserve_optimizer_state(optimizer, new_model, model, new_params_warmup=0)
+    alone = nn.Parameter(new_model.layers.get_submodule("1").W.detach().clone())
+    fresh = build(name, [alone], options)
+    joined = new_model.layers.get_submodule("1").W
+    if name != "Adafactor" and (name, options) != ("SGD", {}):  # it is not left to the class's first step
+        assert set(made.state[joined]) == set(optimizer.state[model.layers.get_submodule("0").W])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        for param in new_model.parameters():
+            param.grad = torch.randn(param.shape, generator=generator)
+        alone.grad = joined.grad.clone()
+        made.step()
+        fresh.step()
+    assert torch.equal(joined, alone)
+
+
+def test_preserve_optimizer_state_copies_only_what_grows():
+    model, new_model = Params(a=(5, 3), b=(4,)), Params(a=(5, 3), b=(6,))
+    optimizer = torch.optim.Adam(model.parameters())
+    train(optimizer, model)
+    made = preserve_optimizer_state(optimizer, new_model, model)
+    assert all(value is optimizer.state[model.a][key] for key, value in made.state[new_model.a].items())
+    assert made.state[new_model.b]["exp_avg"].untyped_storage().nbytes() == 6 * 4
+
+
+def test_preserve_optimizer_state_keeps_groups_and_options():
+    model = Params(encoder__W=(4, 3), encoder__b=(4,), head__W=(2, 4), head__b=(2,))
+    new_model = Params(head__b=(3,), head__W=(3, 4), encoder__b=(4,), encoder__W=(4, 3), encoder__2__W=(4, 4))
+    groups = [
+        {
+            "params": [("head.W", model.head.W), ("encoder.W", model.encoder.W)],
+            "lr": 0.5,
+            "betas": (0.5, 0.6),
+            "id": "ours",
+        },
+        {"params": [("encoder.b", model.encoder.b), ("head.b", model.head.b)], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, fused=True)
+    train(optimizer, model)
+    made = preserve_optimizer_state(optimizer, new_model, model)
+    assert [group["param_names"] for group in made.param_groups] == [
+        ["head.W", "encoder.W"],
+        ["encoder.b", "head.b"],
+        ["encoder.2.W"],
+    ]
+    assert made.param_groups[2]["betas"] == (0.5, 0.6) and "id" not in made.param_groups[2]
+    for ours, theirs in zip(made.param_groups, optimizer.param_groups):
+        assert [id(new_model.get_parameter(name)) for name in ours["param_names"]] == [
+            id(param) for param in ours["params"]
+        ]
+        assert list(ours) == list(theirs)
+        assert all(ours[key] == theirs[key] for key in ours if key not in ("params", "param_names"))
+    assert made.defaults == optimizer.defaults
+    made.add_param_group({"params": [("late", nn.Parameter(torch.zeros(2)))]})
+    assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("warmup", [0, 100])
+def test_preserve_optimizer_state_lets_new_params_join_their_nearest_relatives(warmup):
+    model = Params(encoder__0__W=(3, 3), encoder__0__b=(3,), norm__g=(3,), head__W=(2, 3))
+    decayed, plain = [model.encoder.get_submodule("0").W, model.norm.g], [model.encoder.get_submodule("0").b]
+    optimizer = torch.optim.SGD([{"params": decayed}, {"params": plain}, {"params": [model.head.W]}], momentum=0.9)
+    train(optimizer, model)
+    new_model = Params(
+        encoder__0__W=(3, 3),
+        encoder__0__b=(3,),
+        encoder__1__W=(3, 3),
+        encoder__1__b=(3,),
+        head__W=(2, 3),
+        head__b=(2,),
+        x=(2,),
+    )
+    made = preserve_optimizer_state(optimizer, new_model, model, new_params_warmup=warmup)
+    names = {id(param): name for name, param in new_model.named_parameters()}
+    old = [["encoder.0.W"], ["encoder.0.b"], ["head.W"]]
+    new = [["x", "encoder.1.W"], ["encoder.1.b"], ["head.b"]]
+    expected = [*old, *new] if warmup else [one + more for one, more in zip(old, new)]
+    assert [[names[id(param)] for param in group["params"]] for group in made.param_groups] == expected
+
+
+def rates_of_new_params(rates, warmup):
+    """By hand: from a hundredth of a tenth of their group's rate to that tenth."""
+    return [0.1 * rate * min(1.0, 0.01 + 0.99 * step / warmup) for step, rate in enumerate(rates)]
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+@pytest.mark.parametrize("named", [False, True])
+def test_preserve_optimizer_state_warms_new_params_up_to_a_tenth(kind, named):
+    """Without a controller; a scheduler of torch moves the other rate. The optimizer is replaced again meanwhile."""
+    model = Params(a=(3, 3), b=(2,))
+    params = model.named_parameters() if named else model.parameters()
+    optimizer = torch.optim.AdamW(params, lr=kind(0.5), weight_decay=0.3, foreach=False)
+    train(optimizer, model)
+    larger, largest = Params(a=(3, 3), b=(2,), c=(4,)), Params(a=(3, 3), b=(2,), c=(5,), d=(2,))
+    made = preserve_optimizer_state(optimizer, larger, model, new_params_warmup=8)
+    assert made.param_groups[1]["weight_decay"] == 0.3
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 0.9**step)
+    found = []
+    for step in range(12):
+        if step == 5:
+            saved = copy.deepcopy(made.state_dict())
+            made = preserve_optimizer_state(made, largest, larger, new_params_warmup=4)
+            scheduler = None
+        for param in [param for group in made.param_groups for param in group["params"]]:
+            param.grad = torch.ones_like(param)
+        made.step()
+        found.append([float(group["lr"]) for group in made.param_groups])
+        if scheduler is not None:
+            scheduler.step()
+    rates = [0.5 * 0.9 ** min(step, 5) for step in range(12)]
+    # float32, in a tensor
+    assert [of_step[0] for of_step in found] == pytest.approx(rates, rel=1e-6)
+    assert [of_step[1] for of_step in found] == pytest.approx(rates_of_new_params(rates, 8), rel=1e-6)
+    assert [of_step[2] for of_step in found[5:]] == pytest.approx(rates_of_new_params(rates[5:], 4), rel=1e-6)
+    # The position is saved.
+    again = preserve_optimizer_state(optimizer, larger, model, new_params_warmup=8)
+    again.load_state_dict(saved)
+    again.step()
+    assert float(again.param_groups[1]["lr"]) == pytest.approx(found[5][1], rel=1e-6)
+
+
+def test_preserve_optimizer_state_gives_new_params_to_the_controller():
+    """With the rates of `add_params`. Those whose relatives are frozen stay with them."""
+    model = Params(body__W=(3, 3), head__W=(2, 3))
+    groups = [{"params": model.body.parameters()}, {"params": model.head.parameters()}]
+    optimizer, controller = torch.optim.Adam(groups, lr=0.5), LearnRateController()
+    controller.register_optimizer("m", optimizer, {0: "frozen", 1: [0.5 - step / 100 for step in range(40)]})
+    controller.step()
+    larger = Params(body__W=(3, 3), body__b=(3,), head__W=(2, 3), head__b=(2,))
+    made = preserve_optimizer_state(optimizer, larger, model, new_params_warmup=8, controller=controller)
+    assert [len(group["params"]) for group in made.param_groups] == [2, 1, 1]
+    found = []
+    for _ in range(12):
+        controller.step()
+        train(made, larger)
+        found.append([group["lr"] for group in made.param_groups])
+    rates = [0.49 - step / 100 for step in range(12)]
+    assert [of_step[0] for of_step in found] == [0.0] * 12
+    assert [of_step[2] for of_step in found] == pytest.approx(rates_of_new_params(rates, 8), rel=1e-6)
+    assert controller.verify() == [] and controller.outside_writes == 0
+
+
+def test_preserve_optimizer_state_leaves_out_what_did_not_learn():
+    model = Params(encoder__W=(3, 3), other__0__W=(3, 3), head__W=(2, 3))
+    model.encoder.W.requires_grad = False
+    optimizer = torch.optim.Adam(model.head.parameters())
+    train(optimizer, model)
+    shapes = {
+        "encoder__W": (3, 3),
+        "encoder__adapter": (2, 3),
+        "other__0__W": (3, 3),
+        "other__1__W": (3, 3),
+        "head__W": (3, 3),
+        "head__s": (1,),
+    }
+    new_model = Params(**shapes)
+    new_model.head.s.requires_grad = False
+    made = preserve_optimizer_state(optimizer, new_model, model)
+    names = {id(param): name for name, param in new_model.named_parameters()}
+    # encoder.W was frozen; other.0.W was another optimizer's, and other.1.W is its neighbour's; an adapter in a frozen
+    # encoder learns.
+    assert {names[id(param)] for group in made.param_groups for param in group["params"]} == {
+        *("head.W", "encoder.adapter")
+    }
+
+
+def test_preserve_optimizer_state_of_a_model_that_changed_in_place():
+    model = Params(a__W=(4, 3), head__W=(2, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    train(optimizer, model)
+    before = dict(model.named_parameters())
+    model.head.W = nn.Parameter(torch.zeros(3, 4))
+    made = preserve_optimizer_state(optimizer, model, before)
+    assert torch.equal(made.state[model.head.W]["exp_avg"][:2], optimizer.state[before["head.W"]]["exp_avg"])
+    assert made.state[model.a.W]["exp_avg"] is optimizer.state[model.a.W]["exp_avg"]
+
+
+def test_preserve_optimizer_state_of_tied_and_untied_params():
+    model = Params(embed__W=(5, 3), head__W=(5, 3))
+    model.head.W = model.embed.W
+    optimizer = torch.optim.Adam(model.parameters())
+    train(optimizer, model)
+    untied = Params(embed__W=(5, 3), head__W=(5, 3))
+    made = preserve_optimizer_state(optimizer, untied, model)
+    first, second = (made.state[param] for param in untied.parameters())
+    assert same(first, second) and len(made.param_groups[0]["params"]) == 2
+    assert all(first[key].data_ptr() != second[key].data_ptr() for key in first)
+    tied = Params(embed__W=(6, 3), head__W=(6, 3))
+    tied.head.W = tied.embed.W
+    again = preserve_optimizer_state(made, tied, untied)
+    assert len(again.param_groups[0]["params"]) == 1 and again.state[tied.embed.W]["exp_avg"].shape == (6, 3)
+
+
+def test_preserve_optimizer_state_by_mappings():
+    model = Params(old__W=(4, 3), positions=(4, 2), fresh=(2,), rest=(3,))
+    new_model = Params(new__W=(6, 3), positions=(8, 2), fresh=(2,), rest=(3,))
+    optimizer = torch.optim.Adam(model.parameters())
+    train(optimizer, model)
+    mappings = [
+        StateMapping("old.W", "new.W", "expand"),
+        StateMapping("positions", "positions", "reshape"),
+        StateMapping(None, "fresh"),
+    ]
+    made = preserve_optimizer_state(optimizer, new_model, model, mappings)
+    assert torch.equal(made.state[new_model.new.W]["exp_avg"][:4], optimizer.state[model.old.W]["exp_avg"])
+    stretched = nn.functional.interpolate(optimizer.state[model.positions]["exp_avg"].T[None], size=8, mode="linear")[
+        0
+    ].T
+    torch.testing.assert_close(made.state[new_model.positions]["exp_avg"], stretched)
+    assert not made.state[new_model.fresh]["exp_avg"].any() and made.state[new_model.fresh]["step"] == 0
+    assert made.state[new_model.rest]["step"] == 4  # not named: matched as always
+    by_dict = preserve_optimizer_state(optimizer, new_model, model, {"new.W": "old.W", "fresh": None})
+    assert torch.equal(by_dict.state[new_model.new.W]["exp_avg"], made.state[new_model.new.W]["exp_avg"])
+    assert by_dict.state[new_model.fresh]["step"] == 0
+
+
+@pytest.mark.parametrize(
+    "mappings, said",
+    [
+        ({"W": "V"}, "'V' to 'W': expected a name of the old model, found 'V'. It has: W, b"),
+        ({"V": "W"}, "'W' to 'V': expected a name of the new model, found 'V'"),
+        (
+            [StateMapping("W", "W", "contract")],
+            r"param 'W' by 'contract': expected dimensions that stay or shrink, found \(4, 3\) before and \(5, 3\)",
+        ),
+        ([StateMapping("W", "W"), StateMapping("b", "W")], "expected one mapping for it, found another for 'W'"),
+        ({"W": "frozen"}, "'frozen' to 'W': the optimizer does not have it"),
+        ([("W", "W")], "expected a StateMapping"),
+    ],
+)
+def test_preserve_optimizer_state_says_which_mapping_is_wrong(mappings, said):
+    model, new_model = Params(W=(4, 3), b=(4,), frozen=(2,)), Params(W=(5, 3), b=(5,))
+    optimizer = torch.optim.Adam([model.W, model.b])  # before its first step: there is no state yet that would not fit
+    with pytest.raises(StateError, match=said):
+        preserve_optimizer_state(optimizer, new_model, model, mappings)
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (lambda state: state["exp_avg"].fill_(float("nan")), "param 'W': expected finite values in exp_avg"),
+        (lambda state: state["exp_avg_sq"].view(-1)[3:4].fill_(float("inf")), "expected finite values in exp_avg_sq"),
+        (
+            lambda state: state["exp_avg_sq"].view(-1)[3:4].fill_(-1.0),
+            "values of at least zero in exp_avg_sq, found -1",
+        ),
+        (
+            lambda state: state.update(exp_avg=torch.zeros(2, 3)),
+            r"param 'W': exp_avg has shape \(2, 3\), the param has \(4, 3\)",
+        ),
+        (lambda state: state.update(exp_avg=torch.zeros(4, 3, dtype=torch.complex64)), "exp_avg is torch.complex64"),
+        (lambda state: state.update(step=float("nan")), "expected finite values in step"),
+    ],
+)
+def test_preserve_optimizer_state_refuses_a_damaged_state_and_changes_nothing(damage, said):
+    model = Params(W=(4, 3), b=(4,))
+    optimizer = torch.optim.Adam(model.parameters())
+    train(optimizer, model)
+    damage(optimizer.state[model.W])
+    before, groups = repr(optimizer.state_dict()), [list(group["params"]) for group in optimizer.param_groups]
+    with pytest.raises(StateError, match=said):
+        preserve_optimizer_state(optimizer, Params(W=(4, 3), b=(6,)), model)
+    assert repr(optimizer.state_dict()) == before and [group["params"] for group in optimizer.param_groups] == groups
+
+
+def test_preserve_optimizer_state_refuses_what_it_cannot_do():
+    model = Params(W=(4, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(StateError, match="Give the model itself, not a copy"):
+        preserve_optimizer_state(optimizer, model, copy.deepcopy(model))
+    with pytest.raises(StateError, match="LBFGS"):
+        preserve_optimizer_state(torch.optim.LBFGS(model.parameters()), model, model)
+    with pytest.raises(ConfigError, match=r"on_growth to be one of \['mean', 'zero'\], found 'median'"):
+        preserve_optimizer_state(optimizer, model, model, on_growth="median")
+
+
+def test_preserve_optimizer_state_before_the_first_step():
+    model, new_model = Params(W=(4, 3)), Params(W=(5, 3), b=(2,))
+    made = preserve_optimizer_state(torch.optim.Adam(model.parameters()), new_model, model)
+    assert not made.state and [len(group["params"]) for group in made.param_groups] == [1, 1]
+    train(made, new_model)
+
+
+def test_preserve_optimizer_state_follows_the_dtype_of_the_param():
+    model, new_model = Params(W=(4, 3)), Params(W=(5, 3)).to(torch.bfloat16)
+    optimizer = torch.optim.Adam(model.parameters())
+    train(optimizer, model)
+    made = preserve_optimizer_state(optimizer, new_model, model)
+    assert {key: value.dtype for key, value in made.state[new_model.W].items()} == {
+        "step": torch.float32,
+        "exp_avg": torch.bfloat16,
+        "exp_avg_sq": torch.bfloat16,
+    }
+    train(made, new_model)
+    # State that is more exact than its param on purpose stays so.
+    for key in ("exp_avg", "exp_avg_sq"):
+        made.state[new_model.W][key] = made.state[new_model.W][key].float()
+    wider = Params(W=(6, 3)).to(torch.bfloat16)
+    assert preserve_optimizer_state(made, wider, new_model).state[wider.W]["exp_avg"].dtype == torch.float32
+
+
+def test_preserve_optimizer_state_takes_no_hooks_along():
+    class Counting(torch.optim.AdamW):
+        def __init__(self, params, *, label):  # not the arguments of torch's classes
+            super().__init__(params)
+            self.label = label
+
+    model, new_model = Params(W=(4, 3)), Params(W=(5, 3))
+    optimizer = Counting(model.parameters(), label="mine")
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append(1))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    train(optimizer, model, steps=1)
+    scheduler.step()
+    made = preserve_optimizer_state(optimizer, new_model, model)
+    assert made.label == "mine" and made.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    old_W, new_W = model.W.detach().clone(), new_model.W.detach().clone()
+    train(made, new_model, steps=1)
+    assert called == [1] and torch.equal(model.W, old_W) and not torch.equal(new_model.W, new_W)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@EVERY
+def test_preserve_optimizer_state_on_a_gpu(name, options):
+    """Grown on the device, and moved there while it grows: as grown on the CPU."""
+    model = Params(W=(8, 16), b=(8,), c=(3, 3))
+    optimizer = build(name, model.parameters(), options)
+    train(optimizer, model)
+    wide = {"W": (11, 24), "b": (5,), "c": (3, 3), "new": (4, 2)}
+    theirs_model, moved_model = Params(**wide), Params(**wide).cuda()
+    old, old_optimizer = copy.deepcopy((model, optimizer))
+    theirs = preserve_optimizer_state(old_optimizer, theirs_model, old)
+    moved = preserve_optimizer_state(optimizer, moved_model, model)
+    train(moved, moved_model)
+    train(theirs, theirs_model)
+    for ours, expected in zip(moved_model.parameters(), theirs_model.parameters()):
+        torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5)  # other kernels, five steps
+    wider = Params(W=(12, 24), b=(5,), c=(3, 3), new=(4, 2)).cuda()
+    train(preserve_optimizer_state(moved, wider, moved_model), wider)
+    assert all(param.isfinite().all() for param in wider.parameters())

@@ -1,0 +1,194 @@
+"""Blocks of [training.optimizer] that take part in a run: an attachment that is no part of the package.
+
+The oracle of a resumed run is one that was not stopped; that of a param which an attachment adds, SGD in
+float32 by hand.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+import numpy
+import pytest
+from spacy.util import registry
+
+from thinc_torchopt import SGD, Adam, Attachment, TorchOptimizer
+from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
+from thinc_torchopt.core.attachments import GROUP
+from thinc_torchopt.core.errors import ConfigArgumentError, ConfigError
+from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
+from thinc_torchopt.loop.checkpoint_settings import Checkpoint
+
+from ..conftest import ROOT
+from ..runs import config_for, digests, run
+from ..spacy_cli import spacy_cli
+
+
+@registry.misc("test-attachment.Pull.v1")
+@dataclass
+class Pull(Attachment):
+    """Adds a param to the parser's model, pulls it to 1, counts its updates, and logs both."""
+
+    strength: float = 0.5
+
+    def check(self, optimizer):
+        if optimizer.precision != "float32":
+            raise ConfigError("Can't pull in this precision.")
+
+    def prepare(self, nlp):
+        node = nlp.get_pipe("parser").model
+        if "pulled" not in node.param_names:
+            node.set_param("pulled", numpy.zeros(3, dtype="float32"))
+
+    def join(self, run):
+        return [PullOfRun(self, run)]
+
+
+class PullOfRun:
+    name = "pull"
+
+    def __init__(self, settings, run):
+        self.node, self.strength, self.updates = run.nlp.get_pipe("parser").model, settings.strength, 0
+        self.inside = self.parts = self.substeps = 0
+
+    def before_run(self):
+        assert self.inside == 0
+
+    def around_part(self, examples):
+        return self
+
+    def __enter__(self):
+        self.inside += 1
+
+    def __exit__(self, *error):
+        self.inside -= 1
+        self.parts += 1
+
+    def after_backward(self, losses):
+        assert self.inside == 0
+        assert "parser" in losses
+        self.node.inc_grad("pulled", self.strength * (self.node.get_param("pulled") - 1))
+
+    def on_substep_end(self, event, control):
+        assert self.inside == 0
+        self.substeps += 1
+        assert self.substeps == self.parts
+
+    def on_optimizer_step(self, event, control):
+        self.updates += not event.skipped
+
+    def on_log(self, event, control):
+        pulled = self.node.get_param("pulled").tolist()
+        event.info.update(pulls=self.updates, pulled=pulled, parts=self.parts)
+
+    def state_dict(self):
+        return {"updates": self.updates, "parts": self.parts}
+
+    def load_state_dict(self, state):
+        self.updates, self.parts = state["updates"], state["parts"]
+        self.substeps = self.parts
+
+
+BLOCK = {"pull": {"@misc": "test-attachment.Pull.v1", "strength": 0.25}}
+
+
+def test_attachment_adds_a_param_saves_state_and_logs(tmp_path, corpus):
+    config = config_for(
+        tmp_path / "whole",
+        corpus,
+        steps=12,
+        training__optimizer__attachments=BLOCK,
+        training__optimizer__algorithm={"@torch_optimizers": "torch.SGD.v1"},
+        training__optimizer__grad_clip=0.0,
+        training__optimizer__learn_rate=0.001,
+        training__optimizer__use_averages=False,
+        training__accumulate_gradient=2,
+    )
+    whole = run(config, tmp_path / "whole")
+    expected = numpy.float32(0.0)
+    for step, info in whole.items():
+        expected -= numpy.float32(0.001) * (numpy.float32(0.25) * (expected - numpy.float32(1)))
+        found = json.loads(re.search(r"'pulled', (\[.*?\])", info)[1])
+        assert f"('pulls', {step + 1})" in info
+        numpy.testing.assert_allclose(found, [expected] * 3, rtol=1e-6)  # another order of the same float32 operations
+    assert len(whole) == 13
+
+    config = config.copy()
+    config["paths"]["state"] = str(tmp_path / "stopped" / "state")
+    before = run(config, tmp_path / "stopped", crash_at=8)
+    after = run(config, tmp_path / "stopped")
+    assert min(after) > 0
+    assert before | after == whole
+    assert digests(tmp_path / "stopped") == digests(tmp_path / "whole")
+    saved = read_checkpoint(steps_of(tmp_path / "whole" / "state")[-1])
+    assert saved.listeners["pull"]["updates"] == 13 < saved.listeners["pull"]["parts"]
+    assert any(name.endswith("/pulled") for name in saved.optimizer["params"])
+
+
+def test_attachment_checks_settings():
+    with pytest.raises(ConfigError, match="Can't pull in this precision"):
+        TorchOptimizer(AdamW(), precision="bf16", attachments={"pull": Pull()})
+
+
+def test_attachment_checks_each_update():
+    class Refuses(Attachment):
+        def check_update(self, optimizer):
+            raise ConfigError("Not this one.")
+
+    optimizer = TorchOptimizer(AdamW(), attachments={"refuses": Refuses()})
+    param = numpy.ones(2, dtype="float32")
+    with pytest.raises(ConfigError, match="Not this one"):
+        optimizer((1, "W"), param, numpy.ones_like(param))
+    assert param.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attachments": {"a": 3}}, r"Can't set 'a' in \[training.optimizer.attachments\]: expected a block whose"),
+        ({"attachments": 3}, r"Can't set 'attachments' in \[training.optimizer\]: expected a section"),
+        ({"attachments": {"a": Checkpoint("x")}}, r"without a block of its own.*Move it to 'checkpoint'"),
+        ({"checkpoint": Budget("20 steps")}, r"Can't set 'checkpoint'.*thinc-torchopt.Checkpoint.v1"),
+        ({"budget": "20m"}, r"Can't set 'budget'.*thinc-torchopt.Budget.v1"),
+    ],
+)
+def test_attachments_of_another_kind_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        TorchOptimizer(AdamW(), **settings)
+
+
+def test_misspelt_block_gets_the_right_name():
+    with pytest.raises(ConfigArgumentError, match="Did you mean 'checkpoint'"):
+        TorchOptimizer(AdamW(), chekpoint=Checkpoint("x"))
+    with pytest.raises(ConfigArgumentError, match="Did you mean 'attachments'"):
+        TorchOptimizer(AdamW(), atachments={})
+
+
+def test_blocks_stand_in_the_config_and_in_the_optimizer():
+    block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
+    filled = registry.fill({"optimizer": block})["optimizer"]
+    own = {"budget", "checkpoint", "controller", "distributed", "privacy"}
+    assert own < filled.keys()
+    assert not any(filled[name] for name in own | {"attachments"})
+    made = registry.resolve({"optimizer": block | {"attachments": BLOCK}})["optimizer"]
+    assert made.attachments == {"attachments.pull": Pull(strength=0.25)}
+    assert Adam().attachments == SGD(0.1).attachments == {}
+    assert GROUP in (ROOT / "setup.cfg").read_text()
+
+
+def test_example_of_the_docs(tmp_path, corpus):
+    text = (ROOT / "docs" / "attachments.md").read_text()
+    code, block = re.findall(r"```(?:python|ini)\n(.*?)```", text, re.DOTALL)[:2]
+    path = tmp_path / "long_texts.py"
+    path.write_text(code)
+    config = config_for(tmp_path, corpus, steps=6)
+    logger = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(tmp_path / "log.jsonl")}
+    config["training"]["logger"] = logger
+    config.to_disk(tmp_path / "config.cfg")
+    (tmp_path / "config.cfg").write_text((tmp_path / "config.cfg").read_text() + "\n" + block)
+    spacy_cli("train", tmp_path / "config.cfg", "--code", path, "--output", tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    found = [line["long_texts"] for line in lines if "long_texts" in line]
+    assert len(found) == 7
+    assert found == sorted(found)

@@ -1,0 +1,91 @@
+"""Checks of configs that spaCy would fail at late, or pass over."""
+
+import shutil
+import warnings
+
+import pytest
+import spacy
+from confection import Config
+from spacy.tokens import DocBin
+
+from thinc_torchopt.core.config_checks import check_corpora, check_training_section, mentions_ours, names_ours
+from thinc_torchopt.core.errors import ConfigError, ConfigKeyError
+
+from ..conftest import CONFIGS
+
+
+@pytest.fixture
+def config():
+    return Config().from_disk(CONFIGS / "cnn.cfg", interpolate=False)
+
+
+def test_every_config_of_ours_is_one_of_ours_by_text_and_by_content():
+    for path in CONFIGS.glob("*.cfg"):
+        assert mentions_ours(path.read_text()) and names_ours(Config().from_disk(path, interpolate=False)), path
+    default = spacy.blank("en").config
+    assert not names_ours(default) and not mentions_ours(default.to_str())
+
+
+def test_corpora_are_looked_for_as_far_as_spacy_reads_them(config, tmp_path):
+    train, dev = tmp_path / "train.spacy", tmp_path / "dev"
+    with pytest.raises(ConfigError, match=r"\[corpora.train\]: its path is not set.*--paths.train train.spacy"):
+        check_corpora(config)
+    DocBin(docs=[spacy.blank("en")("A text")]).to_disk(train)
+    dev.mkdir()
+    shutil.copy(train, dev)
+    config["paths"] = {"train": str(train), "dev": str(dev)}
+    check_corpora(config)
+    config["paths"]["dev"] = str(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"\[corpora.dev\]: there is no file or folder '.*gone'"):
+        check_corpora(config)
+    check_corpora(config, ["train_corpus"])
+    check_corpora(config, files=False)
+    config["paths"]["dev"] = None
+    with pytest.raises(ConfigError, match=r"\[corpora.dev\]: its path is not set"):
+        check_corpora(config, files=False)
+    config["corpora"]["dev"] = {"@readers": "mine.Corpus.v1", "path": "s3://somewhere"}
+    check_corpora(config)
+
+
+@pytest.mark.parametrize(
+    ("reader", "ending"), [("Corpus", ".spacy"), ("JsonlCorpus", ".jsonl"), ("PlainTextCorpus", ".txt")]
+)
+def test_folders_and_files_that_a_reader_passes_over(config, tmp_path, reader, ending):
+    """spaCy warns, and stops far below with an assertion about the model of a component."""
+    config["corpora"]["train"]["@readers"] = f"spacy.{reader}.v1"
+    other = tmp_path / "text.bin"
+    other.write_bytes(b"x")
+    for path, told in ((tmp_path, "there is no such file in"), (other, "text.bin' does not")):
+        config["paths"]["train"] = str(path)
+        with warnings.catch_warnings(), pytest.raises(ConfigError, match=rf"\[corpora.train\].*{told}"):
+            warnings.simplefilter("error")
+            check_corpora(config, ["train_corpus"])
+    file = tmp_path / f"text{ending}"
+    for path in (file, tmp_path):
+        file.touch()
+        config["paths"]["train"] = str(path)
+        with pytest.raises(ConfigError, match="is empty"):
+            check_corpora(config, ["train_corpus"])
+    file.write_bytes(b"\x78")
+    check_corpora(config, ["train_corpus"])
+
+
+def test_corpora_that_are_no_section(config):
+    config["training"]["train_corpus"] = "corpora.trian"
+    with pytest.raises(ConfigError, match=r"'train_corpus' in \[training\]: .* Did you mean 'corpora.train'"):
+        check_corpora(config, ["train_corpus"])
+    config["training"]["train_corpus"] = ["corpora.train", "corpora.dev"]
+    with pytest.raises(ConfigError, match="expected the name of a section, found"):
+        check_corpora(config, ["train_corpus"])
+    config["training"]["train_corpus"] = "corpora.first"
+    config["corpora"] = {"@readers": "mine.Several.v1"}
+    check_corpora(config, ["train_corpus"])
+
+
+def test_training_section_is_checked_against_spacys_schema(config):
+    check_training_section(config)
+    config["training"]["zzz"] = 1
+    with pytest.raises(
+        ConfigKeyError, match=r"\[training\]: there is no setting 'zzz'.*There are: accumulate_gradient"
+    ):
+        check_training_section(config)

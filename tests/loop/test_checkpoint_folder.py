@@ -1,0 +1,159 @@
+"""What is in a folder of checkpoints: ours is known by name and content, and nothing else is touched."""
+
+import os
+import random
+
+import numpy
+import pytest
+
+from thinc_torchopt.core.errors import CheckpointWarning, StateError
+from thinc_torchopt.core.schema import write as to_dicts
+from thinc_torchopt.core.state.files import MANIFEST, clear_leftovers, write_folder
+from thinc_torchopt.loop.checkpoint_folder import (
+    VERSION,
+    SavedTraining,
+    name_of,
+    prune,
+    read_checkpoint,
+    remove,
+    step_of,
+    steps_of,
+    whole_ones,
+)
+from thinc_torchopt.loop.config_check import Identity
+from thinc_torchopt.loop.data_stream import DataStream
+from thinc_torchopt.loop.model_state import ModelState
+from thinc_torchopt.loop.progress import Progress
+from thinc_torchopt.loop.random_state import collect_random
+
+from ..core.state.test_files import damage
+from ..spacy_cli import spacy_cli
+
+
+def write(folder, *steps):
+    for step in steps:
+        write_folder(folder / name_of(step), {"step": step})
+
+
+def left(folder):
+    return sorted(step for path in steps_of(folder) if (step := step_of(path)) is not None)
+
+
+def test_checkpoint_folder_counts_only_whole_ones(tmp_path):
+    """Damaged ones are newer than all that are written; of one its size tells, of the other it is known."""
+    write(tmp_path, 25, 27)
+    (tmp_path / name_of(25) / MANIFEST).write_text("{}")
+    for step in range(1, 18):
+        write(tmp_path, step)
+        prune(tmp_path, 2, {tmp_path / name_of(27)})
+    assert left(tmp_path) == [16, 17, 25, 27]
+    write(tmp_path, 28, 29)
+    prune(tmp_path, 2, {tmp_path / name_of(27)})
+    assert left(tmp_path) == [28, 29]  # what is older than those goes, damaged or not
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_checkpoint_folder_removes_no_whole_one_for_a_damaged_one(seed, tmp_path):
+    write(tmp_path, 1, 2, 3)
+    kind = damage(tmp_path / name_of(3), random.Random(seed))
+    prune(tmp_path, 2)
+    # A flipped bit in a file of the same size is not looked for; what is older than two is never needed then.
+    assert {2, 3} <= set(left(tmp_path)) and (1 in left(tmp_path) or kind.startswith(("flip", "swap"))), kind
+
+
+def saved_run(step):
+    """All that a run saves. It has done nothing."""
+    return to_dicts(
+        SavedTraining(
+            version=VERSION,
+            values={},
+            identity=Identity("none", {}),
+            progress=Progress(step, results=[(0.5, 5)], losses={"ner": numpy.float32(1.0)}),
+            optimizer={},
+            model=ModelState(),
+            data=DataStream(iter([])).snapshot(),
+            random=collect_random(),
+            performance={},
+            listeners={},
+            ranks=None,
+            own={},
+        )
+    )
+
+
+PROGRESS = saved_run(6)["progress"]
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        3,
+        "text",
+        None,
+        ["step"],
+        {},
+        *(
+            {**PROGRESS, name: value}
+            for name, values in {
+                "step": ("text", None),
+                "results": (3, "text", "ab", None, [3], ["ab"], [(10**400, 5)]),
+                "losses": (3, "text", {"ner": "3"}, {"ner": "ab"}, {"ner": [1.0]}, {"ner": True}, {"ner": 10**400}),
+                "rollbacks": (3, "text"),
+            }.items()
+            for value in values
+        ),
+    ],
+    ids=lambda progress: repr(progress)[:200],
+)
+def test_checkpoint_folder_passes_over_one_with_a_damaged_progress(progress, tmp_path):
+    """Its checksums are right, as if another program had written it."""
+    write_folder(tmp_path / name_of(5), saved_run(5))
+    write_folder(tmp_path / name_of(6), {**saved_run(6), "progress": progress})
+    with pytest.warns(CheckpointWarning, match="expected 'progress.* The next older checkpoint is used"):
+        assert [saved.progress.step for saved in whole_ones(tmp_path)] == [5]
+    with pytest.raises(StateError, match="expected 'progress"):
+        read_checkpoint(tmp_path / name_of(6))
+    shown = spacy_cli("torchopt", "checkpoint", tmp_path / name_of(6), check=False)
+    assert shown.returncode == 1 and "progress" in shown.stdout
+
+
+def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
+    others = [
+        "step-backup",
+        "step-notes",
+        "step-5",
+        "step-000000005",
+        "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661",
+    ]
+    for name in (*others, name_of(7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    write(tmp_path, 6, 7, 8, 9)
+    (tmp_path / name_of(7) / "notes.txt").write_text("mine")
+    (tmp_path / "linked").mkdir()
+    write(tmp_path / "linked", 0)
+    os.symlink(tmp_path / "linked" / name_of(0), tmp_path / name_of(0))
+    assert left(tmp_path) == [0, 6, 7, 8, 9]
+    prune(tmp_path, 1)
+    assert set(os.listdir(tmp_path)) == {*others, "linked", *map(name_of, (0, 7, 9))}
+    remove(steps_of(tmp_path))
+    assert left(tmp_path) == [0, 7] and left(tmp_path / "linked") == [0]
+    assert [path.name for path in (tmp_path / name_of(7)).iterdir()] == ["notes.txt"] and next(
+        whole_ones(tmp_path / name_of(7)), 0
+    ) == 0
+
+
+def test_checkpoint_folder_goes_by_number(tmp_path):
+    write(tmp_path, 99_999_999, 100_000_000, 5)
+    assert left(tmp_path) == [5, 99_999_999, 100_000_000]
+    prune(tmp_path, 1)
+    assert left(tmp_path) == [100_000_000]
+
+
+def test_checkpoint_folder_puts_back_what_a_killed_run_was_replacing(tmp_path):
+    write(tmp_path, 5)
+    (tmp_path / name_of(5)).rename(tmp_path / f".unfinished-old-{name_of(5)}-123")
+    write(tmp_path, 6)
+    (tmp_path / name_of(6)).rename(tmp_path / f".unfinished-{name_of(6)}-123")
+    clear_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == [name_of(5)]

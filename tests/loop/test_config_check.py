@@ -1,0 +1,157 @@
+"""What a run was started with: what of it may be another when it goes on, and what may not."""
+
+import numpy
+import pytest
+import spacy
+from confection import Config
+from spacy.training.initialize import init_nlp
+
+from thinc_torchopt.core.errors import StateError
+from thinc_torchopt.loop.config_check import (
+    collect_defaults,
+    collect_identity,
+    collect_values,
+    collect_values_of_all,
+    compare_configs,
+    compare_identities,
+)
+
+from ..models import toy_examples, toy_pipeline
+from ..runs import config_for, run
+
+
+def with_config(**changes):
+    """A pipeline with this config: schedules by the limit of steps, and vectors by a path."""
+    nlp = spacy.blank("en")
+    text = """
+    [paths]
+    vectors = "a"
+    train = "b"
+    [training]
+    max_steps = 20
+    seed = 5
+    [training.optimizer]
+    total_steps = ${training.max_steps}
+    twice = 40
+    [initialize]
+    vectors = ${paths.vectors}
+    [corpora]
+    [corpora.train]
+    path = ${paths.train}
+    """
+    config = Config().from_str(text, interpolate=False)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        section = config
+        for name in sections:
+            section = section[name]
+        section[key] = value
+    nlp._config = config
+    return nlp
+
+
+def changes_of(**changes):
+    return compare_configs(collect_values(with_config()), collect_values(with_config(**changes)))
+
+
+def test_run_config_sees_through_variables():
+    assert changes_of(training__max_steps=30) == ["training.optimizer.total_steps: 20 before, 30 now"]
+    assert changes_of(training__optimizer__total_steps=20) == []
+    assert changes_of(training__max_steps=30, training__optimizer__total_steps=20) == []
+    assert changes_of(training__seed=6) == ["training.seed: 5 before, 6 now"]
+    assert changes_of(paths__vectors="x", paths__train="y") == []
+    assert changes_of(initialize__vectors="x") == ["initialize.vectors: '${paths.vectors}' before, 'x' now"]
+
+
+def test_run_config_notices_other_vectors():
+    def with_vectors(data, words=("cat", "dog"), name="words"):
+        nlp = spacy.blank("en")
+        for word in words:
+            nlp.vocab.strings.add(word)
+        nlp.vocab.vectors = spacy.vectors.Vectors(
+            strings=nlp.vocab.strings, data=numpy.array(data, "f"), keys=words, name=name
+        )
+        return collect_identity(nlp)
+
+    rows = [[1, 2], [3, 4]]
+    first = with_vectors(rows)
+    assert compare_identities(first, with_vectors(rows)) == []
+    for other in (with_vectors([[1, 2], [3, 5]]), with_vectors(rows, ("dog", "cat")), with_vectors(rows, name="other")):
+        [line] = compare_identities(first, other)
+        assert line.startswith("static vectors: 'words' of 2 x 2, checksum ")
+    [line] = compare_identities(first, collect_identity(spacy.blank("en")))
+    assert line.endswith("none now")
+
+
+def test_run_config_notices_other_labels():
+    def identity(rename=lambda tag: tag):
+        nlp = toy_pipeline(["tagger", "ner"], shared=False)
+        examples = toy_examples(nlp)
+        for example in examples:
+            for token in example.reference:
+                token.tag_ = rename(token.tag_)
+        nlp.initialize(lambda: examples)
+        return collect_identity(nlp)
+
+    assert compare_identities(identity(), identity()) == []
+    found = compare_identities(identity(), identity(lambda tag: "ADJ" if tag == "JJ" else tag))
+    assert found == ["labels of tagger: 4 before, 4 now; number 1: 'JJ' before, 'ADJ' now"]
+
+
+def test_run_config_refuses_a_schedule_that_follows_another_limit(corpus, tmp_path):
+    rate = {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.003, "warmup_steps": 2}
+    rate["total_steps"] = "${training.max_steps}"
+    run(config_for(tmp_path, corpus, steps=4, training__optimizer__learn_rate=rate), tmp_path / "out")
+    with pytest.raises(StateError, match=r"training.optimizer.learn_rate.total_steps: 4 before, 9 now"):
+        run(config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=rate), tmp_path / "out")
+
+
+def test_run_config_of_several_processes():
+    """Where files are may be another thing on each machine, and nothing else: also not what may change later."""
+
+    def differences(**changes):
+        one, other = (collect_values_of_all(with_config(**changed)) for changed in ({}, changes))
+        return compare_configs(one, other, words=("here", "there"), left_out=())
+
+    assert differences(paths__vectors="c", paths__train="d", corpora__train__path="e") == []
+    assert differences(training__max_steps=30) == [
+        "training.max_steps: 20 here, 30 there",
+        "training.optimizer.total_steps: 20 here, 30 there",
+    ]
+    assert differences(training__patience=3) == ["training.patience: not there here, 3 there"]
+
+
+def without(values, *paths):
+    """Settings as a version saved them that had not some of those of now."""
+    assert values.keys() >= set(paths)
+    return {path: text for path, text in values.items() if path not in paths}
+
+
+def test_run_config_takes_a_setting_that_is_merely_new_for_no_change(corpus, tmp_path):
+    """Of a function's arguments, a component's factory, and spaCy's own: if it stands at its default."""
+    optimizer, factory, spacys = "training.optimizer.max_rollbacks", "components.tagger.overwrite", "training.dropout"
+    algorithm, nothing = "training.optimizer.algorithm.betas", "training.before_update"
+    new = (optimizer, factory, spacys, algorithm, nothing)
+
+    def changes(**changed):
+        nlp = init_nlp(config_for(tmp_path, corpus, **changed).interpolate())
+        return compare_configs(without(before, *new), collect_values(nlp), collect_defaults(nlp))
+
+    before = collect_values(init_nlp(config_for(tmp_path, corpus).interpolate()))
+    assert changes() == []
+    assert changes(training__optimizer__max_rollbacks=4) == [f"{optimizer}: not there before, 4 now"]
+    assert changes(components__tagger__overwrite=True) == [f"{factory}: not there before, True now"]
+    assert changes(training__dropout=0.2) == [f"{spacys}: not there before, 0.2 now"]
+    assert changes(training__optimizer__algorithm__betas=[0.8, 0.9]) == [
+        f"{algorithm}: not there before, [0.8, 0.9] now"
+    ]
+    # A setting that was there, with another value, has changed, even if it is now at its default.
+    before["training.optimizer.grad_clip"] = "2.0"
+    assert changes() == ["training.optimizer.grad_clip: 2.0 before, 1.0 now"]
+
+
+def test_run_config_takes_defaults_from_the_function_that_is_named(corpus, tmp_path):
+    """spaCy's own batcher discards no long documents; this one must be told."""
+    batcher = {"@batchers": "spacy.batch_by_padded.v1", "size": 60, "buffer": 256, "discard_oversize": False}
+    at_default = collect_defaults(init_nlp(config_for(tmp_path, corpus, training__batcher=batcher).interpolate()))
+    assert "training.batcher.get_length" in at_default and "training.batcher.discard_oversize" not in at_default

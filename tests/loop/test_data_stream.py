@@ -1,0 +1,169 @@
+"""The batches of a run: which come, what they cost, and that changed ones are noticed."""
+
+import random
+from itertools import count, islice
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spacy.training.loop import create_train_batches
+from spacy.util import registry
+
+from thinc_torchopt.core.errors import StateError
+from thinc_torchopt.loop import data_stream, random_state
+from thinc_torchopt.loop.data_stream import DataStream
+
+from ..models import toy_examples, toy_pipeline
+
+NLP = toy_pipeline(["tagger"])
+EXAMPLES = toy_examples(NLP, 30)
+
+
+def drawing_batcher(examples):
+    """One that draws from both generators, for each batch."""
+    examples = list(examples)
+    for start in range(0, len(examples), 4):
+        yield [*random.sample(examples, random.randint(1, 4)), examples[start + numpy.random.randint(2)]]
+
+
+BATCHERS = {"of spaCy": registry.batchers.get("spacy.batch_by_sequence.v1")(4), "that draws": drawing_batcher}
+
+
+def batches(batcher="of spaCy", max_epochs=0, examples=EXAMPLES):
+    """As `spacy train` makes them, from the seed on."""
+    random.seed(1)
+    numpy.random.seed(1)
+    return create_train_batches(NLP, lambda nlp: list(examples), BATCHERS[batcher], max_epochs)
+
+
+def own_batches(examples=EXAMPLES):
+    """As in a loop of one's own."""
+    random.seed(1)
+    numpy.random.seed(1)
+    return ((epoch, random.sample(examples, 3)) for epoch in count())
+
+
+def ids(drawn):
+    return [(epoch, list(map(id, batch))) for epoch, batch in drawn]
+
+
+def draw_others(drawn):
+    """What a training does between two batches. `drawn`: gets the numbers."""
+    drawn.append((random.random(), numpy.random.normal(), random.gauss(0, 1), numpy.random.randint(9)))
+
+
+@given(
+    st.sampled_from([*BATCHERS, "own"]), st.integers(0, 3), st.integers(1, 90), st.integers(0, 90), st.integers(1, 3)
+)
+def test_data_stream_has_generators_of_its_own(batcher, max_epochs, n, stopped, size):
+    """The batches are those of a loop that draws nothing else, and the other numbers those of one that draws no
+    batches; interrupted or not.
+    """
+
+    def begin():
+        return own_batches() if batcher == "own" else batches(batcher, max_epochs)
+
+    plain = list(islice(begin(), n * size))
+    begin()
+    numbers = []
+    for _ in range(n):
+        draw_others(numbers)
+    stream, found, drawn = DataStream(begin(), size), [], []
+    saved = stream.snapshot()
+    for i in range(n):
+        if (batch := next(stream, None)) is None:
+            break
+        found.append(batch)
+        draw_others(drawn)
+        if i + 1 == stopped:
+            saved = stream.snapshot()
+    assert drawn == numbers[: len(drawn)]
+    if size == 1:
+        assert ids(found) == ids(plain)
+    again = DataStream(begin(), size)
+    random.seed(9)
+    before = random.getstate()
+    again.go_on_from(saved)
+    assert random.getstate() == before
+    assert ids(islice(again, len(found) - saved.position)) == ids(found[saved.position :])
+    assert (again.position, again.checksum) == (stream.position, stream.checksum)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each of these functions is called."""
+    calls = dict.fromkeys(["get_state", "set_state", "_checksum"], 0)
+
+    def counting(module, name):
+        original = getattr(module, name)
+
+        def function(*args):
+            calls[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(module, name, function)
+
+    for name in ("get_state", "set_state"):
+        counting(random_state.numpy.random, name)
+    counting(data_stream, "_checksum")
+    return calls
+
+
+def test_data_stream_exchanges_generators_and_looks_at_examples_rarely(counted):
+    """Both took more time than an update of a small pipeline."""
+    stream = DataStream(batches())
+    next(stream)
+    assert counted["_checksum"] == len(EXAMPLES)
+    drawn = list(islice(stream, 639))
+    assert counted["_checksum"] == len(EXAMPLES)
+    assert counted["get_state"] + counted["set_state"] <= 1 + 4 * 640 / 32
+    saved, before = stream.snapshot(), counted.copy()
+    again = DataStream(batches())
+    again.go_on_from(saved)
+    assert counted["get_state"] + counted["set_state"] <= sum(before.values()) - before["_checksum"] + 6
+    assert counted["_checksum"] == 2 * len(EXAMPLES)
+    assert len(drawn) == 639 and again.checksum == stream.checksum
+
+
+def test_data_stream_waits_for_no_data_that_is_not_needed():
+    """Data that is streamed, and batches of one's own, may come slowly."""
+    read = []
+
+    def corpus(nlp):
+        for example in EXAMPLES:
+            read.append(example)
+            yield example
+
+    for made in (
+        DataStream(create_train_batches(NLP, corpus, BATCHERS["of spaCy"], -1)),
+        DataStream((0, [example]) for example in corpus(NLP)),
+    ):
+        read.clear()
+        next(made)
+        assert len(read) <= 4
+
+
+@pytest.mark.parametrize("make", [batches, own_batches])
+@pytest.mark.parametrize("change", ["tag", "order", "fewer"])
+def test_data_stream_notices_changed_data(make, change):
+    examples = toy_examples(NLP, 30)
+    stream = DataStream(make(examples=examples))
+    drawn = [batch for _, batch in islice(stream, 40)]
+    saved = stream.snapshot()
+    DataStream(make(examples=toy_examples(NLP, 30))).go_on_from(saved)  # read again
+    if change == "tag":
+        drawn[-1][-1].reference[0].tag_ = "other"
+    elif change == "order":
+        examples = [examples[1], examples[0], *examples[2:]]
+    else:
+        examples = examples[:-1]
+    with pytest.raises(StateError, match="expected the same 40 batches as in the saved run"):
+        DataStream(make(examples=examples)).go_on_from(saved)
+
+
+def test_data_stream_tells_all_examples_also_of_one_epoch():
+    """Ranks compare them before they begin. All batches are drawn by then."""
+    stream = DataStream(batches(max_epochs=1))
+    assert sorted(map(id, stream.all_examples())) == sorted(map(id, EXAMPLES))
+    assert len(list(stream)) == 8 and stream.next_epoch is None

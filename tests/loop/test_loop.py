@@ -1,0 +1,387 @@
+"""Oracle: spaCy's own loop around the same optimizer."""
+
+import io
+import math
+import signal
+
+import numpy
+import pytest
+import spacy.training.loop
+import torch
+from spacy.language import Language
+from spacy.training.initialize import init_nlp
+from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
+
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
+from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineError, PipelineWarning
+from thinc_torchopt.loop.checkpoint_settings import Checkpoint
+from thinc_torchopt.loop.loop import train_while_improving
+
+from ..models import params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ..runs import config_for, contents
+
+SPACYS = spacy.training.loop.train_while_improving.__wrapped__
+
+
+COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
+OURS = ("learn_rates", "learn_rate_default", "grad_norm", "since_evaluation", *COUNTS)
+
+
+def run(loop, *, steps=12, exclude=(), **settings):
+    """Train a small pipeline; return its params, what was yielded, and the calls of before_update."""
+    fix_random_seed(1)
+    nlp = toy_pipeline(["tagger", "ner"], shared=False)
+    nlp.add_pipe("textcat", name="frozen")
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    optimizer = TorchOptimizer(AdamW(), [0.01 / (i + 1) for i in range(50)], grad_clip=0.0, use_averages=True)
+    calls = []
+    options = {
+        "dropout": 0.2,
+        "eval_frequency": 3,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "annotating_components": [],
+        "before_update": lambda nlp, args: calls.append(args),
+        **settings,
+    }
+    data = ((i // 4, examples[(3 * i) % 12 :][:3]) for i in range(steps))
+
+    def evaluate():
+        scores = nlp.evaluate(examples)
+        return scores["tag_acc"], scores
+
+    yielded = []
+    for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
+        for time in ("seconds", "elapsed"):
+            info.pop(time, None)
+        ours = {key: info.pop(key, None) for key in OURS}
+        if loop is not SPACYS:
+            rate = 0.01 / (info["step"] + 1)
+            assert ours["learn_rates"] == {"default": rate} and ours["learn_rate_default"] == rate
+            assert ours["grad_norm"] == optimizer.grad_norm and ours["skipped_updates"] == 0
+            assert not optimizer.params or optimizer.grad_norm > 0
+        scores = {key: value for key, value in (info.pop("other_scores") or {}).items() if key != "speed"}
+        losses = {key: float(value) for key, value in info.pop("losses").items()}
+        yielded.append((len(batch), dict(info, checkpoints=list(info["checkpoints"])), scores, losses, is_best))
+    return pipeline_params(nlp), yielded, calls, optimizer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"accumulate_gradient": 2},
+        {"patience": 2, "eval_frequency": 1},
+        {"max_steps": 5},
+        {"dropout": iter([0.5 / (i + 1) for i in range(99)])},
+        {"annotating_components": ["tagger"]},
+        {"exclude": ["frozen"]},
+    ],
+    ids=lambda settings: next(iter(settings), "defaults"),
+)
+def test_loop_gives_what_spacys_gives(settings):
+    """Same weights, scores, losses and stops. Without clipping, one step for all and one per component are the same."""
+    if "dropout" in settings:
+        runs = [run(loop, dropout=iter([0.5 / (i + 1) for i in range(99)])) for loop in (SPACYS, train_while_improving)]
+    else:
+        runs = [run(loop, **settings) for loop in (SPACYS, train_while_improving)]
+    (theirs, their_yields, their_calls, _), (ours, our_yields, our_calls, _) = runs
+    assert our_yields == their_yields and our_calls == their_calls
+    assert all(same(ours[name], theirs[name]) for name in theirs)
+
+
+def test_loop_makes_one_step_for_the_whole_pipeline(monkeypatch):
+    calls = []
+    original = TorchOptimizer.step
+    monkeypatch.setattr(TorchOptimizer, "step", lambda self, *args: (calls.append(1), original(self, *args)))
+    run(train_while_improving, steps=7)
+    assert len(calls) == 7
+
+
+def test_loop_takes_over_for_our_optimizer_only():
+    _, yielded, _, optimizer = run(spacy.training.loop.train_while_improving, steps=4)
+    assert len(yielded) == 4 and set(optimizer.nr_update.values()) == {4}
+
+
+def test_loop_leaves_frozen_components_alone():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    nlp.add_pipe("textcat", name="frozen")
+    nlp.initialize(lambda: toy_examples(nlp))
+    before = params_of(nlp.get_pipe("frozen").model)
+    params, _, _, optimizer = run(train_while_improving, exclude=["frozen"])
+    assert not any(name.startswith("frozen/") for name in optimizer.params)
+    fix_random_seed(1)
+    untrained, *_ = run(train_while_improving, steps=0, exclude=["frozen"])
+    assert same(params["frozen"], untrained["frozen"]) and len(before) == len(params["frozen"])
+    assert not same(params["tagger"], untrained["tagger"])
+
+
+def test_loop_evaluates_the_averages():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(SGD(), 0.1, use_averages=True)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    layer = nlp.get_pipe("tagger").model.get_ref("output_layer")
+    seen = []
+
+    def evaluate():
+        seen.append((layer.get_param("W").copy(), optimizer.averages[layer.id, "W"].copy()))
+        return 0.0, {}
+
+    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    data = ((0, examples) for _ in range(3))
+    for _ in train_while_improving(
+        nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=None, **options
+    ):
+        assert not numpy.array_equal(layer.get_param("W"), seen[-1][0])
+    assert len(seen) == 3 and all(numpy.array_equal(used, average) for used, average in seen)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "patience"),
+    [
+        ([math.nan, 0.5, 0.4, 0.6, math.nan], [False, True, False, True, False], 0),
+        ([math.nan, 0.5, math.nan, math.nan, 0.9], [False, True, False, False], 2),  # two steps after the best one
+        ([math.nan, math.nan, math.nan, 0.5], [False, False, False], 2),
+    ],
+    ids=["any-time", "patience", "all"],
+)
+def test_loop_takes_no_nan_for_the_best_score(scores, best, patience):
+    """In spaCy's loop a NaN that comes first stays the best for good: `max` can't compare it."""
+    nlp = toy_pipeline(["tagger"])
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    settings = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": patience, "max_steps": 0}
+    found, left = [], iter(scores)
+    for _, _, is_best in train_while_improving(
+        nlp,
+        TorchOptimizer(AdamW(), 0.01),
+        ((0, examples[:2]) for _ in scores),
+        lambda: (next(left), {}),
+        exclude=[],
+        annotating_components=[],
+        before_update=None,
+        **settings,
+    ):
+        found.append(is_best)
+    assert found == best
+
+
+def test_loop_says_when_there_is_nothing_to_train():
+    """And goes on, as spaCy does: its users run pipelines of rules through the loop, for the scores."""
+    with pytest.warns(PipelineWarning, match="at least one trainable component") as warned:
+        _, yielded, *_ = run(train_while_improving, exclude=["tagger", "ner", "frozen"], steps=3)
+    assert len(warned) == 1 and len(yielded) == 3
+
+
+def test_loop_calls_components_with_models_that_are_not_thincs():
+    class Pipe:
+        is_trainable, model, finished = True, object(), 0
+
+        def __call__(self, doc):
+            return doc
+
+        def update(self, examples, **kwargs):
+            return {}
+
+        def finish_update(self, sgd):
+            self.finished += 1
+
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    Language.component("foreign", func=(pipe := Pipe()))
+    nlp.add_pipe("foreign")
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 1,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "before_update": None,
+    }
+    data = ((0, examples) for _ in range(3))
+    list(
+        train_while_improving(
+            nlp, TorchOptimizer(AdamW(), 0.01), data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options
+        )
+    )
+    assert pipe.finished == 3
+
+
+def test_loop_lets_the_first_hook_put_the_pipeline_in_order():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
+
+    def before_update(nlp, args):
+        if args["step"] == 0:
+            nlp.initialize(lambda: examples)
+
+    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    data = ((0, examples) for _ in range(2))
+    evaluate = lambda: (0.0, {})  # noqa: E731
+    steps = train_while_improving(
+        nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=before_update, **options
+    )
+    assert len(list(steps)) == 2 and set(optimizer.nr_update.values()) == {2}
+
+
+# ---------------------------------------------------------------------- what is refused loses nothing
+
+REFUSED = {
+    "a typo in a pattern": (
+        {"param_groups": {"x": {"params": ["tagge/*"], "freeze": True}}},
+        ConfigError,
+        "'tagge/\\*' .* matches none",
+    ),
+    "a typo in another": ({"layer_decay": {"parser/*": 0.9}}, ConfigError, "the number of their layer"),
+    "an option of another block's algorithm": (
+        {
+            "param_groups": {
+                "x": {"params": ["*/b"], "algorithm": {"@torch_optimizers": "torch.SGD.v1"}},
+                "y": {"params": ["*/W"], "momentum": 0.9},
+            }
+        },
+        ConfigError,
+        r"Can't set momentum in \[training.optimizer.param_groups.y\]: expected options of 'torch.AdamW.v1'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("checkpoint", [True, False], ids=["with checkpoint", "without"])
+def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint, corpus, tmp_path):
+    changes, error, message = REFUSED[case]
+    config = config_for(tmp_path, corpus, steps=3)
+    if not checkpoint:
+        del config["training"]["optimizer"]["checkpoint"]
+    for name in ("model-best", "model-last"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "meta.json").write_text(name)
+    before = contents(tmp_path / "out")
+    config["training"]["optimizer"] |= changes
+    with pytest.raises(error, match=message):
+        spacy.training.loop.train(
+            init_nlp(config.interpolate()), tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO()
+        )
+    assert contents(tmp_path / "out") == before
+
+
+def test_loop_refuses_a_component_without_params_before_it_begins():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 1,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "before_update": None,
+    }
+    with pytest.raises(PipelineError, match="Can't train component 'tagger': expected an initialized model"):
+        train_while_improving(
+            nlp, TorchOptimizer(AdamW()), [], lambda: (0.0, {}), exclude=[], annotating_components=[], **options
+        )
+
+
+# ---------------------------------------------------------------------- nobody tells when a training is given up
+
+
+def steps_of_a_training(folder=None):
+    """A training that can be given up: its steps, and a torch param of which the optimizer knows that it is frozen."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    module = torch.nn.Linear(96, 96)
+    tok2vec = nlp.get_pipe("tagger").model.get_ref("tok2vec")
+    nlp.get_pipe("tagger").model.replace_node(tok2vec, chain(tok2vec, with_array(PyTorchWrapper(module))))
+    checkpoint = None if folder is None else Checkpoint(str(folder))
+    optimizer = TorchOptimizer(
+        AdamW(), 0.01, param_groups={"x": {"params": ["*/bias"], "freeze": True}}, checkpoint=checkpoint
+    )
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 9,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 3,
+        "before_update": None,
+    }
+    data = ((0, examples) for _ in range(9))
+    steps = train_while_improving(
+        nlp, optimizer, data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options
+    )
+    return steps, module
+
+
+def test_loop_that_is_given_up_leaves_nothing_changed(tmp_path):
+    """Two of them, step by step in turn; and one goes on to its end, which the other must not notice."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    (first, one), (second, other) = steps_of_a_training(tmp_path / "a"), steps_of_a_training(tmp_path / "b")
+    start = one.bias.detach().clone()
+    for steps in (first, second, first, second):
+        next(steps)
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        assert one.bias.requires_grad and other.bias.requires_grad and not one._forward_hooks
+        assert one.bias.grad is None and torch.equal(one.bias, start)
+    assert len(list(first)) == 2
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    next(second)
+    assert other.weight.requires_grad and other.bias.requires_grad
+
+
+def test_loop_shows_what_others_write_to_learning_rates():
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+
+    def before_update(nlp, args):
+        if 2 <= args["step"] < 7:
+            optimizer.torch_optimizers["algorithm"].param_groups[0]["lr"] = 5.0
+
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 4,
+        "accumulate_gradient": 1,
+        "patience": 0,
+        "max_steps": 0,
+        "exclude": [],
+    }
+    data = ((0, examples[:3]) for _ in range(9))
+    with pytest.warns(LearnRateWarning, match="expected 0.01, found 5"):
+        infos = [
+            info
+            for _, info, _ in train_while_improving(
+                nlp,
+                optimizer,
+                data,
+                lambda: (0.0, {}),
+                annotating_components=[],
+                before_update=before_update,
+                **options,
+            )
+        ]
+    assert [info["outside_writes"] for info in infos] == [0, 0, 1, 2, 3, 4, 5, 5, 5]
+    assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {
+        info["learn_rates"]["default"] for info in infos
+    } == {0.01}
+    assert optimizer.rates.outside_writes == 5
+
+
+def test_loop_tells_the_writer_of_rates_the_epoch():
+    nlp = toy_pipeline(["tagger", "ner"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    options = {
+        "dropout": 0.0,
+        "eval_frequency": 3,
+        "accumulate_gradient": 2,
+        "patience": 0,
+        "max_steps": 0,
+        "before_update": None,
+    }
+    data = ((i // 2, examples[:4]) for i in range(5))
+    evaluate = lambda: (0.5, {"tag_acc": 0.5, "ents_f": None})  # noqa: E731
+    list(train_while_improving(nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], **options))
+    assert [snapshot.epoch for snapshot in optimizer.rates.history] == [0, 0, 1, 1, 2]

@@ -1,0 +1,205 @@
+"""Training within a budget: the learning rate stays constant, and falls in time to end with the budget.
+
+    used   0 ----------------------------------------------- 0.8 -------- 1
+    rate   ‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾\\____________
+
+The length of the fall is decided when it begins, from the *cost* of steps and evaluations so far, in the unit of the
+budget. Seconds are the running time of the loop, with evaluations and saving; they are part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ...core.errors import ConfigError, StateError
+from ...core.schema import NotNegative, read, write
+from ...loop.events import Control, Evaluate, Event, StepBegin, StepEnd, TrainBegin
+from ...loop.run import Run
+from .settings import Budget
+
+T = TypeVar("T")
+
+logger = logging.getLogger("spacy.torchopt")
+
+# Weight of a step in the mean cost, relative to the step after it.
+_MEMORY = 0.98
+
+
+@dataclass
+class Cost:
+    """The cost of one step or evaluation: an exponential mean."""
+
+    total: NotNegative = 0.0
+    weight: NotNegative = 0.0
+
+    def add(self, cost: float) -> None:
+        self.total = _MEMORY * self.total + max(0.0, cost)
+        self.weight = _MEMORY * self.weight + 1.0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight if self.weight else 0.0
+
+
+@dataclass
+class BudgetState:
+    """The saved state of a budget.
+
+    unit (str): Unit of all amounts.
+    fell_for (float | None): The limit when the fall began. None: it has not begun.
+    end (float | None): An earlier end of the run, if one was requested.
+    step_cost, eval_cost (Cost): Cost of an update; of an evaluation, with the saving after it.
+    """
+
+    unit: str
+    fell_for: NotNegative | None = None
+    end: NotNegative | None = None
+    step_cost: Cost = field(default_factory=Cost)
+    eval_cost: Cost = field(default_factory=Cost)
+
+
+def check_ends_alone(settings: Budget, run: Run) -> None:
+    """RAISES (ConfigError): Another setting may end the training first, at the full learning rate."""
+    arguments, max_steps = run.arguments, run.max_steps
+    is_later = settings.unit == "steps" and max_steps + 1 >= settings.amount
+    others = {
+        "patience": arguments.patience,
+        "max_steps": 0 if is_later else max_steps,
+        "max_epochs": max(0, run.batches.max_epochs or 0),
+    }
+    found = [f"{name} = {value}" for name, value in others.items() if value]
+    if found:
+        raise ConfigError(
+            f"Can't train with [training.optimizer.budget] and {', '.join(found)} in [training]: the training could "
+            f"end before the learning rate falls. Set {'it' if len(found) == 1 else 'them'} to 0."
+        )
+
+
+class BudgetKeeper:
+    """Lowers learning rates in time for a budget. The run ends with the fall: see loop/decay.py. A listener.
+
+    settings (Budget): From the config.
+    run (Run): The run.
+    RAISES (ConfigError): Another setting may end the run first.
+    """
+
+    name = "budget"
+
+    def __init__(self, settings: Budget, run: Run):
+        check_ends_alone(settings, run)
+        self._settings = settings
+        self._optimizer = run.optimizer
+        self._ranks = run.ranks
+        self._eval_frequency = run.arguments.eval_frequency
+        run.decay.begin = self.end_now
+        self._state = BudgetState(settings.unit)
+        self._began = self._ended = 0.0
+        self._was_evaluated = False
+
+    # ------------------------------------------------------------------ the fall
+
+    @property
+    def _end(self) -> float:
+        return self._settings.amount if self._state.end is None else self._state.end
+
+    def end_now(self, event: StepEnd) -> None:
+        """End the run with a fall that begins now, unless it has begun."""
+        if self._state.end is None:
+            used = self._used(event, done=event.step + 1)
+            falls_to = used / max(1.0 - self._settings.decay_ratio, 0.5)
+            self._state.end = min(self._agreed(falls_to), self._settings.amount)
+
+    def on_train_begin(self, event: TrainBegin, control: Control) -> None:
+        self._began = self._ended = self._used(event, done=event.step + 1)
+
+    def on_step_begin(self, event: StepBegin, control: Control) -> None:
+        state, end = self._state, self._end
+        now = self._used(event, done=event.step)
+        is_known = state.step_cost.weight > 0
+        if self._was_evaluated:
+            state.eval_cost.add(now - self._ended)
+        elif is_known:
+            state.step_cost.total += max(0.0, now - self._ended)  # drawing the batch, logging
+        self._was_evaluated = False
+        self._began = now
+        if state.fell_for is None and is_known and self._agreed(now + self._cost_of_fall(event.step, end) >= end):
+            steps = self._steps_of_fall(event.step, end - now)
+            state.fell_for = self._settings.amount
+            self._optimizer.begin_decay(steps)
+            logger.info(
+                "Budget: %s used after step %d. The learning rate falls in %s, and the training ends.",
+                self._shown(now, self._settings.amount),
+                event.step - 1,
+                "1 step" if steps == 1 else f"{steps:,} steps",
+            )
+
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        self._ended = self._used(event, done=event.step + 1)
+        self._state.step_cost.add(self._ended - self._began)
+
+    def on_evaluate(self, event: Evaluate, control: Control) -> None:
+        self._was_evaluated = True
+
+    def _cost_of_fall(self, first: int, end: float) -> float:
+        """The cost of a fall to `end` that begins with a step, with its evaluations."""
+        cost = max(self._settings.decay_ratio * end, self._state.step_cost.mean)
+        return cost + self._cost_of_evaluations(first, int(cost / (self._state.step_cost.mean or cost)))
+
+    def _cost_of_evaluations(self, first: int, steps: int) -> float:
+        """The cost of evaluations in `steps` steps from a step on. The last of them is always evaluated."""
+        before_last = (first + max(1, steps) - 2) // self._eval_frequency - (first - 1) // self._eval_frequency
+        return self._state.eval_cost.mean * (before_last + 1)
+
+    def _steps_of_fall(self, first: int, left: float) -> int:
+        """The steps of a fall that begins with a step. left (float): What is left of the budget."""
+        if self._settings.unit == "steps":
+            return max(1, int(left))
+        per_step = self._state.step_cost.mean or left
+        steps = int(left / per_step)
+        while steps > 1 and steps * per_step + self._cost_of_evaluations(first, steps) > left:
+            steps -= 1
+        return self._agreed(max(1, steps))
+
+    # ------------------------------------------------------------------ usage
+
+    def _used(self, event: Event, *, done: int) -> float:
+        """The part of the budget that is used, in its unit. done (int): Number of finished steps."""
+        if self._settings.unit == "seconds":
+            return event.run.seconds
+        return float(event.run.words if self._settings.unit == "words" else done)
+
+    def _agreed(self, value: T) -> T:
+        """Rank 0's value on all ranks, as clocks differ."""
+        return self._ranks.from_rank_0(lambda: value) if self._settings.unit == "seconds" else value
+
+    def _shown(self, *amounts: float) -> str:
+        if self._settings.unit != "seconds":
+            return f"{' of '.join(f'{amount:,.0f}' for amount in amounts)} {self._settings.unit}"
+        return " of ".join(f"{seconds // 60:.0f}:{int(seconds) % 60:02}" for seconds in amounts)
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        return write(self._state)
+
+    def load_state_dict(self, saved: Any) -> None:
+        """RAISES (StateError): The state is invalid, or has another unit; or the fall has begun, and the limit was
+        changed since.
+        """
+        state = read(BudgetState, saved, "the state of the budget")
+        if state.unit != self._settings.unit:
+            raise StateError(
+                f"Can't resume with this budget: expected a limit in {state.unit}, as before, found one in "
+                f"{self._settings.unit}. The cost of steps was measured in {state.unit}. Change 'limit' in "
+                "[training.optimizer.budget] (--budget), or start again in another folder."
+            )
+        if state.fell_for not in (None, self._settings.amount):
+            raise StateError(
+                f"Can't resume with this budget: expected a limit of {self._shown(state.fell_for)}, as when the "
+                f"learning rate began to fall, found {self._shown(self._settings.amount)}. After a fall there is no "
+                "way back to the full rate. Restore 'limit' in [training.optimizer.budget] (--budget), or begin a new "
+                "run in another folder."
+            )
+        self._state = state

@@ -1,0 +1,32 @@
+"""Rules that steer a training run: when to check, what to check, what to do. Open controller.py first.
+
+The controller is a plain object that knows nothing of spaCy or torch. ../events.py lists the events and what they
+carry; definition_file.py reads a definition, in_config.py makes one of blocks of the config, named_rules.py has those
+with a name; definition.py checks it. rules.py evaluates rules, which compiler.py and sandbox.py make safe; metrics.py,
+series.py, run_metrics.py and operations.py have the classes that a definition can name. values.py copies values and
+picks those that a rule uses, rolling.py has their statistics, messages.py fills texts with them. run_rules.py connects
+them with a run.
+"""
+
+from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
+from .definition import RULE_KEYS, ControllerSpec
+from .metrics import Metric, controller_metrics
+from .operations import HFControls, Operation, controller_operations
+from .sandbox import MetricUnavailable
+from .values import value_at
+
+__all__ = [
+    "RULE_KEYS",
+    "ControllerSettings",
+    "ControllerSpec",
+    "Firing",
+    "HFControls",
+    "Metric",
+    "MetricUnavailable",
+    "Operation",
+    "TrainerController",
+    "controller_metrics",
+    "controller_operations",
+    "trainer_controller",
+    "value_at",
+]

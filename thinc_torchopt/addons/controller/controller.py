@@ -1,0 +1,527 @@
+"""The controller: gets the events of a training run, computes metrics, evaluates rules, and acts when they fire.
+
+At each event it computes the metrics of the event, evaluates the controllers that it triggers, and then runs their
+actions, each in the order of the definition. Nothing here knows of spaCy or torch: an event is a name with keyword
+arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Dict, Optional, Union
+
+from ...core.attachments import Attachment
+from ...core.checks import own_errors
+from ...core.errors import ControllerError
+from ...core.near_misses import did_you_mean
+from ...core.schema import Count, check_names, check_version, read, write
+from ...loop.events import EVENTS
+from .compiler import Keys
+from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, list_faults, load
+from .definition import read as read_definition
+from .in_config import blocks_of, section
+from .messages import repr_of
+from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
+from .operations import KeepBestControl, LearnRateControl
+from .rules import Rule, shown
+from .sandbox import MetricUnavailable
+from .series import Series, Window
+from .values import looked_up, plain
+
+logger = logging.getLogger("thinc_torchopt.controller")
+
+_VERSION = 1
+_WHAT = "the state of the trainer controller"
+
+
+@dataclass(frozen=True)
+class Firing:
+    """One action of a rule that fired.
+
+    controller (str): The controller with the rule.
+    operation, action (str): The action.
+    event (str), step (int): The event and the step.
+    values (dict): The values that the rule looked up, by metric and key. Of lists the newest.
+    """
+
+    controller: str
+    operation: str
+    action: str
+    event: str
+    step: int
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        return (
+            f"Controller '{self.controller}' took {self.operation}.{self.action} on {self.event} at step {self.step}, "
+            f"with {repr_of(self.values)}"
+        )
+
+
+@dataclass
+class RuleState:
+    """The saved state of one controller.
+
+    rule (str): Its rule. patience (dict): How often the rule held, by trigger. last (int | None): The step of its last
+        firing. firings (int): Number of firings.
+    """
+
+    rule: str
+    patience: dict[str, Count] = field(default_factory=dict)
+    last: int | None = None
+    firings: Count = 0
+
+
+@dataclass
+class SavedPart:
+    """The saved state of a metric or operation, with its class and arguments."""
+
+    kind: str
+    arguments: dict[str, Any]
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, part: Any) -> SavedPart:
+        state = part.instance.state_dict() if hasattr(part.instance, "state_dict") else {}
+        return cls(part.kind, plain(part.arguments), plain(state))
+
+    def is_of(self, part: Any) -> bool:
+        """Whether it is the state of this part: the definition may have changed since."""
+        return (self.kind, self.arguments) == (part.kind, part.arguments)
+
+
+@dataclass
+class TrainerControllerState:
+    """The saved state of a trainer controller. values (dict): Values of metrics."""
+
+    version: Count
+    step: int
+    values: dict[str, Any]
+    metrics: dict[str, SavedPart]
+    operations: dict[str, SavedPart]
+    controllers: dict[str, RuleState]
+
+
+class TrainerController:
+    """Rules that steer a training run.
+
+    definition (str | Path | Mapping): Path of a YAML or JSON file, or its content.
+    is_replay (bool): The events come from the log of a past training. Metrics of the machine then have no value, and
+        there are no warnings about metrics without a value.
+    label (str | None), places (Mapping): For errors, as for `definition.load`.
+    RAISES (ControllerError): The definition has errors. One message lists all of them.
+
+    Public: `definition` (as objects), `events` (those on which it does anything), `values` (of metrics).
+    """
+
+    def __init__(
+        self,
+        definition: Source,
+        *,
+        is_replay: bool = False,
+        label: str | None = None,
+        places: Mapping[str, str] = {},
+    ):
+        self.definition: Definition = load(definition, label, places)
+        self._values: dict[str, Any] = dict.fromkeys(self.definition.metrics)
+        self.values: Mapping[str, Any] = MappingProxyType(self._values)
+        self._states = {spec.name: RuleState(spec.rule.text) for spec in self.definition.controllers}
+        self._step = 0
+        self._warned = {spec.name for spec in self.definition.controllers} if is_replay else set()
+        self._levels = {spec.name: spec.log_level or logging.DEBUG for spec in self.definition.controllers}
+        # By event: metrics to compute, and controllers to evaluate.
+        self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
+        self._controllers: dict[str, list[ControllerSpec]] = {event: [] for event in EVENTS}
+        for spec in self.definition.controllers:
+            for event in spec.triggers:
+                self._controllers[event].append(spec)
+        kept = self._kept_events()
+        for name, part in self.definition.metrics.items():
+            if is_replay and getattr(part.instance, "is_of_machine", False):
+                continue
+            for event in dict.fromkeys(part.instance.events):
+                if event in kept[name] or self._controllers[event]:
+                    self._metrics[event].append((name, part.instance, getattr(part.instance, "is_plain", False)))
+        self.events = frozenset(event for event in EVENTS if self._metrics[event] or self._controllers[event])
+
+    def _kept_events(self) -> dict[str, set[str]]:
+        """The events on which each metric must be computed, also if no rule is evaluated there: for its own memory, and
+        for series over it.
+        """
+        kept: dict[str, set[str]] = {}
+        for name, part in reversed(self.definition.metrics.items()):  # a series is after its metrics
+            keeps = getattr(part.instance, "keeps", None)
+            kept.setdefault(name, set()).update(part.instance.events if keeps is None else keeps)
+            if isinstance(part.instance, Series):
+                for used in part.instance.of.names:
+                    kept.setdefault(used, set()).add(part.instance.event)
+        return kept
+
+    def reads(self, event: str) -> frozenset[str] | None:
+        """The names in the payload that metrics read on an event, beside step and epoch. None: all. A loop need not
+        compute other values.
+        """
+        names: set[str] = set()
+        for _, metric, _ in self._metrics[event]:
+            if (reads := getattr(metric, "reads", None)) is None:
+                return None
+            names.update(reads)
+        return frozenset(names)
+
+    def check_keys(
+        self, groups: Collection[str], components: Collection[str], scores: Collection[str] = ()
+    ) -> list[str]:
+        """Check the keys in rules and the components in `exclude`, now that the names in the run are known.
+
+        groups, components, scores (Collection[str]): The names of param groups, of components, and of scores. Without
+            any, these are not known.
+        RETURNS (list[str]): Possible mistakes, as sentences.
+        RAISES (ControllerError): A key does not exist. One message lists all faults.
+        """
+        instances = {name: part.instance for name, part in self.definition.metrics.items()}
+        keys = {name: _keys_in_run(metric, groups, components, scores) for name, metric in instances.items()}
+        certain = {name: keys[name] for name, one in instances.items() if not getattr(one, "may_hold_more", False)}
+        faults = self._faults(certain)
+        if faults:
+            raise ControllerError(f"Can't use {self.definition.label} in this training: {list_faults(faults)}")
+        doubts = [f"A rule may fail in the training: {doubt}" for doubt in self._faults(keys)]
+        for name, part in self.definition.metrics.items():
+            if isinstance(part.instance, (Loss, EvalLoss, HistoryBasedMetric)):
+                given = part.arguments.get("exclude", ())
+                unknown = ", ".join(one for one in given if one not in components and one not in EXCLUDED)
+                if unknown:
+                    doubts.append(
+                        f"The metric '{name}' may exclude less than you want: expected names of components in "
+                        f"'exclude' ({', '.join(sorted(components))}), found {unknown}."
+                    )
+        return doubts
+
+    def _faults(self, keys: Mapping[str, Keys | None]) -> list[str]:
+        found = []
+        known = {name: keys.get(name) for name in self.definition.metrics}
+        for name, part in self.definition.metrics.items():
+            try:
+                if isinstance(part.instance, Series):
+                    part.instance.check_keys(known)
+            except ControllerError as error:
+                found.append(f"metric '{name}': {error}")
+        for spec in self.definition.controllers:
+            try:
+                Rule(spec.rule.text, {**self.definition.metrics, FIRED: None}, {**keys, FIRED: self._keys_of_fired()})
+            except ControllerError as error:
+                found.append(f"controller '{spec.name}': {error}")
+        for name, part in self.definition.operations.items():
+            if isinstance(part.instance, KeepBestControl):
+                try:
+                    copy(part.instance).prepare(known)
+                except ControllerError as error:
+                    found.append(f"operation '{name}': {error}")
+        return found
+
+    def on_event(self, event: str, **payload: Any) -> list[Firing]:
+        """Handle an event: compute metrics, evaluate rules, run actions.
+
+        event (str), payload: See loop/events.py.
+        RETURNS (list[Firing]): The actions that ran.
+        RAISES (ControllerError): A metric, rule or operation failed.
+        """
+        firings = self.decide(event, **payload)
+        if firings:
+            self.act(firings, **payload)
+        return firings
+
+    def decide(self, event: str, **payload: Any) -> list[Firing]:
+        """As `on_event`, without running actions: for one of several processes, or to try rules."""
+        if event not in EVENTS:
+            raise ControllerError(
+                f"Can't handle the event {event!r}: expected one of {', '.join(EVENTS)}.{did_you_mean(event, EVENTS)}"
+            )
+        if event not in self.events:
+            return []
+        step = self._set_step(payload)
+        for name, metric, is_plain in self._metrics[event]:
+            try:
+                value = metric.compute(event, values=self.values, **payload)
+                if value is not None:
+                    self._values[name] = value if is_plain else plain(value)
+            except Exception as error:
+                reason = str(error).rstrip(".") if isinstance(error, ControllerError) else shown(error)
+                raise ControllerError(
+                    f"Can't compute the metric '{name}' on {event} at step {step}: {reason}."
+                ) from error
+        firings: list[Firing] = []
+        for spec in self._controllers[event]:
+            firings += self._fired(spec, event, step)
+        return firings
+
+    def act(self, firings: Sequence[Firing], *, decided_by: Mapping[str, Any] | None = None, **payload: Any) -> None:
+        """Run the actions of firings, which another process may have decided on.
+
+        decided_by (Mapping): The metric values of that process. None: this process decided.
+        """
+        payload = {
+            key: value
+            for key, value in payload.items()
+            if key not in ("event_name", "control_name", "firing", "values")
+        }
+        if firings:
+            payload.setdefault("step", firings[0].step)
+            payload.setdefault("global_step", payload["step"])
+        for firing in firings:
+            operation = self.definition.operations[firing.operation].instance
+            logger.log(
+                self._levels[firing.controller],
+                "Taking [%s] action in controller [%s] triggered at event [%s] at step %d, with %s",
+                firing.action,
+                firing.controller,
+                firing.event,
+                firing.step,
+                repr_of(firing.values),
+            )
+            try:
+                getattr(operation, firing.action)(
+                    event_name=firing.event,
+                    control_name=firing.controller,
+                    firing=firing,
+                    values=self.values if decided_by is None else decided_by,
+                    **payload,
+                )
+            except Exception as error:
+                reason = str(error) if isinstance(error, ControllerError) else shown(error)
+                raise ControllerError(
+                    f"Can't run the action {firing.operation}.{firing.action} of the controller '{firing.controller}' "
+                    f"on {firing.event} at step {firing.step}: {reason}."
+                ) from error
+
+    def _set_step(self, payload: dict[str, Any]) -> int:
+        """Set the step in a payload, under both its names. An event without one has the step of the event before."""
+        step = payload.get("step")
+        if step is None:
+            step = payload.get("global_step")
+        if step is not None:
+            self._step = int(step)
+        payload["step"] = payload["global_step"] = self._step
+        return self._step
+
+    def _fired(self, spec: ControllerSpec, event: str, step: int) -> list[Firing]:
+        state = self._states[spec.name]
+        if spec.max_firings is not None and state.firings >= spec.max_firings:
+            return []
+        if spec.cooldown and state.last is not None and step - state.last <= spec.cooldown:
+            return []
+        if FIRED in spec.rule.names:
+            self._values[FIRED] = self._what_fired(step)
+        try:
+            holds = spec.rule.evaluate(self._values)
+        except MetricUnavailable as error:
+            if spec.name not in self._warned and not self._is_filling(spec.rule):
+                self._warned.add(spec.name)
+                logger.warning(
+                    "Ignoring the rule of controller [%s] on %s at step %d because: %s yet.",
+                    spec.name,
+                    event,
+                    step,
+                    error,
+                )
+            return []
+        except ControllerError as error:
+            raise ControllerError(
+                f"Can't evaluate the rule of the controller '{spec.name}' on {event} at step {step}: {error}. "
+                f"The rule is: {spec.rule.text}"
+            ) from None
+        if not holds:
+            if spec.patience is not None and spec.patience.resets:
+                state.patience.pop(event, None)
+            return []
+        if spec.patience is not None:
+            held = state.patience.pop(event, 0) + 1
+            if held <= spec.patience.threshold:
+                state.patience[event] = held
+                return []
+        state.last, state.firings = step, state.firings + 1
+        values = looked_up(self._values, spec.rule.paths)
+        return [Firing(spec.name, operation, action, event, step, values) for operation, action in spec.actions]
+
+    def _keys_of_fired(self) -> Keys:
+        return {name: keys_of_fired() for name in self._states}
+
+    def _what_fired(self, step: int) -> dict[str, Any]:
+        """The value of `fired` in rules."""
+        return {
+            name: {
+                "times": state.firings,
+                "step": state.last,
+                "steps_since": None if state.last is None else step - state.last,
+            }
+            for name, state in self._states.items()
+        }
+
+    def _is_filling(self, rule: Rule) -> bool:
+        """Whether a window that a rule needs has some values, but not enough yet."""
+        instances = [self.definition.metrics[name].instance for name in rule.names if name != FIRED]
+        series = [one for one in instances if isinstance(one, Series)]
+        return any((isinstance(one, Window) and one.is_filling) or self._is_filling(one.of) for one in series)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in plain values: values and windows of metrics, patience, cool-downs, and numbers of firings."""
+        parts = self.definition.metrics, self.definition.operations
+        metrics, operations = ({name: SavedPart.of(part) for name, part in group.items()} for group in parts)
+        values = {
+            name: None if getattr(part.instance, "is_in_memory", False) else plain(self._values[name])
+            for name, part in self.definition.metrics.items()
+        }
+        return write(TrainerControllerState(_VERSION, self._step, values, metrics, operations, self._states))
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore a state. Parts that the definition has changed since (metrics and operations with other arguments,
+        controllers with other rules) start fresh, and are logged.
+
+        RAISES (StateError): The state is invalid. Nothing has changed then.
+        """
+        check_version(state, _VERSION, _WHAT)
+        saved = read(TrainerControllerState, state, _WHAT)
+        check_names(saved.values, saved.metrics, _WHAT, "values")
+        before = read(TrainerControllerState, self.state_dict(), _WHAT)
+        try:
+            with own_errors("the trainer controller"):  # errors of the user's own metrics and operations
+                self._load(saved)
+        except BaseException:
+            self._load(before)
+            raise
+
+    def _load(self, saved: TrainerControllerState) -> None:
+        definition, anew = self.definition, []
+        kinds = ("metrics", definition.metrics, saved.metrics), ("operations", definition.operations, saved.operations)
+        for kind, parts, states in kinds:
+            for name, part in parts.items():
+                if name not in states or not states[name].is_of(part):
+                    anew.append(f"{kind} {name}")
+                    continue
+                if hasattr(part.instance, "load_state_dict"):
+                    part.instance.load_state_dict(states[name].state)
+                if kind == "metrics":
+                    is_in_memory = getattr(part.instance, "is_in_memory", False)
+                    value = part.instance.value_of_memory() if is_in_memory else plain(saved.values[name])
+                    self._values[name] = value
+        for spec in definition.controllers:
+            found = saved.controllers.get(spec.name)
+            if found is None or found.rule != spec.rule.text:
+                anew.append(f"controller {spec.name}")
+                found = RuleState(spec.rule.text)
+            patience = {event: count for event, count in found.patience.items() if event in spec.triggers}
+            self._states[spec.name] = replace(found, patience=patience)
+        self._step = saved.step
+        if anew:
+            logger.warning(
+                "Not restored, because the controller definition has changed since the state was saved: %s.",
+                ", ".join(anew),
+            )
+
+
+def _keys_in_run(
+    metric: Any, groups: Collection[str], components: Collection[str], scores: Collection[str]
+) -> Keys | None:
+    """The keys of a metric in a run. The metric may be any class with `compute`."""
+    keys_in_run = getattr(metric, "keys_in_run", None)
+    keys: Keys | None = getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
+    return metric.keys_with_scores(keys, scores) if scores and hasattr(metric, "keys_with_scores") else keys
+
+
+# ---------------------------------------------------------------------- settings
+
+
+class ControllerSettings(Attachment):
+    """Rules that were read and checked. `build` makes a controller for one run.
+
+    Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups).
+    """
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
+        "thinc_torchopt.controller.trainer_controller()"
+    )
+    comes_first: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        definition: Optional[Union[str, Path, Dict[str, Any]]] = None,
+        metrics: Dict[str, Any] = {},
+        operations: Dict[str, Any] = {},
+        rules: Dict[str, Any] = {},
+    ):
+        if definition is None:
+            blocks = blocks_of(metrics, operations, rules)
+            if not rules:
+                raise ControllerError(
+                    f"Can't use {section()}: expected a 'definition', or a block 'rules', found neither."
+                )
+            self._content: Any = blocks.content
+            self._label, self._places = section(), blocks.places
+        elif metrics or operations or rules:
+            raise ControllerError(
+                f"Can't use {section()}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', "
+                "found both. Remove one."
+            )
+        else:
+            self._content, self._label, self._places = read_definition(definition), label_of(definition), {}
+        self.definition = self.build().definition  # finds all faults
+        acting = [part.instance for part in self.definition.operations.values()]
+        self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in acting)
+
+    def join(self, run: Any) -> Sequence[Any]:
+        from .run_rules import Rules
+
+        rules = Rules(self, run.optimizer)
+        rules.join(run)
+        return [rules]
+
+    def changed(self, changes: Mapping[tuple[str, ...], Any]) -> ControllerSettings:
+        """The same with other settings of rules. changes (Mapping): Values by path: the name of a rule, and its keys.
+
+        RAISES (ControllerError): There is no such rule, or the changed ones have errors.
+        """
+        made = copy(self)
+        controllers = plain(self._content["controllers"])  # a copy
+        made._content = {**self._content, "controllers": controllers}
+        rules = {one["name"]: one for one in controllers}
+        for (name, *outer, key), value in changes.items():
+            if name not in rules:
+                raise ControllerError(
+                    f"Can't change the rule '{name}': expected one of {', '.join(rules)}.{did_you_mean(name, rules)}"
+                )
+            place = rules[name]
+            for part in outer:
+                if not isinstance(place.setdefault(part, {}), dict):
+                    raise ControllerError(f"Can't change '{key}' in '{part}' of the rule '{name}': it has no keys.")
+                place = place[part]
+            place[key] = value
+        made.definition = made.build().definition
+        return made
+
+    def build(self, *, is_replay: bool = False) -> TrainerController:
+        return TrainerController(self._content, is_replay=is_replay, label=self._label, places=self._places)
+
+
+def trainer_controller(
+    definition: Optional[Union[str, Path, Dict[str, Any]]] = None,
+    metrics: Dict[str, Any] = {},
+    operations: Dict[str, Any] = {},
+    rules: Dict[str, Any] = {},
+) -> ControllerSettings:
+    """Steer `spacy train` by rules. Registered as `thinc-torchopt.TrainerController.v1`.
+
+    definition (str | Path | dict | None): Path of a YAML or JSON file, relative to the current folder; or its content.
+        See docs/controller.md. None: the rules are blocks of the config.
+    metrics (dict[str, Metric]): Blocks with `@controller_metrics`, in order.
+    operations (dict[str, Operation]): Blocks with `@controller_operations`.
+    rules (dict[str, dict]): Blocks with the keys of a controller, or with `@controller_rules`.
+    RAISES (ControllerError): The definition has errors. One message lists all of them.
+    """
+    return ControllerSettings(definition, metrics, operations, rules)

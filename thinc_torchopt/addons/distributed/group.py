@@ -1,0 +1,442 @@
+"""The group of ranks: connect, communicate, wait for each other, and find out which rank is missing.
+
+torch's launcher starts the ranks, and sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They find each other in the
+launcher's store, a small key-value server, and build a process group. All ranks call its *collectives* in the same
+order.
+
+Collectives of a step time out after `timeout_seconds`, as all ranks do the same work. *Patient* ones come after work
+that may take longer on one rank, such as an evaluation or saving a model: ranks wait as long as the others live. To
+show that, a thread of each rank counts up a number in the store, its *pulse*.
+
+gloo's errors name no rank. So each rank also writes its step to the store; an error names ranks that are behind or have
+no pulse.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, TimeoutError
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from textwrap import shorten
+from typing import Any, TypeVar
+
+import torch
+
+from ...core.errors import DistributedError
+from ...core.host import default_store, gloo_of_world
+from ...core.launched import (
+    LEFT_OVER,
+    is_one_machine,
+    master_in_environment,
+    rank_in_environment,
+    world_size_in_environment,
+)
+from .addresses import choose_interface
+from .settings import Distributed
+
+T = TypeVar("T")
+
+# Ranks read their data before they connect, which may take longer on some machines.
+JOIN_SECONDS = 600.0
+# A store replies at once, even if its process is busy.
+ANSWER_SECONDS = 20.0
+# After a rank has died, the launcher sends a signal to the others, and kills them some seconds later.
+HURRY_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_PULSE_SECONDS = 1.0
+_groups = count()
+
+
+class Group:
+    """This process among the others. Use `Group.open`.
+
+    Public: `rank` (0 to `size` - 1), `size` (the world size), `timeout_seconds`, `sends` (bytes passed to `sum_`, for
+    benchmarks), `hurries` (settable: returns whether this process got a signal to end).
+    """
+
+    def __init__(self, rank: int, size: int, store: Any, timeout_seconds: float, *, is_own: bool):
+        self.rank = rank
+        self.size = size
+        self.timeout_seconds = timeout_seconds
+        self.sends = 0
+        self.hurries: Callable[[], bool] = lambda: False
+        self._store = store
+        self._is_own = is_own
+        self._step = -1
+        self._barriers = count()
+        self._is_closed = threading.Event()
+        self._has_noticed = False  # whether it has noticed that another rank is gone
+        self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._pulse.start()
+
+    @classmethod
+    def open(cls, settings: Distributed, *, on_gpu: bool) -> Group:
+        """Connect to the other ranks, or use the existing process group.
+
+        on_gpu (bool): Whether params are on a GPU.
+        RAISES (DistributedError): Not all ranks connected.
+        """
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        timeout = timedelta(seconds=settings.timeout_seconds)
+        if dist.is_initialized():
+            store = PrefixStore(f"torchopt-{next(_groups)}", default_store())
+            return cls(dist.get_rank(), dist.get_world_size(), store, settings.timeout_seconds, is_own=False)
+        rank, size = rank_in_environment(), world_size_in_environment()
+        master, port = master_in_environment()
+        choose_interface(master, port, one_machine=is_one_machine())
+        # Params may be on a GPU, but other values that ranks exchange are on the CPU.
+        backend = settings.backend or ("nccl" if on_gpu else "gloo")
+        try:
+            if rank:
+                wait_for_store(master, port)
+            base, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
+            # The store outlives restarted ranks, with everything that earlier ranks have written.
+            store = PrefixStore(f"torchopt-{_find_each_other(base, rank, size, next(_groups))}", base)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+                store=PrefixStore("group", store),
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+            )
+        except DistributedError:
+            raise
+        except RuntimeError as error:
+            raise DistributedError(
+                f"Can't connect {size} ranks at {master}:{port}: {_first_line(error)} on rank {rank}. Check that "
+                "machines reach each other at that address, and that GLOO_SOCKET_IFNAME "
+                f"({os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}) is the interface for it. {LEFT_OVER}"
+            ) from error
+        return cls(rank, size, store, settings.timeout_seconds, is_own=True)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave the group. error (BaseException | None): The error that ends this rank. Other ranks will report it."""
+        if self._is_closed.is_set():
+            return
+        if isinstance(error, Exception) and not self._has_noticed:
+            with suppress(RuntimeError):
+                self._ask(lambda: self._store.set(f"failed/{self.rank}", reason_of(error)), _PULSE_SECONDS)
+        self._is_closed.set()
+        self._pulse.join(_PULSE_SECONDS)  # an interpreter that ends aborts if one of its threads is in torch's C++
+        if self._is_own and error is None:
+            import torch.distributed as dist
+
+            # In torch 2.6, destroying a process group waits for gloo's threads while it holds the GIL, which they may
+            # need to free a tensor: a deadlock. Destroying gloo's own object does not hold the GIL.
+            gloo = gloo_of_world()
+            dist.destroy_process_group()
+            del gloo
+
+    # ------------------------------------------------------------------ in a step
+
+    def at_step(self, step: int) -> None:
+        """Tell other ranks the step of this rank."""
+        self._step = step
+        self._store.set(f"step/{self.rank}", str(step))
+
+    def sum_(self, tensor: torch.Tensor, what: str = "sum gradients") -> None:
+        """Sum a tensor over all ranks, in place. RAISES (DistributedError): A rank is gone or hangs."""
+        import torch.distributed as dist
+
+        self.sends += tensor.numel() * tensor.element_size()
+        with self._named(what):
+            dist.all_reduce(tensor)
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag is set on any rank."""
+        flags = torch.tensor([float(flag)])
+        self.sum_(flags, "compare what ranks found")
+        return bool(flags.item())
+
+    def differs(self, values: torch.Tensor) -> torch.Tensor:
+        """Where integers differ between ranks. values (Tensor): int64, on the CPU. Shape: (n,)."""
+        import torch.distributed as dist
+
+        limits = torch.cat([values, ~values])  # the largest of ~x is ~ the smallest of x
+        with self._named("compare params"):
+            dist.all_reduce(limits, dist.ReduceOp.MAX)
+        largest, smallest = limits.split(len(values))
+        return largest != ~smallest
+
+    def broadcast_tensor(self, tensor: torch.Tensor, source: int) -> None:
+        """Copy a tensor from one rank to all, in place."""
+        import torch.distributed as dist
+
+        with self._named(f"hear from rank {source}"):
+            dist.broadcast(tensor, source)
+
+    # ------------------------------------------------------------------ patient
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this, as long as they live.
+
+        RAISES (DistributedError): A rank has no pulse for `timeout_seconds`.
+        """
+        name = f"barrier/{next(self._barriers)}"
+        missing = {rank for rank in range(self.size) if rank != self.rank}
+        seen: dict[int, tuple[bytes, float]] = {}
+        with self._named("wait for others"):
+            self._store.set(f"{name}/{self.rank}", "here")
+            pause = _POLL_SECONDS / 10
+            while missing:
+                found = self._ask(partial(self._look_for, name, missing))
+                missing, now = set(found), time.monotonic()
+                for rank, pulse in found.items():
+                    if rank not in seen or seen[rank][0] != pulse:
+                        seen[rank] = pulse, now
+                    elif (
+                        (silent := now - seen[rank][1]) > self.timeout_seconds
+                        or (silent > HURRY_SECONDS and self.hurries())
+                        or (silent > 2 * _PULSE_SECONDS and self._ask(partial(self._has_failed, rank)))
+                    ):
+                        raise RuntimeError(f"no pulse of rank {rank} for {silent:.0f} seconds")
+                if missing:
+                    time.sleep(pause)
+                    pause = min(2 * pause, 5 * _POLL_SECONDS)
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in order. Patient."""
+        import torch.distributed as dist
+
+        self.barrier()
+        found: list[Any] = [None] * self.size
+        with self._named("gather"):
+            dist.all_gather_object(found, value)
+        return found
+
+    def gather_on_0(self, value: T) -> list[T] | None:
+        """As `gather`, on rank 0. None on other ranks."""
+        import torch.distributed as dist
+
+        self.barrier()
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self._named("gather"):
+            dist.gather_object(value, found)
+        return found
+
+    def broadcast(self, value: T) -> T:
+        """The value of rank 0. Patient."""
+        self.barrier()
+        return self._broadcast(value)
+
+    def broadcast_now(self, value: T) -> T:
+        """The value of rank 0, in a step."""
+        return self._broadcast(value)
+
+    def from_rank_0(self, compute: Callable[[], T]) -> T:
+        """The result of a function on rank 0, for all ranks. Patient.
+
+        RAISES (DistributedError): It raised an error. Rank 0 raises the original one.
+        """
+        value: Any = None
+        error: Exception | None = None
+        if self.rank == 0:
+            try:
+                value = compute()
+            except Exception as raised:
+                error = raised
+        text, value = self.broadcast((None if error is None else _first_line(error), value))
+        if error is not None:
+            raise error
+        if text is not None:
+            raise DistributedError(f"Rank {self.rank} ends because rank 0 failed: {text}")
+        return value
+
+    def _broadcast(self, value: Any) -> Any:
+        import torch.distributed as dist
+
+        values = [value]
+        with self._named("hear from rank 0"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    # ------------------------------------------------------------------ missing ranks
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Turn errors of torch into one that names the missing rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._has_noticed = True
+            if failed := self._failed():
+                raise DistributedError(f"Rank {self.rank} ends at step {self._step} because {failed}") from None
+            raise DistributedError(
+                f"Can't {what} on rank {self.rank} at step {self._step}: not all {self.size} ranks took part "
+                f"within {self.timeout_seconds:g} seconds: {self._missing()}. ({_first_line(error)}) If a rank was "
+                "only slow, raise timeout_seconds in [training.optimizer.distributed]. To resume from the last "
+                "checkpoint, run the same command again, or use --max-restarts."
+            ) from error
+
+    def _failed(self) -> str:
+        """The ranks that reported an error, in words. Empty: none."""
+
+        def look() -> list[str]:
+            reasons = {rank: self._read(f"failed/{rank}").decode() for rank in range(self.size)}
+            return [f"rank {rank} failed: {reason}" for rank, reason in reasons.items() if reason]
+
+        with suppress(RuntimeError):
+            if found := self._ask(look, seconds=2.5):
+                time.sleep(_PULSE_SECONDS)  # so that the launcher notices the other rank first
+                return "; ".join(found)
+        return ""
+
+    def _has_failed(self, rank: int) -> bool:
+        return bool(self._store.check([f"failed/{rank}"]))
+
+    def _missing(self) -> str:
+        """The ranks that are behind or have no pulse, in words."""
+        try:
+            return self._ask(self._look_who_is_missing, seconds=4 * _PULSE_SECONDS + 2.5)
+        except RuntimeError:
+            return "the machine with the launcher's store can't be reached"
+
+    def _look_who_is_missing(self) -> str:
+        self._store.set(f"failed/{self.rank}", "")
+        before = [self._read(f"pulse/{rank}") for rank in range(self.size)]
+        time.sleep(2.5 * _PULSE_SECONDS)
+        found = []
+        for rank in range(self.size):
+            step = int(self._read(f"step/{rank}") or -1)
+            has_pulse = self._read(f"pulse/{rank}") != before[rank]
+            if rank == self.rank or self._store.check([f"failed/{rank}"]):
+                continue  # it has noticed the error too
+            if step < self._step or not has_pulse:
+                state = "is alive" if has_pulse else "has ended, hangs or can't be reached"
+                found.append(f"rank {rank} was last seen at step {step} and {state}")
+        return "; ".join(found) or "the connection to one of them broke"
+
+    def _look_for(self, barrier: str, ranks: set[int]) -> dict[int, bytes]:
+        """The ranks that have not reached a barrier, with their pulse."""
+        return {rank: self._read(f"pulse/{rank}") for rank in ranks if not self._store.check([f"{barrier}/{rank}"])}
+
+    def _ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
+        """Query the store with a time-out: without one, its client waits forever if the network is down.
+
+        RAISES (RuntimeError): There is no reply.
+        """
+        try:
+            return _asked(question).result(self.timeout_seconds if seconds is None else seconds)
+        except TimeoutError:
+            raise RuntimeError("the launcher's store does not answer") from None
+
+    def _read(self, key: str) -> bytes:
+        return self._store.get(key) if self._store.check([key]) else b""
+
+    def _beat(self) -> None:
+        with suppress(RuntimeError):  # the store is gone: the main thread will notice
+            for i in count():
+                self._store.set(f"pulse/{self.rank}", str(i))
+                if self._is_closed.wait(_PULSE_SECONDS):
+                    return
+
+
+def _asked(question: Callable[[], T]) -> Future[T]:
+    """Run a function that may never return in a thread."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answer
+
+
+def wait_for_store(master: str, port: int) -> None:
+    """Wait until a store of torch replies at an address.
+
+    RAISES (DistributedError): Nothing replies, or another program.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    deadline = time.monotonic() + JOIN_SECONDS
+    while not _listens(master, port):
+        if time.monotonic() > deadline:
+            raise DistributedError(
+                f"Can't connect to rank 0 at {master}:{port}: nothing accepted connections there for "
+                f"{JOIN_SECONDS:g} seconds. Check the address, and that the machine of rank 0 has started. {LEFT_OVER}"
+            )
+        time.sleep(10 * _POLL_SECONDS)
+    timeout = timedelta(seconds=ANSWER_SECONDS)
+    found = _asked(lambda: TCPStore(master, port, None, False, timeout, wait_for_workers=False))
+    try:
+        found.result(ANSWER_SECONDS)  # torch would wait forever for a program that listens and sends nothing
+    except (TimeoutError, RuntimeError):
+        raise DistributedError(
+            f"Can't connect to rank 0 at {master}:{port}: a program there does not answer as torch's store for "
+            f"{ANSWER_SECONDS:g} seconds. Most likely another program uses that port. Choose one that is free on the "
+            "machine of rank 0."
+        ) from None
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether a program accepts connections there."""
+    with suppress(OSError), socket.create_connection((host, port), timeout=_PULSE_SECONDS):
+        return True
+    return False
+
+
+def _find_each_other(store: Any, rank: int, size: int, nth: int) -> str:
+    """Find the ranks that live now, among the keys that earlier ranks left in the store.
+
+    Each rank writes a random word. Rank 0 replies to each word with its own, until all ranks have confirmed it.
+
+    nth (int): Number of earlier groups of this process.
+    RETURNS (str): A word that only these ranks know.
+    RAISES (DistributedError): Not all ranks came.
+    """
+    own = f"{nth}-{uuid.uuid4().hex}"
+    missing = set(range(1, size))
+    deadline = time.monotonic() + JOIN_SECONDS
+    answer = f"answer/{rank}/{own}"
+    store.set(f"hello/{rank}", own)
+    while time.monotonic() < deadline:
+        if rank == 0:
+            missing = {other for other in missing if not store.check([f"heard/{own}/{other}"])}
+            if not missing:
+                store.set(f"go/{own}", "")
+                return own
+            for other in missing:
+                if store.check([f"hello/{other}"]):
+                    store.set(f"answer/{other}/{store.get(f'hello/{other}').decode()}", own)
+        elif store.check([answer]):
+            word = store.get(answer).decode()
+            if store.check([f"go/{word}"]):
+                return word
+            store.set(f"heard/{word}/{rank}", "")
+        time.sleep(_POLL_SECONDS)
+    who = f"no rank {_listed(missing)}" if rank == 0 else "no word from rank 0, or not all others came"
+    raise DistributedError(
+        f"Can't connect {size} ranks: expected all of them within {JOIN_SECONDS:g} seconds, found {who}. Start "
+        f"the same command on all machines, with the same --nnodes and --nproc-per-node. {LEFT_OVER}"
+    )
+
+
+def _listed(ranks: Sequence[int] | set[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line, as Python shows it."""
+    name, text = type(error).__name__, shorten(str(error), 1000, placeholder=" ...")
+    return f"{name}: {text}" if text else name
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

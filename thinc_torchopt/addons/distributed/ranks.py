@@ -1,0 +1,323 @@
+"""A run in several processes, the *ranks*, that train one pipeline.
+
+All ranks run the same loop over the same batches, and each trains on its part of a batch. Decisions that must be equal
+come from rank 0 or from all ranks: see the methods of `Ranks`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict
+from textwrap import shorten
+from typing import Any, TypeVar
+
+from spacy.language import Language
+from spacy.training import Example
+from torch.nn.parameter import is_lazy
+
+from ...core import hooks
+from ...core.errors import ConfigError, DistributedError, StateError
+from ...core.optimizer import TorchOptimizer
+from ...core.params import components_with_model, shim_paths, torch_params
+from ...core.state import in_main_memory
+from ...loop.checkpoint_folder import RanksState
+from ...loop.config_check import collect_identity, collect_values_of_all, compare_configs, compare_identities
+from ...loop.data_stream import checksums_of
+from ...loop.events import EVENT_TYPES, Control, Event, Listener
+from ...loop.model_state import check_model, collect_model, restore_model
+from ...loop.processes import Alone, Scores
+from ...loop.random_state import load_generators, read_generators, save_generators, seed_all, set_generators
+from .agree import SharedSets, check_same_params, seed_of
+from .data import deal
+from .evaluation import sharing_pipe
+from .group import Group
+from .reduce import FlatReduce
+from .settings import Distributed
+from .shard import Shards, check_can_be_split
+
+T = TypeVar("T")
+logger = logging.getLogger("spacy.torchopt")
+
+# The most lines of an error about different configs.
+_LINES = 20
+
+
+class Ranks(Alone):
+    """One of several processes.
+
+    nlp (Language), optimizer (TorchOptimizer): The run's.
+    introduce (Callable): Tells the optimizer its pipeline.
+    noted (Callable): Returns the number of the signal that this process got, or None.
+    told_to_decay (Callable): Returns whether this process was told to lower learning rates.
+    RAISES (DistributedError): Not all ranks started. (ConfigError): Several processes can't train this pipeline.
+    """
+
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        introduce: Callable[[], object],
+        noted: Callable[[], int | None],
+        told_to_decay: Callable[[], bool],
+    ):
+        hooks.check_all_in_place()
+        _check_begins_anew(nlp)
+        block = optimizer.attachments.get("distributed")
+        self.settings = block if isinstance(block, Distributed) else Distributed()
+        self.group = Group.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
+        self.rank, self.size = self.group.rank, self.group.size
+        self.group.hurries = lambda: noted() is not None
+        self.seed = 0
+        self._nlp = nlp
+        self._optimizer = optimizer
+        self._introduce = introduce
+        self._noted = noted
+        self._told_to_decay = told_to_decay
+        self._shards = Shards(self.group) if self.settings.shard_state else None
+        self._looked_at: set[str] = set()  # config paths of algorithms that were checked
+        rate_factor = self.settings.rate_factor(self.size)
+        self._reduce = FlatReduce(self.group, self.settings.reduce, rate_factor, self._shards)
+        self._sets = SharedSets(nlp)
+        self._shape: Any = None
+        self._step = -1
+        self._own_losses: dict[str, Any] = {}
+        optimizer.reduce_by(self._reduce)
+
+    def share_generators(self) -> None:
+        set_generators(load_generators(self.group.broadcast(save_generators(read_generators()))))
+
+    def compare_settings(self, arguments: dict[str, Any]) -> None:
+        block = {f"training.optimizer.distributed.{name}": value for name, value in asdict(self.settings).items()}
+        own = collect_values_of_all(self._nlp) | {path: repr(value) for path, value in (arguments | block).items()}
+        (config, identity), *others = self.group.gather((own, collect_identity(self._nlp)))
+        found = []
+        for rank, (its_config, its_identity) in enumerate(others, 1):
+            words = "on rank 0", f"on rank {rank}"
+            found += compare_configs(config, its_config, words=words, left_out=())
+            found += compare_identities(identity, its_identity, words=words)
+        if found:
+            lines = [*found[:_LINES], *([f"and {len(found) - _LINES} more"] if len(found) > _LINES else [])]
+            raise DistributedError(
+                f"Can't train in {self.size} processes: expected the same config, vectors and labels on all ranks, "
+                "found others:\n  " + "\n  ".join(lines) + "\nRun the same command on all machines. Only values in "
+                "[paths], and settings that refer to them, may differ."
+            )
+
+    def compare_data(self, examples: Callable[[], list[Example]]) -> None:
+        own = examples()
+        checksums = checksums_of(own)
+        sums = self.group.gather((len(own), zlib.crc32(repr(checksums).encode())))
+        rank = next((rank for rank, found in enumerate(sums) if found != sums[0]), 0)
+        if not rank:
+            return
+        if sums[rank][0] != sums[0][0]:
+            found = f"{sums[0][0]:,} examples on rank 0 and {sums[rank][0]:,} on rank {rank}"
+        else:
+            all_checksums = self.group.gather(checksums)
+            pairs = enumerate(zip(all_checksums[0], all_checksums[rank]))
+            different = [i for i, (one, other) in pairs if one != other]
+            texts = self.group.gather(own[different[0]].reference.text)
+            one, other = (shorten(texts[i], 80, placeholder=" ...") for i in (0, rank))
+            what = "the annotations of" if texts[0] == texts[rank] else f"{one!r} on rank 0 where there is"
+            more = f", and {len(different) - 1:,} others" if len(different) > 1 else ""
+            found = f"that {len(different):,} of {len(own):,} differ: {what} {other!r} on rank {rank}{more}"
+        raise DistributedError(
+            f"Can't train in {self.size} processes: expected the same training data on all ranks, found {found}. Copy "
+            "the corpus of one machine to all others."
+        )
+
+    def begin(self, seed: int | None) -> None:
+        self._look_at_algorithms()
+        self.seed = self.group.broadcast(random.getrandbits(48) if seed is None else seed)
+        self._share_model()
+        if not self.writes:
+            return
+        factor = self.settings.rate_factor(self.size)
+        rates = f"multiplied by {factor:g}" if factor != 1.0 else "as the config says (scale_learn_rate is 'none')"
+        logger.info(
+            "Training in %d processes: each step trains on %d batches at once, and uses the %s of their gradients. "
+            "Learning rates are %s. max_steps, eval_frequency and patience count such steps.",
+            self.size,
+            self.size,
+            self.settings.reduce,
+            rates,
+        )
+
+    def _look_at_algorithms(self) -> None:
+        """Check new algorithms, for example those of unfrozen params."""
+        by_path = self._optimizer.torch_optimizers
+        if by_path.keys() == self._looked_at:
+            return
+        self._looked_at, found = set(by_path), by_path.values()
+        if self.settings.shard_state:
+            check_can_be_split(found)
+        elif self._shards is None and any(getattr(one, "draws_alone", False) for one in found):
+            # Noise without a shared seed: rank 0 makes the update, and the others get its params.
+            self._shards = self._reduce.shards = Shards(self.group, owners=1)
+
+    # ------------------------------------------------------------------ one model
+
+    def _share_model(self) -> None:
+        """Give all ranks the model of rank 0: params, and attrs of layers."""
+        # A GPU tensor would arrive on the GPU of the same number in the other process.
+        saved = self.from_rank_0(lambda: in_main_memory(collect_model(self._nlp, self._optimizer.stopped_grads)))
+        if self.rank:
+            try:
+                check_model(self._nlp, saved)
+                restore_model(self._nlp, saved)
+            except StateError as error:
+                raise DistributedError(
+                    f"Can't train on rank {self.rank} with the model of rank 0: expected the same pipeline on all "
+                    f"ranks, found another one. The config, the data and the code must be the same. ({error})"
+                ) from error
+        self._follow()
+
+    def _follow(self) -> None:
+        """Use the current pipeline."""
+        components = list(components_with_model(self._nlp))
+        shims = [shim for name, model in components for _, shim in shim_paths(model, name)]
+        self._reduce.follow(shims, self._nlp.component_names)
+        self._sets = SharedSets(self._nlp)
+        self._shape = _shape_of(self._nlp)
+
+    # ------------------------------------------------------------------ one step
+
+    def begin_step(self, step: int, hook: Callable[[], None] | None) -> None:
+        self._step = step
+        if hook is not None:
+            # Same seed on all ranks, as it may draw random numbers. New params come from rank 0.
+            seed_all(seed_of(self.seed, step))
+            hook()
+            self.group.at_step(step)
+            if self.group.any(_shape_of(self._nlp) != self._shape):
+                self._share_model()
+                self._introduce()  # now, as some params may get no gradient on this rank
+        self._look_at_algorithms()
+        seed_all(seed_of(self.seed, step, self.rank))
+
+    def begin_update(
+        self, batch: list[Example], losses: dict[str, Any], checksum: int
+    ) -> tuple[list[Example], dict[str, Any]]:
+        part = deal(batch, self.size)[self.rank]
+        self._reduce.notes = {
+            "has_examples": float(bool(part)),
+            "data": float(checksum & 0xFFFF),
+            "more_data": float(checksum >> 16),
+        }
+        self._own_losses = self._reduce.losses = {}
+        return part, self._own_losses
+
+    def end_backward(self) -> None:
+        reduce = self._reduce
+        # Same seed on all ranks for algorithms that draw random numbers.
+        seed_all(seed_of(self.seed, self._step, -1))
+        self.group.at_step(self._step)
+        reduce.look_at_scalers()
+        reduce.notes |= {
+            "signal": float(self._noted() or 0),
+            "decay": float(self._told_to_decay()),
+            "new_sets": float(self._sets.has_changed),
+        }
+
+    def end_update(self, losses: dict[str, Any]) -> None:
+        for name, loss in self._reduce.losses.items():
+            if loss or name in self._own_losses:
+                losses[name] = losses.get(name, 0.0) + loss
+        if any(self._reduce.found["new_sets"]):
+            self._sets.merge(self.group)
+
+    def end_step(self, step: int) -> None:
+        if self.settings.check_every and step % self.settings.check_every == 0:
+            self.compare_params(step)
+
+    def compare_params(self, step: int) -> None:
+        if self.settings.check_every:
+            check_same_params(self.group, self._optimizer.params, self._optimizer.rates.learn_rates, step)
+
+    def stopped_by(self, noted: int | None) -> int | None:
+        return next((signal for signal in self._reduce.found["signal"] if signal), None)
+
+    def is_told_to_decay(self, noted: bool) -> bool:
+        return any(self._reduce.found["decay"])
+
+    # ------------------------------------------------------------------ values of rank 0
+
+    def evaluate(self, evaluate: Callable[[], Scores]) -> Scores:
+        if not self.settings.share_evaluation:
+            return self.from_rank_0(evaluate)
+        with sharing_pipe(self._nlp, self.group):
+            return self.group.broadcast(evaluate())
+
+    def from_rank_0(self, compute: Callable[[], T]) -> T:
+        return self.group.from_rank_0(compute)
+
+    def share(self, value: T) -> T:
+        return self.group.broadcast(value)
+
+    def listeners(self) -> list[Listener]:
+        return [SameRequests(self.group)]
+
+    def whole_state(self, optimizer: TorchOptimizer) -> dict[str, Any] | None:
+        if self._shards is None:
+            return optimizer.state_dict() if self.writes else None
+        return self._shards.gather_state(optimizer.state_dict())
+
+    def barrier(self) -> None:
+        self.group.barrier()
+
+    def snapshot(self) -> RanksState:
+        return RanksState(self.seed, self.size)
+
+    def close(self, error: BaseException | None) -> None:
+        self._optimizer.reduce_by(None)
+        self.group.close(error)
+
+
+class SameRequests:
+    """Makes the requests of listeners on rank 0 apply to all ranks. A listener after the user's.
+
+    group (Group): The ranks.
+    """
+
+    name = "same requests"
+    # Those that all ranks have.
+    events = tuple(name for name in EVENT_TYPES if name not in ("on_substep_end", "on_exception"))
+
+    def __init__(self, group: Group):
+        self._group = group
+
+    def on_event(self, name: str, event: Event, control: Control) -> None:
+        for request, is_made in self._group.broadcast_now(asdict(control)).items():
+            setattr(control, request, is_made)
+
+
+def _check_begins_anew(nlp: Language) -> None:
+    """RAISES (ConfigError): A torch module makes its params in its first batch, differently on each rank."""
+    for name, model in components_with_model(nlp):
+        params = (param for _, shim in shim_paths(model, name) for _, param in torch_params(shim))
+        if any(map(is_lazy, params)):
+            raise ConfigError(
+                f"Can't train component '{name}' in several processes: a lazy torch module makes its params in the "
+                "first forward pass, with other values on each rank. Run a batch through it in [initialize], or train "
+                "in one process."
+            )
+
+
+def _shape_of(nlp: Language) -> list[Any]:
+    """The nodes and modules, with the shapes of their params."""
+    return [
+        (
+            name,
+            node.id,
+            [(param, node.get_param(param).shape if node.has_param(param) else None) for param in node.param_names],
+            [
+                [None if is_lazy(param) else tuple(param.shape) for _, param in torch_params(shim)]
+                for shim in node.shims
+            ],
+        )
+        for name, model in components_with_model(nlp)
+        for node in model.walk()
+    ]

@@ -1,0 +1,19 @@
+"""Federated training of a spaCy pipeline, over Flower: clients train on their own texts, a server averages.
+
+Open pipeline.py first: a pipeline and one round of local training. weights.py has the weights that are exchanged,
+agreement.py compares pipelines, labels.py is for users. rounds.py runs the rounds of the server: averages.py averages
+models, server_step.py applies the result. results.py writes and reads results and the state of a run. messages.py
+builds and checks Flower's messages; client.py and server.py are Flower's apps. They import Flower, which is an extra,
+by flower.py.
+"""
+
+from .labels import merge_labels
+from .settings import ClientPrivacy, Federated, FlowerStrategy, UpdateGuard
+
+__all__ = [
+    "ClientPrivacy",
+    "Federated",
+    "FlowerStrategy",
+    "UpdateGuard",
+    "merge_labels",
+]

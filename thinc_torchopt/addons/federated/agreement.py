@@ -1,0 +1,103 @@
+"""Check that server and clients have the same pipeline before round one.
+
+Weights are matched by name and averaged number by number. So each number must mean the same at all clients: the row of
+a label, a feature of the tokenizer, a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spacy.language import Language
+
+from ...loop.config_check import collect_identity, collect_values
+from .weights import Weights
+
+# Settings of the pipeline that may differ, as they don't affect training.
+_MAY_DIFFER = ("nlp.batch_size", "nlp.before_", "nlp.after_")
+# The most items of a difference in an error.
+_SHOWN = 5
+
+
+def describe(nlp: Language, weights: Weights, exchanged: Sequence[str]) -> dict[str, Any]:
+    """Describe a pipeline for comparison, as JSON.
+
+    exchanged (Sequence[str]): Names of the auxiliary variables that its optimizer exchanges.
+    """
+    identity = collect_identity(nlp)
+    settings = {
+        path: text
+        for path, text in collect_values(nlp).items()
+        if path.startswith(("nlp.", "components.")) and not path.startswith(_MAY_DIFFER)
+    }
+    return {
+        "components": [f"{name} ({nlp.get_pipe_meta(name).factory})" for name in nlp.component_names],
+        "labels": identity.labels,
+        "params": {name: _form(value) for name, value in weights.collect().items()},
+        "settings": settings,
+        "vectors": identity.vectors,
+        "frozen params": weights.checksums(),
+        "auxiliary variables": sorted(exchanged),
+    }
+
+
+def differences(
+    server: Mapping[str, Any],
+    client: Mapping[str, Any],
+    places: tuple[str, str] = ("at the server", "at the client"),
+) -> list[str]:
+    """List how a client differs from the server, one line each, the most important first. places: Where they are, in
+    words.
+    """
+    one, other = places
+    found: list[str] = []
+    for kind, here in server.items():
+        there: Any = client.get(kind)
+        if here == there:
+            continue
+        if kind == "labels" and isinstance(there, Mapping):
+            found += [_labels(name, here.get(name, []), there.get(name, []), places) for name in _unlike(here, there)]
+        elif isinstance(here, Mapping) and isinstance(there, Mapping):
+            found += _some(
+                kind,
+                [
+                    f"{name}: {here.get(name, 'not there')} {one}, {there.get(name, 'not there')} {other}"
+                    for name in _unlike(here, there)
+                ],
+            )
+        else:
+            found.append(f"{kind}: {_text(here)} {one}, {_text(there)} {other}")
+    return found
+
+
+def _form(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} ({', '.join(map(str, value.shape))})"
+
+
+def _labels(name: str, here: Sequence[str], there: Sequence[str], places: tuple[str, str]) -> str:
+    one, other = places
+    counts = f"labels of '{name}': {len(here)} {one}, {len(there)} {other}"
+    missing, unexpected = [x for x in here if x not in there], [x for x in there if x not in here]
+    if not missing and not unexpected:
+        place = next(i for i, pair in enumerate(zip(here, there)) if pair[0] != pair[1])
+        return f"{counts}, the same in another order: number {place} is {here[place]!r} and {there[place]!r}"
+    parts = [
+        f"{what} {', '.join(map(repr, labels[:_SHOWN]))}{', ...' if len(labels) > _SHOWN else ''}"
+        for what, labels in ((f"only {one}", missing), (f"only {other}", unexpected))
+        if labels
+    ]
+    return f"{counts}; {'; '.join(parts)}"
+
+
+def _unlike(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+
+
+def _some(kind: str, lines: list[str]) -> list[str]:
+    shown = [f"{kind}: {line}" for line in lines[:_SHOWN]]
+    return shown + ([f"{kind}: {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])
+
+
+def _text(value: Any) -> str:
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

@@ -1,0 +1,156 @@
+"""A whole training step of a torch model, optionally with clipping of each sample's gradient."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from ...core.checks import Section
+from ...core.errors import ConfigTypeError, ParamError
+from ...core.host import BatchNorm
+
+if TYPE_CHECKING:
+    from .optimizer import Modular
+
+# Number of samples whose gradients are in memory at once.
+CHUNK = 64
+
+
+def train_step(
+    optimizer: Modular, model: torch.nn.Module, batch: Any, sclip: float | None, loss: Callable[..., Tensor] | None
+) -> float:
+    """See `Modular.run_train_step`."""
+    named = names_in_model(optimizer, model, "run a training step")
+    batch = checked_batch(model, batch, loss)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for param in params:
+        param.grad = None
+    if sclip is None:
+        with torch.enable_grad():
+            value = compute_loss(model, batch, loss)
+            value.backward()
+    else:
+        Section("run_train_step", allows_texts=False).number("sclip", sclip, above=0.0)
+        refuse_batch_norm(model)
+        trained = {named[id(param)]: param.detach() for param in params if param.requires_grad}
+        value, grads = clipped_grads(model, trained, batch, sclip, loss)
+        if optimizer.normalize is None:
+            for grad in grads.values():
+                grad.div_(max(1, len(batch[0])))
+        for param in params:
+            param.grad = grads.get(named[id(param)])
+    optimizer.step()
+    for param in params:
+        param.grad = None
+    return float(value.detach())
+
+
+def names_in_model(optimizer: Modular, model: Any, what: str) -> dict[int, str]:
+    """The names of all params of a model by their `id`. what (str): For errors: "Can't {what}: ...".
+
+    RAISES (ConfigTypeError): It is not a torch model. (ParamError): It is not the optimizer's.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigTypeError(
+            f"Can't {what}: expected a torch.nn.Module, found {type(model).__name__}. For thinc models, see "
+            "docs/privacy.md."
+        )
+    names = {id(param): name for name, param in model.named_parameters()}
+    others = [name for name, param in optimizer.named_params().items() if id(param) not in names]
+    if others:
+        raise ParamError(
+            f"Can't {what}: expected the model with the params of the optimizer, found {type(model).__name__} without "
+            f"{', '.join(others[:5])}. Pass the model whose params the optimizer got."
+        )
+    return names
+
+
+def checked_batch(model: torch.nn.Module, batch: Any, loss: Callable[..., Tensor] | None) -> tuple[Tensor, ...]:
+    """The tensors of a batch.
+
+    RAISES (ConfigTypeError): They are no tensors, or not as many as the model takes.
+    """
+    found = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    if found and found[-1] is None:
+        found = found[:-1]
+    kinds = [type(part).__name__ for part in found]
+    if not found or not all(isinstance(part, Tensor) for part in found):
+        raise ConfigTypeError(
+            f"Can't run a training step: expected a batch of tensors, found {', '.join(kinds) or 'an empty one'}. Make "
+            "tensors of arrays: torch.as_tensor(array)."
+        )
+    inputs = found if loss is None else found[:-1]
+    try:
+        inspect.signature(model.forward).bind(*inputs)
+    except TypeError as error:
+        targets = "" if loss is None else " before the targets"
+        raise ConfigTypeError(
+            f"Can't run a training step: the batch has {len(inputs)} inputs{targets}, and "
+            f"{type(model).__name__}.forward takes others ({error}). For weights of samples, leave out 'loss', and let "
+            "the model compute it from the whole batch."
+        ) from error
+    return found
+
+
+def refuse_batch_norm(model: torch.nn.Module) -> None:
+    """RAISES (ParamError): A layer's output for a sample depends on other samples of the batch."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, BatchNorm) and layer.training:
+            raise ParamError(
+                f"Can't clip the gradient of each sample: '{name}' ({type(layer).__name__}) mixes the samples of a "
+                "batch. Use GroupNorm or LayerNorm, or its eval()."
+            )
+
+
+def clipped_grads(
+    model: torch.nn.Module,
+    trained: dict[str, Tensor],
+    batch: Sequence[Tensor],
+    sclip: float,
+    loss: Callable[..., Tensor] | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean loss, and the sum of the gradients of all samples, each clipped to a norm over all params.
+
+    SOURCE: per-sample gradients of torch.func; clipping as in Abadi et al. 2016.
+    """
+    rest = {
+        name: value.detach()
+        for name, value in [*model.named_parameters(), *model.named_buffers()]
+        if name not in trained
+    }
+
+    def loss_of(params: dict[str, Tensor], *sample: Tensor) -> Tensor:
+        return compute_loss(
+            lambda *args: functional_call(model, {**rest, **params}, args), [part.unsqueeze(0) for part in sample], loss
+        )
+
+    def clipped(*sample: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        grads, value = grad_and_value(loss_of)(trained, *sample)
+        norm = torch.sqrt(sum(grad.float().square().sum() for grad in grads.values()))
+        # A norm of 0 gives an infinite factor, which becomes 1.
+        factor = (sclip / norm).clamp(max=1.0)
+        return {name: grad * factor.to(grad.dtype) for name, grad in grads.items()}, value
+
+    n = len(batch[0])
+    total: dict[str, Tensor] = {name: torch.zeros_like(param) for name, param in trained.items()}
+    value = torch.zeros((), device=batch[0].device)
+    for start in range(0, n, CHUNK):
+        grads, values = vmap(clipped, randomness="different")(*(part[start : start + CHUNK] for part in batch))
+        value = value + values.sum().detach()
+        for name, grad in grads.items():
+            total[name] += grad.sum(0)
+    return value / max(1, n), total
+
+
+def compute_loss(call: Callable[..., Any], batch: Sequence[Tensor], loss: Callable[..., Tensor] | None) -> Tensor:
+    if loss is None:
+        value: Tensor = call(*batch)
+    else:
+        *inputs, targets = batch
+        value = loss(call(*inputs), targets)
+    return value

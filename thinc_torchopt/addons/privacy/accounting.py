@@ -1,0 +1,213 @@
+"""The epsilon that a training has used, by Opacus: how many updates, with which noise, of which part of the data; and
+the plan before the first update: the noise, and the updates that its target allows.
+
+SOURCE: the subsampled Gaussian mechanism, by RDP (Mironov 2017, https://arxiv.org/abs/1702.07476) and PRV (Gopi et al.
+    2021, https://arxiv.org/abs/2106.02848).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from ...core.checks import Section
+from ...core.compat import check_opacus, import_opacus_accountants
+from ...core.errors import ConfigError
+from ...core.schema import Count
+from ...core.types import Accountant
+from .settings import PRIVACY, Privacy
+
+# Part of a saved state: noise multiplier, sample rate, updates.
+PrivacyHistory = list[tuple[float, float, Count]]
+
+
+class Account:
+    """The updates so far, and the epsilon that they have used.
+
+    delta (float): The delta of (epsilon, delta). accountant ("prv" | "rdp"): The one whose epsilon counts.
+
+    Public: `history` (noise multiplier, sample rate and number of updates, for each kind of update in a row).
+    """
+
+    def __init__(self, delta: float, accountant: Accountant):
+        self.delta = delta
+        self.accountant = accountant
+        self.history: list[tuple[float, float, int]] = []
+
+    def count(self, noise_multiplier: float, sample_rate: float) -> None:
+        """Count one more update."""
+        kind = noise_multiplier, sample_rate
+        if self.history and self.history[-1][:2] == kind:
+            self.history[-1] = (*kind, self.history[-1][2] + 1)
+        else:
+            self.history.append((*kind, 1))
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for _, _, steps in self.history)
+
+    def epsilons(self) -> dict[Accountant, float]:
+        """The epsilon so far by each of Opacus' accountants. Infinite without noise."""
+        return {kind: epsilon_of(self.history, self.delta, kind) for kind in get_args(Accountant)}
+
+    def in_words(self, epsilons: dict[Accountant, float], *, unit: str = "update") -> str:
+        """For the user. epsilons (dict): From `epsilons`, which takes time."""
+        [other] = (kind for kind in epsilons if kind != self.accountant)
+        return (
+            f"epsilon {epsilons[self.accountant]:.3f} ({self.accountant.upper()}; by {other.upper()} "
+            f"{epsilons[other]:.3f}) at delta {self.delta:g} after {self.steps:,} {unit}{'s' * (self.steps != 1)}."
+        )
+
+    def numbers(self, epsilons: dict[Accountant, float]) -> dict[str, Any]:
+        """For logs and files, as JSON has no infinity."""
+        found = {kind: None if math.isinf(epsilon) else epsilon for kind, epsilon in epsilons.items()}
+        return {
+            "epsilon": found[self.accountant],
+            **{f"epsilon_{kind}": epsilon for kind, epsilon in found.items()},
+            "delta": self.delta,
+            "updates": self.steps,
+        }
+
+
+def epsilon_of(history: PrivacyHistory, delta: float, kind: Accountant) -> float:
+    """The epsilon at `delta` of updates in a row. Infinite without noise.
+
+    history (list): Noise multiplier, sample rate and number of updates, for each kind of update.
+    RAISES (MissingPackageError): Opacus is not installed.
+    """
+    history = [(noise, rate, steps) for noise, rate, steps in history if steps]
+    if not history:
+        return 0.0
+    if any(noise == 0.0 for noise, _, _ in history):
+        return math.inf
+    accountant = getattr(import_opacus_accountants(), f"{kind.upper()}Accountant")()
+    accountant.history = [(noise, rate, int(steps)) for noise, rate, steps in history]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the range of orders that RDP tries: the bound holds all the same
+        try:
+            return float(accountant.get_epsilon(delta=delta))
+        except (ValueError, RuntimeError):  # PRV finds no bound where epsilon is very large
+            return math.inf
+
+
+def least_noise(target_epsilon: float, delta: float, rate: float, steps: int, kind: Accountant) -> float:
+    """The noise multiplier with which `steps` updates stay below an epsilon.
+
+    RAISES (ConfigError): None is large enough. (MissingPackageError): Opacus is not installed.
+    """
+    utils = import_opacus_accountants().utils
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return float(
+                utils.get_noise_multiplier(
+                    target_epsilon=target_epsilon, target_delta=delta, sample_rate=rate, steps=steps, accountant=kind
+                )
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"Can't find the noise for target_epsilon = {target_epsilon:g}: none is large enough for {steps:,} "
+                f"updates with a sample rate of {rate:.3g}. Train fewer steps, use smaller batches, or raise "
+                f"target_epsilon. ({error})"
+            ) from error
+
+
+def most_steps(
+    before: PrivacyHistory, target_epsilon: float, delta: float, noise: float, rate: float, kind: Accountant
+) -> int:
+    """How many more updates stay below an epsilon. before (list): The updates so far."""
+    low, high = 0, 1
+    while epsilon_of([*before, (noise, rate, high)], delta, kind) <= target_epsilon:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if epsilon_of([*before, (noise, rate, middle)], delta, kind) <= target_epsilon:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """The numbers that follow from the settings, the data and the length of a training.
+
+    population (int): The number of examples. size (int): The number of examples that a batch has on average.
+    noise_multiplier (float): Of the settings, or the least for the target.
+    last (int | None): All updates that the target allows, past ones too. None: there is no target.
+    """
+
+    settings: Privacy
+    population: int
+    size: int
+    noise_multiplier: float
+    last: int | None
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability of each example to be in a batch."""
+        return self.size / self.population
+
+    @property
+    def of_each_update(self) -> Privacy:
+        """The settings with this noise and without a target, for a part of the training."""
+        return replace(self.settings, noise_multiplier=self.noise_multiplier, target_epsilon=None)
+
+    def in_words(self) -> str:
+        """For the user."""
+        settings = self.settings
+        reached = "" if self.last is None else f"; {self.last:,} updates reach epsilon {settings.target_epsilon:g}"
+        return (
+            f"{self.population:,} examples, batches of {self.size} on average (a sample rate of "
+            f"{self.sample_rate:.4g}), clip {settings.clip:g}, noise multiplier {self.noise_multiplier:.4g}, delta "
+            f"{settings.delta:g}{reached}."
+        )
+
+
+def plan_privacy(
+    settings: Privacy,
+    *,
+    population: int,
+    size: int,
+    count_steps: Callable[[], int],
+    account: Account,
+    section: Section = PRIVACY,
+) -> PrivacyPlan:
+    """Find the noise, and the number of updates that the target allows.
+
+    settings (Privacy): From the config; with a noise multiplier if a run goes on.
+    population (int): The number of examples, or of clients. size (int): How many of them are in an update on average.
+    count_steps (Callable): The number of updates of the whole training. Called only if the noise depends on it.
+    account (Account): What was used so far. section (Section): Of the settings.
+    RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
+    """
+    if settings.delta >= 1.0 / population:
+        section.refuse(
+            "delta",
+            f"a number far below 1 / {population:,}, one by the number of those that are protected",
+            settings.delta,
+            "Publishing all of one at random would have such a delta.",
+        )
+    noise, target, rate = settings.noise_multiplier, settings.target_epsilon, size / population
+    if noise is None:
+        noise = least_noise(target or 0.0, settings.delta, rate, count_steps(), settings.accountant)
+    if noise:
+        check_opacus()
+    last = None
+    if target is not None:
+        more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant)
+        if not more and not account.steps:
+            section.refuse(
+                "target_epsilon",
+                f"one that allows an update with a noise_multiplier of {noise:g}",
+                target,
+                "Raise noise_multiplier, or leave it out.",
+            )
+        last = account.steps + more
+    return PrivacyPlan(settings, population, size, noise, last)

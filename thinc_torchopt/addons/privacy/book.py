@@ -1,0 +1,277 @@
+"""One batch, with the gradient of each example clipped: by book-keeping, in one forward and one backward pass.
+
+with book.recording(nlp, len(examples)):     layers record what their gradients are made of: forms.py
+    nlp.update(examples, sgd=False)
+                                             at its end: the norm of each example, its factor, and one weighted
+                                             sum for each param, which is added to the gradients in the model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+from spacy.language import Language
+from spacy.training import Example
+from thinc.api import Model, Shim, xp2torch
+from thinc.util import is_xp_array, to_numpy
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ...core.checks import Section
+from ...core.errors import ParamError
+from ...core.host import forward_of, is_in_mixed_precision, module_of, swap_forward, swap_grads
+from ...core.types import Key
+from .forms import FORMS, Form, check_module, check_windows, recording_module, records_of_module
+from .records import Lookup, Product, Record, Rows, Terms
+from .slots import Slot, add_grad, models_of
+
+
+def clip_each_example(
+    nlp: Language,
+    examples: Sequence[Example],
+    clip: float,
+    *,
+    drop: float = 0.0,
+    losses: dict[str, float] | None = None,
+    exclude: Collection[str] = (),
+) -> numpy.ndarray:
+    """Compute the gradients of a batch with that of each example clipped, and add their sum to those in the models.
+
+    Call `finish_update` of each component to make the update. The sum has no noise: see `Privacy` for that.
+
+    nlp (Language): A pipeline, initialized.
+    clip (float): The largest norm of an example's gradient, over all params that are trained.
+    drop, losses, exclude: As for `nlp.update`.
+    RETURNS (numpy.ndarray): The norms before clipping. Shape: (examples,)
+    RAISES (ConfigError): `clip` is not above 0. (ParamError): A component or layer has no form.
+    """
+    book = Book(Section("clip_each_example", allows_texts=False).number("clip", clip, above=0.0))
+    with book.recording(nlp, len(examples), exclude):
+        nlp.update(examples, drop=drop, losses=losses, sgd=False, exclude=exclude)  # type: ignore[arg-type]
+    return book.norms
+
+
+def check_layers(nlp: Language, exclude: Collection[str] = ()) -> None:
+    """RAISES (ParamError): A component or layer has no form, or a window reaches into the next example."""
+    for model in models_of(nlp, exclude):
+        for node in model.walk():
+            _form_of(node)
+            for shim in node.shims:
+                check_module(node.name, _module_in(node, shim))
+        check_windows(model)
+
+
+class Book:
+    """Records one batch after the other.
+
+    clip (float): The largest norm of an example's gradient.
+
+    Public: `norms` (of the examples of the last batch, before clipping).
+    """
+
+    def __init__(self, clip: float):
+        self.clip = clip
+        self.norms = numpy.zeros(0, dtype="f")
+        self._frozen: Collection[Key] = ()
+        self._n = 0
+        self._rows: dict[int, tuple[Any, Rows]] = {}
+        self._last: Rows | None = None
+        self._records: dict[Any, list[Record]] = {}
+        self._slots: dict[Any, Slot] = {}
+        self._checked: set[int] = set()
+        self._trained: set[int] = set()  # ids of torch's params
+
+    # ------------------------------------------------------------------ a batch
+
+    @contextmanager
+    def recording(
+        self, nlp: Language, n: int, exclude: Collection[str] = (), frozen: Collection[Key] = ()
+    ) -> Iterator[None]:
+        """Inside, one `nlp.update` is recorded. At the end the clipped sum is added to the gradients.
+
+        n (int): The number of examples. exclude (Collection[str]): Components that are not trained.
+        frozen (Collection[Key]): Keys of params that are not trained: they have no part in the norms.
+        RAISES (ParamError): A component or layer has no form.
+        """
+        self._n, self._frozen = n, frozen
+        self._rows, self._last, self._records, self._slots = {}, None, {}, {}
+        models = models_of(nlp, exclude)
+        nodes = {node.id: node for model in models for node in model.walk()}
+        try:
+            with ExitStack() as stack:
+                for node in nodes.values():
+                    self._open(node, stack)
+                yield
+                self._checked |= {node.id for node in nodes.values() if self._is_all_recorded(node)}
+            self._add_up()
+        finally:
+            self._rows, self._last, self._records, self._slots, self._trained = {}, None, {}, {}, set()
+
+    def _open(self, node: Model, stack: ExitStack) -> None:
+        """Put a layer's form in place of its forward function, and keep torch from computing its gradients."""
+        form, forward = _form_of(node), forward_of(node)
+        stack.callback(swap_forward, node, forward)
+        swap_forward(node, partial(self._run, form, forward))
+        stack.callback(swap_grads, node, swap_grads(node, {}))
+        for shim in node.shims:
+            module = _module_in(node, shim)
+            if node.id not in self._checked:
+                check_module(node.name, module)
+            for param in module.parameters():
+                if param.requires_grad and id(param) not in self._frozen:
+                    self._trained.add(id(param))
+                    stack.callback(setattr, param, "grad", param.grad)
+                    param.grad = None
+                    if node.id in self._checked:
+                        stack.callback(param.requires_grad_)
+                        param.requires_grad_(False)
+
+    def _is_all_recorded(self, node: Model) -> bool:
+        """Whether the records of a torch module have the gradients that torch computes. False: torch computed none, or
+        only zeros, as below an output layer that was initialized so.
+
+        RAISES (ParamError): A gradient was computed beside the records.
+        """
+        is_any = False
+        others = [name for name in node.param_names if node.has_grad(name)]
+        for shim in node.shims:
+            for name, param in module_of(shim).named_parameters():
+                if param.grad is not None and bool(param.grad.isfinite().all()):
+                    is_any |= bool(param.grad.any())
+                    ones, recorded = param.new_ones(self._n), torch.zeros_like(param)
+                    for one in self._records.get(id(param), ()):
+                        recorded += one.sum(ones).reshape(recorded.shape)
+                    # Both are float32, summed in another order.
+                    if float((recorded - param.grad).abs().max()) > 1e-3 * float(param.grad.abs().max()):
+                        others.append(name)
+        if others:
+            raise ParamError(
+                f"Can't clip the gradient of each example: the params {', '.join(others)} of layer '{node.name}' have "
+                "gradients that were computed in another way than by the modules they belong to. Freeze its component "
+                "(frozen_components), or train without privacy."
+            )
+        return is_any
+
+    def _run(self, form: Any, forward: Any, model: Model, X: Any, is_train: bool) -> Any:
+        return form(self, forward, model, X, is_train) if is_train else forward(model, X, is_train)
+
+    def _add_up(self) -> None:
+        joined = {
+            key: found[0].joined(found[1:]) if len(found) > 1 else found[0] for key, found in self._records.items()
+        }
+        squares = sum((one.norms().double().cpu() for one in joined.values()), torch.zeros(self._n, dtype=torch.double))
+        norms = squares.sqrt()
+        self.norms = norms.numpy()
+        # An example whose gradient is not finite counts for nothing: it may not spoil or stop the others' update.
+        factors = torch.where(norms.isfinite(), (self.clip / norms).clamp(max=1.0), 0.0).float()
+        spoiled = (~norms.isfinite()).nonzero().flatten()
+        for key, record in joined.items():
+            if len(spoiled):
+                record.leave_out(spoiled)
+            add_grad(self._slots[key], record.sum(factors))
+
+    # ------------------------------------------------------------------ for forms: which rows are whose
+
+    def is_array(self, X: Any) -> bool:
+        return is_xp_array(X)
+
+    def to_numpy(self, X: Any) -> numpy.ndarray:
+        found: numpy.ndarray = to_numpy(X)
+        return found
+
+    def tell(self, X: Any, rows: Rows) -> None:
+        """Set whose the rows of an array are. The array is kept, so that no other gets its id."""
+        self._rows[id(X)] = X, rows
+        self._last = rows
+
+    def claim(self, Y: Any) -> None:
+        """An array that a layer made of others': its rows are those of the last one."""
+        if is_xp_array(Y) and id(Y) not in self._rows and self._last is not None and len(Y) == len(self._last):
+            self.tell(Y, self._last)
+
+    def rows_of(self, model: Model, X: Any) -> Rows:
+        """RAISES (ParamError): It is not known."""
+        _, rows = self._rows.get(id(X), (None, None))
+        if rows is None:
+            raise ParamError(
+                f"Can't clip the gradient of each example: it is not known which example the rows are of that layer "
+                f"'{model.name}' gets ({type(X).__name__}). Put a list, Ragged or with_array around it, as in spaCy's "
+                "architectures."
+            )
+        return rows
+
+    def check_count(self, model: Model, found: int) -> None:
+        """RAISES (ParamError): A layer got parts that are not one for each example."""
+        if found != self._n:
+            raise ParamError(
+                f"Can't clip the gradient of each example: layer '{model.name}' got {found} parts for a batch of "
+                f"{self._n} examples: expected one for each. Use an architecture that keeps examples apart."
+            )
+
+    # ------------------------------------------------------------------ for forms: records
+
+    def trains(self, param: Parameter) -> bool:
+        return id(param) in self._trained
+
+    def record_product(self, model: Model, rows: Rows, X: Any, dY: Any) -> None:
+        dY = xp2torch(dY)
+        self._record(model, "W", Product(rows, xp2torch(X), dY))
+        self._record(model, "b", Terms(rows, dY))
+
+    def record_terms(self, model: Model, name: str, rows: Rows, terms: Any) -> None:
+        self._record(model, name, Terms(rows, xp2torch(terms)))
+
+    def record_lookup(self, model: Model, rows: Rows, keys: Any, dY: Any, *, size: int | None = None) -> None:
+        keys = xp2torch(keys.astype("int64"))
+        self._record(model, "E", Lookup(rows, keys, xp2torch(dY), size or len(model.get_param("E"))))
+
+    def _record(self, model: Model, name: str, record: Record) -> None:
+        key = (model.id, name)
+        if model.has_param(name) and key not in self._frozen:
+            self._records.setdefault(key, []).append(record)
+            self._slots[key] = model, name
+
+    def in_module(self, model: Model, rows: Rows) -> AbstractContextManager[None]:
+        """Inside, a torch module's forward pass is recorded."""
+        return recording_module(self, model.name, module_of(model.shims[0]), rows)
+
+    def records_of_module(self, part: Module, rows: Rows, X: Tensor, dY: Tensor) -> None:
+        for param, record in records_of_module(part, rows, X, dY):
+            if self.trains(param):
+                self._records.setdefault(id(param), []).append(record)
+                self._slots[id(param)] = param
+
+
+def _form_of(node: Model) -> Form:
+    """RAISES (ParamError): A layer has none."""
+    forward = forward_of(node)
+    form = FORMS.get(forward)
+    if form is None:
+        module = getattr(forward, "__module__", type(forward).__name__)
+        raise ParamError(
+            f"Can't clip the gradient of each example: layer '{node.name}' ({module}) has no form for it. See 'What "
+            "can be trained' in docs/privacy.md. Use another architecture, or freeze the component "
+            "(frozen_components)."
+        )
+    return form
+
+
+def _module_in(node: Model, shim: Shim) -> Module:
+    """RAISES (ParamError): It is no torch module."""
+    module = module_of(shim)
+    if module is None:
+        raise ParamError(
+            f"Can't clip the gradient of each example: layer '{node.name}' wraps {type(shim).__name__}, which is no "
+            "torch module. Freeze its component (frozen_components)."
+        )
+    if is_in_mixed_precision(shim):
+        raise ParamError(
+            f"Can't clip the gradient of each example: layer '{node.name}' computes in thinc's mixed precision, which "
+            "scales its gradients. Set mixed_precision = false."
+        )
+    return module

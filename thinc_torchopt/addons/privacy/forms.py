@@ -1,0 +1,479 @@
+"""The layers of thinc and spaCy whose gradients can be told apart by example, and how.
+
+A form runs a layer forward. Its backward pass gives the same gradient to the layer below as the layer's own, but
+records what the gradients of its params are made of (see records.py) and does not compute them. Layers are known by
+their forward function. `FORMS` has them all: a layer that is not in it is refused by name.
+
+In torch modules, `Linear`, `LayerNorm` and `Embedding` have forms, and modules made of them: hooks on their outputs get
+the gradients. Their params need none meanwhile, so that torch computes none.
+
+Most layers have no params, and keep rows as they are (`keep_rows`) or run other layers (`run_layers`). Lists with one
+array per example, and `Ragged` arrays, say themselves which rows are whose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from spacy.attrs import ORTH
+from spacy.vectors import Mode
+from thinc.api import Ragged, get_width
+from torch import Tensor
+from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter
+
+from ...core.errors import ParamError
+from ...core.host import forward_of
+from .records import Lookup, Product, Record, Rows, Terms
+
+if TYPE_CHECKING:
+    from .book import Book
+
+# A layer. thinc's types for arrays are too narrow for what is done here.
+Node = Any
+Forward = Callable[..., Any]
+Form = Callable[["Book", Forward, Node, Any, bool], tuple[Any, Callable[..., Any]]]
+
+
+# ---------------------------------------------------------------------- layers without params
+
+
+def run_layers(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    """A layer that runs others. An array that it returns has the rows of the last one's."""
+    Y, backprop = forward(model, X, is_train)
+    book.claim(Y)
+    return Y, backprop
+
+
+def keep_rows(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    """A layer that treats each row by itself."""
+    Y, backprop = forward(model, X, is_train)
+    if book.is_array(X) and book.is_array(Y):
+        book.tell(Y, book.rows_of(model, X))
+    return Y, backprop
+
+
+def keep_examples(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    """A layer that treats each example by itself, and returns a list or `Ragged`."""
+    return forward(model, X, is_train)
+
+
+def one_row_each(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    """A layer that makes one row of each example."""
+    book.check_count(model, len(X.lengths))
+    Y, backprop = forward(model, X, is_train)
+    book.tell(Y, Rows.of([1] * len(X.lengths)))
+    return Y, backprop
+
+
+def list2array(book: Book, forward: Forward, model: Node, Xs: Any, is_train: bool) -> Any:
+    book.check_count(model, len(Xs))
+    Y, backprop = forward(model, Xs, is_train)
+    book.tell(Y, Rows.of([len(X) for X in Xs]))
+    return Y, backprop
+
+
+def with_array(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    """Lists get twice the padding: with thinc's, an example's last rows and the first ones of the next share it."""
+    layer, pad = model.layers[0], 2 * model.attrs["pad"]
+    if book.is_array(X):
+        return run_layers(book, forward, model, X, is_train)
+    if isinstance(X, Ragged):
+        book.check_count(model, len(X.lengths))
+        data, of_ragged = X.dataXd, X.lengths  # data is another object each time
+        book.tell(data, Rows.of(book.to_numpy(of_ragged)))
+        Y, backprop_layer = layer(data, is_train)
+        return Ragged(Y, of_ragged), lambda dY: Ragged(backprop_layer(dY.dataXd), of_ragged)
+    if not isinstance(X, (list, tuple)):
+        raise ParamError(
+            f"Can't clip the gradient of each example: layer '{model.name}' got an input of type {type(X).__name__}, "
+            "which has no form. Use a layer that takes lists, as spaCy's own."
+        )
+    book.check_count(model, len(X))
+    lengths = [len(x) for x in X]
+    flat = layer.ops.flatten(X, pad=pad)
+    book.tell(flat, Rows.of(lengths, pad=pad))
+    Y, backprop_layer = layer(flat, is_train)
+
+    def backprop(dYs: Any) -> Any:
+        return layer.ops.unflatten(backprop_layer(layer.ops.flatten(dYs, pad=pad)), lengths, pad=pad)
+
+    return layer.ops.unflatten(Y, lengths, pad=pad), backprop
+
+
+def expand_window(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    Y, backprop = forward(model, X, is_train)
+    if book.is_array(X):
+        rows, window = book.rows_of(model, X), model.attrs["window_size"]
+        _check_pad(model, window, rows.reach)
+        book.tell(Y, rows.after(window))
+    return Y, backprop
+
+
+def check_windows(model: Node) -> None:
+    """Check the padding of all windows in a model, as far as it is known before the first batch.
+
+    RAISES (ParamError): A window would reach into the next example.
+    """
+    if FORMS.get(forward_of(model)) is with_array:
+        _check_pad(model, _reach_of(model.layers[0]), model.attrs["pad"])
+    else:
+        for layer in model.layers:
+            check_windows(layer)
+
+
+def _reach_of(model: Node) -> int:
+    """How many neighbours on each side a layer mixes into a row."""
+    forward = forward_of(model)
+    if FORMS.get(forward) is expand_window:
+        return int(model.attrs["window_size"])
+    parts = [_reach_of(layer) for layer in model.layers]
+    return max(parts, default=0) if forward in _SIDE_BY_SIDE else sum(parts)
+
+
+def _check_pad(model: Node, expected: int, found: int) -> None:
+    """RAISES (ParamError): There is too little padding."""
+    if found < expected:
+        raise ParamError(
+            f"Can't clip the gradient of each example: layer '{model.name}' mixes tokens of one example with those "
+            f"of the next: expected padding of at least {expected} rows, found {found}. Give the with_array "
+            "around it a 'pad' of the number of layers times the window."
+        )
+
+
+# ---------------------------------------------------------------------- layers with params
+
+
+def linear(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    return _affine(book, model, X, lambda Y: (Y, lambda dY: dY))
+
+
+def softmax(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    temperature = model.attrs["softmax_temperature"]
+    ops = model.ops
+    return _affine(
+        book,
+        model,
+        X,
+        lambda Y: (
+            ops.softmax(Y, temperature=temperature),
+            lambda dY: dY / temperature if temperature != 1.0 else dY,
+        ),
+    )
+
+
+def relu(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    def activate(before: Any) -> Any:
+        Y = model.ops.relu(before)
+        return Y, lambda dY: model.ops.backprop_relu(dY, Y)
+
+    return _affine(book, model, X, activate)
+
+
+def sigmoid(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    def activate(before: Any) -> Any:
+        Y = model.ops.sigmoid(before)
+        return Y, lambda dY: model.ops.backprop_sigmoid(dY, Y, inplace=False)
+
+    return _affine(book, model, X, activate)
+
+
+def mish(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    ops = model.ops
+    return _affine(book, model, X, lambda Y: (ops.mish(Y), lambda dY: ops.backprop_mish(dY, Y)))
+
+
+def gelu(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    ops = model.ops
+    return _affine(book, model, X, lambda Y: (ops.gelu(Y), lambda dY: ops.backprop_gelu(dY, Y, inplace=False)))
+
+
+def swish(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    def activate(before: Any) -> Any:
+        Y = model.ops.swish(before)
+        return Y, lambda dY: model.ops.backprop_swish(dY, before, Y, inplace=False)
+
+    return _affine(book, model, X, activate)
+
+
+def _affine(book: Book, model: Node, X: Any, activate: Callable[[Any], Any]) -> Any:
+    """A matrix product with a bias, and an activation with its backward pass."""
+    rows, ops, W = book.rows_of(model, X), model.ops, model.get_param("W")
+    before = ops.gemm(X, W, trans2=True)
+    before += model.get_param("b")
+    Y, backprop_activation = activate(before)
+    book.tell(Y, rows)
+
+    def backprop(dY: Any) -> Any:
+        dY = backprop_activation(dY)
+        book.record_product(model, rows, X, dY)
+        return ops.gemm(dY, W)
+
+    return Y, backprop
+
+
+def maxout(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    rows, ops = book.rows_of(model, X), model.ops
+    nO, nP, nI = (model.get_dim(name) for name in ("nO", "nP", "nI"))
+    W = ops.reshape2f(model.get_param("W"), nO * nP, nI)
+    pieces = ops.gemm(X, W, trans2=True)
+    pieces += ops.reshape1f(model.get_param("b"), nO * nP)
+    Y, which = ops.maxout(ops.reshape3f(pieces, len(pieces), nO, nP))
+    book.tell(Y, rows)
+
+    def backprop(dY: Any) -> Any:
+        d_pieces = ops.reshape2f(ops.backprop_maxout(dY, which, nP), len(dY), nO * nP)
+        book.record_product(model, rows, X, d_pieces)
+        return ops.gemm(d_pieces, W)
+
+    return Y, backprop
+
+
+def layernorm(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    rows, G, width = book.rows_of(model, X), model.get_param("G"), get_width(X)
+    centered = X - X.mean(axis=1, keepdims=True)
+    scale = (X.var(axis=1, keepdims=True) + 1e-08) ** -0.5
+    normed = centered * scale
+    Y = normed * G
+    Y += model.get_param("b")
+    book.tell(Y, rows)
+
+    def backprop(dY: Any) -> Any:
+        book.record_terms(model, "b", rows, dY)
+        book.record_terms(model, "G", rows, dY * normed)
+        dY = dY * G
+        mean = dY.sum(axis=1, keepdims=True) / width
+        along = (dY * normed).sum(axis=1, keepdims=True) / width
+        return (dY - mean - normed * along) * scale
+
+    return Y, backprop
+
+
+def hashembed(book: Book, forward: Forward, model: Node, ids: Any, is_train: bool) -> Any:
+    rows, ops, E = book.rows_of(model, ids), model.ops, model.get_param("E")
+    if len(ids) == 0:
+        return _nothing(book, ops.alloc2f(0, E.shape[1]), rows, ids)
+    keys = ops.hash(ops.as_contig(ids, dtype="uint64"), model.attrs["seed"]) % E.shape[0]
+    return _look_up(book, model, rows, ops.gather_add(E, keys), keys)
+
+
+def embed(book: Book, forward: Forward, model: Node, ids: Any, is_train: bool) -> Any:
+    rows, E = book.rows_of(model, ids), model.get_param("E")
+    return _look_up(book, model, rows, E[ids], ids[:, None])
+
+
+def _look_up(book: Book, model: Node, rows: Rows, Y: Any, keys: Any) -> Any:
+    ops = model.ops
+    mask = ops.get_dropout_mask((Y.shape[1],), model.attrs.get("dropout_rate"))
+    if mask is not None:
+        Y *= mask
+    book.tell(Y, rows)
+
+    def backprop(dY: Any) -> Any:
+        book.record_lookup(model, rows, keys, dY if mask is None else dY * mask)
+        return ops.alloc1i(len(keys))
+
+    return Y, backprop
+
+
+def _nothing(book: Book, Y: Any, rows: Rows, X: Any) -> Any:
+    book.tell(Y, rows)
+    return Y, lambda dY: X
+
+
+def charembed(book: Book, forward: Forward, model: Node, docs: Any, is_train: bool) -> Any:
+    """spaCy's table has one part for each character of a token: (nC, nV, nM). Its own gradient counts a character that
+    several tokens of a doc have once; here each of them counts.
+    """
+    book.check_count(model, len(docs))
+    Y, _ = forward(model, docs, is_train)
+    ops, (nC, nV, nM) = model.ops, model.get_param("E").shape
+    rows = Rows.of([len(doc) * nC for doc in docs])
+    keys = ops.flatten([ops.asarray(doc.to_utf8_array(nr_char=nC)) for doc in docs]).astype("int64")
+    keys = (keys + ops.xp.arange(nC) * nV).reshape(-1, 1)
+
+    def backprop(dYs: Any) -> Any:
+        book.record_lookup(model, rows, keys, ops.flatten(dYs).reshape(-1, nM), size=nC * nV)
+        return []
+
+    return Y, backprop
+
+
+def static_vectors(book: Book, forward: Forward, model: Node, docs: Any, is_train: bool) -> Any:
+    """An unknown word has zeros in the output, and the last vector in the gradient, as in spaCy's own."""
+    book.check_count(model, len(docs))
+    ops, W, rows = model.ops, model.ops.as_contig(model.get_param("W")), Rows.of([len(doc) for doc in docs])
+    if not len(rows):
+        return Ragged(ops.alloc2f(0, W.shape[0]), ops.alloc1i(len(docs))), lambda dY: []
+    vectors = docs[0].vocab.vectors
+    keys = ops.flatten([doc.to_array(getattr(vectors, "attr", ORTH)) for doc in docs])
+    if getattr(vectors, "mode", None) == Mode.default:
+        found = vectors.find(keys=keys)
+        V = ops.as_contig(ops.asarray(vectors.data)[found])
+    else:
+        found, V = None, ops.as_contig(vectors.get_batch(keys))
+    Y = ops.gemm(V, W, trans2=True)
+    if found is not None:
+        Y[found < 0] = 0
+    mask = ops.get_dropout_mask((W.shape[0],), model.attrs.get("dropout_rate"))
+    if mask is not None:
+        Y *= mask
+
+    def backprop(dY: Ragged) -> list[Any]:
+        book.record_product(model, rows, V, dY.data if mask is None else dY.data * mask)
+        return []
+
+    return Ragged(Y, ops.asarray1i([len(doc) for doc in docs])), backprop
+
+
+def attention(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    """thinc's ParametricAttention, whose query is a param; and the second version, with a layer for keys."""
+    book.check_count(model, len(X.lengths))
+    ops, Q, lengths, data = model.ops, model.get_param("Q"), X.lengths, X.dataXd
+    rows, keys, backprop_keys = Rows.of(book.to_numpy(lengths)), data, None
+    if model.layers:
+        book.tell(data, rows)
+        keys, backprop_keys = model.layers[0](data, is_train)
+    weights = ops.softmax_sequences(ops.gemm(keys, ops.reshape2f(Q, -1, 1)), lengths)
+
+    def backprop(dY: Ragged) -> Ragged:
+        d_weights = (data * dY.dataXd).sum(axis=1, keepdims=True)
+        d_scores = ops.backprop_softmax_sequences(d_weights, weights, lengths)
+        book.record_terms(model, "Q", rows, keys * d_scores)
+        d_keys = ops.xp.outer(d_scores, Q)
+        return Ragged(dY.dataXd * weights + (d_keys if backprop_keys is None else backprop_keys(d_keys)), lengths)
+
+    return Ragged(data * weights, lengths), backprop
+
+
+def torch_module(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
+    rows = book.rows_of(model, X)
+    with book.in_module(model, rows):
+        Y, backprop = forward(model, X, is_train)
+    if not book.is_array(Y) or len(Y) != len(rows):
+        raise ParamError(
+            f"Can't clip the gradient of each example: the torch module in layer '{model.name}' makes no row of each "
+            f"row: expected {len(rows)} rows, found {type(Y).__name__} with {len(Y)}. Leave it out of private training "
+            "(frozen_components)."
+        )
+    book.tell(Y, rows)
+    return Y, backprop
+
+
+# ---------------------------------------------------------------------- torch modules
+
+
+def check_module(where: str, module: Module) -> None:
+    """RAISES (ParamError): A module with params has no form, or two share a param. where (str): The layer's name."""
+    seen: dict[Parameter, str] = {}
+    for path, part in module.named_modules():
+        name = f"'{path or type(module).__name__}' ({type(part).__name__}) in layer '{where}'"
+        params = [param for param in part.parameters(recurse=False) if param.requires_grad]
+        if params and type(part) not in (Linear, LayerNorm, Embedding):
+            raise ParamError(
+                f"Can't clip the gradient of each example: expected torch modules made of Linear, LayerNorm and "
+                f"Embedding, found {name}. Freeze its component (frozen_components), or train without privacy."
+            )
+        if isinstance(part, Embedding) and (part.max_norm is not None or part.scale_grad_by_freq):
+            raise ParamError(
+                f"Can't clip the gradient of each example: {name} has max_norm or scale_grad_by_freq, which depend on "
+                "the whole batch. Remove them."
+            )
+        for param in params:
+            if param.dtype != torch.float32:
+                raise ParamError(
+                    f"Can't clip the gradient of each example: expected params of float32, found {param.dtype} in "
+                    f"{name}. Norms need that precision."
+                )
+            if param in seen:
+                raise ParamError(
+                    f"Can't clip the gradient of each example: {name} shares a param with '{seen[param]}', and the "
+                    "parts of its gradient can't be added up. Use two params."
+                )
+            seen[param] = path
+
+
+@contextmanager
+def recording_module(book: Book, where: str, module: Module, rows: Rows) -> Iterator[None]:
+    """Inside, a forward pass of a module is recorded. rows (Rows): Those of its input."""
+
+    def note(part: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        X = inputs[0].detach()
+        if output.shape[0] != len(rows) or output.ndim != 2:
+            raise ParamError(
+                f"Can't clip the gradient of each example: {type(part).__name__} in layer '{where}' has an output of "
+                f"shape {tuple(output.shape)}, expected one row for each of {len(rows)} rows of the layer's input. Its "
+                "module mixes rows, or changes their order."
+            )
+        if not output.requires_grad:
+            output.requires_grad_()
+        output.register_hook(lambda dY: book.records_of_module(part, rows, X, dY.detach()))
+
+    parts = [part for part in module.modules() if any(book.trains(param) for param in part.parameters(recurse=False))]
+    with ExitStack() as stack:
+        for part in parts:
+            stack.callback(part.register_forward_hook(note).remove)
+        yield
+
+
+def records_of_module(part: Any, rows: Rows, X: Any, dY: Tensor) -> Iterator[tuple[Any, Record]]:
+    """The records of one module's params."""
+    if isinstance(part, Embedding):
+        if part.padding_idx is not None:
+            dY = dY * (part.padding_idx != X)[:, None]
+        yield part.weight, Lookup(rows, X.reshape(-1, 1), dY, len(part.weight))
+        return
+    if isinstance(part, Linear):
+        yield part.weight, Product(rows, X.to(dY.dtype), dY)
+    elif part.weight is not None:
+        normed = torch.nn.functional.layer_norm(X, part.normalized_shape, eps=part.eps)
+        yield part.weight, Terms(rows, dY * normed)
+    if part.bias is not None:
+        yield part.bias, Terms(rows, dY)
+
+
+# ---------------------------------------------------------------------- all
+
+
+def _forwards(names: str) -> list[Forward]:
+    """Forward functions by the names of their modules. Where thinc's package has a function of a module's name, the
+    module is hidden from `from ... import`."""
+    return [import_module(name).forward for name in names.split()]
+
+
+def _thinc(names: str) -> list[Forward]:
+    return _forwards(" ".join(f"thinc.layers.{name}" for name in names.split()))
+
+
+_BY_FORM: dict[Form, list[Forward]] = {
+    run_layers: _thinc("chain concatenate residual resizable noop add"),
+    keep_rows: _thinc("dropout softmax_activation logistic sigmoid_activation array_getitem"),
+    keep_examples: [
+        *_thinc("list2ragged ragged2list"),
+        *_forwards("spacy.ml.featureextractor spacy.pipeline.tok2vec"),
+    ],
+    one_row_each: _thinc("reduce_mean reduce_sum reduce_max reduce_first reduce_last"),
+    list2array: _thinc("list2array"),
+    with_array: _thinc("with_array"),
+    expand_window: _thinc("expand_window"),
+    linear: _thinc("linear"),
+    softmax: _thinc("softmax"),
+    relu: _thinc("relu"),
+    sigmoid: _thinc("sigmoid"),
+    mish: _thinc("mish"),
+    gelu: _thinc("gelu"),
+    swish: _thinc("swish"),
+    maxout: _thinc("maxout"),
+    layernorm: _thinc("layernorm"),
+    hashembed: _thinc("hashembed"),
+    embed: _thinc("embed"),
+    charembed: _forwards("spacy.ml._character_embed"),
+    static_vectors: _forwards("spacy.ml.staticvectors"),
+    attention: _thinc("parametricattention parametricattention_v2"),
+    torch_module: _thinc("pytorchwrapper"),
+}
+_SIDE_BY_SIDE = _thinc("concatenate add")
+FORMS: dict[Forward, Form] = {forward: form for form, forwards in _BY_FORM.items() for forward in forwards}

@@ -1,0 +1,109 @@
+"""The noise of private updates: the same if an update is repeated exactly, and otherwise independent."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Collection, Sequence
+
+import numpy
+import torch
+from spacy.language import Language
+from thinc.api import xp2torch
+from torch.nn import Parameter
+
+from ...core.errors import StateError
+from ...core.types import Key
+from .slots import Slot, add_grad, grad_of, slots_of
+
+
+class Noise:
+    """Adds Gaussian noise to sums of clipped gradients.
+
+    The generator of each update is seeded by a hash of a secret, and of all that may tell this update from another one:
+    its number, the settings, the data, the sums, and the params at which they were computed. So an update that is
+    repeated exactly, as after a crash, gets the very same noise, and tells nothing new. Any other gets noise of its
+    own, also in a second run from the same checkpoint: with the noise of the first one, the difference of the two would
+    be sums of gradients with no noise, or with little.
+
+    The params are a part, as equal sums may belong to different updates: those of empty batches are all 0, and equal
+    noise would tell that they are. So is all of the data, and not what was drawn of it: otherwise the first update that
+    differs would tell when an example was drawn that was changed in between.
+
+    seed (int | None): None: the secret is from the system's source of randomness.
+    """
+
+    def __init__(self, seed: int | None):
+        self._secret = secrets.token_bytes(32) if seed is None else hashlib.sha256(f"{seed}".encode()).digest()
+
+    @torch.no_grad()
+    def add(
+        self,
+        nlp: Language,
+        exclude: Collection[str],
+        frozen: Collection[Key],
+        *,
+        std: float,
+        divide_by: float,
+        about: tuple[object, ...] = (),
+    ) -> None:
+        """Add noise to the gradient of each param that is trained, and divide it. One without a gradient gets noise.
+
+        std (float): The standard deviation of the noise.
+        divide_by (float): The number by which the sum with its noise is divided.
+        about (tuple): As for `add_to`.
+        """
+        params, grads = [], []
+        for slot in slots_of(nlp, exclude, frozen):
+            params.append(_values_of(slot))
+            if grad_of(slot) is None:
+                add_grad(slot, torch.zeros_like(params[-1]))
+            grad = grad_of(slot)
+            grads.append(grad if isinstance(grad, torch.Tensor) else xp2torch(grad))
+        self.add_to(grads, params, std, about=(*about, divide_by))
+        for grad in grads:
+            grad.div_(divide_by)
+
+    @torch.no_grad()
+    def add_to(
+        self, sums: Sequence[torch.Tensor], params: Sequence[torch.Tensor], std: float, *, about: tuple[object, ...]
+    ) -> None:
+        """Add noise to the sums of one update, in place.
+
+        params (Sequence[Tensor]): The params at which they were computed.
+        std (float): The standard deviation of the noise. 0: none.
+        about (tuple): The number of the update, and all else on which it depends. Its repr must be equal in every
+            process.
+        """
+        if not std:
+            return
+        shapes = [tuple(one.shape) for one in (*sums, *params)]
+        seed = hashlib.blake2b(repr((about, std, shapes)).encode("utf8"), key=self._secret, digest_size=32)
+        for one in (*sums, *params):
+            seed.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        # On the CPU, so that all machines draw the same. torch's generator would take 32 bits of the seed, which can be
+        # found by trying.
+        generator = numpy.random.Generator(numpy.random.SFC64(int.from_bytes(seed.digest(), "big")))
+        for one in sums:
+            drawn = torch.from_numpy(generator.standard_normal(one.numel(), dtype="float32"))
+            one.add_(drawn.reshape(one.shape).to(one), alpha=std)
+
+    @property
+    def secret(self) -> str:
+        """The secret, for saving: who has it can take the noise off. RAISES (StateError): Set to another text."""
+        return self._secret.hex()
+
+    @secret.setter
+    def secret(self, secret: str) -> None:
+        if not re.fullmatch("[0-9a-f]{64}", secret):
+            raise StateError("Can't load the state of the private training: the secret of its noise is damaged.")
+        self._secret = bytes.fromhex(secret)
+
+
+def _values_of(slot: Slot) -> torch.Tensor:
+    if isinstance(slot, Parameter):
+        return slot.detach()
+    node, name = slot
+    values: torch.Tensor = xp2torch(node.get_param(name))
+    return values

@@ -1,0 +1,276 @@
+"""The private part of a run: clipped sums with noise in place of gradients, and the epsilon that they have used.
+
+    one step                                                                     loop/run.py
+      each part of the batch    Book.recording: the clipped sum of its examples  book.py
+      then                      noise, and the sum divided by q N                noise.py
+      the update                as always
+      at its end                one more update counted; was it the last that the target allows?
+      an evaluation             epsilon, in the log, and as told to the user
+
+The counts are saved in checkpoints, with the secret of the noise. A rollback takes back the params, not the counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+from confection import Config
+from spacy.language import Language
+from spacy.training import Example
+
+from ...core.errors import ConfigError
+from ...core.launched import is_launched
+from ...core.optimizer import TorchOptimizer
+from ...core.schema import Count, NotNegative, read, write
+from ...core.types import Accountant
+from ...loop.components import is_trained
+from ...loop.config_check import collect_values
+from ...loop.data_stream import Batches, DataStream, batches_of, checksums_of
+from ...loop.events import Control, Evaluate, Log, PreOptimizerStep, StepEnd, TrainBegin
+from ...loop.run import Run
+from .accounting import Account, PrivacyPlan, plan_privacy
+from .book import Book, check_layers
+from .noise import Noise
+from .settings import BLOCK, PoissonBatcher, Privacy
+
+logger = logging.getLogger("spacy.torchopt")
+
+_WHAT = """Private training: epsilon and delta hold for one example of the training corpus: a doc, or a sentence where \
+the corpus is read sentence by sentence. A person with several is protected less.
+Covered: the trained params after any update, and what is computed from them alone.
+Not covered: the set of labels and the vocabulary, and what else is initialized from the data; the number of examples; \
+scores on the dev data, the choice of a model by them, and tuning; the losses, the number of words and times in logs; \
+checkpoints, which have the secret of the noise."""
+_GOES_ON = """Private training goes on after %s updates: epsilon is that of this run. If several runs go on from one \
+checkpoint, and differ in anything, then each draws noise of its own, and together they have used more: see \
+docs/privacy.md."""
+
+
+@dataclass
+class PrivacyState:
+    """The saved state: the noise multiplier, the noise's secret, and the updates so far.
+
+    history (list): Noise multiplier, sample rate, number of updates. Another element where a setting has changed.
+    """
+
+    noise_multiplier: NotNegative
+    secret: str
+    history: list[tuple[NotNegative, NotNegative, Count]] = field(default_factory=list)
+
+
+class PrivateUpdates:
+    """Makes the gradients of a run private, and counts. A listener.
+
+    settings (Privacy): From the config.
+    run (Run): The run.
+    RAISES (ConfigError): The settings can't be private, or the batches are no Poisson samples. (ParamError): A
+        component is not known to treat examples apart.
+    """
+
+    name = "privacy"
+
+    # A batch that is left out would tell of its examples.
+    needs_each_update = True
+
+    def __init__(self, settings: Privacy, run: Run):
+        self._settings = self._block = settings
+        self._nlp = run.nlp
+        self._optimizer = run.optimizer
+        self._exclude = run.arguments.exclude
+        self._batches = run.batches
+        self._max_steps = run.max_steps
+        self._batcher = _check_all(run.nlp, run.optimizer, run.batches, self._exclude)
+        self._book = Book(settings.clip)
+        self._noise = Noise(settings.seed)
+        self._account = Account(settings.delta, settings.accountant)
+        self._about: tuple[object, ...] = ()
+        self._plan: PrivacyPlan | None = None
+        self._epsilons: dict[Accountant, float] | None = None
+
+    def before_run(self) -> None:
+        """Find the noise and the number of updates that the target allows, and tell the user what is private. After a
+        saved state was loaded, as it draws the first batch: the number of examples is known then.
+
+        RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
+        """
+        # Only of a run with checkpoints, as no other is repeated. Before the plan, which may draw all batches.
+        examples = self._batches.all_examples() if isinstance(self._batches, DataStream) else []
+        data, config = sorted(checksums_of(examples)), sorted(collect_values(self._nlp).items())
+        self._about = self._settings.clip, sha256(repr((data, config)).encode("utf8")).hexdigest()
+        self._plan = _plan(self._settings, self._batches, self._batcher, self._max_steps, self._account)
+        self._announce()
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """RAISES (RuntimeError): `before_run` was not called."""
+        if self._plan is None:
+            raise RuntimeError("Call before_run() before.")
+        return self._plan
+
+    # ------------------------------------------------------------------ one step
+
+    def around_part(self, examples: Sequence[Example]) -> AbstractContextManager[None]:
+        """Inside, `nlp.update` of a part of the batch is recorded. At its end its clipped sum is in the models."""
+        return self._book.recording(self._nlp, len(examples), self._exclude, self._optimizer.frozen_keys)
+
+    def after_backward(self, losses: dict[str, Any]) -> None:
+        """Add the noise to the sums in the models, and divide them by the size that batches have on average.
+
+        losses (dict): Those of an empty batch are 0, for spaCy's table.
+        """
+        for name, proc in self._nlp.pipeline:
+            if name not in self._exclude and is_trained(proc):
+                losses.setdefault(name, 0.0)
+        plan = self.plan
+        self._noise.add(
+            self._nlp,
+            self._exclude,
+            self._optimizer.frozen_keys,
+            std=plan.noise_multiplier * plan.settings.clip,
+            divide_by=plan.size,
+            about=(self._account.steps, *self._about),
+        )
+        self._block.has_noise = True
+        self._account.count(plan.noise_multiplier, plan.sample_rate)
+
+    def on_pre_optimizer_step(self, event: PreOptimizerStep, control: Control) -> None:
+        self._optimizer.batch_size = None  # the size of a batch is not private
+
+    # ------------------------------------------------------------------ the run
+
+    def _announce(self) -> None:
+        logger.info("%s", _WHAT)
+        for warning in what_is_not_covered(self._settings, self._nlp.config.interpolate()["training"]["seed"]):
+            logger.info("%s", warning)
+        logger.info("Private training: %s", self.plan.in_words())
+        if self._account.steps:
+            logger.info(_GOES_ON, f"{self._account.steps:,}")
+
+    def on_train_begin(self, event: TrainBegin, control: Control) -> None:
+        control.should_stop |= self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return self.plan.last is not None and self._account.steps >= self.plan.last
+
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        if self._is_over:
+            logger.info(
+                "Private training ends: one more update would exceed epsilon %g.", self._settings.target_epsilon
+            )
+            control.should_stop = control.should_evaluate = True
+
+    def on_evaluate(self, event: Evaluate, control: Control) -> None:
+        self._epsilons = self._account.epsilons()
+        logger.info("Private training: %s", self._account.in_words(self._epsilons))
+
+    def on_log(self, event: Log, control: Control) -> None:
+        if self._epsilons is not None:
+            numbers = self._account.numbers(self._epsilons)
+            event.info["epsilon"] = numbers.pop("epsilon")
+            used = {"noise_multiplier": self.plan.noise_multiplier, "sample_rate": self.plan.sample_rate}
+            event.info["privacy"] = {**numbers, **used}
+            self._epsilons = None
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        return write(PrivacyState(self.plan.noise_multiplier, self._noise.secret, self._account.history))
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Resume. The past counts as it was; a noise that was computed stays, unless the target has changed.
+
+        RAISES (StateError): The state is invalid.
+        """
+        state = read(PrivacyState, saved, "the state of the private training")
+        self._noise.secret = state.secret
+        self._account.history = list(state.history)
+        if self._settings.noise_multiplier is None:
+            self._settings = replace(self._settings, noise_multiplier=state.noise_multiplier)
+
+
+def plan_private_training(
+    settings: Privacy,
+    nlp: Language,
+    config: Config,
+    optimizer: TorchOptimizer,
+    corpus: Callable[[Language], Iterable[Example]] | None = None,
+) -> PrivacyPlan:
+    """Plan a private training by its config, without training.
+
+    settings (Privacy): From the config.
+    nlp (Language): The pipeline, initialized. config (Config): Its config, interpolated.
+    optimizer (TorchOptimizer): The config's.
+    corpus (Callable | None): The training corpus, if it is loaded already.
+    RAISES (ConfigError): It would be refused. (ParamError): A component or layer can't be trained so.
+        (MissingPackageError): Opacus is not installed.
+    """
+    training, account = config["training"], Account(settings.delta, settings.accountant)
+    batches = batches_of(nlp, config, corpus)
+    batcher = _check_all(nlp, optimizer, batches, training["frozen_components"])
+    return _plan(settings, batches, batcher, training["max_steps"], account)
+
+
+def what_is_not_covered(settings: Privacy, seed: int | None) -> Iterator[str]:
+    """Find settings with which less is covered. seed (int | None): In [training]."""
+    if seed is not None:
+        yield (
+            "Not covered either while it is known: the seed in [training], by which batches can be drawn again. Set "
+            "seed = null."
+        )
+    if settings.seed is not None:
+        yield f"Nothing is covered from anyone who knows 'seed' in {BLOCK}: it is for experiments."
+
+
+def _check_all(nlp: Language, optimizer: TorchOptimizer, batches: Batches, exclude: Collection[str]) -> PoissonBatcher:
+    _check_settings(optimizer)
+    batcher = _poisson_of(batches)
+    check_layers(nlp, exclude)
+    return batcher
+
+
+def _plan(
+    settings: Privacy, batches: Batches, batcher: PoissonBatcher, max_steps: int, account: Account
+) -> PrivacyPlan:
+    _ = batches.next_epoch  # the batcher has seen all examples then
+    return plan_privacy(
+        settings,
+        population=batcher.population,
+        size=batcher.size,
+        count_steps=lambda: batches.count_steps(max_steps),
+        account=account,
+    )
+
+
+def _poisson_of(batches: Batches) -> PoissonBatcher:
+    """RAISES (ConfigError): The batches are no Poisson samples of a corpus in memory."""
+    batcher = batches.batcher
+    if not isinstance(batcher, PoissonBatcher) or batches.max_epochs == -1:
+        found = "a streamed corpus (max_epochs = -1)" if batches.max_epochs == -1 else type(batcher).__name__
+        raise ConfigError(
+            f"Can't train with {BLOCK}: expected batches by Poisson sampling, found {found}. The accounting holds for "
+            'those only. Set @batchers = "thinc-torchopt.poisson.v1" and size in [training.batcher], and max_epochs to '
+            "0 or more."
+        )
+    return batcher
+
+
+def _check_settings(optimizer: TorchOptimizer) -> None:
+    """RAISES (ConfigError): A setting by which an update depends on the data in another way, or that is not done."""
+    if is_launched():
+        raise ConfigError(f"Can't train with {BLOCK} in several processes: train in one, without torchrun.")
+    if optimizer.precision != "float32":
+        raise ConfigError(
+            f"Can't train with {BLOCK} and precision = {optimizer.precision!r}: the norms of gradients need float32."
+        )
+    for name, algorithm in optimizer.torch_optimizers.items():
+        if getattr(algorithm, "normalize", None) is not None:
+            raise ConfigError(
+                f"Can't train with {BLOCK} and 'normalize' in [training.optimizer.{name}]: the sum of the gradients is "
+                "divided by the batches' mean size, and the size of a batch is not private. Remove 'normalize'."
+            )

@@ -1,0 +1,162 @@
+"""Read the corpora of a config, and say where a training on one should end: one formula for all pipelines.
+
+It was fitted on the choosing tasks of benchmarks/score.py, and confirmed on the others: docs/recipes.md.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from statistics import mean
+from typing import Any, Literal
+
+from spacy.language import Language
+from spacy.training import Example
+from spacy.util import dot_to_object, registry, resolve_dot_names
+
+from ...core.config_checks import check_corpora
+from ...core.errors import ConfigError, TorchOptError
+from ...core.host_errors import line_of_others
+
+Reader = Callable[[Language], Iterable[Example]]
+Setting = Literal["train_corpus", "dev_corpus"]
+
+_READER = "@readers"
+# The end of a training: epochs, and its least and most steps.
+EPOCHS = 5
+LEAST = 600
+MOST = 20_000
+_EVALUATIONS = 10
+
+
+def read_corpus(
+    nlp: Language,
+    config: Mapping[str, Any],
+    setting: Setting,
+    *,
+    purpose: str = "train",
+    limit: int | None = None,
+) -> list[Example]:
+    """Read a corpus of a config.
+
+    config (Mapping): Interpolated.
+    purpose (str): The verb for the error message: "train".
+    limit (int | None): The most texts to read.
+    RAISES (ConfigError): It has no path, can't be read, or is empty.
+    """
+    name = config["training"][setting]
+    where = f"[{name}]"
+    check_corpora(nlp.config, [setting])
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            examples = list(islice(_reader(config, name)(nlp), limit))
+    except TorchOptError:
+        raise
+    except Exception as error:  # a user's reader may raise anything
+        found = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.strerror:
+            found = f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
+        line = line_of_others(error)
+        at = f" at {line}. Correct the reader or its data." if line else ". Check the path of the corpus."
+        raise ConfigError(f"Can't {purpose}: expected texts in {where}, found: {found.rstrip('.')}{at}") from error
+    for warning in caught:
+        if "[W090]" not in str(warning.message):  # no files: reported below
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if not examples:
+        at = _path_of(config, name)
+        raise ConfigError(
+            f"Can't {purpose}: expected texts in {where}, found none{f' at {at!r}' if at else ''}. Check the path of "
+            "the corpus, and whether its reader leaves texts out."
+        )
+    return examples
+
+
+def _reader(config: Mapping[str, Any], name: str) -> Reader:
+    """Resolve this corpus alone: spaCy's function resolves a whole section, where another corpus may have no path."""
+    try:
+        block = dot_to_object(config, name)  # type: ignore[arg-type]
+    except KeyError:
+        block = None
+    if isinstance(block, Mapping) and _READER in block:
+        reader: Reader = registry.resolve({"corpus": dict(block)})["corpus"]
+    else:  # a function gives several corpora
+        [reader] = resolve_dot_names(config, [name])  # type: ignore[arg-type]
+    return reader
+
+
+def _path_of(config: Mapping[str, Any], name: str) -> str:
+    try:
+        return str(dot_to_object(config, f"{name}.path"))  # type: ignore[arg-type]
+    except KeyError:
+        return ""
+
+
+# ---------------------------------------------------------------------- the end of a training
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a training.
+
+    steps (int): Length in steps, a multiple of `eval_every`: otherwise spaCy does not evaluate the last step.
+    eval_every (int): Steps from one evaluation to the next.
+    words (float): Words of a batch, on average.
+    reason (str): Why the training ends there, in words.
+    """
+
+    steps: int
+    eval_every: int
+    words: float
+    reason: str
+
+
+def find_end(nlp: Language, size: int | None = None) -> End:
+    """Count the steps of `EPOCHS` epochs, within bounds.
+
+    nlp (Language): The pipeline, with its config filled in. It need not be initialized.
+    size (int | None): Size of batches. Default: `size` in [training.batcher].
+    RAISES (ConfigError): The corpus is streamed, empty or missing.
+    """
+    config = nlp.config.interpolate()
+    training = config["training"]
+    if training["max_epochs"] == -1:
+        end = f"{steps:,} here" if (steps := training["max_steps"]) else "which must be set then"
+        raise ConfigError(
+            "Can't find the end of the training: max_epochs = -1 in [training] streams the corpus, so its length is "
+            "unknown. If the texts fit in memory, set max_epochs = 0. Otherwise use the recipe adamw, and for "
+            "learn_rate a block with thinc-torchopt.warmup_linear.v1 and warmup_ratio = 0.1: without total_steps, the "
+            f"rate falls to the end of the training, max_steps, {end}."
+        )
+    block = training["batcher"] if size is None else {**training["batcher"], "size": size}
+    batcher = registry.resolve({"batcher": block})["batcher"]
+    examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
+    batches = words_of_batches(batcher, examples)
+    if not batches:
+        raise ConfigError(
+            f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "
+            "none: each text is longer than a batch. Set discard_oversize = false in [training.batcher]."
+        )
+    words = sum(len(example) for example in examples)
+    reason = f"{EPOCHS} epochs over {len(examples):,} texts with {words:,} words"
+    counted = len(batches)
+    if counted < LEAST:
+        reason = f"at least {LEAST}; {reason} would be {counted:,}"
+    elif counted > MOST:
+        reason = f"at most {MOST:,}; {reason} would be more"
+    steps = min(max(counted, LEAST), MOST)
+    every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
+    return End(-(-steps // every) * every, every, mean(batches), reason)
+
+
+def words_of_batches(
+    batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example]
+) -> list[int]:
+    """The words of each batch of `EPOCHS` epochs. Sizes may grow between epochs, so each epoch is drawn.
+
+    RETURNS (list[int]): At most `MOST` + 1 batches.
+    """
+    epochs = (batch for _ in range(EPOCHS) for batch in batcher(examples))
+    return [sum(len(example) for example in batch) for batch in islice(epochs, MOST + 1)]

@@ -1,0 +1,541 @@
+"""The recipes of `spacy torchopt init`.
+
+A recipe changes the text of [training.optimizer]. Values that it doesn't change are kept as written, variables and
+schedules included. It lists what it did in `told`, and what the user should check in `warned`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+
+from confection import Config
+from spacy.language import Language
+from spacy.util import registry
+
+from ...core.errors import ConfigError
+from ...core.near_misses import did_you_mean
+from ...core.params import all_names, components_with_model, escape, shim_paths
+from ...core.schedules import with_end
+from .config_text import SectionText, SettingText, moved_value
+from .corpora import End, find_end
+from .translation import ADAMW, PREFIX, THINC, TORCH, Translation
+
+# A peak rate up to this one is meant for a transformer.
+_SMALL_RATE = 2e-4
+_ENCODER_RATE = 5e-5
+_HEAD_RATE = 1e-3
+_GROUPS = ("param_groups", "per_param_lr", "layer_decay")
+
+
+@dataclass(frozen=True)
+class BestSettings:
+    """The settings of the recipe best for a kind of pipeline: docs/recipes.md.
+
+    words (int): Words of a batch, in place of batches that grow. 0: batches stay as they are.
+    peak (float): The highest rate. With `scales`, it is for batches of 400 words, and grows with the square root of
+    their words: gradients of more words have less noise.
+    figures (str): Its results in benchmarks/score.py.
+    """
+
+    what: str
+    words: int
+    peak: float
+    scales: bool
+    figures: str
+
+    def peak_for(self, end: End) -> float:
+        """The highest rate for the batches of a training."""
+        low, high = BEST_SCALES
+        return _rounded(self.peak * min(max(math.sqrt(end.words / 400), low), high)) if self.scales else self.peak
+
+
+# In steps. With fewer, a span categorizer's outputs may all become 0 at the start, and stay 0.
+BEST_WARMUP = 150
+BEST_HORIZON = 0.05
+BEST_SCALES = 0.5, 2.0
+BEST_ENCODER = 1e-4
+BEST = {
+    "cnn": BestSettings(
+        "a network that is trained from scratch",
+        400,
+        0.002,
+        True,
+        "as good as spaCy's Adam at its best after 0.21 to 0.56 of its steps, in named entities, spans and a treebank "
+        "(on one corpus 0.3 points below); a text classifier stayed 2.6 points below. There, compare both: spacy "
+        "torchopt try.",
+    ),
+    "bow": BestSettings(
+        "bags of words",
+        1000,
+        0.003,
+        False,
+        "as good as spaCy's Adam at its best after 0.23 and 0.32 of its steps, with two labels and with eleven; with "
+        "five, 0.4 points below.",
+    ),
+    "transformer": BestSettings(
+        "new components on a transformer",
+        0,
+        0.001,
+        False,
+        "with MiniLM and NER (one run): the best score of spaCy's template after 0.40 of its steps, and 4.3 points "
+        "more after 600.",
+    ),
+}
+
+
+class Recipe(str, Enum):
+    best = "best"
+    drop_in = "drop-in"
+    adamw = "adamw"
+    fine_tune = "fine-tune"
+    low_memory = "low-memory"
+    robust = "robust"
+
+    @classmethod
+    def names(cls) -> str:
+        """All of them, in words."""
+        return ", ".join(recipe.value for recipe in cls)
+
+    @classmethod
+    def of(cls, name: str) -> Recipe:
+        """A recipe by its name. RAISES (ConfigError): Unknown name."""
+        known = [recipe.value for recipe in cls]
+        if name not in known:
+            raise ConfigError(
+                f"Can't use the recipe '{name}': expected one of {cls.names()}.{did_you_mean(name, known)} They are "
+                "explained in docs/command-line.md."
+            )
+        return cls(name)
+
+
+@dataclass(kw_only=True)
+class Draft(Translation):
+    """A config whose optimizer is being rewritten.
+
+    section (SectionText): The text of [training.optimizer], which is changed.
+    config (Config): The whole config before, interpolated.
+    build_nlp (Callable): Builds the pipeline, not initialized.
+    state_path (str): A folder for checkpoints.
+
+    Public: `beside` (settings outside the section, by dotted paths).
+    """
+
+    build_nlp: Callable[[], Language]
+    state_path: str
+    is_unchanged: bool = False
+    beside: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, recipe: Recipe) -> None:
+        """Rewrite the optimizer.
+
+        RAISES (ConfigError): This optimizer can't be rewritten.
+        """
+        if self.kind not in (*THINC, *(PREFIX + kind for kind in THINC), TORCH):
+            raise ConfigError(
+                f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) "
+                f'or one of thinc-torchopt, found "{self.kind}". Its settings are not known here. Write the block by '
+                "hand (docs/optimizers.md has one to copy), or remove [training.optimizer] to start from spaCy's "
+                "default."
+            )
+        if self.kind == TORCH and recipe == Recipe.drop_in:
+            raise ConfigError(
+                f'Can\'t use the recipe drop-in: [training.optimizer] already has "{TORCH}", and this recipe is for '
+                "thinc's optimizers. Use another one, which keeps its settings: "
+                f"{', '.join(other.value for other in Recipe if other != recipe)}."
+            )
+        if self.kind != TORCH:
+            self._check_thinc()
+            self._fill_in()
+        {
+            Recipe.best: self._best,
+            Recipe.drop_in: self._drop_in,
+            Recipe.adamw: self._adamw,
+            Recipe.fine_tune: self._fine_tune,
+            Recipe.low_memory: self._low_memory,
+            Recipe.robust: self._robust,
+        }[recipe]()
+        if self.kind != TORCH and recipe != Recipe.drop_in:
+            name = self._algorithm_name(self.section.sections["algorithm"])
+            place = next(i for i, line in enumerate(self.told) if line.startswith("@optimizers")) + 1
+            self.told.insert(
+                place,
+                f'[training.optimizer.algorithm]: "{name}", with the settings of the algorithm under torch\'s names.',
+            )
+
+    def _drop_in(self) -> None:
+        if self.kind.startswith(PREFIX):
+            self.told.append(f'@optimizers = "{self.kind}" is a drop-in already: nothing was changed.')
+            self.is_unchanged = True
+            return
+        self._set_optimizer(
+            PREFIX + self.kind,
+            f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.',
+        )
+        self.told.append(f'@optimizers: "{self.kind}" is "{PREFIX + self.kind}" now. All settings are as they were.')
+        if self.kind == "RAdam.v1":
+            self.warned.append(
+                "thinc's RAdam counts its steps one ahead of torch's, so the first updates differ: docs/optimizers.md."
+            )
+        if self._value("use_averages"):
+            self.told.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
+
+    def _adamw(self) -> None:
+        was_torch = self.kind == TORCH
+        self._as_torch()
+        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
+            self.told.append(f'@torch_optimizers = "{ADAMW}" is there already: the algorithm was not changed.')
+        self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
+        if not was_torch:
+            self._tell_decay(ADAMW)
+            self._tell_rate(ADAMW)
+
+    def _low_memory(self) -> None:
+        was_torch = self.kind == TORCH
+        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
+            self.told.append(
+                '@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.'
+            )
+        else:
+            self._as_torch()
+            self._use_algorithm("torch.Adafactor.v1", "weight_decay")
+            algorithm = self.section.sections["algorithm"]
+            _comment(
+                algorithm,
+                "@torch_optimizers",
+                "Keeps one number for each row and column of a matrix; Adam keeps two for each cell.",
+            )
+            algorithm.put(
+                "eps",
+                [None, 1.0],
+                "With 1.0, learn_rate works as in Adam; it is not relative to the weights.",
+            )
+            self.told.append(
+                "torch.Adafactor.v1 keeps one number for each row and column of a matrix; Adam keeps two for each cell."
+            )
+            self.told.append(
+                "eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative."
+            )
+            if not was_torch:
+                self._tell_decay("torch.Adafactor.v1")
+                self._tell_rate("torch.Adafactor.v1")
+        if self.section.drop("averages") or self._value("use_averages"):
+            self.section.put("use_averages", False, "Averages are one more copy of all params.")
+            self.told.append("use_averages = false: averages are one more copy of all params.")
+
+    # ------------------------------------------------------------------ best
+
+    def _best(self) -> None:
+        nlp = self.build_nlp()
+        found = find_pretrained(nlp, self.config)
+        if found.encoders or found.sourced:
+            self._check_groups(Recipe.best)
+        best = BEST["transformer" if found.encoders else "bow" if _is_bow(nlp) else "cnn"]
+        size = best.words if best.words and _grows(nlp) else None
+        if size is not None and isinstance(nlp.config["training"]["batcher"], str):
+            self.warned.append(
+                "[training] batcher is a variable, so it stays as it is: batches that grow. The recipe was measured "
+                f"with size = {size}: set that where the variable points to, and use the recipe again."
+            )
+            size = None
+        end = find_end(nlp, size)
+        self._as_torch(clip_by="param", kept="grad_clip is")
+        self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
+        if self.kind != TORCH:
+            self._tell_decay(ADAMW)
+        self.section.put("clip_by", "param")
+        if self.section.drop("budget"):
+            self.told.append("budget: removed. max_steps ends the training.")
+        self._average(end)
+        self._rise_and_fall(best, end)
+        if found.encoders or found.sourced:
+            # All other new params learn at the one rate that was measured.
+            groups = Pretrained(found.encoders, found.sourced, heads=found.heads)
+            self._group(groups, best.peak, encoder_rate=BEST_ENCODER, layer_decay=False)
+        ends = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
+        self.beside = {f"training.{key}": value for key, value in ends.items()}
+        if size is not None:
+            self.beside["training.batcher.size"] = size
+            self.told.append(
+                f"[training.batcher] size = {size}: all batches have about this many words. Before, they grew from "
+                "small ones, whose noisy gradients need more steps."
+            )
+        self.told += [
+            f"[training] max_steps = {end.steps}: {end.reason}.",
+            "[training] patience = 0, max_epochs = 0: the training goes on to its end, where the rate is low and the "
+            "score is best. For another end change max_steps: the schedule goes with it.",
+            f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too.",
+            f"Measured against a constant rate, not a tuned one (docs/recipes.md): {best.figures}",
+        ]
+
+    def _rise_and_fall(self, best: BestSettings, end: End) -> None:
+        of_batches = f" in batches of about {end.words:.0f} words" if best.scales else ""
+        schedule = SectionText(above=["# Rises, and falls to zero at the end of the training.\n"])
+        schedule.put("@schedules", "thinc-torchopt.warmup_linear.v1")
+        peak = best.peak_for(end)
+        schedule.put("initial_rate", peak, f"The highest rate, for {best.what}{of_batches}.")
+        warmup = _rounded(min(BEST_WARMUP / end.steps, 0.3))
+        schedule.put("warmup_ratio", warmup)
+        self._replace("learn_rate", schedule)
+        self.told.append(
+            f"learn_rate: up to {peak:.3g}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
+            f"{warmup:.0%} of the training, and falls to 0 in a line. It replaces the config's own learn_rate."
+        )
+
+    def _average(self, end: End) -> None:
+        horizon = max(2, round(BEST_HORIZON * end.steps))
+        averages = SectionText(above=[f"# Of about {horizon} updates. They are evaluated and saved.\n"])
+        averages.put("@misc", "thinc-torchopt.EMA.v1")
+        averages.put("decay", round(1 - 1 / horizon, 4))
+        self._replace("averages", averages)
+        self.section.put("use_averages", False)
+        self.told.append(
+            f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
+        )
+
+    def _replace(self, key: str, section: SectionText) -> None:
+        """Replace an entry by a section, and put it first. Comments stay, unless an earlier use of this recipe wrote
+        them.
+        """
+        self.section.drop(key)
+        own = {*section.above, *(line for setting in section.settings.values() for line in setting.above)}
+        self.section.below = [line for line in self.section.below if line not in own]
+        self.section.sections = {key: section, **self.section.sections}
+
+    # ------------------------------------------------------------------ robust
+
+    def _robust(self) -> None:
+        self._as_torch()
+        section = self.section
+        told = self.told
+        for key, value, comment in (
+            (
+                "max_nonfinite",
+                20,
+                "An update with a NaN or infinite gradient is skipped; after this many in a row the training stops.",
+            ),
+            (
+                "spike_factor",
+                10.0,
+                "Gradients with a norm above this many times the usual are a spike: they are scaled down to that.",
+            ),
+            ("on_spike", "clip", '"skip" if single batches are known to be bad.'),
+            (
+                "rollback_after",
+                5,
+                "After this many such updates in a row: back to the last checkpoint, and on at half the learning rate.",
+            ),
+            ("rollback_factor", 0.5, ""),
+            ("max_rollbacks", 3, "After this many times the training stops."),
+        ):
+            if key not in section:
+                section.put(key, value, *([comment] if comment else []))
+        told.append(
+            "max_nonfinite, spike_factor, on_spike: updates with a NaN are skipped, far too large gradients are "
+            "scaled down."
+        )
+        told.append(
+            "rollback_after, rollback_factor, max_rollbacks: when updates go wrong one after the other, the training "
+            "goes back."
+        )
+        if "averages" not in section and not self._value("use_averages"):
+            section.put("use_averages", True, "Averages of all params are evaluated and saved.")
+            told.append("use_averages = true: averages of all params are evaluated and saved.")
+        if "checkpoint" not in section:
+            checkpoint = section.section("checkpoint", "The same command resumes a run that was killed.")
+            checkpoint.put("@misc", "thinc-torchopt.Checkpoint.v1")
+            checkpoint.put("path", self.state_path, "A folder for this run alone.")
+            checkpoint.put("every", 500)
+            checkpoint.put("keep", 3, "More than one, so that there is an older one to go back to.")
+            told.append(
+                f"checkpoint: the state is saved in '{self.state_path}' every 500 steps and after each evaluation. "
+                "The same command resumes from it after a crash. Give each run its own folder."
+            )
+            told.append(
+                "With a checkpoint, the data comes in another order from the second epoch on, as with another seed, so "
+                "scores differ a little from those before."
+            )
+
+    # ------------------------------------------------------------------ fine-tune
+
+    def _fine_tune(self) -> None:
+        self._check_groups(Recipe.fine_tune)
+        self._adamw()
+        found = find_pretrained(self.build_nlp(), self.config)
+        peak = self._peak_rate()
+        if not found.encoders and not found.sourced and not found.vectors:
+            self.warned.append(
+                "Nothing in this pipeline was trained before: no transformer, no static vectors, no component with a "
+                "source, no init_tok2vec. So all params learn at one rate, as with the recipe adamw."
+            )
+        self.section.put("skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers.")
+        self.told.append('skip_decay = "bias_and_norm": no weight decay for biases and normalization layers.')
+        if found.encoders or found.sourced:
+            self._warm_up()
+        if found.encoders or found.sourced or found.vectors:
+            self._group(found, peak)
+
+    def _check_groups(self, recipe: Recipe) -> None:
+        for key in _GROUPS:
+            if key in self.section:
+                raise ConfigError(
+                    f"Can't use the recipe {recipe.value}: it makes groups of params, and the config already has "
+                    f"[training.optimizer.{key}]. Change the rates there, or remove it and try again."
+                )
+
+    def _group(
+        self, found: Pretrained, peak: float, *, encoder_rate: float = _ENCODER_RATE, layer_decay: bool = True
+    ) -> None:
+        # One of the two rates is the config's, with its schedule; the other is a multiple of it.
+        is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
+        head_rate = _HEAD_RATE if is_encoders else peak
+        groups = self.section.section(
+            "param_groups", "Which params learn at which rate. A param that is in no group learns at learn_rate."
+        )
+
+        def add(name: str, params: list[str], rate: float, what: str) -> None:
+            scale = _rounded(rate / peak) if peak else 1.0
+            # A group at the common rate is kept only for the transformer, as a name.
+            if params and (scale != 1.0 or name == "encoder"):
+                group = groups.section(name, f"{what}: up to {peak * scale:.3g}.")
+                group.put("params", params)
+                if scale != 1.0:
+                    group.put("lr_scale", scale)
+            if params:
+                times = "which is learn_rate" if scale == 1.0 else f"{scale:g} times learn_rate"
+                self.told.append(f"{what} ({', '.join(params)}): up to {peak * scale:.3g}, {times}.")
+
+        add("heads", found.heads, head_rate, "New components")
+        add(
+            "encoder",
+            found.encoders,
+            peak if is_encoders else encoder_rate,
+            "The transformer, which was trained before",
+        )
+        add("trained", found.sourced, head_rate / 10, "Components that were trained before")
+        add(
+            "static_vectors",
+            found.vectors,
+            head_rate / 10,
+            "The layer that maps static vectors, which themselves are never trained",
+        )
+        if found.encoders and layer_decay:
+            decay = self.section.section(
+                "layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it."
+            )
+            for pattern in found.encoders:
+                decay.put(pattern, 0.9)
+            self.told.append(
+                "layer_decay: the lower a layer of the transformer, the less it changes, 0.9 from layer to layer."
+            )
+        if not groups.sections:
+            self.section.drop("param_groups")
+
+    def _peak_rate(self) -> float:
+        """The highest learning rate of the training."""
+        rate = self.values.get("learn_rate", 0.001)
+        if isinstance(rate, dict):
+            rate = registry.resolve({"learn_rate": rate})["learn_rate"]
+        if isinstance(rate, (int, float)):
+            return float(rate)
+        steps = (self.max_steps or 20000) + 1
+        return max((float(value) for value in islice(with_end(rate, steps), steps)), default=0.0)
+
+    def _warm_up(self) -> None:
+        """Give a constant rate a warm-up."""
+        rate = self.values.get("learn_rate", 0.001)
+        if not isinstance(rate, (int, float)):
+            return
+        given = self.section.pop("learn_rate")
+        schedule = SectionText(
+            above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"]
+        )
+        steps = self.max_steps
+        name = "warmup_linear" if steps else "inverse_sqrt"
+        schedule.put("@schedules", f"thinc-torchopt.{name}.v1")
+        if isinstance(given, SettingText):
+            value = moved_value(given.value, rate)
+            schedule.settings["initial_rate"] = SettingText("initial_rate", value, given.above)
+        else:
+            schedule.put("initial_rate", rate)
+        warmup = min(250, steps // 10) if steps else 250
+        schedule.put("warmup_steps", warmup)
+        self.section.sections = {"learn_rate": schedule, **self.section.sections}
+        self.told.append(
+            f"learn_rate: was {rate:.3g} all the time. Now it rises to that over {warmup} steps, and falls from there."
+        )
+
+
+def _is_bow(nlp: Language) -> bool:
+    """Whether only output layers are trained, over bags of words, as in spacy.TextCatBOW.v3."""
+    return all(name.split("/")[1:-1] == ["output_layer"] for name in all_names(nlp))
+
+
+def _grows(nlp: Language) -> bool:
+    """Whether batches are counted in words and grow by a schedule, as spaCy's default."""
+    batcher = nlp.config.interpolate()["training"]["batcher"]
+    return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
+
+
+def _comment(section: SectionText, key: str, comment: str) -> None:
+    setting = section.settings[key]
+    line = f"# {comment}\n"
+    if line not in setting.above:
+        section.settings[key] = SettingText(key, setting.value, (*setting.above, line))
+
+
+def _rounded(number: float) -> float:
+    """Round to two digits."""
+    return float(f"{number:.2g}") if math.isfinite(number) else 1.0
+
+
+# ---------------------------------------------------------------------- what was trained before
+
+
+@dataclass
+class Pretrained:
+    """Patterns over the params of a pipeline.
+
+    encoders (list[str]): Transformers.
+    sourced (list[str]): Other pretrained components.
+    vectors (list[str]): Layers that map static vectors, in new components.
+    heads (list[str]): New components.
+    """
+
+    encoders: list[str] = field(default_factory=list)
+    sourced: list[str] = field(default_factory=list)
+    vectors: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+
+
+def find_pretrained(nlp: Language, config: Config) -> Pretrained:
+    """Find the pretrained parts of a pipeline.
+
+    nlp (Language): The pipeline, not initialized. config (Config): Its config, interpolated.
+    """
+    frozen = config.get("training", {}).get("frozen_components", [])
+    components = config.get("components", {})
+    initialize, found = config.get("initialize", {}), Pretrained()
+    pretrained = {name for name, block in components.items() if "source" in block}
+    if initialize.get("init_tok2vec"):
+        # spaCy loads it into the component that [pretraining] names.
+        pretrained.add(config.get("pretraining", {}).get("component", "tok2vec"))
+    trained = {escape(name): name for name in nlp.pipe_names if name not in frozen}
+    for escaped, model in components_with_model(nlp):
+        if escaped not in trained:
+            continue
+        paths = [path for path, shim in shim_paths(model, escaped) if type(shim).__name__ == "HFShim"]
+        is_encoder = type(nlp.get_pipe(trained[escaped])).__name__ in ("Transformer", "CuratedTransformer")
+        if is_encoder:
+            found.encoders.append(f"{escaped}/*")
+        elif trained[escaped] in pretrained:
+            found.sourced.append(f"{escaped}/*")
+        else:
+            found.heads.append(f"{escaped}/*")
+            found.encoders += [f"{path}/*" for path in paths]
+    names = [name for name in all_names(nlp) if f"{name.split('/')[0]}/*" in found.heads and "/static_vectors/" in name]
+    found.vectors = sorted({f"{name.split('/')[0]}/*static_vectors/*" for name in names})
+    return found

@@ -1,0 +1,171 @@
+"""Put a recipe, or a log, into the text of a config; nothing else there may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from confection import Config, ConfigValidationError
+from spacy import util
+from spacy.util import registry
+
+from ...core.errors import ConfigError
+from ...core.host_errors import plain_errors
+from .config_text import ConfigText, SectionText, SettingText, put, with_settings
+from .recipes import Draft, Recipe
+
+_SECTION = "training.optimizer"
+_LOGGER = "training.logger"
+_LOG = "thinc-torchopt.JSONLinesLogger."
+
+
+def rewrite(
+    text: str,
+    path: Path,
+    recipe: Recipe,
+    state_path: str,
+    overrides: Mapping[str, Any] | None = None,
+    log_path: Path | None = None,
+) -> tuple[Draft, str]:
+    """Rewrite the optimizer in the text of a config.
+
+    path (Path): The config's path, for errors. state_path (str): A folder for checkpoints.
+    overrides (Mapping): Values by dotted path, "paths.train" for example. They are used, but not written.
+    log_path (Path | None): Also let the training write a log there.
+    RETURNS (tuple[Draft, str]): What was done, and the new text.
+    RAISES (ConfigError): The optimizer can't be rewritten, or other sections would change.
+    """
+    with plain_errors(path=path):
+        raw = Config().from_str(text, interpolate=False, overrides=dict(overrides or {}))
+        config = raw.interpolate()
+    lines = _lines_of(text, _SECTION, "rewrite")
+    with plain_errors(raw, path=path):
+        draft = Draft(
+            section=lines.section,
+            config=config,
+            build_nlp=lambda: util.load_model_from_config(raw, auto_fill=True),
+            state_path=state_path,
+        )
+        draft.apply(recipe)
+    passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
+    if passing:
+        draft.warned.append(
+            f"{', '.join(passing)}: used here, but not written to the config. Pass it to the training, too."
+        )
+    new = text if draft.is_unchanged else str(lines)
+    new = with_settings(new, draft.beside)
+    sections = [_SECTION]
+    if log_path is not None:
+        new, told = with_log(new, log_path)
+        draft.told.append(told)
+        sections.append(_LOGGER)
+    with plain_errors(path=path):
+        checked = _check_rest(text, new, draft.beside, sections)
+        registry.resolve({"optimizer": checked["training"]["optimizer"]})
+    return draft, new
+
+
+def _lines_of(text: str, path: str, verb: str) -> ConfigText:
+    """The text of a config, to change a section of it. verb (str): For the error: "Can't {verb} ...".
+
+    RAISES (ConfigError): It is no section, but a value.
+    """
+    lines = ConfigText(text, path)
+    section, _, key = path.rpartition(".")
+    if (inline := lines.setting(path)) is not None:
+        raise ConfigError(
+            f"Can't {verb} '{key}' in [{section}]: expected a section [{path}], found a value, {inline.value}. Write "
+            "its settings into such a section."
+        )
+    return lines
+
+
+def _check_rest(text: str, new: str, beside: Mapping[str, Any], sections: Sequence[str]) -> Config:
+    """Check that nothing else has changed.
+
+    beside (Mapping): Values set on purpose, by dotted paths. sections (Sequence[str]): Sections rewritten on purpose.
+
+    RETURNS (Config): The new config, interpolated.
+    RAISES (ConfigError): Another setting refers to one that has moved.
+    """
+    found = []
+    for interpolate in (False, True):
+        before = Config().from_str(text, interpolate=interpolate)
+        try:
+            after = Config().from_str(new, interpolate=interpolate)
+        except ConfigValidationError as error:
+            raise _refers(sections, error.desc or str(error)) from error
+        for config in (rest := [_without(before, sections), _without(after, sections)]):
+            for path, value in beside.items():
+                put(config, path.split("."), value)
+        if rest[0] != rest[1]:
+            changed = sorted(name for name in rest[0] | rest[1] if rest[0].get(name) != rest[1].get(name))
+            raise _refers(sections, f"other values in [{'], ['.join(changed)}]")
+        found.append(after)
+    return found[-1]
+
+
+def _refers(sections: Sequence[str], found: str) -> ConfigError:
+    where = "] and [".join(sections)
+    return ConfigError(
+        f"Can't rewrite [{where}]: a variable elsewhere refers to a setting there, and would change: "
+        f"{found.strip()}. Move the value to another section, e.g. [vars], and let both refer to that."
+    )
+
+
+def _without(config: Config, sections: Sequence[str]) -> dict[str, Any]:
+    rest = config.copy()
+    for section in sections:
+        rest.setdefault("training", {}).pop(section.removeprefix("training."), None)
+    return rest
+
+
+def with_log(text: str, path: Path) -> tuple[str, str]:
+    """Add a JSONLinesLogger to the text of a config. Loggers that it has stay, in a chain; our ConsoleLogger takes the
+    place of spaCy's.
+
+    RETURNS (tuple[str, str]): The new text, and what was done.
+    RAISES (ConfigError): There is no room in the chain, or the logger is no section.
+    """
+    lines = _lines_of(text, _LOGGER, "add a log to")
+    logger = lines.section
+    if any(f'"{_LOG}' in found for found in _names_of(logger)):
+        return text, "The log: as it was, as [training.logger] has a JSONLinesLogger already."
+    if not logger.settings.get("@loggers", SettingText("", "")).value.startswith('"spacy.ChainLogger.'):
+        inner = SectionText()
+        for key in [*logger.settings, *logger.sections]:
+            if (entry := logger.pop(key)) is not None:
+                inner.add(key, entry)
+        _use_our_console(inner)
+        logger.put("@loggers", "spacy.ChainLogger.v1")
+        logger.add("logger1", inner)
+    free = [f"logger{i}" for i in range(1, 11) if f"logger{i}" not in logger]
+    if not free:
+        raise ConfigError(
+            "Can't add a log to [training.logger]: spaCy's ChainLogger has room for 10 loggers, and all are in use. "
+            "Leave out --log."
+        )
+    added = logger.section(free[0])
+    added.put("@loggers", f"{_LOG}v1")
+    added.put("path", str(path))
+    return str(lines), f"The log of each step: {path}. Draw it: python -m spacy torchopt report {path}"
+
+
+def _names_of(section: SectionText) -> Iterator[str]:
+    if "@loggers" in section.settings:
+        yield section.settings["@loggers"].value
+    for inner in section.sections.values():
+        yield from _names_of(inner)
+
+
+def _use_our_console(logger: SectionText) -> None:
+    """Replace spaCy's console logger, or none at all, by ours: the same table, with learning rates and norms."""
+    name = logger.settings.get("@loggers")
+    if name is not None and not name.value.startswith('"spacy.ConsoleLogger.'):
+        return
+    logger.put("@loggers", "thinc-torchopt.ConsoleLogger.v1")
+    # In v1 and v2 a bar is on or off.
+    bar = {"true": "eval", "false": None}
+    if "progress_bar" in logger.settings and (value := logger.settings["progress_bar"].value) in bar:
+        logger.put("progress_bar", bar[value])

@@ -1,0 +1,238 @@
+"""Read one log: lines of JSON, some of which may be damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+from ...core.checks import MAX_STEPS
+from ...core.errors import ConfigError
+
+# Counts, with the names of their events.
+COUNTED = {
+    "grad_spikes": "gradient spike",
+    "skipped_updates": "update skipped",
+    "outside_writes": "rates written by others",
+}
+# All counts of a line.
+COUNTS = ("rollbacks", *COUNTED)
+_NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
+_BY_NAME = ("losses", "scores", "learn_rates")
+# log-2.jsonl, log-3.jsonl ...: see addons/loggers/files.py.
+NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
+# The most damaged lines that are named.
+_MAX_NAMED = 5
+
+
+class LogFile:
+    """A log by columns.
+
+    told (dict): Events in the lines, by (kind, content), with the step of the first line that has them. Contents:
+        "checkpoint saved": its step; "went back": from and to step; "resumed": the first step; "rule": name, step,
+        action.
+    sums_of_gradients (set[str]): Components whose "loss" is no loss.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.steps = array("q")
+        self.columns: dict[tuple[str, str], array[float]] = {}
+        self.told: dict[tuple[str, Any], int] = {}
+        self.sums_of_gradients = {"tok2vec", "transformer"}
+        self.notes: list[str] = []
+
+    @classmethod
+    def read(cls, path: Path) -> LogFile:
+        """Read a log. RAISES (ConfigError): It is no log, or can't be read."""
+        log = cls(path)
+        for line, record in _lines(path, log.notes, log.steps):
+            log._add(record, line)
+        return log
+
+    def _add(self, record: Mapping[str, Any], line: int) -> None:
+        step = record["step"]
+        if self.steps and step <= self.steps[-1]:
+            if step < self.steps[-1]:
+                self.notes.append(_goes_back(self.path, self.steps[-1], step, line))
+            self.cut(step)
+        for key in _NUMBERS:
+            if key in record:
+                self._put((key, ""), record[key])
+        for key in _BY_NAME:
+            values = record.get(key)
+            if isinstance(values, dict):
+                for name, value in values.items():
+                    if not isinstance(value, (dict, list, str)):
+                        self._put((key, name), value)
+        dev = record.get("dev_losses")
+        if isinstance(dev, dict) and isinstance(dev.get("losses"), dict) and number(dev.get("words")) > 0.0:
+            for name, value in dev["losses"].items():
+                self._put(("dev_losses", name), number(value) / dev["words"])
+        for what in _told_by(record):
+            self.told.setdefault(what, step)
+        if isinstance(names := record.get("sums_of_gradients"), list):
+            self.sums_of_gradients.update(name for name in names if isinstance(name, str))
+        self.steps.append(step)
+
+    def _put(self, column: tuple[str, str], value: Any) -> None:
+        values = self.columns.setdefault(column, array("d"))
+        if missing := len(self.steps) - len(values):
+            values.extend([math.nan] * missing)
+        values.append(number(value))
+
+    def cut(self, step: int) -> None:
+        """Drop everything from a step on."""
+        n = bisect_left(self.steps, step)
+        del self.steps[n:]
+        for values in self.columns.values():
+            del values[n:]
+        self.told = {what: told for what, told in self.told.items() if told < step}
+
+    def go_on_with(self, log: LogFile) -> None:
+        """Append a later log of the same run, which replaces everything from its first step on."""
+        self.cut(log.steps[0])
+        for key, values in log.columns.items():
+            column = self.columns.setdefault(key, array("d"))
+            column.extend([math.nan] * (len(self.steps) - len(column)))
+            column.extend(values)
+        self.steps.extend(log.steps)
+        self.told = {**log.told, ("resumed", log.steps[0]): log.steps[0], **self.told}
+        self.sums_of_gradients |= log.sums_of_gradients
+        self.notes += log.notes
+
+
+def _told_by(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, kind in (("last_checkpoint", "checkpoint saved"), ("last_resume", "resumed")):
+        if _is_step(record.get(key)):
+            yield kind, record[key]
+    back, rules = record.get("last_rollback"), record.get("controller")
+    if isinstance(back, list) and len(back) == 2 and all(map(_is_step, back)):
+        yield "went back", tuple(back)
+    for fired in rules if isinstance(rules, list) else ():
+        if isinstance(fired, dict) and isinstance(fired.get("controller"), str) and _is_step(fired.get("step")):
+            yield "rule", (fired["controller"], fired["step"], f"{fired.get('operation')}.{fired.get('action')}")
+
+
+def read_history(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the lines of all logs of one run, with rising steps; and notes. If a resumed run repeated steps, the later
+    log counts.
+
+    paths (Sequence[Path]): The logs, in order; log.jsonl, log-2.jsonl, log-10.jsonl in any order.
+    RAISES (ConfigError): A file is no log or can't be read, or all are empty.
+    """
+    history: list[dict[str, Any]] = []
+    notes: list[str] = []
+    empty = []
+    for path in _in_order(paths):
+        records, more = _read_records(path)
+        notes += more
+        if not records:
+            empty.append(path.name)
+            continue
+        first, before = records[0]["step"], len(history)
+        while history and history[-1]["step"] >= first:
+            history.pop()
+        if len(history) < before:
+            notes.append(
+                f"{path.name} begins at step {first}: {before - len(history)} earlier lines from that step on are left "
+                "out."
+            )
+        history += records
+    if not history:
+        named = ", ".join(map(str, paths))
+        raise ConfigError(f"Can't read the training log {named}: expected at least one line, found none.")
+    if empty:
+        notes.append(f"{', '.join(empty)} is empty.")
+    return history, notes
+
+
+def _in_order(paths: Sequence[Path]) -> list[Path]:
+    """Sort logs of one name by their numbers, as a shell puts log-2.jsonl before log.jsonl. Others are not sorted."""
+    names = [NUMBERED.fullmatch(path.stem) for path in paths]
+    bases = {path.with_name(name[1] if name else path.stem) for path, name in zip(paths, names)}
+    if len(bases) > 1:
+        return list(paths)
+    numbers = [int(name[2]) if name else 1 for name in names]
+    return [path for _, path in sorted(zip(numbers, paths))]
+
+
+def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read a log. RAISES (ConfigError): It is no log, or can't be read."""
+    records: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for line, record in _lines(path, notes, records):
+        if records and record["step"] < records[-1]["step"]:
+            notes.append(_goes_back(path, records[-1]["step"], record["step"], line))
+        while records and records[-1]["step"] >= record["step"]:
+            records.pop()
+        records.append(record)
+    return records, notes
+
+
+def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The undamaged lines, with their numbers; at the end, adds notes on others. kept (Sized): The lines kept so
+    far.
+    """
+    damaged, first_damaged, n = [], "", 0
+    try:
+        with path.open("rb") as file:
+            for n, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                record = parse(line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line)
+                if record is None:
+                    damaged.append(n)
+                    first_damaged = first_damaged or line[:80].decode("utf8", errors="replace").strip()
+                else:
+                    yield n, record
+    except OSError as error:
+        raise ConfigError(f"Can't read the training log {path}: {error}.") from error
+    if damaged and len(damaged) >= len(kept):
+        raise ConfigError(
+            f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as "
+            f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Use the file in 'path' of "
+            "the block 'thinc-torchopt.JSONLinesLogger.v1'."
+        )
+    if damaged == [n]:
+        notes.append(
+            f"{path.name} ends in half a line, which is left out: the training was stopped while it wrote, or is still "
+            "running."
+        )
+    elif damaged:
+        named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
+        notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
+
+
+def _goes_back(path: Path, last: int, step: int, line: int) -> str:
+    return f"{path.name} goes back from step {last} to step {step} in line {line}: the later lines are shown."
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Parse a line. RETURNS (dict | None): None: it is no line of a log."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not _is_step(record.get("step")) or not isinstance(record.get("losses"), dict):
+        return None
+    return record
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEPS
+
+
+def number(value: Any) -> float:
+    """A finite number, or NaN."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return float(value) if math.isfinite(value) else math.nan
+        except OverflowError:
+            pass
+    return math.nan

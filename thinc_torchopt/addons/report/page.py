@@ -1,0 +1,250 @@
+"""Write a report: a self-contained HTML file, by a jinja2 template; one picture; or a cell of a notebook."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy
+from jinja2 import Environment, PackageLoader
+
+from ...core.compat import import_figure
+from ...core.errors import ConfigError
+from .figures import Panel, keys_of, make_panels
+from .runs import LoggedRun, facts_of, printable, read_runs
+from .style import (
+    BAD,
+    COLOURS,
+    GRID,
+    IN_THE_DARK,
+    LINE,
+    MUTED,
+    TEXT,
+    check_place,
+    new_figure,
+    save,
+    save_whole,
+    set_ticks,
+    style,
+)
+
+_ENDINGS = (".html", ".pdf", ".png", ".svg")
+# In points: width of a plot on a wide screen and on a phone, and its margins.
+_WIDTHS = {"wide": 1080, "narrow": 380}
+_LEFT, _RIGHT, _TOP, _BOTTOM = 86, 14, 8, 42
+_MAX_EVENTS, _MAX_NAMES = 200, 12
+# CSS variables for the colours of pictures, as a dark page has other colours.
+_NAMES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
+_GLYPHS = {"*": "\u2605", "o": "\u25cf"}
+_UNUSED_ID = re.compile(r' id="[^"]*_\d+"')
+
+
+def check_output(path: Path, read: Sequence[Path]) -> None:
+    """Check early that a report can be written.
+
+    path (Path): The file to write.
+    read (Sequence[Path]): The logs to read.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file has a wrong ending, or is one of the
+        logs.
+    """
+    if path.suffix.lower() not in _ENDINGS:
+        raise ConfigError(
+            f"Can't write the report {path}: expected a name that ends in {', '.join(_ENDINGS[:-1])} or "
+            f"{_ENDINGS[-1]}, found '{path.suffix}'. Change --output."
+        )
+    check_place(path, read)
+    import_figure()
+
+
+def write_report(runs: Sequence[LoggedRun], path: Path, *, reload_seconds: int | None = None) -> None:
+    """Draw runs into one file.
+
+    path (Path): .html is a page; .png, .svg and .pdf are one picture. An existing file is replaced.
+    reload_seconds (int | None): An open page reloads the file this often.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to
+        draw.
+    """
+    check_output(path, [log for run in runs for log in run.paths])
+    if path.suffix.lower() == ".html":
+        page = make_page(runs, reload_seconds=reload_seconds)
+        with save_whole(path) as unfinished:
+            unfinished.write_text(page, encoding="utf8")
+    else:
+        with style():
+            save(_draw_all(runs), path)
+
+
+def show(*paths: str | Path) -> None:
+    """Show a report in a notebook. Runs of several logs are compared.
+
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): This is no notebook, or a file is no log.
+    """
+    try:
+        from IPython import get_ipython
+        from IPython.display import HTML, display
+    except ImportError:
+        get_ipython = None
+    if get_ipython is None or get_ipython() is None:
+        raise ConfigError(
+            "Can't show a report: this is no notebook. Write it to a file: spacy torchopt report training/log.jsonl "
+            "--output report.html"
+        )
+    page = make_page(read_runs(list(map(Path, paths))))
+    # In an iframe, so that its styles and the notebook's don't affect each other.
+    display(HTML(f'<div><iframe srcdoc="{escape(page)}" style="width:100%;height:800px;border:0"></iframe></div>'))
+
+
+def make_page(runs: Sequence[LoggedRun], *, reload_seconds: int | None = None) -> str:
+    """The HTML page of a report.
+
+    reload_seconds (int | None): Seconds between two reloads of the page.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): There is nothing to draw.
+    """
+    environment = Environment(
+        loader=PackageLoader(__package__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    facts = [facts_of(run) for run in runs]
+    return environment.get_template("page.html").render(
+        title=_title(runs),
+        reload_seconds=reload_seconds,
+        colours=zip(_NAMES.values(), _NAMES),
+        in_the_dark=[(name, IN_THE_DARK[colour]) for colour, name in _NAMES.items()],
+        logs=[printable(str(path)) for run in runs for path in run.paths],
+        notes=[printable(note) for run in runs for note in run.notes],
+        runs=[(run.label, f"var(--c{i % len(COLOURS)})", row) for i, (run, row) in enumerate(zip(runs, facts))],
+        shown=[i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)],
+        panels=[_as_html(panel, f"panel-{i}") for i, panel in enumerate(_panels(runs))],
+        tables=list(_tables(runs)),
+    )
+
+
+def _title(runs: Sequence[LoggedRun]) -> str:
+    return f"Training of {runs[0].label}" if len(runs) == 1 else f"{len(runs)} trainings compared"
+
+
+def _panels(runs: Sequence[LoggedRun]) -> list[Panel]:
+    panels = make_panels(runs)
+    if not panels:
+        raise ConfigError(
+            f"Can't draw {', '.join(str(log) for run in runs for log in run.paths)}: no line has a number for losses, "
+            "scores, learning rates or norms."
+        )
+    return panels
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def _as_html(panel: Panel, salt: str) -> dict[str, Any]:
+    """The values of a panel for the template: its pictures and legend."""
+    with style(**{"font.size": 12.0}):
+        figure = import_figure()()
+        axes = figure.add_subplot()
+        caption = panel.draw(axes)
+        svgs = {name: _svg(figure, axes, name, panel.height, f"{salt}-{name}") for name in _WIDTHS}
+        keys = []
+        for handle, name in keys_of(axes):
+            glyph = _GLYPHS.get(handle.get_marker(), "") if handle.get_linestyle() == "None" else ""
+            keys.append((name, _as_variable(handle.get_color()), glyph, handle.get_linestyle()))
+    return {"title": panel.title, "caption": caption, "keys": keys, "svgs": svgs}
+
+
+def _svg(figure: Any, axes: Any, size: str, height: float, salt: str) -> str:
+    """A picture as SVG, without title and legend. salt (str): Makes its ids unique."""
+    width = _WIDTHS[size]
+    figure.set_size_inches(width / 72, height / 72)
+    left, right = _LEFT / width, 1 - _RIGHT / width
+    figure.subplots_adjust(left, _BOTTOM / height, right, 1 - _TOP / height)
+    axes.yaxis.set_label_coords(11 / width, 0.5 + (_BOTTOM - _TOP) / height / 2, transform=figure.transFigure)
+    axes.yaxis.label.set_verticalalignment("center")
+    set_ticks(axes, x=10 if size == "wide" else 4)
+    text = StringIO()
+    with style(**{"svg.hashsalt": salt}):
+        figure.savefig(
+            text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    svg = _UNUSED_ID.sub("", text.getvalue()[text.getvalue().index("<svg") :])
+    for colour in _NAMES:
+        svg = svg.replace(colour, _as_variable(colour))
+    return svg
+
+
+def _as_variable(colour: str) -> str:
+    return f"var({_NAMES[colour]})" if colour in _NAMES else colour
+
+
+def _draw_all(runs: Sequence[LoggedRun]) -> Any:
+    """One figure with a table and all panels below each other."""
+    panels = _panels(runs)
+    facts = [facts_of(run) for run in runs]
+    shown = [i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)]
+    heights = [panel.height / 95 for panel in panels]
+    head = 0.45 + 0.25 * len(runs)
+    figure = new_figure(12, head + sum(heights))
+    table, *all_axes = figure.subplots(len(panels) + 1, 1, height_ratios=[head, *heights])
+    table.set_axis_off()
+    table.set_title(_title(runs), fontsize=14)
+    cells = table.table(
+        [[run.label, *(f"{row[i].value} {row[i].more}".strip() for i in shown)] for run, row in zip(runs, facts)],
+        colLabels=["run", *(facts[0][i].name for i in shown)],
+        cellLoc="left",
+        colLoc="left",
+        edges="open",
+        loc="upper left",
+    )
+    cells.auto_set_font_size(False)
+    cells.set_fontsize(8.5)
+    cells.auto_set_column_width(list(range(len(shown) + 1)))
+    for (row, column), cell in cells.get_celld().items():
+        by_run = column == 0 and row and len(runs) > 1
+        cell.get_text().set_color(MUTED if row == 0 else COLOURS[(row - 1) % len(COLOURS)] if by_run else TEXT)
+    for axes, panel in zip(all_axes, panels):
+        caption = panel.draw(axes)
+        axes.set_title(panel.title)
+        axes.set_title(caption, loc="right", fontsize=7.5, fontweight="normal", color=MUTED)
+        keys = list(keys_of(axes, _MAX_NAMES))
+        if keys:
+            axes.legend(*zip(*keys), loc="upper left", bbox_to_anchor=(1.0, 1.03))
+        axes.label_outer() if axes is not all_axes[-1] else None
+    figure.align_ylabels(all_axes)
+    return figure
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _tables(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Title, headers and rows of the tables below the pictures."""
+    heads = ["value"] if len(runs) == 1 else [run.label for run in runs]
+    best: list[dict[str, float]] = []
+    for run in runs:
+        at = None if run.best is None else int(numpy.searchsorted(run.steps, run.best[1]))
+        found = {} if at is None else {name: values[at] for name, values in run.columns.get("scores", {}).items()}
+        best.append({name: float(value) for name, value in found.items() if numpy.isfinite(value)})
+    rates = [run.final_rates for run in runs]
+    for title, header, columns in (
+        ("All scores at the best step", "score", best),
+        ("Learning rates at the last step", "param group", rates),
+    ):
+        if names := list(dict.fromkeys(name for column in columns for name in column)):
+            rows = [[printable(name), *(_number(column.get(name)) for column in columns)] for name in names]
+            yield title, [header, *heads], rows
+    told = [
+        (event.step, [run.label] * (len(runs) > 1), f"{event.kind} {event.text}".strip())
+        for run in runs
+        for event in run.events
+        if event.kind != "checkpoint saved"
+    ]
+    if told:
+        rows = [[f"{step:,}", *label, text] for step, label, text in sorted(told)[:_MAX_EVENTS]]
+        if len(told) > _MAX_EVENTS:
+            rows.append([f"and {len(told) - _MAX_EVENTS:,} more"])
+        yield "What happened when", ["step", *["run"] * (len(runs) > 1), "what happened"], rows
+
+
+def _number(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

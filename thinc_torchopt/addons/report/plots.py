@@ -1,0 +1,207 @@
+"""Pictures of other commands: schedules, the range test, a search. They need the extra `plot`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple, Protocol
+
+from ...core.compat import import_figure
+from ...core.errors import ConfigError
+from .runs import printable
+from .style import COLOURS, MUTED, check_place, colour_of, new_figure, save, scale_rates, set_ticks, style
+
+# Longer legends are put beside the picture.
+_MAX_INSIDE = 6
+# Characters of names in a line of the legend.
+_NAMES_WIDTH = 44
+# Slices beside each other.
+_SLICES = 3
+
+
+def check_picture(path: Path, read: Sequence[Path] = ()) -> None:
+    """Check early that a picture can be written.
+
+    path (Path): The file to write.
+    read (Sequence[Path]): The files to read.
+    RAISES (ImportError): matplotlib is not installed. (ConfigError): The file has a wrong ending, or is one of those
+        read.
+    """
+    formats = import_figure()().canvas.get_supported_filetypes()
+    if path.suffix.lower().lstrip(".") not in formats:
+        raise ConfigError(
+            f"Can't draw {path}: expected a name that ends in one of .{', .'.join(sorted(formats))}, found "
+            f"'{path.suffix}'. Change --output."
+        )
+    check_place(path, read)
+
+
+def plot_schedule(rates: Mapping[str, Sequence[float]], path: Path, *, log: bool = False, title: str = "") -> None:
+    """Draw learning rates over the steps. Groups with the same rates at every step share a curve.
+
+    rates (Mapping[str, Sequence[float]]): By param group, the rate of each step.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    log (bool): Use a logarithmic scale. Rates of 0 and far below the peak of their group are left out.
+    title (str): Title of the picture.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for name, values in rates.items():
+        alike.setdefault(tuple(values), []).append(printable(name))
+    with style():
+        figure, axes = _start("step", "learning rate", title)
+        for i, (values, names) in enumerate(sorted(alike.items(), key=lambda item: -max(item[0]))):
+            look = {"color": colour_of(i, len(alike)), "linestyle": ["-", "--", ":", "-."][i % 4]}
+            label = fill(", ".join(names), _NAMES_WIDTH) + (" (always 0)" if not any(values) else "")
+            axes.plot(range(len(values)), values, label=label, linewidth=1.7, **look)
+        scale_rates(axes, alike, log=log)
+        axes.set_xlim(left=0)
+        set_ticks(axes)
+        _add_legend(axes)
+        save(figure, path)
+
+
+class RangeTested(Protocol):
+    """A range test, as `thinc_torchopt.addons.trials.lr_finder.RangeTest` is one."""
+
+    rates: list[float]
+    losses: list[float]
+    first: int
+    smoothed: list[float]
+    stretch: tuple[int, int] | None
+
+    @property
+    def suggestion(self) -> float | None: ...
+
+
+def plot_range_test(found: RangeTested, path: Path) -> None:
+    """Draw the loss over the learning rate: what counts and what was left out, the stretch, the suggestion, and a third
+    to three times of it.
+
+    found (Range): The test. Losses that are not finite are left out.
+    path (Path): The file; its ending says what kind. Replaced if it is there.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    rates, smoothed = found.rates, found.smoothed
+    losses = [loss if math.isfinite(loss) else math.nan for loss in found.losses]
+    end = found.first + len(smoothed)
+    with style():
+        figure, axes = _start("learning rate", "loss per word", "Learning rate range test")
+        if smoothed:
+            counted = slice(found.first, end)
+            axes.plot(rates[counted], losses[counted], ".", color=COLOURS[0], alpha=0.5, label="loss")
+            axes.plot(rates[counted], smoothed, color=COLOURS[0], linewidth=2.0, label="smoothed")
+        if found.stretch is not None and found.suggestion is not None:
+            first, last = found.stretch
+            near = slice(first - found.first, last - found.first + 1)
+            look = {"color": COLOURS[2], "linewidth": 5.0, "alpha": 0.6, "solid_capstyle": "round"}
+            axes.plot(rates[first : last + 1], smoothed[near], label="stretch: nearly as low", **look)
+            look = {"color": COLOURS[1], "alpha": 0.12, "linewidth": 0.0}
+            axes.axvspan(found.suggestion / 3, 3 * found.suggestion, label="a third to three times of it", **look)
+            label = f"suggestion: {found.suggestion:.2g}"
+            axes.axvline(found.suggestion, color=COLOURS[1], linestyle="--", linewidth=1.5, label=label)
+        axes.set_xscale("log")
+        top = math.inf
+        if smoothed:
+            # Where it diverges, the loss of single points would press all else to the ground.
+            low, high = min(losses[counted]), max(smoothed)
+            margin = 0.1 * (high - low) or 1.0
+            top = high + margin
+            axes.set_ylim(low - margin, top)
+        out = [i for i in range(len(rates)) if not found.first <= i < end]
+        if out:
+            # Points that are too high for the picture are drawn at its edge.
+            at = [losses[i] if losses[i] <= top else top for i in out]
+            look = {"color": MUTED, "markersize": 5, "clip_on": False}
+            axes.plot([rates[i] for i in out], at, "x", label="left out", **look)
+        set_ticks(axes)
+        _add_legend(axes)
+        save(figure, path)
+
+
+class Point(NamedTuple):
+    """A trial of a search. score (float | None): None: it was stopped early. values: The searched settings, by path."""
+
+    number: int
+    score: float | None
+    last_score: float
+    values: Mapping[str, Any]
+
+
+def plot_study(
+    points: Sequence[Point], importances: Mapping[str, float], logs: Collection[str], as_it_is: float | None, path: Path
+) -> None:
+    """Draw a search: its history, the importance of settings, and the score over each setting.
+
+    points (Sequence[Point]): The trials, in order.
+    importances (Mapping[str, float]): By path. Empty: unknown.
+    logs (Collection[str]): Paths with a logarithmic scale.
+    as_it_is (float | None): The mean score of the config as it is, with other seeds.
+    path (Path): The file; its ending gives the format. An existing file is replaced.
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    paths = list(importances) or list(dict.fromkeys(key for point in points for key in point.values))
+    rows = max(1, math.ceil(len(paths) / _SLICES))
+    with style():
+        figure = new_figure(12, 4.0 + 3.0 * rows)
+        above, below = figure.subfigures(2, height_ratios=[4.0, 3.0 * rows])
+        history, bars = above.subplots(1, 2, width_ratios=[2, 1])
+        done = [point for point in points if point.score is not None]
+        _draw_trials(history, points, [float(point.number) for point in points])
+        bests = [max(point.score or 0.0 for point in done[: i + 1]) for i in range(len(done))]
+        numbers = [point.number for point in done]
+        history.step(numbers, bests, where="post", color=COLOURS[0], linewidth=1.5, label="best so far")
+        if as_it_is is not None:
+            look = {"color": COLOURS[1], "linestyle": "--", "linewidth": 1.2}
+            history.axhline(as_it_is, label="the config as it is, other seeds", **look)
+        history.set_xlabel("trial")
+        history.set_ylabel("score")
+        history.set_title("Trials")
+        if points:
+            history.legend()
+        bars.barh(list(importances), list(importances.values()), color=COLOURS[0])
+        bars.invert_yaxis()
+        bars.set_title("How much each setting matters" if importances else "")
+        bars.tick_params(axis="y", labelsize="x-small")
+        bars.set_xlabel("importance")
+        if not importances:
+            bars.set_axis_off()
+        for axes, key in zip(below.subplots(rows, _SLICES, squeeze=False).flat, [*paths, *[""] * _SLICES]):
+            if not key:
+                axes.set_axis_off()
+                continue
+            shown = [point for point in points if key in point.values]
+            values = [point.values[key] for point in shown]
+            is_number = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+            _draw_trials(axes, shown, values if is_number else [str(value) for value in values])
+            if key in logs:
+                axes.set_xscale("log")
+            axes.set_xlabel(key, fontsize="small")
+            axes.set_ylabel("score")
+        save(figure, path)
+
+
+def _draw_trials(axes: Any, points: Sequence[Point], at: Sequence[Any]) -> None:
+    """at (Sequence): The horizontal position of each point."""
+    for is_done, look in ((False, {"marker": "x", "color": "0.6"}), (True, {"marker": "o", "color": COLOURS[0]})):
+        chosen = [i for i, point in enumerate(points) if (point.score is not None) == is_done]
+        scores = [points[i].last_score for i in chosen]
+        if chosen:
+            label = "to the end" if is_done else "stopped early"
+            axes.scatter([at[i] for i in chosen], scores, s=25, alpha=0.8, label=label, **look)
+
+
+def _start(x: str, y: str, title: str) -> tuple[Any, Any]:
+    figure = new_figure(9, 5)
+    axes = figure.add_subplot(xlabel=x, ylabel=y)
+    axes.set_title(printable(title))
+    return figure, axes
+
+
+def _add_legend(axes: Any) -> None:
+    """Add a legend; a long one goes beside the picture."""
+    lines = sum(name.count("\n") + 1 for name in axes.get_legend_handles_labels()[1])
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if lines > _MAX_INSIDE else {}
+    axes.legend(**place)

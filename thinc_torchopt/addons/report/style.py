@@ -1,0 +1,204 @@
+"""The style of pictures, and how they are saved. Uses matplotlib without pyplot, so no display is needed."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from ...core.compat import import_figure
+from ...core.errors import ConfigError
+from ...core.state import replacing
+
+# Colours that colour-blind people can tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#a87800", "#3a93c9", "#6b4fbb", "#5f6b76")
+TEXT, MUTED, LINE, GRID, BAD = "#24292f", "#57606a", "#8c959f", "#dfe3e8", "#cf222e"
+_PAGE, _BLACK = "#ffffff", "#000000"
+# Each colour on a dark page. Black is matplotlib's own, for text and lines.
+IN_THE_DARK = {
+    **dict(zip(COLOURS, ("#58a9e6", "#ff8b3d", "#2fc79b", "#e386c6", "#e0b13a", "#8fd0f5", "#ab97f0", "#a3adb8"))),
+    TEXT: "#e6edf3",
+    MUTED: "#9aa4af",
+    LINE: "#6e7681",
+    GRID: "#2c333b",
+    BAD: "#ff7b72",
+    _PAGE: "#0d1117",
+    _BLACK: "#e6edf3",
+}
+# Fonts of known systems, for letters that matplotlib's own font lacks.
+_FONTS = "Noto Sans CJK JP|Noto Sans CJK SC|Droid Sans Fallback|Noto Sans Arabic|Noto Sans Hebrew|Noto Sans Devanagari"
+_FONTS += "|Noto Sans Thai|Hiragino Sans|PingFang SC|Geeza Pro|Arial Unicode MS|Yu Gothic|Microsoft YaHei|Segoe UI"
+# A rate below this part of its group's highest hardly matters.
+_LEAST_RATE = 1 / 100
+_LOG_FROM = 20.0
+
+
+@contextmanager
+def style(**settings: Any) -> Iterator[None]:
+    """Set matplotlib's style, so that the same numbers give the same file. settings: More settings of matplotlib.
+
+    RAISES (ImportError): matplotlib is not installed.
+    """
+    import_figure()
+    from matplotlib import rc_context
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    look: Any = {
+        "font.family": ["DejaVu Sans", *(name for name in _FONTS.split("|") if name in installed), "sans-serif"],
+        "font.size": 9.5,
+        "axes.edgecolor": LINE,
+        "axes.labelcolor": TEXT,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "xtick.color": TEXT,
+        "ytick.color": TEXT,
+        "text.color": TEXT,
+        "grid.color": GRID,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+        "savefig.dpi": 130,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "report",
+        "text.parse_math": False,
+        "path.simplify_threshold": 0.3,
+    }
+    look |= settings
+    logger = logging.getLogger("matplotlib.font_manager")
+    level = logger.level
+    with rc_context(look), warnings.catch_warnings():
+        # A letter without a font is drawn as a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A new figure. width, height (float): In inches."""
+    return import_figure()(figsize=(width, height), layout="constrained", facecolor=_PAGE)
+
+
+def colour_of(i: int, n: int) -> str:
+    """The colour of one of `n` curves: from a fixed list, or for many curves from a range."""
+    if n <= len(COLOURS):
+        return COLOURS[i]
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return to_hex(colormaps["turbo"](0.08 + 0.84 * i / (n - 1)))
+
+
+def set_ticks(axes: Any, *, x: int = 10) -> None:
+    """Set a few readable ticks at both axes. x (int): The most ticks at the horizontal axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    for axis, most in ((axes.xaxis, x), (axes.yaxis, 5)):
+        if axis.get_scale() == "log":
+            low, high = axis.get_view_interval()
+            decades = high / max(low, 1e-300)
+            axis.set_minor_locator(NullLocator())
+            subs = (1.0, 2.0, 5.0) if decades < 200.0 else (1.0, 3.0) if decades < 5000.0 else (1.0,)
+            axis.set_major_locator(LogLocator(subs=subs, numticks=8))
+        else:
+            axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=axis is axes.xaxis))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def number(value: float) -> str:
+    """A number at an axis: 2,000; 0.0005; 1e-5."""
+    if value == 0.0 or 1e-4 <= abs(value) < 1e6:
+        return f"{round(value, 10):,.10g}"
+    mantissa, exponent = f"{value:.3e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def scale_rates(axes: Any, rates: Iterable[Sequence[float]], *, log: bool | None = None) -> bool:
+    """Set the scale of an axis of learning rates. A logarithmic one ends where rates hardly matter.
+
+    rates (Iterable[Sequence[float]]): Of each group. NaN: unknown.
+    log (bool | None): Whether it is logarithmic. None: if the groups differ much.
+    RETURNS (bool): Whether it is logarithmic.
+    """
+    positive = [values[values > 0.0] for values in map(numpy.asarray, rates)]
+    active = [float(values.max()) for values in positive if len(values)]
+    if log is None:
+        log = bool(active) and max(active) > _LOG_FROM * min(active)
+    if log and active:
+        axes.set_yscale("log", nonpositive="mask")
+        lowest = min(float(values.min()) for values in positive if len(values))
+        axes.set_ylim(max(_LEAST_RATE * min(active), 0.7 * lowest), 1.5 * max(active))
+    else:
+        axes.set_ylim(0.0, 1.08 * max(active, default=1.0))
+    return bool(log and active)
+
+
+def needs_log(values: numpy.ndarray, *, of_all: bool = False) -> bool:
+    """Whether values need a logarithmic scale: almost all are positive, and they differ much in size.
+
+    of_all (bool): Count also a few outliers.
+    """
+    if not len(values) or values.min() < 0.0 or (values == 0.0).mean() > 0.05 or values.max() == 0.0:
+        return False
+    low, high = numpy.percentile(values[values > 0.0], [1, 100 if of_all else 99])
+    return bool(high > _LOG_FROM * low)
+
+
+def check_place(path: Path, read: Sequence[Path]) -> None:
+    """Check the path of an output file. RAISES (ConfigError): It is a folder, or one of the input files."""
+    if path.is_dir():
+        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
+    for other in read:
+        if path.exists() and other.exists() and path.samefile(other):
+            raise ConfigError(f"Can't write {path}: it is one of the files to read, {other}. Change --output.")
+
+
+@contextmanager
+def save_whole(path: Path) -> Iterator[Path]:
+    """Write a file completely or not at all, to the path that this yields. An existing file is replaced.
+
+    RAISES (ConfigError): It can't be written.
+    """
+    try:
+        with replacing(path) as unfinished:
+            yield unfinished
+    except OSError as error:
+        raise ConfigError(f"Can't write {path}: {error}. Make room, or change --output.") from error
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture completely or not at all. The ending of its name gives the format. In a dark browser, .svg is
+    dark; a .png or .pdf can't know where it is shown, and is bright.
+    """
+    kind = path.suffix.lower().lstrip(".")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with save_whole(path) as unfinished:
+        figure.savefig(unfinished, format=kind, metadata=undated)
+        if kind == "svg":
+            unfinished.write_text(follow_scheme(unfinished.read_text(encoding="utf8")), encoding="utf8")
+
+
+def follow_scheme(svg: str) -> str:
+    """Add dark colours to a picture of matplotlib, for browsers that prefer them. Other programs ignore them."""
+    rules = [
+        f'[style*="{what}: {colour}"] {{{what}: {dark} !important}}'
+        for colour, dark in IN_THE_DARK.items()
+        for what in ("fill", "stroke")
+        if f"{what}: {colour}" in svg
+    ]
+    # Black text has no colour of its own.
+    rules.append(f'[id^="text_"] {{fill: {IN_THE_DARK[_BLACK]}}}')
+    dark_style = "@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}\n"
+    return svg.replace("</style>", f"\n{dark_style}</style>", 1)

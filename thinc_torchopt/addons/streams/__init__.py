@@ -1,0 +1,15 @@
+"""Learning from a stream of texts with labels: `spacy torchopt learn`.
+
+learner.py learns and saves; source.py reads lines, records.py makes examples of them and keeps some. undo.py undoes a
+batch that failed.
+"""
+
+from .learner import LearnSettings, LogRow, StreamLearner
+from .source import LineReader
+
+__all__ = [
+    "LearnSettings",
+    "LineReader",
+    "LogRow",
+    "StreamLearner",
+]

@@ -1,0 +1,766 @@
+"""A pipeline that learns from a stream, text by text.
+
+Each text is scored before it is learned: the score of a block of texts tells how good the pipeline was on texts that it
+had not seen (prequential evaluation, Dawid 1984). All that a run needs to go on is saved every so many texts, and when
+it ends; a run that was killed goes on from there, and ends with bit-identical weights.
+
+    output/
+      state/            model, optimizer, random generators, place in the stream, memory
+      model-last/       the pipeline, for spacy.load
+      learn.jsonl       one row for each block of texts
+      rejected.jsonl    texts that could not be learned, with the reason
+
+A text that can't be learned changes nothing: its batch is undone (undo.py). Then the run saves and ends, or
+leaves out that text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy
+import torch
+from spacy.language import Language
+from spacy.scorer import Scorer
+from spacy.tokens import DocBin
+from spacy.training import Example
+from spacy.util import registry
+from thinc.api import fix_random_seed
+
+from ...core.checks import Section
+from ...core.errors import ConfigError, NonFiniteGradError, PipelineError, StateError, StreamError, TorchOptError
+from ...core.optimizer import TorchOptimizer
+from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
+from ...core.state import clear_leftovers, read_folder, replacing, write_folder, write_text
+from ...loop.components import is_trained
+from ...loop.config_check import (
+    Identity,
+    collect_defaults,
+    collect_identity,
+    collect_values,
+    compare_configs,
+    compare_identities,
+)
+from ...loop.model_state import ModelState, check_model, check_parts, collect_model, restore_model
+from ...loop.random_state import RandomState, check_generators, collect_random, restore_random
+from ...loop.run_lock import RunLock
+from .records import Memory, Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
+from .source import Line, LineReader, Place
+from .undo import Undo
+
+STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
+_VERSION = 2
+_COMMAND = Section("spacy torchopt learn")
+_OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
+
+
+@dataclass(frozen=True)
+class LearnSettings:
+    """How to learn.
+
+    batch_size (int): Texts of an update. Texts of the memory come on top.
+    every (int): Texts of a block, which has a score and a row in the log.
+    save_every (int): Texts between two saves, at ends of blocks.
+    watch_every (int): Texts between two evaluations of the watched corpus, at ends of blocks.
+    replay (int): Texts of the memory in each update. 0: there is no memory.
+    memory (int): The most texts in it.
+    new_labels ("refuse" | "add" | "skip"): Whether a label that the pipeline does not have ends the run, is added, or
+        its text is skipped.
+    prequential (bool): Score each text before it is learned.
+    skip_bad (bool): Leave out texts that can't be learned, and write them to rejected.jsonl. False: the first one ends
+        the run.
+    RAISES (ConfigError): One is out of its range.
+    """
+
+    batch_size: int = 1
+    every: int = 100
+    save_every: int = 1000
+    watch_every: int = 1000
+    replay: int = 0
+    memory: int = 1000
+    new_labels: Literal["refuse", "add", "skip"] = "refuse"
+    prequential: bool = True
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "every", "save_every", "watch_every", "memory"):
+            _COMMAND.whole(f"--{name.replace('_', '-')}", getattr(self, name), at_least=1)
+        _COMMAND.whole("--replay", self.replay)
+        _COMMAND.choice("--new-labels", self.new_labels, ("refuse", "add", "skip"))
+
+    @property
+    def lasting(self) -> dict[str, str]:
+        """Those that a run can't change, by option: with others, the same texts would give other weights."""
+        kept = {"--batch-size": self.batch_size, "--replay": self.replay, "--memory": self.replay and self.memory}
+        return {name: str(value) for name, value in kept.items()}
+
+
+@dataclass
+class LogRow:
+    """A row of the log.
+
+    texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far, by their labels or annotators.
+    rejected (int): Texts that could not be learned so far.
+    score, scores: Of the texts since the row before, each before it was learned. None: unknown.
+    losses (dict): By component, the mean over these texts.
+    learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
+    seconds (float): Since the start of this process. is_last (bool): The stream has ended, or the run was stopped; the
+        block goes on in the next run.
+    """
+
+    texts: int
+    tokens: int
+    skipped: int
+    rejected: int
+    score: float | None
+    scores: dict[str, float]
+    losses: dict[str, float]
+    learn_rate: float
+    watched: float | None
+    watched_scores: dict[str, float]
+    seconds: float
+    is_last: bool = False
+
+
+@dataclass
+class TextBlock:
+    """The texts since the last row. losses (dict): Sums. n (int): Texts of the updates, those of the memory too."""
+
+    texts: Count = 0
+    n: Count = 0
+    losses: dict[str, AnyNumber] = field(default_factory=dict)
+
+
+@dataclass
+class LearnerState:
+    """The saved state of a run.
+
+    values, settings (dict): Those of the config, and `LearnSettings.lasting`. identity (Identity): Vectors and labels
+        at the start. added (list): Component and label,
+        for those that were added. scored (list): The docs of the block in spaCy's binary format, as predicted and as
+        they should be. logged, watched (int): The texts at the last row, and at the last evaluation of the watched
+        corpus.
+    """
+
+    version: Count
+    values: dict[str, str]
+    settings: dict[str, str]
+    identity: Identity
+    added: list[tuple[str, str]]
+    model: ModelState
+    optimizer: dict[str, Any]
+    random: RandomState
+    place: Place
+    memory: Memory
+    block: TextBlock
+    scored: list[torch.Tensor]
+    texts: Count
+    tokens: Whole
+    skipped: Count
+    rejected: Count
+    logged: Count
+    watched: Count
+    seconds: NotNegative
+
+
+class _Text(NamedTuple):
+    """A text of a batch."""
+
+    line: Line
+    example: Example
+
+
+class StreamLearner:
+    """Learns from a stream, and saves. Use it in a `with` block: meanwhile the folder is locked.
+
+    nlp (Language): The pipeline, trained or initialized.
+    optimizer (TorchOptimizer): A new one.
+    folder (Path): The output. If it has the state of a run, this one goes on with it.
+    settings (LearnSettings): How to learn.
+    old (Path | None): Texts that were learned before, to begin the memory with. watched (Path | None): A corpus to
+        evaluate. Both are .jsonl as the stream, or .spacy.
+    notify (Callable): Called with what the user should know.
+    is_stopped (Callable): Asked after each update: whether to end.
+    RAISES (StateError): Another run uses the folder, its state is damaged or of another pipeline, or that of this
+        pipeline can't be saved. (PipelineError): There is nothing to train.
+
+    Public: `texts` (learned so far), `rejected` (left out so far, as they can't be learned), `goes_on` (whether the run
+        goes on with an earlier one), `place` (in the stream).
+    """
+
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        folder: Path,
+        settings: LearnSettings,
+        *,
+        old: Path | None = None,
+        watched: Path | None = None,
+        notify: Callable[[str], None] = lambda text: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ):
+        self._nlp, self._optimizer = nlp, optimizer
+        self.folder, self._settings = folder, settings
+        self._watched, self._notify, self._is_stopped = watched, notify, is_stopped
+        training = nlp.config.interpolate()["training"]
+        self._dropout: float = training["dropout"]
+        self._frozen: list[str] = training["frozen_components"]
+        self._annotating: list[str] = training["annotating_components"]
+        self._weights = {name: weight for name, weight in training["score_weights"].items() if weight}
+        self._seed: int | None = training["seed"]
+        self._before_update = registry.resolve({"training": {"before_update": training.get("before_update")}})[
+            "training"
+        ]["before_update"]
+        self._values, self._identity = collect_values(nlp), collect_identity(nlp)
+        self._added: list[tuple[str, str]] = []
+        self.place = Place()
+        self._memory = Memory(settings.memory if settings.replay else 0)
+        self._block = TextBlock()
+        # The scored texts of the block; outside the memory zone as bytes.
+        self._scored: list[Example] = []
+        self._packed: list[torch.Tensor] = []
+        self.texts = self._tokens = self._skipped = self.rejected = 0
+        self._logged = self._last_watched = self._saved = 0
+        self._undo = Undo(nlp)
+        self._changes = False  # the weights, at this moment
+        self._unwritten: list[dict[str, Any]] = []  # rows of texts that can't be learned
+        self._notified: set[str] = set()
+        # By component and label, the line with it; and the texts that wait for them.
+        self._new_labels: dict[tuple[str, str], str] = {}
+        self._refused_labels: dict[tuple[str, str], str] = {}  # with the reason
+        self._waiting: list[Line] = []
+        self._start = time.monotonic()
+        check_parts(nlp)
+        self._lock = RunLock(folder, what="what is learned", setting="--output")
+        self._lock.acquire()
+        try:
+            clear_leftovers(folder)
+            self.goes_on = (folder / STATE).exists()
+            if self.goes_on:
+                self._restore()
+            else:
+                self._begin(old)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __enter__(self) -> StreamLearner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _begin(self, old: Path | None) -> None:
+        if self._seed is not None:
+            fix_random_seed(self._seed)
+        for name in (LOG, REJECTED):  # of a run that was killed before it saved
+            (self.folder / name).unlink(missing_ok=True)
+        self._initialize()
+        for line, _ in read_examples(self._nlp, old) if old is not None else ():
+            self._memory.add(line)
+
+    def _initialize(self) -> None:
+        if not self._optimizer.knows(self._nlp):
+            self._optimizer.initialize(self._nlp, self._frozen)
+
+    # ------------------------------------------------------------------ learning
+
+    def learn(self, source: LineReader) -> Iterator[LogRow]:
+        """Learn all texts that are left in the stream.
+
+        RETURNS (Iterator): A row for each block, when it was learned and saved.
+        RAISES (StreamError): A text can't be learned. (StateError): The file is not that of before. What was learned
+            until then is saved.
+        """
+        self.place = source.begin(self.place)
+        batches = self._batches(source)
+        if self._watched is not None and not self.goes_on:
+            yield self._log(self._make_row(), is_last=False)
+        is_over = False
+        while not is_over:
+            failed: TorchOptError | None = None
+            row: LogRow | None = None
+            # spaCy keeps words of the texts, and frees them at the end of the zone.
+            with self._nlp.memory_zone():
+                self._unpack()
+                try:
+                    is_over = self._learn_block(batches)
+                except (StateError, StreamError) as error:
+                    if self._changes:
+                        raise
+                    is_over, failed, self._new_labels = True, error, {}
+                if self.texts > self._logged and not self._new_labels:
+                    row = self._make_row()
+                self._packed = self._pack() if is_over or self._new_labels else []
+                self._scored = []
+            if self._new_labels:
+                self._add_labels()
+                continue
+            if row is not None:
+                row = self._log(row, is_last=is_over)
+            if is_over or self.texts - self._saved >= self._settings.save_every:
+                self.save()
+            if row is not None:
+                yield row
+            if failed is not None:
+                raise failed
+
+    def _learn_block(self, batches: Iterator[list[Line]]) -> bool:
+        """Learn until the block is full, or there are new labels to add. RETURNS (bool): The stream is over, or the run
+        was stopped.
+        """
+        while self._block.texts < self._settings.every and not self._new_labels:
+            if self._is_stopped():
+                return True
+            batch: list[Line] | None = self._waiting or next(batches, None)
+            if batch is None:
+                return True
+            self._waiting = []
+            self._learn(batch)
+        return False
+
+    def _batches(self, source: LineReader) -> Iterator[list[Line]]:
+        batch: list[Line] = []
+        for line in source.read(self.place):
+            batch.append(line)
+            if len(batch) == self._settings.batch_size:
+                yield batch
+                batch = []
+        if batch and not self._is_stopped():
+            yield batch
+
+    # ------------------------------------------------------------------ one batch
+
+    def _learn(self, batch: list[Line]) -> None:
+        """Score and learn texts, all or none of them.
+
+        RAISES (StreamError): One of them can't be learned, and ends the run.
+        """
+        found: list[_Text] = []
+        rejected: dict[Line, str] = {}
+        for line in batch:
+            try:
+                example = self._read(line)
+            except StreamError as error:
+                if not self._settings.skip_bad:
+                    raise StreamError(f"{error} {self._advice}") from error
+                rejected[line] = str(error)
+                continue
+            if example is not None:
+                found.append(_Text(line, example))
+        if self._new_labels:
+            self._waiting = batch
+            return
+        n_skipped = len(batch) - len(found) - len(rejected)
+        while found and (bad := self._try_update(found)):
+            rejected |= bad
+            found = [text for text in found if text.line not in bad]
+        self._skipped += n_skipped
+        self.place = batch[-1].place
+        for line in filter(rejected.__contains__, batch):
+            self.rejected += 1
+            text = line.content.decode("utf8", errors="backslashreplace")
+            self._unwritten.append(
+                {"number": self.rejected, "where": line.where, "reason": rejected[line], "text": text}
+            )
+            self._notify_once(f"Texts that can't be learned are left out, and are in '{self.folder / REJECTED}'.")
+        self._write_rejected()
+
+    @property
+    def _advice(self) -> str:
+        return (
+            "All that was learned before is saved. Repair the text and run the same command, or set --skip-bad to "
+            "leave such texts out."
+        )
+
+    def _read(self, line: Line) -> Example | None:
+        """RETURNS (Example | None): None: the text is skipped. RAISES (StreamError): It can't be learned."""
+        record: Record = read_record(line.content, line.where)
+        for key in unknown_keys(record):
+            self._notify_once(f"'{key}' of texts is not used.")
+        if is_rejected(record):
+            return None
+        example = make_example(self._nlp, record, line.where)
+        for component, label in unknown_labels(self._nlp, example, self._frozen):
+            if self._settings.new_labels == "skip":
+                self._notify_once(f"Texts with the label '{label}', which '{component}' does not have, are skipped.")
+                return None
+            if self._settings.new_labels == "refuse":
+                raise StreamError(
+                    f"Can't learn from {line.where}: expected labels that '{component}' has, found '{label}'. Set "
+                    '--new-labels to "add" or "skip".'
+                )
+            if (reason := self._refused_labels.get((component, label))) is not None:
+                raise StreamError(reason)
+            self._new_labels[component, label] = line.where
+        return example
+
+    def _add_labels(self) -> None:
+        """Add labels. Not in a memory zone, which would free their names.
+
+        RAISES (StreamError): A component takes none. What was learned before is saved.
+        """
+        for (component, label), where in self._new_labels.items():
+            try:
+                self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
+            except (ValueError, NotImplementedError) as error:
+                reason = (
+                    f"Can't add the label '{label}' of {where} to '{component}', which can't get labels once it is "
+                    'initialized (docs/growing-models.md). Set --new-labels to "skip", or train a pipeline that has '
+                    f"it. {error}"
+                )
+                if self._settings.skip_bad:
+                    self._refused_labels[component, label] = reason
+                    continue
+                self.save()
+                raise StreamError(reason) from error
+            self._added.append((component, label))
+            self._notify(f"'{component}' has got the label '{label}', of {where}.")
+        self._new_labels = {}
+        # Now, not with the next gradient: the state of new rows is a mean of the old ones, which rounds.
+        self._optimizer.initialize(self._nlp, self._frozen)
+
+    def _try_update(self, found: list[_Text]) -> dict[Line, str]:
+        """Make an update, or undo it, and find out why it failed.
+
+        RETURNS (dict): The texts that are to blame, with reasons; empty after an update. RAISES (StreamError): They end
+            the run.
+        """
+        self._undo.keep()
+        old = self._memory.draw(self._settings.replay)
+        try:
+            self._update(found, old)
+            return {}
+        except Exception as error:  # spaCy's, torch's, or of a function of the user's
+            if self._changes and not isinstance(error, NonFiniteGradError):
+                raise StreamError(
+                    f"Can't learn from {found[-1].line.where}: the update failed while it changed the weights, so "
+                    f"nothing since text {self._saved:,} is saved. To go on from there, run the same command. "
+                    f"{_in_words(error)}"
+                ) from error
+            self._changes = False
+            self._undo.undo()
+            bad, bad_old = self._find_bad(found, old, error)
+            if not self._settings.skip_bad:
+                first, reason = next(iter(bad.items()), (found[0].line, _in_words(error)))
+                where = first.where if bad else f"a text of the memory, drawn with {first.where}"
+                raise StreamError(f"Can't learn from {where}: {reason} {self._advice}") from error
+            for line in bad_old:
+                self._memory.lines.remove(line)
+                self._notify_once(f"A text of the memory can't be learned, and is forgotten: {line[:60]}")
+            return bad or self._try_update(found)
+
+    def _find_bad(self, found: list[_Text], old: list[str], error: Exception) -> tuple[dict[Line, str], list[str]]:
+        """Find the texts that can't be learned by themselves. If there are none, all new ones are to blame together.
+
+        RETURNS (tuple): New ones, with reasons; if they all can be learned, old ones.
+        """
+        if len(found) + len(old) == 1:
+            return {found[0].line: _in_words(error)}, []
+        bad = {text.line: reason for text in found if (reason := self._why_not(text.example))}
+        bad_old = [] if bad else [line for line in old if self._why_not(self._read_old(line))]
+        return bad if bad or bad_old else {text.line: _in_words(error) for text in found}, bad_old
+
+    def _why_not(self, example: Example) -> str:
+        """Why a text can't be learned by itself, if so. Changes nothing."""
+        try:
+            self._score_and_backprop([example], [], {})
+        except Exception as error:
+            return _in_words(error)
+        finally:
+            self._undo.undo()
+        return ""
+
+    def _read_old(self, line: str) -> Example:
+        return make_example(self._nlp, json.loads(line), "a text of the memory")
+
+    def _score_and_backprop(
+        self, examples: list[Example], old: list[Example], losses: dict[str, float]
+    ) -> list[Example]:
+        """Score new texts, then compute the gradients of these and of old ones. RETURNS (list): The scored texts."""
+        scored: list[Example] = []
+        if self._settings.prequential:
+            docs = self._nlp.pipe([example.predicted.copy() for example in examples])
+            scored = [Example(doc, example.reference) for doc, example in zip(docs, examples)]
+        if self._before_update is not None:
+            self._before_update(self._nlp, {"step": self.texts, "epoch": 0})
+        self._nlp.update(
+            [*examples, *old],
+            drop=self._dropout,
+            losses=losses,
+            sgd=False,  # type: ignore[arg-type]
+            exclude=self._frozen,
+            annotates=self._annotating,
+        )
+        return scored
+
+    def _update(self, found: list[_Text], lines: list[str]) -> None:
+        """Score new texts, then make an update with them and some of the memory.
+
+        lines (list[str]): Those of the memory.
+        """
+        old = [
+            example for example in map(self._read_old, lines) if not unknown_labels(self._nlp, example, self._frozen)
+        ]
+        losses: dict[str, float] = {}
+        scored = self._score_and_backprop([text.example for text in found], old, losses)
+        with self._optimizer.joint_step():
+            for name, proc in self._nlp.pipeline:
+                if name not in self._frozen and is_trained(proc):
+                    proc.finish_update(self._optimizer)  # type: ignore[attr-defined]
+            self._changes = True
+        self._changes = False
+        self._optimizer.step_schedules()
+        self._scored += scored
+        for line, example in found:
+            self.texts += 1
+            self._tokens += len(example.predicted)
+            if self._memory.size:
+                self._memory.add(line.content.decode("utf-8-sig"))
+        self._block.texts += len(found)
+        self._block.n += len(found) + len(old)
+        for name, loss in losses.items():
+            self._block.losses[name] = self._block.losses.get(name, 0.0) + float(loss)
+
+    # ------------------------------------------------------------------ scores
+
+    def _make_row(self) -> LogRow:
+        scores = self._scores_of(self._scored) if self._scored else {}
+        watched: dict[str, float] = {}
+        is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
+        if self._watched is not None and (is_due or self._block.texts < self._settings.every):
+            try:
+                watched = self._evaluate(self._watched)
+                self._last_watched = self.texts if is_due else self._last_watched
+            except StreamError as error:
+                if not self.texts:
+                    raise
+                self._notify_once(f"{error} The run goes on, and tries again at the next row.")
+        rates = self._optimizer.learn_rates
+        if self.texts and not any(rates.values()):
+            self._notify_once("All learning rates are 0: nothing more is learned. Set --learn-rate.")
+        return LogRow(
+            self.texts,
+            self._tokens,
+            self._skipped,
+            self.rejected,
+            self._score(scores),
+            scores,
+            {name: loss / max(1, self._block.n) for name, loss in self._block.losses.items()},
+            max(rates.values(), default=0.0),
+            self._score(watched),
+            watched,
+            round(time.monotonic() - self._start, 2),
+        )
+
+    def _scores_of(self, examples: list[Example]) -> dict[str, float]:
+        try:
+            return self._numbers(Scorer(nlp=self._nlp).score(examples))
+        except Exception as error:  # a scorer's, about annotations that can be learned
+            self._notify_once(f"The texts of a row can't be scored: {_in_words(error)}")
+            return {}
+
+    def _evaluate(self, path: Path) -> dict[str, float]:
+        """The scores of a corpus. RAISES (StreamError): It can't be read or evaluated."""
+        try:
+            with self._averaged():
+                return self._numbers(self._nlp.evaluate([example for _, example in read_examples(self._nlp, path)]))
+        except StreamError:
+            raise
+        except Exception as error:
+            raise StreamError(f"Can't evaluate '{path}' of --watch: {_in_words(error)}") from error
+
+    def _numbers(self, scores: Mapping[str, Any]) -> dict[str, float]:
+        """Those scores that are numbers. `speed` differs from run to run."""
+        return {
+            name: float(value)
+            for name, value in scores.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "speed"
+        }
+
+    def _score(self, scores: Mapping[str, float]) -> float | None:
+        """The weighted sum of scores, as in `spacy train`. None: there is none of those with a weight."""
+        known = [scores[name] * weight for name, weight in self._weights.items() if name in scores]
+        return sum(known) if known else None
+
+    def _averaged(self) -> AbstractContextManager[Any]:
+        averages = self._optimizer.averages
+        return self._nlp.use_params(averages) if averages else nullcontext()
+
+    def _log(self, row: LogRow, *, is_last: bool) -> LogRow:
+        """Write a row, and begin the next block, unless the run ends."""
+        if is_last and self._block.texts < self._settings.every:
+            row.is_last = True
+        else:
+            self._logged, self._block = self.texts, TextBlock()
+        self._append(LOG, [vars(row)])
+        return row
+
+    def _notify_once(self, text: str) -> None:
+        if text not in self._notified:
+            self._notified.add(text)
+            self._notify(text)
+
+    # ------------------------------------------------------------------ state
+
+    @contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """RAISES (StateError): Inside, something could not be written; or another run has the folder."""
+        try:
+            self._lock.check()
+            yield
+        except OSError as error:
+            raise StateError(
+                f"Can't save in '{self.folder}': {type(error).__name__}: {error}. The last save was after "
+                f"{self._saved:,} texts. When the disk has space, run the same command to go on from there."
+            ) from error
+
+    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Append rows to a file. RAISES (StateError): It can't be written."""
+        with self._on_disk(), (self.folder / name).open("a", encoding="utf8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.flush()
+            os.fsync(file.fileno())  # the state that counts them comes after them
+
+    def _write_rejected(self) -> None:
+        if self._unwritten:
+            self._append(REJECTED, self._unwritten)
+            self._unwritten = []
+
+    def save(self) -> None:
+        """Save the state, then the pipeline, with the averages of its params if the optimizer has them.
+
+        RAISES (StateError): It can't be written. What was saved before is kept.
+        """
+        state = LearnerState(
+            _VERSION,
+            self._values,
+            self._settings.lasting,
+            self._identity,
+            self._added,
+            collect_model(self._nlp),
+            dict(self._optimizer.state_dict()),
+            collect_random(),
+            self.place,
+            self._memory,
+            self._block,
+            self._packed,
+            self.texts,
+            self._tokens,
+            self._skipped,
+            self.rejected,
+            self._logged,
+            self._last_watched,
+            time.monotonic() - self._start,
+        )
+        self._write_rejected()
+        with self._on_disk():
+            write_folder(self.folder / STATE, write(state))
+            with replacing(self.folder / LAST) as unfinished, self._averaged():
+                self._nlp.to_disk(unfinished)
+        self._saved = self.texts
+
+    def _restore(self) -> None:
+        """RAISES (StateError): The state is damaged, or of another pipeline."""
+        what = f"the stream in '{self.folder}'"
+        check_version(content := read_folder(self.folder / STATE), _VERSION, what)
+        saved = read(LearnerState, content, what)
+        found = compare_configs(saved.settings, self._settings.lasting)
+        found += compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        if found := found + compare_identities(saved.identity, self._identity):
+            raise StateError(
+                f"Can't go on in '{self.folder}': expected the pipeline and settings that it began with, found others: "
+                f"{'; '.join(found)}. Set them back. Or learn on with '{self.folder / LAST}' as MODEL and another "
+                "--output; the state of the optimizer begins anew then."
+            )
+        check_generators(saved.random)
+        for component, label in saved.added:
+            self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
+        self._added = list(saved.added)
+        self._initialize()
+        check_model(self._nlp, saved.model)
+        restore_model(self._nlp, saved.model)
+        try:
+            self._optimizer.load_state_dict(saved.optimizer)
+        except (ConfigError, PipelineError) as error:
+            raise StateError(f"{error} The state is in '{self.folder}'.") from error
+        self._optimizer.keep_buffers()
+        self.place, self._block, self._packed = saved.place, saved.block, list(saved.scored)
+        self._memory = saved.memory
+        self.texts, self._tokens = saved.texts, saved.tokens
+        self._skipped, self.rejected = saved.skipped, saved.rejected
+        self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
+        self._start -= saved.seconds
+        # Texts that are learned again, and a block that goes on, get new rows.
+        self._trim(LOG, "texts", self._logged)
+        self._trim(REJECTED, "number", self.rejected)
+        restore_random(saved.random)
+
+    def _trim(self, name: str, number: str, at_most: int) -> None:
+        """Remove the rows after a number. RAISES (StateError): The file is damaged."""
+        if (path := self.folder / name).exists():
+            kept = [row for row in _read_rows(path, number) if row[number] <= at_most]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def _pack(self) -> list[torch.Tensor]:
+        """The scored docs of the block."""
+        packed = []
+        for docs in ([one.predicted for one in self._scored], [one.reference for one in self._scored]):
+            has_deps = any(doc.has_annotation("DEP") for doc in docs)
+            binary = DocBin(attrs=[*_OF_TOKENS, *(("HEAD", "DEP") if has_deps else ("SENT_START",))], docs=docs)
+            packed.append(torch.from_numpy(numpy.frombuffer(binary.to_bytes(), dtype="uint8").copy()))
+        return packed if self._scored else []
+
+    def _unpack(self) -> None:
+        if self._packed:
+            predicted, reference = (
+                DocBin().from_bytes(one.numpy().tobytes()).get_docs(self._nlp.vocab) for one in self._packed
+            )
+            self._scored = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
+            self._packed = []
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Read the rows of a run. RAISES (StateError): There is none, or it is damaged."""
+    return _read_rows(folder / LOG, "texts")
+
+
+def _read_rows(path: Path, number: str) -> list[dict[str, Any]]:
+    """Read rows. One without a line end is left out: the run was killed while it wrote it.
+
+    number (str): A number that each row has.
+    RAISES (StateError): The file is damaged.
+    """
+    rows = []
+    try:
+        for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                row = json.loads(line)
+                if not isinstance(row[number], (int, float)):
+                    raise TypeError
+            except (ValueError, TypeError, LookupError, RecursionError):
+                raise StateError(
+                    f"Can't read '{path}': expected a JSON object with '{number}' in line {i:,}, found "
+                    f"{line[:60].decode('utf8', errors='replace')!r}. The file is damaged: remove that line, or move "
+                    "the file away."
+                ) from None
+            rows.append(row)
+    except OSError as error:
+        raise StateError(f"Can't read '{path}': {type(error).__name__}: {error}.") from error
+    return rows
+
+
+def _in_words(error: Exception) -> str:
+    """An error of spaCy, torch or a function of the user's as a sentence."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, TorchOptError) and not text.startswith("[E"):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."

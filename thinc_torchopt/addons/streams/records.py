@@ -1,0 +1,193 @@
+"""Texts with labels, as in spaCy's training data: one JSON object a line.
+
+    {"text": "Anna flew to Oslo.", "entities": [[0, 4, "PERSON"], [13, 17, "CITY"]]}
+    {"words": ["It", "rains"], "tags": ["PRP", "VBZ"]}
+    {"text": "Buy now", "cats": {"SPAM": 1.0}}
+
+The keys are those of `Example.from_dict`. Also read: Prodigy's `spans` (for entities) and `accept` (for cats), and the
+dicts of `Example.to_dict`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spacy.language import Language
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
+
+from ...core.errors import StreamError
+from ...core.schema import Count
+from .source import LineReader, Place
+
+_OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
+_OF_DOCS = ("entities", "cats", "links", "spans")
+_NESTED = ("doc_annotation", "token_annotation")
+_OF_PRODIGY = ("accept", "options", "answer")
+_KNOWN = {"text", *_OF_TOKENS, *_OF_DOCS, *_NESTED, *_OF_PRODIGY}
+
+Record = dict[str, Any]
+
+
+def read_record(content: bytes, place: str) -> Record:
+    """Read a line. place (str): Of it, for errors. RAISES (StreamError): It is not a text with labels."""
+    try:
+        found = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise StreamError(
+            f"Can't learn from {place}: expected JSON, found {_short(content)} ({error}). If it is still being "
+            "written, use --follow."
+        ) from error
+    if not isinstance(found, dict) or not _has_text(found):
+        raise StreamError(
+            f"Can't learn from {place}: expected an object with a 'text' or 'words', found {_short(content)}."
+        )
+    return found
+
+
+def _has_text(record: Mapping[str, Any]) -> bool:
+    words = record.get("words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        return False  # spaCy takes numbers for hashes of words
+    return isinstance(record.get("text"), str) or words is not None or isinstance(record.get(_NESTED[1]), dict)
+
+
+def unknown_keys(record: Mapping[str, Any]) -> list[str]:
+    """The keys of a record that are not used."""
+    return [key for key in record if key not in _KNOWN and not key.startswith("_") and key != "tokens"]
+
+
+def is_rejected(record: Mapping[str, Any]) -> bool:
+    """Whether an annotator of Prodigy has rejected or skipped it."""
+    return record.get("answer", "accept") != "accept"
+
+
+def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Example:
+    """Make an example. place (str): Of the record, for errors.
+
+    RAISES (StreamError): The annotations don't fit the text.
+    """
+    try:
+        annotations = _annotations(record)
+        words, spaces = record.get("words"), record.get("spaces")
+        if _NESTED[1] in annotations:
+            words, spaces = (annotations[_NESTED[1]].get(key) for key in ("ORTH", "SPACY"))
+        if "text" in record:
+            predicted = nlp.make_doc(record["text"])
+        else:
+            predicted = Doc(nlp.vocab, words=words, spaces=None if spaces is None else [bool(x) for x in spaces])
+        example = Example.from_dict(predicted, annotations)
+    except Exception as error:  # spaCy's are of many kinds: an OverflowError for a head of 10^20, for example
+        raise StreamError(f"Can't learn from {place}: its annotations don't fit: {str(error).rstrip('.')}.") from error
+    for label, value in example.reference.cats.items():
+        if not math.isfinite(value):
+            raise StreamError(f"Can't learn from {place}: expected a finite number for '{label}', found {value}.")
+    return example
+
+
+def _annotations(record: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: record[key] for key in (*_OF_TOKENS, *_OF_DOCS, *_NESTED) if key in record}
+    if found.get("words") == []:  # spaCy wants at least one
+        found = {key: value for key, value in found.items() if key not in _OF_TOKENS}
+    spans = found.get("spans")
+    if isinstance(spans, list):  # Prodigy's
+        del found["spans"]
+        found["entities"] = [(one["start"], one["end"], one["label"]) for one in spans]
+    if "accept" in record:
+        chosen = set(record["accept"])
+        labels = [option["id"] for option in record.get("options", ())] or sorted(chosen)
+        found["cats"] = {label: float(label in chosen) for label in labels}
+    return found
+
+
+def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
+    """Read a file of texts with labels: .jsonl as the stream's, or .spacy.
+
+    RETURNS (Iterator): Each as a line of JSON, and as an example.
+    RAISES (StreamError): It can't be read.
+    """
+    if path.suffix == ".spacy":
+        try:
+            docs = DocBin().from_disk(path)
+        except Exception as error:  # spaCy's errors for it are of many kinds
+            raise StreamError(f"Can't read '{path}': expected spaCy's binary format. {error}") from error
+        for doc in docs.get_docs(nlp.vocab):
+            record = Example(doc, doc).to_dict()
+            yield json.dumps(record), make_example(nlp, record, f"'{path}'")
+        return
+    for line in LineReader(path).read(Place()):
+        where = f"line {line.place.lines} of '{path}'"
+        record = read_record(line.content, where)
+        if not is_rejected(record):
+            yield json.dumps(record), make_example(nlp, record, where)
+
+
+# ---------------------------------------------------------------------- labels
+
+
+def unknown_labels(nlp: Language, example: Example, exclude: Collection[str]) -> list[tuple[str, str]]:
+    """The labels of an example that components don't have: component and label. Components that spaCy trains without
+    labels of the example, or whose labels are made of others, are not looked at.
+
+    exclude (Collection[str]): Components that are not trained.
+    """
+    found = []
+    for name, proc in nlp.pipeline:
+        if name in exclude:
+            continue
+        labels = _labels(nlp.get_pipe_meta(name).factory, proc, example.reference)
+        found += [(name, label) for label in sorted(labels - set(getattr(proc, "labels", ())))]
+    return found
+
+
+def _labels(factory: str, proc: Any, doc: Doc) -> set[str]:
+    if factory in ("ner", "beam_ner"):
+        return {span.label_ for span in doc.ents}
+    if factory in ("textcat", "textcat_multilabel"):
+        return set(doc.cats)
+    if factory in ("spancat", "spancat_singlelabel"):
+        return {span.label_ for span in doc.spans.get(proc.key, [])}
+    if factory == "tagger":
+        return {token.tag_ for token in doc if token.tag_}
+    return set()
+
+
+def _short(content: bytes) -> str:
+    text = content.decode("utf8", errors="replace")
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+# ---------------------------------------------------------------------- old texts
+
+
+@dataclass
+class Memory:
+    """A memory of old texts, from which some are learned again with each new one (experience replay).
+
+    It is a uniform sample of all lines that were seen, of constant size. Draws from Python's global random generator.
+
+    size (int): The most lines. seen (int): The lines that were offered. lines (list[str]): Those that are kept.
+    SOURCE: Vitter 1985, Random Sampling with a Reservoir, algorithm R.
+    """
+
+    size: Count
+    seen: Count = 0
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """Offer a line, which is kept with a probability of size / seen."""
+        self.seen += 1
+        if len(self.lines) < self.size:
+            self.lines.append(line)
+        elif (place := random.randrange(self.seen)) < self.size:
+            self.lines[place] = line
+
+    def draw(self, n: int) -> list[str]:
+        """Draw n different lines, or all if there are fewer."""
+        return random.sample(self.lines, min(n, len(self.lines)))

@@ -1,0 +1,496 @@
+"""A search through a space, by Optuna. It is stored in a file, so it can be continued, and shared by several processes.
+
+A space has the values of settings that are tried. As text: `1e-4..1e-2:log` is a range on a logarithmic scale,
+`0.0..0.5` on a linear scale, `0..1:0.25` in steps. `1..8` has whole numbers, as both ends are whole. `16|32|64` are
+choices: numbers, true, false, null, or texts.
+
+The file has two Optuna studies. *search*: trials with different values and the first seed. *repeats*: the best of them,
+and the config as it is, with other seeds. Optuna repeats a trial without a heartbeat, as its process was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Union
+
+from ...core.compat import import_optuna
+from ...core.errors import ConfigError
+from .trial import TrialResult
+
+# The number of the config as it is, among trials.
+AS_IT_IS = -1
+# In seconds: interval of heartbeats, and the time without one after which a trial counts as dead.
+_HEARTBEAT, _GRACE = 5, 60
+# The search ends after this many failures without any finished trial.
+_MOST_FAILURES = 3
+# No trial is pruned before there are this many.
+_TRIALS_BEFORE_PRUNING = 4
+_SEARCH, _REPEATS = "search", "repeats"
+_SETTINGS, _PROBLEM = "settings", "problem"
+_FINISHED = ("COMPLETE", "PRUNED")
+
+# Trains with values by path and a seed, and reports step and score of each evaluation.
+Train = Callable[[Mapping[str, Any], int, Callable[[int, float], None]], TrialResult]
+
+
+# ---------------------------------------------------------------------- the space
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """Numbers from `low` to `high`, inclusive. is_log (bool): Use a logarithmic scale. step (float | None): Distance of
+    allowed values.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+    step: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step or 1, int)
+
+    @property
+    def ends(self) -> list[Any]:
+        return [self.low, self.high]
+
+    def __contains__(self, value: Any) -> bool:
+        is_number = isinstance(value, int if self.is_whole else (int, float)) and not isinstance(value, bool)
+        return is_number and self.low <= value <= self.high and (self.step is None or value in self.ends)
+
+    def value_of(self, drawn: Any) -> Any:
+        """The value of a setting, from the value that Optuna drew."""
+        return drawn
+
+    def suggest(self, trial: Any, path: str) -> Any:
+        if self.is_whole:
+            return trial.suggest_int(path, self.low, self.high, step=self.step or 1, log=self.is_log)
+        return trial.suggest_float(path, self.low, self.high, step=self.step, log=self.is_log)
+
+    def __str__(self) -> str:
+        scale = ":log" if self.is_log else "" if self.step is None else f":{self.step}"
+        return f"{self.low}..{self.high}{scale}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of values, each as text."""
+
+    texts: tuple[str, ...]
+    is_log = False
+
+    @property
+    def ends(self) -> list[Any]:
+        return [_value(text) for text in self.texts]
+
+    def __contains__(self, value: Any) -> bool:
+        return any(type(value) is type(end) and value == end for end in self.ends)
+
+    def text_of(self, value: Any) -> str:
+        return next(text for text in self.texts if _value(text) == value)
+
+    def value_of(self, drawn: Any) -> Any:
+        return _value(drawn)
+
+    def suggest(self, trial: Any, path: str) -> Any:
+        return _value(trial.suggest_categorical(path, self.texts))
+
+    def __str__(self) -> str:
+        return "|".join(self.texts)
+
+
+Dimension = Union[NumberRange, Choice]
+Space = dict[str, Dimension]
+
+
+def parse_space(given: Sequence[tuple[str, str, str]]) -> Space:
+    """Parse a space.
+
+    given (Sequence[tuple[str, str, str]]): Source, for errors; dotted path of a setting; its values as text. The last
+        one of a path counts.
+    RAISES (ConfigError): A text is invalid.
+    """
+    return {path: _parse(where, path, text) for where, path, text in given}
+
+
+# ---------------------------------------------------------------------- the search
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial of the search.
+
+    values (dict[str, Any]): By path.
+    score (float | None): None: it failed, or is not finished.
+    scores (dict[int, float]): By step.
+    state (str): "complete", "pruned", "failed", "running" or "waiting".
+    """
+
+    number: int
+    values: dict[str, Any]
+    score: float | None
+    scores: dict[int, float]
+    state: str
+    problem: str | None
+
+
+class Study:
+    """A study in a file.
+
+    path (Path): The file. An existing study is continued.
+    settings (Mapping[str, str]): Settings that must not change when it is continued, by name.
+    space (Space): The space to search.
+    seed (int): The seed of the search.
+    warmup_steps (int | None): No trial is pruned before this step. None: never prune.
+    RAISES (ConfigError): The file is no study, or one with other settings.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, str], space: Space, *, seed: int, warmup_steps: int | None):
+        self.path = path
+        self.space = space
+        self.seed = seed
+        self._optuna = optuna = import_optuna()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        pruner = (
+            optuna.pruners.NopPruner()
+            if warmup_steps is None
+            else optuna.pruners.MedianPruner(n_startup_trials=_TRIALS_BEFORE_PRUNING, n_warmup_steps=warmup_steps)
+        )
+        with self._opened(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _refuse_others(path)
+            self._retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
+            storage = optuna.storages.RDBStorage(
+                _url_of(path),
+                # How long to wait for other processes that write.
+                engine_kwargs={"connect_args": {"timeout": _GRACE}},
+                heartbeat_interval=_HEARTBEAT,
+                grace_period=_GRACE,
+                heartbeat_stale_trial_callback=self._retry,
+            )
+            self._search, self._repeats = (
+                optuna.create_study(
+                    storage=storage,
+                    study_name=name,
+                    direction="maximize",
+                    load_if_exists=True,
+                    sampler=_sampler(seed),
+                    pruner=pruner,
+                )
+                for name in (_SEARCH, _REPEATS)
+            )
+        self._check(settings)
+
+    def search(self, trials: int, train: Train, on_trial: Callable[[], Any] = lambda: None) -> None:
+        """Search until the study has `trials` trials of all its processes. on_trial (Callable): Called after each
+        trial.
+        """
+        failures = 0
+
+        def objective(trial: Any) -> float:
+            values = {path: dimension.suggest(trial, path) for path, dimension in self.space.items()}
+
+            def report(step: int, score: float) -> None:
+                trial.report(score, step)
+                if trial.should_prune():
+                    raise self._optuna.TrialPruned
+
+            return self._score(trial, lambda: train(values, self.seed, report))
+
+        while self._wait_for_room(self._search, trials):
+            number = self._run(self._search, objective)
+            on_trial()
+            problem = self._search.trials[number].user_attrs.get(_PROBLEM)
+            failures += problem is not None
+            if failures >= _MOST_FAILURES and not any(trial.state.name in _FINISHED for trial in self._search.trials):
+                raise ConfigError(f"Can't tune: all {failures} trials failed. The last one: {problem}")
+
+    def repeat(
+        self, numbers: Sequence[int], seeds: Sequence[int], train: Train, on_trial: Callable[[], Any] = lambda: None
+    ) -> None:
+        """Repeat trials with other seeds, except those that this or another process has done already."""
+        values = {found.number: found.values for found in self.found()} | {AS_IT_IS: {}}
+        for seed in seeds:
+            for number in numbers:
+                self._repeats.enqueue_trial({"trial": number, "seed": seed}, skip_if_exists=True)
+
+        def objective(trial: Any) -> float:
+            number = trial.suggest_int("trial", AS_IT_IS, 1_000_000)
+            seed = trial.suggest_int("seed", 0, 2**32)
+            if number not in values:  # another process was faster, and nothing was left
+                raise self._optuna.TrialPruned
+            return self._score(trial, lambda: train(values[number], seed, lambda step, score: None))
+
+        while self._wait_for_queue():
+            self._run(self._repeats, objective)
+            on_trial()
+
+    def repeated(self, numbers: Sequence[int], seeds: Sequence[int]) -> dict[int, dict[int, float]]:
+        """The scores of repeated trials. RETURNS (dict): By number and seed."""
+        scores: dict[int, dict[int, float]] = {number: {} for number in numbers}
+        for trial in self._repeats.trials:
+            if trial.state.name == "COMPLETE" and trial.params["trial"] in scores and trial.params["seed"] in seeds:
+                scores[trial.params["trial"]][trial.params["seed"]] = trial.value
+        return scores
+
+    def begin_with(self, values: Mapping[str, Any]) -> None:
+        """Use these values for the first trial, if they are all in the space."""
+        if self._search.trials or not all(path in values and values[path] in d for path, d in self.space.items()):
+            return
+        params = {
+            path: d.text_of(values[path]) if isinstance(d, Choice) else values[path] for path, d in self.space.items()
+        }
+        self._search.enqueue_trial(params, skip_if_exists=True)
+
+    def found(self) -> list[TrialRecord]:
+        """All trials of the search, in order. A trial that was repeated after a failure is there twice."""
+        return [
+            TrialRecord(
+                trial.number,
+                {path: self.space[path].value_of(value) for path, value in trial.params.items()},
+                trial.value if trial.state.name == "COMPLETE" else None,
+                dict(trial.intermediate_values),
+                "failed" if trial.state.name == "FAIL" else trial.state.name.lower(),
+                trial.user_attrs.get(_PROBLEM),
+            )
+            for trial in self._search.trials
+        ]
+
+    def best(self, n: int) -> list[TrialRecord]:
+        """The best finished trials, the best one first, without duplicates of values."""
+        different: dict[str, tuple[float, int, TrialRecord]] = {}
+        for found in reversed(self.found()):
+            if found.score is not None:
+                different[repr(found.values)] = -found.score, found.number, found
+        return [found for *_, found in sorted(different.values(), key=lambda entry: entry[:2])][:n]
+
+    def importances(self) -> dict[str, float]:
+        """The part of each setting in the variance of scores, highest first. Empty: unknown."""
+        done = [found for found in self.found() if found.score is not None]
+        if len(self.space) < 2 or len({found.score for found in done}) < 2:
+            return {}
+        return dict(self._optuna.importance.get_param_importances(self._search))
+
+    # ------------------------------------------------------------------ trials
+
+    def _run(self, study: Any, objective: Callable[[Any], float]) -> int:
+        """Run one trial. RETURNS (int): Its number."""
+        numbers: list[int] = []
+
+        def noted(trial: Any) -> float:
+            numbers.append(trial.number)
+            try:
+                return objective(trial)
+            except KeyboardInterrupt:
+                self._retry(study, study.trials[trial.number])
+                raise
+
+        study.optimize(noted, n_trials=1, catch=(_Failed,))
+        return numbers[0]
+
+    def _score(self, trial: Any, train: Callable[[], TrialResult]) -> float:
+        """The score of a trial. Stores its problem, if it has one. RAISES (_Failed): It has no score."""
+        try:
+            found = train()
+        except self._optuna.TrialPruned:
+            raise
+        except Exception as error:
+            # Some values raise any kind of error: a batch too large for the memory, sizes that don't fit.
+            trial.set_user_attr(_PROBLEM, f"{error}" or repr(error))
+            raise _Failed from error
+        if found.problem is None:
+            return found.score
+        trial.set_user_attr(_PROBLEM, found.problem)
+        return 0.0  # so that the search avoids these values
+
+    def _wait_for_room(self, study: Any, trials: int) -> bool:
+        """Wait for the last trials of other processes. RETURNS (bool): Whether there is a trial to do."""
+        while True:
+            states = [
+                trial.state.name
+                for trial in self._alive(study)
+                if trial.state.name != "FAIL" or _PROBLEM in trial.user_attrs
+            ]
+            if sum(state not in ("WAITING", "RUNNING") for state in states) >= trials:
+                return False
+            if sum(state != "WAITING" for state in states) < trials:
+                return True
+            time.sleep(1.0)
+
+    def _wait_for_queue(self) -> bool:
+        """The same for the repeats."""
+        while True:
+            states = [trial.state.name for trial in self._alive(self._repeats)]
+            if "WAITING" in states:
+                return True
+            if "RUNNING" not in states:
+                return False
+            time.sleep(1.0)
+
+    def _alive(self, study: Any) -> list[Any]:
+        """All trials but those that were killed before their first heartbeat, and so before they had values: Optuna
+        takes them for running. Trials without a later heartbeat are failed and queued again.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            self._optuna.storages.fail_stale_trials(study)
+        begun = datetime.now() - timedelta(seconds=_GRACE)
+        return [
+            trial
+            for trial in study.trials
+            if trial.state.name != "RUNNING" or trial.params or trial.datetime_start > begun
+        ]
+
+    # ------------------------------------------------------------------ the file
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[None]:
+        """Turn errors of opening a study into ours. RAISES (ConfigError): It can't be opened."""
+        try:
+            with warnings.catch_warnings():
+                # Optuna calls heartbeats experimental.
+                warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+                yield
+        except Exception as error:
+            cause = error.__cause__ or error
+            raise ConfigError(
+                f"Can't open the study '{path}': it is not a file of this command "
+                f"({str(cause).splitlines()[0]}). Change --study."
+            ) from error
+
+    def _check(self, settings: Mapping[str, str]) -> None:
+        """RAISES (ConfigError): The study was begun with other settings."""
+        before = self._search.user_attrs.get(_SETTINGS)
+        if before is None:
+            self._search.set_user_attr(_SETTINGS, dict(settings))
+            return
+        for name in [*settings, *before]:
+            if before.get(name) != settings.get(name):
+                raise ConfigError(
+                    f"Can't continue the study '{self.path}': expected {name} as before, {before.get(name, 'none')}, "
+                    f"found {settings.get(name, 'none')}. Scores of different trainings can't be compared. Change it "
+                    "back, or start a new study with another --study."
+                )
+
+
+def _refuse_others(path: Path) -> None:
+    """Refuse other databases, to which Optuna would add its tables. RAISES (ValueError): It is another database."""
+    with closing(sqlite3.connect(path.absolute())) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if tables and "studies" not in tables:
+        raise ValueError(f"a database with the table '{tables[0]}'")
+
+
+def _url_of(path: Path) -> str:
+    """The URL of a file, for Optuna. RAISES (ValueError): There is none."""
+    from sqlalchemy.engine import URL, make_url
+
+    file = str(path.absolute())
+    url = URL.create("sqlite", database=file).render_as_string()
+    if make_url(url).database != file:
+        raise ValueError("SQLAlchemy before 2.1 can't open a path with '?'")
+    return url.replace("{", "{{").replace("}", "}}")  # Optuna fills in the version of its tables
+
+
+class _Failed(Exception):
+    """A trial has no score."""
+
+
+def _sampler(seed: int) -> Any:
+    """Optuna's default sampler with a seed for each trial, so that values don't depend on the process that draws
+    them.
+    """
+    optuna = import_optuna()
+
+    class Sampler(optuna.samplers.BaseSampler):  # type: ignore[name-defined]
+        _inner = optuna.samplers.TPESampler(seed=seed)
+
+        def before_trial(self, study: Any, trial: Any) -> None:
+            self._inner = optuna.samplers.TPESampler(seed=(seed + trial.number) % 2**32)
+            self._inner.before_trial(study, trial)
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
+            return self._inner.infer_relative_search_space(study, trial)
+
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
+            return self._inner.sample_relative(study, trial, search_space)
+
+        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+            return self._inner.sample_independent(study, trial, param_name, param_distribution)
+
+        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+            self._inner.after_trial(study, trial, state, values)
+
+    return Sampler()
+
+
+# ---------------------------------------------------------------------- texts of a space
+
+
+def _parse(where: str, path: str, text: str) -> Dimension:
+    # A config has texts in quotes.
+    text = text.strip().strip('"')
+    if "." not in path or not all(path.split(".")):
+        raise ConfigError(
+            f"Can't search in '{path}' of {where}: expected the path of a setting with its sections, found '{path}'. "
+            "For example training.optimizer.learn_rate."
+        )
+    if "|" in text:
+        texts = tuple(part.strip() for part in text.split("|"))
+        if not all(texts) or len(set(texts)) < len(texts):
+            raise _refused(where, path, text, "choices that differ")
+        return Choice(texts)
+    ends, _, scale = text.partition(":")
+    parts = [_number(part) for part in ends.split("..")]
+    step = None if scale in ("", "log") else _number(scale)
+    if len(parts) != 2 or None in parts or (step is None and scale not in ("", "log")):
+        raise _refused(where, path, text, "a range or choices")
+    low, high = parts
+    assert low is not None and high is not None
+    if not low < high:
+        raise _refused(where, path, text, "a range from a lower number to a higher one")
+    if scale == "log" and low <= 0:
+        raise _refused(where, path, text, "numbers above 0, as the scale is logarithmic")
+    if step is not None and not (0 < step <= high - low and _divides(step, high - low)):
+        raise _refused(where, path, text, "a step above 0 that leads from one end to the other")
+    return NumberRange(low, high, scale == "log", step)
+
+
+def _divides(step: float, width: float) -> bool:
+    """Whether a width is a whole number of steps, up to rounding."""
+    return math.isclose(width / step, round(width / step))
+
+
+def _refused(where: str, path: str, text: str, expected: str) -> ConfigError:
+    return ConfigError(
+        f"Can't search in '{path}' of {where}: expected {expected}, found '{text}'. Ranges are 1e-4..1e-2:log, "
+        "0.0..0.5 or 1..8; choices are 16|32|64."
+    )
+
+
+def _number(text: str) -> float | None:
+    """Parse a number: an int if it is written as one. None: no number."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else None
+    return None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,261 @@
+"""One trial: a short training of a config, in a pipeline that is built for it and thrown away.
+
+Initialization, batches, updates and evaluations are as in `spacy train`. Everything that writes files is left out (see
+short_training.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from timeit import default_timer
+from typing import Any
+
+from confection import Config
+from spacy.language import DEFAULT_CONFIG
+from spacy.training.initialize import init_nlp
+from spacy.util import registry
+
+from ...core.errors import NonFiniteGradError, NonFiniteGradWarning
+from .short_training import WRITES, begin_training
+
+# The least number of evaluations, beside that at step 0.
+_EVALUATIONS = 5
+_AVERAGES = ("thinc-torchopt.EMA.v1", "thinc-torchopt.SWA.v1")
+# For a budget: the default part in which rates fall, and the largest one, which leaves room for a warm-up.
+_FALL, _LONGEST_FALL = 0.2, 0.9
+# spaCy's errors for a loss, and for scores, that are NaN.
+_NOT_FINITE = ("[E910]", "[E940]")
+
+
+@dataclass
+class TrialResult:
+    """The result of a trial.
+
+    evaluations (list[tuple[int, float]]): Step and score of each evaluation.
+    words (int): Number of words trained on.
+    seconds (float): Training time, without evaluations.
+    skipped_updates (int): Updates that were skipped because of their gradients.
+    problem (str | None): Why it did not finish.
+    """
+
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    words: int = 0
+    seconds: float = 0.0
+    skipped_updates: int = 0
+    problem: str | None = None
+
+    @property
+    def score(self) -> float:
+        """The best score, as of the model that `spacy train` would keep."""
+        return max((score for _, score in self.evaluations), default=0.0)
+
+
+def run_trial(
+    config: Config,
+    *,
+    seed: int,
+    use_gpu: int = -1,
+    on_step: Callable[[], Any] = lambda: None,
+    on_evaluation: Callable[[int, float], Any] = lambda step, score: None,
+) -> TrialResult:
+    """Train for the steps of a config, and evaluate during and after the training.
+
+    config (Config): From `shorten`.
+    seed (int): Replaces `seed` in [training].
+    on_step (Callable): Called after each step.
+    on_evaluation (Callable): Called with step and score. An exception ends the trial.
+    """
+    config = config.copy()
+    config["training"]["seed"] = seed
+    # Free the pipelines of other trainings, which may be in reference cycles.
+    gc.collect()
+    nlp = init_nlp(config, use_gpu=use_gpu)
+    config = nlp.config.interpolate()
+    training, found = config["training"], TrialResult()
+    pauses: list[float] = []
+
+    def evaluate(scores: Callable[[], tuple[float, dict[str, Any]]]) -> tuple[float, dict[str, Any]]:
+        started = default_timer()
+        score = scores()
+        pauses.append(default_timer() - started)
+        return score
+
+    def note(step: int, score: float) -> None:
+        if not math.isfinite(score):
+            raise ValueError(f"{_NOT_FINITE[1]} The score is {score}.")
+        found.evaluations.append((step, float(score)))
+        on_evaluation(step, float(score))
+
+    steps, optimizer, scores = begin_training(
+        nlp,
+        config,
+        training["optimizer"],
+        max_steps=training["max_steps"],
+        eval_frequency=training["eval_frequency"],
+        evaluate=evaluate,
+    )
+    started, step, score = default_timer(), -1, None
+    with closing(steps), warnings.catch_warnings():  # type: ignore[type-var]
+        # A trial may fail, which is reported at the end.
+        for category in (RuntimeWarning, NonFiniteGradWarning):
+            warnings.simplefilter("ignore", category)
+        try:
+            for _, info, _ in steps:
+                step, score, found.words = info["step"], info["score"], info["words"]
+                found.seconds = default_timer() - started - sum(pauses)
+                if score is not None:
+                    note(step, score)
+                on_step()
+            if score is None and step >= 0:
+                with nlp.use_params(optimizer.averages) if optimizer.averages else nullcontext():
+                    note(step, scores()[0])
+        except (ValueError, NonFiniteGradError) as error:
+            if not isinstance(error, NonFiniteGradError) and not str(error).startswith(_NOT_FINITE):
+                raise
+            found.problem = f"the loss, the gradients or the score were not finite at step {step + 1}"
+    found.skipped_updates = getattr(optimizer, "skipped_updates", 0)
+    return found
+
+
+# ---------------------------------------------------------------------- the config
+
+
+def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
+    """Shorten a config to a number of steps, and remove everything that writes files.
+
+    Longer schedules are shortened in proportion, so that they end with the trial; so are averages, and the steps at
+    which frozen params are unfrozen. Rates that fall with a budget fall with the end of the trial.
+
+    config (Config): The config with its variables.
+    steps (int): The last step, counted from 0.
+    RETURNS (tuple): The config, interpolated, and notes on the changes.
+    """
+    before = config.interpolate().get("training", {})
+    config = config.copy()
+    config.setdefault("training", {})["max_steps"] = steps
+    config = config.interpolate()
+    training, notes = config["training"], []
+    usual = training.get("eval_frequency", DEFAULT_CONFIG["training"]["eval_frequency"])
+    training["eval_frequency"] = min(usual, math.ceil(steps / _EVALUATIONS))
+    training["logger"] = dict(DEFAULT_CONFIG["training"]["logger"])
+    training["before_to_disk"] = None
+    optimizer = training.get("optimizer", {})
+    if optimizer.get("budget"):
+        for schedules in (optimizer, before["optimizer"]):
+            _fall_in_time(schedules, optimizer["budget"].get("decay_ratio", _FALL))
+    left_out = [key for key in WRITES if optimizer.pop(key, None)]
+    if left_out:
+        notes.append(f"Left out in the trials, as it writes or reaches out: {', '.join(left_out)}.")
+    end = before.get("max_steps", DEFAULT_CONFIG["training"]["max_steps"])
+    changes = [
+        change
+        for path, block, was in _blocks(optimizer, before.get("optimizer", {}), "training.optimizer")
+        for change in [
+            *_shorten(path, block, was, steps, end),
+            *_shorten_averages(path, block, steps, end),
+            *_shorten_freezing(path, block, steps, end),
+        ]
+    ]
+    if changes:
+        notes.append(
+            f"Schedules end with the trials, and their parts are as long in proportion: {', '.join(changes)}. The "
+            "whole training may come out differently."
+        )
+    slow = [path for path, block, _ in _blocks(optimizer, optimizer, "training.optimizer") if _is_slow(block, steps)]
+    if slow:
+        notes.append(f"More than half of the steps of a trial are warm-up: {', '.join(slow)}. More --steps tell more.")
+    return config, notes
+
+
+def _blocks(
+    now: Mapping[str, Any], before: Mapping[str, Any], path: str
+) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any]]]:
+    """All sections below one, with their paths, now and before."""
+    for key, value in now.items():
+        if isinstance(value, dict):
+            yield f"{path}.{key}", value, before.get(key, {})
+            yield from _blocks(value, before.get(key, {}), f"{path}.{key}")
+
+
+def _shorten(path: str, block: dict[str, Any], was: Mapping[str, Any], steps: int, end: int) -> list[str]:
+    """Shorten a schedule in proportion, so that it ends at a step. RETURNS (list[str]): The changes.
+
+    end (int): The last step of the training. 0: unknown; it is then at least as long as the parts of the schedule.
+    """
+    total = was.get("total_steps") or (end or _least_total(was) if _ends_with_training(was) else None)
+    if total is None or not _is_number(total) or total <= steps:
+        return []
+    found = []
+    for key, value in was.items():
+        if key == "total_steps" and _is_number(value):
+            new = steps
+        elif key.endswith("_steps") and _is_number(value) and value:
+            # Rounded down, so that all parts fit.
+            new = max(1, int(value * steps / total))
+        else:
+            continue
+        block[key] = new
+        found.append(f"{key} {value:,} is {new:,}")
+    return [f"[{path}] {', '.join(found)}"] if found else []
+
+
+def _least_total(block: Mapping[str, Any]) -> int:
+    """The steps of the shortest training with room for all parts of a schedule."""
+    steps = sum(value for key, value in block.items() if key.endswith("_steps") and _is_number(value))
+    ratios = sum(value for key, value in block.items() if key.endswith("_ratio") and _is_number(value))
+    return math.ceil(steps / (1.0 - ratios)) if ratios < 1.0 else steps
+
+
+def _shorten_averages(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:
+    """Shorten the start and the horizon of averages in proportion. RETURNS (list[str]): The changes."""
+    found = []
+    if block.get("@misc") in _AVERAGES and end > steps:
+        if block.get("start_step"):
+            found.append(("start_step", round(block["start_step"] * steps / end)))
+        decay = block.get("decay", 0.0)
+        if _is_number(decay) and 0.5 < decay < 1.0:
+            found.append(("decay", round(1.0 - 1.0 / max(2.0, steps / end / (1.0 - decay)), 6)))
+    changes = ", ".join(f"{key} {block[key]:,} is {value:,}" for key, value in found)
+    block.update(found)
+    return [f"[{path}] {changes}"] if found else []
+
+
+def _shorten_freezing(path: str, block: dict[str, Any], steps: int, end: int) -> list[str]:
+    """Unfreeze params earlier, in proportion. RETURNS (list[str]): The changes."""
+    was = block.get("unfreeze_at")
+    if not was or not _is_number(was) or end <= steps:
+        return []
+    block["unfreeze_at"] = max(1, round(was * steps / end))
+    return [f"[{path}] unfreeze_at {was:,} is {block['unfreeze_at']:,}"]
+
+
+def _fall_in_time(optimizer: Mapping[str, Any], ratio: float) -> None:
+    """Let schedules that fall on demand fall in the last part of the training. ratio (float): That part."""
+    for _, block, _ in _blocks(optimizer, {}, ""):
+        if block.get("decay_begins") == "when told":
+            del block["decay_begins"]
+            block.pop("decay_steps", None)
+            block["decay_ratio"] = min(ratio, _LONGEST_FALL)
+
+
+def _ends_with_training(block: Mapping[str, Any]) -> bool:
+    """Whether it is a schedule without total_steps, which ends with the training."""
+    name = block.get("@schedules")
+    if name is None or block.get("total_steps") is not None:
+        return False
+    total = inspect.signature(registry.get("schedules", name)).parameters.get("total_steps")
+    return total is not None and total.default is None
+
+
+def _is_slow(block: Mapping[str, Any], steps: int) -> bool:
+    return _is_number(block.get("warmup_steps")) and 2 * block["warmup_steps"] > steps
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,187 @@
+"""The algorithms of the registry `@torch_optimizers`: torch's own classes.
+
+Each registered function has the arguments of its class in torch, with torch's names and the defaults of the installed
+torch, and returns an `Algorithm`: the class is built later, when the params are known. Left out are `params` and `lr`,
+which TorchOptimizer sets, and `differentiable`, for training loops that are themselves differentiated.
+
+Any number may be a schedule. Pairs such as `betas` are lists in a config; if one of the two is a schedule, a section
+with `beta1` and `beta2`: [training.optimizer.algorithm.betas.beta1] @schedules = ...
+
+`fused`, `foreach`: null uses the fused kernel where torch has one for the params' device, and otherwise torch's choice,
+which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Params that a fused kernel does not accept
+(core/kernels.py) are updated without it, even if `fused` is true.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Dict, List, Literal, Optional, Tuple, Union
+
+import torch
+
+from .. import kernels
+from ..checks import Section
+from ..errors import ConfigError
+from ..kernels import FusedKernel
+from ..near_misses import did_you_mean
+from ..registry import arguments_of, signed
+from ..types import FloatOrSchedule
+from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_option
+from .state_roles import Roles, register_roles
+
+AlgorithmFactory = Callable[..., Algorithm]
+
+_NOT_OFFERED = {"params", "lr", "differentiable"}
+_CHOICES = {"adjust_lr_fn": Optional[Literal["original", "match_rms_adamw"]]}
+
+
+def _offer(
+    name: str,
+    source: str,
+    *,
+    kernel: FusedKernel = kernels.NO_KERNEL,
+    refusal: str = "",
+    least: Mapping[str, float] = {},
+    options: Sequence[str] = (),
+    state_roles: Roles = {},
+    matrices_only: bool = False,
+) -> AlgorithmFactory:
+    """Make the registered function of one of torch's classes.
+
+    name (str): The class's name in torch.optim.
+    source (str): The paper of the algorithm.
+    kernel (FusedKernel): torch's fused kernel of it.
+    refusal (str): Why it can't be used, and what to use. Empty: it can.
+    least (Mapping[str, float]): Lower limits of options that torch does not check.
+    options (Sequence[str]): Its options, if the installed torch may lack the class: so the error names the class and
+        not an option.
+    state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than usual.
+    matrices_only (bool): It is for matrices. Its option `fallback`, an algorithm too, optimizes the rest:
+        torch.AdamW.v1 by default.
+    """
+    register_roles("torch", name, state_roles)
+    label = f"torch.{name}.v1"
+    cls: Any = getattr(torch.optim, name, None)
+    if cls is None:
+        refusal = f"torch {torch.__version__} has no torch.optim.{name}. Upgrade torch, or choose another algorithm."
+    params = [_any(option) for option in options] if cls is None else _config_params(cls)
+    if matrices_only:
+        params.append(_any("fallback").replace(annotation=Optional[Algorithm]))
+    build = _from(least, cls) if least and cls is not None else cls
+
+    def factory(**given: Any) -> Algorithm:
+        if refusal:
+            raise ConfigError(f"Can't train with '{label}' in [training.optimizer.algorithm]: {refusal}")
+        unknown = sorted(set(given) - {param.name for param in params})
+        if unknown:
+            raise ConfigError(
+                f"Can't build '{label}': it has no option {', '.join(unknown)}. It has: "
+                f"{', '.join(p.name for p in params)}."
+                f"{did_you_mean(unknown[0], [p.name for p in params], is_setting=True)}"
+            )
+        taken = {p.name: as_torch_option(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
+        if not matrices_only:
+            return Algorithm(label, build, taken, kernel=kernel)
+        fallback = taken.pop("fallback")
+        if fallback is not None:
+            Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
+        return Algorithm(label, build, taken, accepts=is_matrix, fallback=AdamW() if fallback is None else fallback)
+
+    return signed(factory, name, params, Algorithm, f"torch.optim.{name}.\n\n    SOURCE: {source}\n    ")
+
+
+def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Optimizer]:
+    """A function that builds a class, and refuses options below these limits."""
+
+    def build(params: Any, **options: Any) -> torch.optim.Optimizer:
+        for name, lowest in least.items():
+            if name in options and options[name] < lowest:
+                raise ValueError(f"expected {name} to be at least {lowest:g}, found {options[name]}")
+        return cls(params, **options)
+
+    build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # for its defaults
+    return build
+
+
+def _config_params(cls: type) -> list[inspect.Parameter]:
+    """The arguments of a torch class as those of a config block."""
+    return [
+        param.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_config_type(param))
+        for param in arguments_of(cls)
+        if param.name not in _NOT_OFFERED
+    ]
+
+
+def _any(name: str) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
+
+
+def _config_type(param: inspect.Parameter) -> Any:
+    """The type for confection's check of an argument."""
+    default = param.default
+    if param.name in _CHOICES:
+        return _CHOICES[param.name]
+    if isinstance(default, tuple):
+        return pair_of_numbers(len(default), or_none=None in default)
+    if isinstance(default, bool) or param.annotation is int:
+        return type(default)
+    return FloatOrSchedule if isinstance(default, (int, float)) else Optional[bool]
+
+
+def pair_of_numbers(length: int, *, or_none: bool = False) -> Any:
+    """The type of an option with several numbers: a list, or a section."""
+    item: Any = Union[FloatOrSchedule, None] if or_none else FloatOrSchedule
+    return Union[Tuple[(item,) * length], List[item], Dict[str, item]]
+
+
+Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")
+Adafactor = _offer("Adafactor", "Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235")
+Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", kernel=kernels.ADAGRAD)
+Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=kernels.ADAM)
+Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980")
+AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=kernels.ADAM)
+ASGD = _offer(
+    "ASGD",
+    "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046",
+    least={"lambd": 0.0, "alpha": 0.0, "t0": 0.0},
+)
+NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
+RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
+RMSprop = _offer(
+    "RMSprop",
+    "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
+    state_roles={"momentum_buffer": "sum"},
+)
+Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
+SGD = _offer(
+    "SGD",
+    "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html",
+    kernel=kernels.SGD,
+    state_roles={"momentum_buffer": "sum"},
+)
+LBFGS = _offer(
+    "LBFGS",
+    "Liu and Nocedal 1989, https://doi.org/10.1007/BF01589116",
+    refusal="it evaluates the loss several times a step through a closure, and a spaCy pipeline computes gradients "
+    "before the optimizer is called. Use 'torch.AdamW.v1', or 'torch.SGD.v1' with momentum.",
+)
+SparseAdam = _offer(
+    "SparseAdam",
+    "torch, https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html",
+    refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use "
+    "'torch.Adam.v1'.",
+)
+# Muon and its fallback share the learning rate: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate for
+# AdamW fits. Muon's author advises another algorithm for embeddings and output layers, which are matrices too: a block
+# of [training.optimizer.param_groups] with its own `algorithm`.
+Muon = _offer(
+    "Muon",
+    "Jordan 2024, https://kellerjordan.github.io/posts/muon/",
+    least={"eps": 0.0, "ns_steps": 1},
+    options=("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
+    matrices_only=True,
+)
+
+
+def is_matrix(name: str, param: torch.Tensor) -> bool:
+    # The biases of thinc's maxout layers have two dimensions.
+    return param.ndim == 2 and not name.endswith(("/b", "/bias"))

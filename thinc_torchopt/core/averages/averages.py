@@ -1,0 +1,534 @@
+"""Averages of every param, thinc's and torch's, and of the float buffers of torch modules. settings.py has the
+formulas.
+
+The number of values in an average decides how it begins and warms up. When labels are added, old rows have hundreds of
+values and new ones none. So each *region*, cells that were added together, has its own number: the old rows continue as
+if nothing had been added.
+
+Averages of buffers never begin at zero, but at the first value: their module needs them to work, a variance for
+example. Neither do those of rows for a new label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from thinc.api import Shim
+
+from .. import kernels
+from ..errors import StateError
+from ..host import buffers_of, module_of
+from ..schema import Count, Positive, check_names, read, refuse, write
+from ..types import Key, OnGrowth
+from .settings import THINC, AverageSettings
+
+if TYPE_CHECKING:  # spaCy loads EMA and SWA when it lists their registry, and params/ is not needed for that
+    from ..params import Param, Released
+
+Shape = Sequence[int]
+# Averages and values, by the weight of the values, and whether these have the device and dtype of their average.
+Moves = dict[tuple[float, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
+BUFFER = "buffer:"
+
+
+class Averages:
+    """One average for each updated param, and for each float buffer of the torch modules with such params.
+
+    settings (AverageSettings): The formula. Default: thinc's.
+    """
+
+    def __init__(self, settings: AverageSettings = THINC):
+        self.settings = self._as_configured = settings
+        self._has_begun = False  # by `begin`
+        self._of: dict[Key, TensorAverage] = {}
+        self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
+
+    @classmethod
+    def holding(cls, values: Iterable[tuple[Param, torch.Tensor]]) -> Averages:
+        """Averages that were computed elsewhere: params with their values."""
+        made = cls()
+        for param, value in values:
+            average = made._of[param.key] = TensorAverage(param, value)
+            average.taken = 1
+        return made
+
+    def begin(self, *, anew: bool = False) -> None:
+        """Begin averages at the next update, without waiting for `start_step`. anew (bool): Drop the current ones."""
+        self._has_begun = True
+        self.settings = replace(self.settings, start_step=0)
+        if anew:
+            self._of, self._of_buffers = {}, WeakKeyDictionary()
+
+    @torch.no_grad()
+    def before_update(self, params: Iterable[Param]) -> None:
+        """Begin averages at the values of params before their first update, if the formula says so.
+
+        params (Iterable[Param]): The params to update.
+        RAISES (ScheduleError): The decay of this step is invalid.
+        """
+        self.settings.check_decay()
+        if self.settings.begins_as_param:
+            for param in params:
+                if param.steps >= self.settings.start_step and (
+                    param.key not in self._of or not self._of[param.key].taken
+                ):
+                    self._of[param.key] = self._begin(param.tensor, param)
+
+    @torch.no_grad()
+    def update(self, params: Iterable[Param], shims: Iterable[Shim] = ()) -> None:
+        """Move averages towards the values.
+
+        params (Iterable[Param]): The updated params, with this update counted in `steps`.
+        shims (Iterable[Shim]): Their shims. Buffers of those with an updated param are averaged too.
+        """
+        params = list(params)
+        moves: Moves = {}
+        weights: dict[int, float] = {}
+        is_due, averages_of = self.settings.is_due, self._of
+        for param in params:
+            if not is_due(param.steps):
+                continue
+            average = averages_of.get(param.key)
+            if average is None or average.param is not param:
+                average = averages_of[param.key] = self._begin(param.tensor, param)
+            average.taken += 1
+            if average.regions is not None:
+                self._note_regions(average, param.tensor, moves)
+                continue
+            weight = weights.get(average.taken)
+            if weight is None:
+                weight = weights[average.taken] = self.settings.weight(average.taken)
+            self._note(average, param.tensor, weight, moves)
+        updated: set[Key] = set()
+        for shim in shims if self.settings.buffers == "average" else ():
+            buffers = self._buffers_of(shim)
+            if buffers.slots:
+                updated = updated or {param.key for param in params}
+                if buffers.belong_to_any(updated):
+                    self._follow_buffers(buffers, moves)
+        for (weight, are_alike), (averages, values) in moves.items():
+            kernels.lerp_(averages, values if are_alike else kernels.alike(values, averages), weight)
+
+    def release(self, param: Param) -> TensorAverage | None:
+        """Forget a param, and return its average."""
+        return self._of.pop(param.key, None)
+
+    @torch.no_grad()
+    def inherit(self, param: Param, released: TensorAverage, old: Released, on_growth: OnGrowth) -> None:
+        """Give a param the average of its predecessor, which may have another shape.
+
+        Old cells keep their average. New cells have the param's values until their first value, and warm up by
+        themselves.
+
+        param (Param): With as many dimensions as the old one, otherwise its average begins anew.
+        """
+        if released.taken and released.tensor.ndim == param.tensor.ndim:
+            self._of[param.key] = self._grown(param, released.tensor, released.taken, released.regions)
+
+    def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
+        """Give the buffers of a shim's module the averages of another shim's, or of the module that it had before.
+
+        all_of_them (bool): False: only those in parts that both modules share.
+        """
+        if (before := self._of_buffers.get(old)) is not None and module_of(new) is not None:
+            self._of_buffers[new] = BufferAverages(module_of(new), before, all_of_them=all_of_them)
+
+    def tensor_of(self, key: Key) -> torch.Tensor | None:
+        """The average of a param, on its own device and in its own dtype."""
+        average = self._of.get(key)
+        return average.tensor if average is not None and average.is_in_use else None
+
+    def as_thinc(self, shims: Iterable[Shim]) -> AveragedParams:
+        """The averages in the form of `Model.use_params` and `nlp.use_params`.
+
+        shims (Iterable[Shim]): The shims of torch params with averages.
+        RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these
+            have the param's device and dtype. Under a key of its own for a shim that keeps its params elsewhere:
+            `use_params` passes it thinc's key. For a torch module a whole state dict, as its shim requires, under
+            `pytorch_{shim.id}_{name}`: averages, and current values where there are none.
+        """
+        found = AveragedParams()
+        for key, average in self._of.items():
+            if isinstance(key, tuple) and average.is_in_use:
+                param = average.param
+                found[key] = param.in_form(average.tensor.to(param.device, param.in_model.dtype))
+        for shim in shims:
+            averaged: dict[str, torch.Tensor] = {}
+            for name, param in module_of(shim).named_parameters(remove_duplicate=False):
+                if (tensor := self.tensor_of(id(param))) is not None:
+                    averaged[name] = tensor
+            averaged |= {
+                name: average.tensor for name, average in self._buffers_of(shim).averages.items() if average is not None
+            }
+            if averaged:
+                for name, value in module_of(shim).state_dict().items():
+                    found[f"pytorch_{shim.id}_{name}"] = averaged.get(name, value)
+        return found
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self, shim_paths: Iterable[tuple[str, Shim]]) -> dict[str, Any]:
+        """The whole state, to resume in another process.
+
+        shim_paths (Iterable[tuple[str, Shim]]): The shims with their lasting paths, see `names.shim_paths`.
+        RETURNS (dict): `tensors` by name, which share memory with the averages: the lasting name of a param, or
+            "buffer:{path of the shim}/{name of the buffer}". The rest is plain data: `taken`, the number of values in
+            each; `regions`, where cells have different numbers; `module_steps`, the updates of modules with buffers, by
+            path; `has_begun`, whether `begin` was called; `settings`, for information.
+        """
+        used = {average.param.name: average for average in self._of.values() if average.is_in_use}
+        steps: dict[str, int] = {}
+        for path, shim in shim_paths:
+            buffers = self._of_buffers.get(shim)
+            if buffers is not None and buffers.steps:
+                steps[path] = buffers.steps
+                used |= {
+                    _buffer_name(path, name): average
+                    for name, average in buffers.averages.items()
+                    if average is not None
+                }
+        regions = {name: average.regions for name, average in used.items() if average.regions is not None}
+        taken = {name: average.taken for name, average in used.items()}
+        tensors = {name: average.tensor for name, average in used.items()}
+        return write(AveragesState(self.settings.as_saved(), self._has_begun, taken, regions, steps, tensors))
+
+    @torch.no_grad()
+    def load_state_dict(
+        self,
+        state: Any,
+        params: Iterable[Param],
+        shim_paths: Iterable[tuple[str, Shim]],
+        *,
+        may_grow: bool = False,
+    ) -> None:
+        """Load a state. Its averages replace the current ones; a param without an average in the state has none then.
+
+        state (Mapping): From `state_dict`. Tensors are copied.
+        params (Iterable[Param]): All params, with lasting names.
+        shim_paths (Iterable[tuple[str, Shim]]): As for `state_dict`.
+        may_grow (bool): Params may have other shapes than in the state: then as `inherit`.
+        RAISES (StateError): It is damaged, or of other params. Nothing changes then.
+        """
+        saved = read(AveragesState, state, "the averages")
+        tensors, taken, regions, module_steps = saved.tensors, saved.taken, saved.regions, saved.module_steps
+        check_names(taken, tensors, "the averages", "taken")
+        for name, parts in regions.items():
+            if name not in tensors:
+                refuse("the averages", "regions", "regions of averages", f"regions of '{name}'")
+            check_regions(name, parts, tensors[name].shape, taken[name])
+        if self.settings.buffers == "copy":
+            tensors, module_steps = (
+                {name: tensor for name, tensor in tensors.items() if not name.startswith(BUFFER)},
+                {},
+            )
+        unknown = set(tensors)
+
+        def restore(name: str, value: torch.Tensor, param: Param | None = None) -> TensorAverage | None:
+            if name not in tensors:
+                return None
+            unknown.discard(name)
+            if tensors[name].shape != value.shape:
+                if may_grow and param is not None:
+                    same_dimensions = tensors[name].ndim == value.ndim
+                    return (
+                        self._grown(param, tensors[name], taken[name], regions.get(name)) if same_dimensions else None
+                    )
+                raise StateError(
+                    f"Can't load the average of '{name}': expected shape {tuple(value.shape)}, found "
+                    f"{tuple(tensors[name].shape)}. The state is of another pipeline, or labels were added since."
+                )
+            average = self._begin(value, param)
+            average.tensor.copy_(tensors[name])
+            average.taken, average.regions = taken[name], regions.get(name)
+            return average
+
+        found = {
+            param.key: average for param in params if (average := restore(param.name, param.tensor, param)) is not None
+        }
+        modules: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
+        for path, shim in shim_paths:
+            if path in module_steps:
+                buffers = modules[shim] = BufferAverages(module_of(shim))
+                buffers.steps = module_steps[path]
+                for slot in buffers.slots:
+                    average = None if (value := slot.value) is None else restore(_buffer_name(path, slot.path), value)
+                    # A buffer that is missing after the start was left out for good.
+                    if average is not None or buffers.steps > self.settings.start_step:
+                        buffers.averages[slot.path] = average
+        if unknown:
+            names = sorted(unknown)
+            raise StateError(
+                f"Can't load the averages: expected averages of this pipeline's params, found {len(names)} others "
+                f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}). The state is of another pipeline."
+            )
+        self._of, self._of_buffers = found, modules
+        self._has_begun, self.settings = False, self._as_configured
+        if saved.has_begun:
+            self.begin()
+
+    # ------------------------------------------------------------------ one average
+
+    def _begin(self, value: torch.Tensor, param: Param | None) -> TensorAverage:
+        # In half precision a weight of 1e-4 would be rounded away.
+        dtype = (
+            getattr(torch, self.settings.dtype)
+            if self.settings.dtype
+            else torch.promote_types(value.dtype, torch.float32)
+        )
+        device = self.settings.device or value.device
+        if self.settings.begins_as_param:
+            return TensorAverage(param, value.detach().to(device, dtype, copy=True))
+        return TensorAverage(param, torch.zeros_like(value, dtype=dtype, device=device, requires_grad=False))
+
+    def _grown(self, param: Param, old: torch.Tensor, taken: int, regions: list[Region] | None) -> TensorAverage:
+        """An average in a param's shape with the cells of an old one. New cells begin as the param's. Both have as many
+        dimensions.
+        """
+        average = self._begin(param.tensor, param)
+        average.tensor.copy_(param.tensor)
+        common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
+        average.tensor[common] = old[common].to(average.tensor)
+        found = regions_of_grown(regions or [Region.whole(old.shape, taken)], old.shape, param.shape)
+        average.taken, average.regions = taken, found if len(found) > 1 else None
+        return average
+
+    def _note(self, average: TensorAverage, value: torch.Tensor, weight: float, moves: Moves) -> None:
+        tensor = average.tensor
+        if value.device != tensor.device and self.settings.device is None:
+            tensor = average.tensor = tensor.to(value.device)
+        if average.param is None:
+            # A buffer. Where it is not finite the average does not change: decided on the device, without a sync.
+            value = value.to(tensor.device, tensor.dtype)
+            value = torch.where(value.isfinite(), value, tensor)
+        is_alike = value.dtype == tensor.dtype and value.device == tensor.device
+        averages, values = moves.setdefault((weight, is_alike), ([], []))
+        averages.append(tensor)
+        values.append(value)
+
+    def _note_regions(self, average: TensorAverage, value: torch.Tensor, moves: Moves) -> None:
+        """As `_note`, region by region, until all have the same weight: then they are merged."""
+        assert average.regions is not None
+        weights = []
+        for region in average.regions:
+            region.taken += 1
+            weights.append(self.settings.weight(region.taken, from_zero=self.settings.begins_as_param))
+        if len(set(weights)) == 1 and not self.settings.moves:
+            average.regions = None
+            self._note(average, value, weights[0], moves)
+            return
+        whole: Moves = {}
+        self._note(average, value, 0.0, whole)
+        [((tensor,), (value,))] = whole.values()
+        for region, weight in zip(average.regions, weights):
+            averages, values = moves.setdefault((weight, False), ([], []))
+            averages.append(region.of(tensor))
+            values.append(region.of(value))
+
+    def _buffers_of(self, shim: Shim) -> BufferAverages:
+        buffers = self._of_buffers.get(shim)
+        if buffers is None or buffers.module is not module_of(shim):
+            buffers = self._of_buffers[shim] = BufferAverages(module_of(shim))
+        return buffers
+
+    def _follow_buffers(self, buffers: BufferAverages, moves: Moves) -> None:
+        buffers.steps += 1
+        if not self.settings.is_due(buffers.steps):
+            return
+        for slot in buffers.slots:
+            value = slot.value
+            if value is None:
+                continue
+            average = buffers.averages.get(slot.path)
+            if slot.path not in buffers.averages or (average is not None and average.tensor.shape != value.shape):
+                if value.isnan().any():
+                    continue  # It was damaged: try again at the next update.
+                # Masks are full of -inf, which has no average.
+                average = buffers.averages[slot.path] = self._begin(value, None) if value.isfinite().all() else None
+            if average is not None:
+                average.taken += 1
+                self._note(average, value, self.settings.weight(average.taken, from_zero=False), moves)
+
+
+@dataclass
+class AveragesState:
+    """The saved form of averages: see `Averages.state_dict`."""
+
+    settings: dict[str, Any]
+    has_begun: bool
+    taken: dict[str, Positive]
+    regions: dict[str, list[Region]]
+    module_steps: dict[str, Positive]
+    tensors: dict[str, torch.Tensor]
+
+
+class AveragedParams(dict[Any, Any]):
+    """The averages from `Averages.as_thinc`. After `use_params` with these everything is restored, even after an
+    exception: see core/hooks.py.
+    """
+
+
+def _buffer_name(path: str, buffer: str) -> str:
+    """A name that no param can have."""
+    return f"{BUFFER}{path}/{buffer}"
+
+
+# ---------------------------------------------------------------------- one average
+
+
+@dataclass
+class Region:
+    """Cells that were added together.
+
+    cells (tuple[tuple[int, int], ...]): Start and end in each dimension.
+    taken (int): The number of values in them.
+    """
+
+    cells: tuple[tuple[Count, Count], ...]
+    taken: Count
+
+    @classmethod
+    def whole(cls, shape: Shape, taken: int) -> Region:
+        """All cells of a tensor."""
+        return cls(tuple((0, size) for size in shape), taken)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These cells of a tensor. Shares its memory."""
+        return tensor[tuple(slice(start, stop) for start, stop in self.cells)]
+
+    def clipped(self, shape: Shape) -> Region:
+        """The part of the region inside a smaller tensor."""
+        return Region(
+            tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken
+        )
+
+    @property
+    def size(self) -> int:
+        return math.prod(stop - start for start, stop in self.cells)
+
+
+class TensorAverage:
+    """The average of a param or a buffer.
+
+    param (Param): Its param. None: a buffer's average.
+    tensor (Tensor): The average. Shape: as the param.
+    taken (int): The number of values in it.
+    regions (list[Region] | None): Regions with different numbers; the first one has the largest.
+    """
+
+    __slots__ = ("param", "regions", "taken", "tensor")
+
+    def __init__(self, param: Any, tensor: torch.Tensor):
+        self.param = param
+        self.tensor = tensor
+        self.taken = 0
+        self.regions: list[Region] | None = None
+
+    def copy(self) -> TensorAverage:
+        """An independent copy."""
+        made = TensorAverage(self.param, self.tensor.clone())
+        made.taken, made.regions = self.taken, self.regions and [replace(region) for region in self.regions]
+        return made
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it replaces its param: not before its first value, and not if the param was frozen since."""
+        return self.taken > 0 and self.param.group is not None
+
+
+class BufferSlot(NamedTuple):
+    """The place of a buffer in a module: its tensor may be replaced.
+
+    path (str): Its name in the state dict, with dots.
+    """
+
+    path: str
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The buffer, if it still exists."""
+        return buffers_of(self.owner).get(self.name)
+
+
+class BufferAverages:
+    """The averages of a torch module's buffers: of the floats that are saved with it.
+
+    before (BufferAverages): Averages to start with, of an earlier module.
+    all_of_them (bool): Copy all of them, or only those of buffers in parts that both modules share.
+
+    Public: `averages` (by the buffer's name in the state dict; None: it can't be averaged), `steps` (the number of the
+        module's updates).
+    """
+
+    def __init__(self, module: torch.nn.Module, before: BufferAverages | None = None, *, all_of_them: bool = True):
+        self.module = module
+        named = {
+            path: buffer for path, buffer in module.named_buffers(remove_duplicate=False) if buffer.is_floating_point()
+        }
+        saved = module.state_dict().keys() if named else ()
+        parts = {path: path.rpartition(".") for path in named if path in saved}
+        self.slots = [BufferSlot(path, module.get_submodule(owner), name) for path, (owner, _, name) in parts.items()]
+        self._params: set[Key] = set()
+        self.averages: dict[str, TensorAverage | None] = {}
+        self.steps = 0
+        if before is not None:
+            owners = {slot.path: slot.owner for slot in before.slots}
+            paths = [slot.path for slot in self.slots if all_of_them or slot.owner is owners.get(slot.path)]
+            # Copies: the other shim may still exist, around the same module.
+            found = {path: before.averages[path] for path in paths if path in before.averages}
+            self.averages = {path: None if average is None else average.copy() for path, average in found.items()}
+            self.steps = before.steps
+
+    def belong_to_any(self, params: set[Key]) -> bool:
+        """Whether any of these params belongs to the module."""
+        if self._params.isdisjoint(params):
+            self._params = {id(param) for param in self.module.parameters()}
+        return not self._params.isdisjoint(params)
+
+
+def regions_of_grown(regions: Sequence[Region], old: Shape, new: Shape) -> list[Region]:
+    """The regions after a tensor changed its shape. The first is the oldest; new cells have no values.
+
+    regions (Sequence[Region]): The regions before. old, new (Shape): Same number of dimensions.
+    """
+    common = [min(sizes) for sizes in zip(old, new)]
+    found = [clipped for region in regions if (clipped := region.clipped(common)).size]
+    for i, size in enumerate(new):
+        if size > common[i]:
+            before, after = ((0, known) for known in common[:i]), ((0, other) for other in new[i + 1 :])
+            found.append(Region((*before, (common[i], size), *after), 0))
+    return found
+
+
+def check_regions(name: str, regions: Sequence[Region], shape: Shape, taken: int) -> None:
+    """Check that regions from a saved state fit together.
+
+    name (str): The average's name. shape (Shape): Of the average. taken (int): The number of values in the oldest
+        region.
+    RAISES (StateError): They don't.
+    """
+    fit = all(
+        len(region.cells) == len(shape)
+        and all(start < stop <= size for (start, stop), size in zip(region.cells, shape))
+        for region in regions
+    )
+    overlap = any(
+        all(a < d and c < b for (a, b), (c, d) in zip(one.cells, other.cells))
+        for i, one in enumerate(regions)
+        for other in regions[:i]
+    )
+    if (
+        not regions
+        or not fit
+        or overlap
+        or sum(region.size for region in regions) != math.prod(shape)
+        or regions[0].taken != taken
+    ):
+        expected = f"regions that make up its shape {tuple(shape)}, the first with {taken} values"
+        refuse("the averages", f"regions/{name}", expected, "others")

@@ -1,0 +1,321 @@
+"""The few places where thinc and spaCy call our code. No other file changes their classes.
+
+Functions are replaced once. Each replacement calls the original, unless the optimizer is ours, or the averages are.
+When TorchOptimizer is first imported (a config that names it does that):
+
+- `thinc.model.Model.finish_update`: passes the model's gradients to the optimizer.
+- `thinc.shims.PyTorchShim.begin_update`: computes in the precision of our optimizer; in thinc's mixed precision, scales
+  each backward pass by itself.
+- `spacy.training.loop.train_while_improving`: runs our loop.
+- `spacy.training.loop.train` and `clean_output_dir`: tell our loop the output folder, and when the training ends. With
+  several processes, only rank 0 has an output folder, a logger and printed output.
+- `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not support, and a missing
+  corpus.
+- `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer.
+- `thinc.model.Model.copy`: records the names of its layers.
+- `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: restore params even after an exception.
+
+`spacy train` calls two more, if its config names something of ours: see cli/_train_command.py.
+
+An unknown version of spaCy or thinc is left alone, with a warning; so is a function with other arguments than expected.
+Without the hook in thinc every param is updated by itself, as by thinc's own optimizers; without the hooks in spaCy,
+once per component. Training in several processes is refused then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+from io import StringIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import spacy.language
+import spacy.training.loop
+import spacy.training.pretrain
+import thinc.model
+from thinc.api import Optimizer, PyTorchShim
+
+import thinc_torchopt
+
+from .averages import AveragedParams, use_in_model, use_in_pipeline
+from .config_checks import check_corpora, names_our_optimizer
+from .errors import ConfigError, TorchOptWarning
+from .host import first_optimizer
+from .launched import is_launched, rank_in_environment
+from .params import backprop_apart, begin_update_in_precision, components_with_model, leave_to_others, name_as_original
+from .replaced import SPACY, THINC, Replaced, replace
+
+UseParams = Callable[[Any, Any], AbstractContextManager[None]]
+_ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
+
+
+def install(optimizer_class: type[Optimizer]) -> None:
+    """Install the hooks. A second call changes nothing.
+
+    optimizer_class (type[Optimizer]): The class of optimizers for which the hooks work.
+    """
+    global _ours
+    _ours = optimizer_class
+    replace(*_THINC)
+    replace(*_SPACY)
+
+
+def check_all_in_place() -> None:
+    """RAISES (ConfigError): Functions are not replaced, or were replaced again since. The processes would not train
+    together.
+    """
+    missing = [function.name for function in (*_THINC[-1], *_SPACY[-1]) if not function.is_in_place]
+    if missing:
+        raise ConfigError(
+            "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "
+            f"{', '.join(missing)}. Each process would train by itself. Another package has replaced them without "
+            "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove the "
+            "code that replaces them."
+        )
+
+
+def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
+    def finish_update(self: thinc.model.Model, optimizer: Any) -> None:
+        if isinstance(optimizer, _ours):
+            optimizer.finish_update(self)  # type: ignore[attr-defined]
+        else:
+            leave_to_others(self)
+            original(self, optimizer)
+
+    return finish_update
+
+
+def _begin_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_update(self: PyTorchShim, inputs: Any) -> Any:
+        output, backprop = begin_update_in_precision(original, self, inputs)
+        return output, backprop_apart(self, backprop)
+
+    return begin_update
+
+
+def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
+    def train_while_improving(nlp: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        _begun.set(lambda: None)
+        if isinstance(optimizer, _ours):
+            # The loop is in a higher room than the optimizer, which imports this: it is imported late, by its public
+            # name.
+            return thinc_torchopt.train_while_improving(nlp, optimizer, *args, **kwargs)
+        return original(nlp, optimizer, *args, **kwargs)
+
+    return train_while_improving
+
+
+class OutputListener(Protocol):
+    """An object that needs to know where spaCy saves models."""
+
+    def before_cleaning(self, output: Path | None) -> None: ...
+
+    def after_cleaning(self, output: Path | None) -> None: ...
+
+
+# The training that was started and has not begun yet, and the end of the current one.
+_begun: ContextVar[Callable[[], OutputListener | None]] = ContextVar("_begun", default=lambda: None)
+_end: ContextVar[ExitStack | None] = ContextVar("_end", default=None)
+
+
+def tell_output_to(run: OutputListener) -> None:
+    """Tell a run the folder that spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does."""
+    _begun.set(weakref.ref(run))
+
+
+def end_of_training() -> ExitStack | None:
+    """Callbacks for the end of the current `spacy.training.loop.train`, which also run after an exception."""
+    return _end.get()
+
+
+def _train(original: Callable[..., Any]) -> Callable[..., Any]:
+    def train(nlp: Any, output_path: Any = None, **kwargs: Any) -> Any:
+        with ExitStack() as end:
+            if _is_for_us(nlp) and is_launched():
+                check_all_in_place()
+            if _is_for_us(nlp) and rank_in_environment() > 0:
+                output_path, kwargs["stdout"] = None, StringIO()
+                end.enter_context(_silence(nlp))
+            token = _end.set(end)
+            try:
+                return original(nlp, output_path, **kwargs)
+            finally:
+                _end.reset(token)
+
+    return train
+
+
+def _is_for_us(nlp: Any) -> bool:
+    """Whether our optimizer will train a pipeline."""
+    return isinstance(first_optimizer(nlp), _ours) or names_our_optimizer(nlp.config)
+
+
+@contextmanager
+def _silence(nlp: Any) -> Iterator[None]:
+    """Inside, a training logs nothing and shows none of our warnings."""
+    training, log = nlp.config["training"], logging.getLogger("spacy.torchopt")
+    logger, level = training["logger"], log.level
+    training["logger"] = {"@loggers": "spacy.ConsoleLogger.v3", "progress_bar": None, "console_output": False}
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TorchOptWarning)
+            yield
+    finally:
+        training["logger"] = logger
+        log.setLevel(level)
+
+
+def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:
+    def clean_output_dir(path: Path | None) -> None:
+        run = _begun.get()()
+        _begun.set(lambda: None)
+        if run is not None:
+            run.before_cleaning(path)
+        original(path)
+        if run is not None:
+            run.after_cleaning(path)
+
+    return clean_output_dir
+
+
+def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_pretraining_model(nlp: Any, pretrain_config: Any) -> Any:
+        optimizer = pretrain_config["optimizer"]
+        if isinstance(optimizer, _ours) and is_launched():
+            raise ConfigError(
+                f"Can't run spacy pretrain in {os.environ['WORLD_SIZE']} processes: all would do the same and write to "
+                "the same folder. Run it without torchrun; only spacy train shares the work."
+            )
+        if isinstance(optimizer, _ours) and "checkpoint" in optimizer.attachments:  # type: ignore[attr-defined]
+            raise ConfigError(
+                "Can't use [pretraining.optimizer.checkpoint]: only spacy train saves and resumes the state of a "
+                "training. Remove the block; to go on with a pretraining, spacy pretrain has --resume-path."
+            )
+        if isinstance(optimizer, _ours) and nlp.config.get("pretraining"):
+            check_corpora(nlp.config, ["corpus"], within="pretraining")
+        return original(nlp, pretrain_config)
+
+    return create_pretraining_model
+
+
+def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
+    """For a method of Language that returns an optimizer: pass the pipeline to the optimizer. anew (bool): It has new
+    weights.
+    """
+
+    def hook_for(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+        def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:
+            optimizer = original(self, *args, **kwargs)
+            if isinstance(optimizer, _ours):
+                optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]
+            else:
+                for _, model in components_with_model(self):
+                    leave_to_others(model)
+            return optimizer
+
+        return hook
+
+    return hook_for
+
+
+def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
+    """For a `use_params`: use ours if the params are our averages."""
+
+    def hook_for(original: UseParams) -> UseParams:
+        def use_params(self: Any, params: Any) -> AbstractContextManager[None]:
+            return ours(self, params) if isinstance(params, AveragedParams) else original(self, params)
+
+        return use_params
+
+    return hook_for
+
+
+def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.model.Model]:
+    def copy(self: thinc.model.Model) -> thinc.model.Model:
+        made = original(self)
+        name_as_original(self, made)
+        return made
+
+    return copy
+
+
+_AVERAGES = "averages reach thinc's params only"
+_THINC = (
+    *THINC,
+    [
+        Replaced(
+            thinc.model.Model,
+            "finish_update",
+            "self optimizer",
+            _finish_update,
+            "it updates each param by itself, and measures no norm of all gradients",
+        ),
+        Replaced(thinc.model.Model, "use_params", "self params", _use_params(use_in_model), _AVERAGES),
+        Replaced(
+            PyTorchShim,
+            "begin_update",
+            "self inputs",
+            _begin_update,
+            "the setting precision has no effect, and in mixed precision only the last backward pass before an update "
+            "counts",
+        ),
+        Replaced(thinc.model.Model, "copy", "self", _copy, "params of a copied model have other names"),
+    ],
+)
+_SPACY = (
+    *SPACY,
+    [
+        Replaced(
+            spacy.training.loop,
+            "train_while_improving",
+            "nlp optimizer train_data evaluate dropout eval_frequency accumulate_gradient patience max_steps exclude "
+            "annotating_components before_update",
+            _train_while_improving,
+            "spaCy's own loop trains, without checkpoints, rules and going back, and each component is updated by "
+            "itself",
+        ),
+        Replaced(
+            spacy.training.loop,
+            "train",
+            "nlp output_path use_gpu stdout stderr",
+            _train,
+            "a run does not notice its end",
+        ),
+        Replaced(
+            spacy.training.loop,
+            "clean_output_dir",
+            "path",
+            _clean_output_dir,
+            "runs with checkpoints do not keep the best model",
+        ),
+        Replaced(
+            spacy.training.pretrain,
+            "create_pretraining_model",
+            "nlp pretrain_config",
+            _create_pretraining_model,
+            "settings that pretraining does not support are not refused",
+        ),
+        Replaced(
+            spacy.language.Language,
+            "initialize",
+            "self get_examples sgd",
+            _introduce(anew=True),
+            "state of a pipeline from before its new initialization is kept",
+        ),
+        Replaced(
+            spacy.language.Language,
+            "resume_training",
+            "self sgd",
+            _introduce(anew=False),
+            "state of a pipeline from before it was resumed is kept",
+        ),
+        Replaced(spacy.language.Language, "use_params", "self params", _use_params(use_in_pipeline), _AVERAGES),
+    ],
+)

@@ -1,0 +1,48 @@
+"""The state of an optimizer by lasting names, and folders of tensors that are either complete or absent.
+
+Open forms.py first: the parts of a saved state. by_name.py collects and restores it;
+match.py fits it to a changed pipeline, preserve.py does the same for a bare torch loop, files.py and trees.py write and
+read it.
+"""
+
+from . import by_name, match
+from .files import (
+    MANIFEST,
+    TENSORS,
+    VALUES,
+    check_folder,
+    clear_leftovers,
+    crc32_of,
+    read_folder,
+    replacing,
+    write_folder,
+    write_parts,
+    write_text,
+)
+from .forms import VERSION, WHAT, SavedState
+from .preserve import StateMapping, preserve_optimizer_state
+from .trees import copies_in_main_memory, flatten, in_main_memory
+
+__all__ = [
+    "MANIFEST",
+    "TENSORS",
+    "VALUES",
+    "VERSION",
+    "WHAT",
+    "SavedState",
+    "StateMapping",
+    "by_name",
+    "check_folder",
+    "clear_leftovers",
+    "copies_in_main_memory",
+    "crc32_of",
+    "flatten",
+    "in_main_memory",
+    "match",
+    "preserve_optimizer_state",
+    "read_folder",
+    "replacing",
+    "write_folder",
+    "write_parts",
+    "write_text",
+]

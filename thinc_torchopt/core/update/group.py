@@ -1,0 +1,117 @@
+"""One of torch's param groups: params with equal settings. plan.py makes the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..params import Param
+from ..rates import GroupRecord
+from ..schedules import is_moving
+from ..settings import ParamSettings, Rates
+
+if TYPE_CHECKING:
+    from .built_algorithm import BuiltAlgorithm
+
+Key = tuple[Any, ...]
+
+# Keys of a torch param group that are not state.
+_NO_STATE = ("params", "param_names", "lr", "step")
+
+
+class Group:
+    """A torch param group, and the source of its learning rates: see `learn_rate.RateSource`.
+
+    key (tuple): The common values of its params, see `GroupPlan`.
+    params (list[Param]): In the order in which they were added, which is torch's.
+    entry (dict): torch's own dict.
+    owner (BuiltAlgorithm): Its torch optimizer.
+    rates (Rates): Computes rates from settings.
+    label (str): Its label at the writer of rates.
+    frozen_alike (Callable): Returns frozen params that would belong to it.
+
+    Public: `record` (the group as the writer of rates left it), `moving` (the options that schedules move),
+    `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
+    params).
+    """
+
+    is_frozen = False
+
+    def __init__(
+        self,
+        key: Key,
+        params: list[Param],
+        entry: dict[str, Any],
+        owner: BuiltAlgorithm,
+        rates: Rates,
+        label: str,
+        frozen_alike: Callable[[Group], Iterable[Param]],
+    ):
+        self.key = key
+        self.params = params
+        self.entry = entry
+        self.owner = owner
+        self._rates = rates
+        self._frozen_alike = frozen_alike
+        self.record = GroupRecord(label, self, entry["lr"])
+        self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
+
+    @property
+    def settings(self) -> ParamSettings:
+        """The settings of its params, which differ only in labels."""
+        return self.params[0].settings
+
+    @property
+    def label(self) -> str:
+        """The label of its first param, with a number if several groups have that one."""
+        return self.record.label
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a fused kernel updates its params."""
+        return bool(self.key[1])
+
+    @property
+    def labels(self) -> set[str]:
+        """The labels of its params; several if blocks have equal settings."""
+        return {settings.label for settings in {id(param.settings): param.settings for param in self.params}.values()}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The algorithm's own values in the group, beside options: the step size that Prodigy found, for example."""
+        settings = self.settings.options
+        return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
+
+    def set_params(self, params: list[Param]) -> None:
+        """Set its params."""
+        self.params = params
+        self.entry["params"] = [param.tensor for param in params]
+        self.accepts_factor = self.is_fused and not any(param.dtype is torch.float64 for param in params)
+        for param in params:
+            param.group = self
+
+    # ------------------------------------------------------------------ learning rates
+
+    def rate_at(self, step: int) -> float:
+        """The rate of the next step by schedules, before the writer's changes."""
+        first = self.params[0]
+        if first.held_rate is not None:
+            return first.held_rate
+        settings = self.settings
+        updates = max(param.steps for param in self.params) if settings.joined_at is not None else 0
+        return first.rate_factor * self._rates.at_next_step(settings, updates)
+
+    def go_on_from(self, rate: float, ratio: float | None) -> None:
+        for param in (*self.params, *self._frozen_alike(self)):
+            if ratio is None or param.held_rate is not None:
+                param.held_rate = rate
+            else:
+                param.rate_factor *= ratio
+        self.note_rates()
+
+    def note_rates(self) -> None:
+        """Set the factors, or rates, of all its params: they have changed, and are equal again."""
+        first = self.params[0]
+        self.key = (*self.key[:-2], first.rate_factor, first.held_rate)

@@ -1,0 +1,127 @@
+"""Gradients since the last update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+from thinc.api import Model, PyTorchShim, Shim
+
+from .. import kernels
+from ..host import grads_of
+from ..params import Param, ParamTable, WriteBack, clear_grads, foreign_grads, own_copy, scale_passes_apart, torch_grads
+from ..types import Key
+
+# thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
+Call = Callable[..., tuple[Any, Any]]
+
+
+class NotedGrads:
+    """The params that have a gradient for the next update, by key, and the shims of the updated models."""
+
+    def __init__(self) -> None:
+        self.params: dict[Key, Param] = {}
+        self.shims: list[Shim] = []
+
+    def note(
+        self, table: ParamTable, key: Key, source: Any, grad: Any, callback: Callable[[Any], None] | None = None
+    ) -> None:
+        """Add a param with its gradient. The gradient of a frozen param is dropped.
+
+        table (ParamTable): All params. The param is added to it.
+        key, source, grad, callback: As in `TorchOptimizer.set_grad`.
+        RAISES (ParamError | ShapeError): As there.
+        """
+        param = table.by_key.get(key)
+        # Otherwise thinc's array is the key: tensors may change their data.
+        if param is None or param.source is not source or not param.is_array or callback is not None:
+            param = table.see(key, source, callback)
+            if param is None:  # it is empty
+                if callback is not None:
+                    callback(source)
+                return
+            param.callback = callback
+        if not param.has_grad(grad):
+            param.set_grad(grad)
+        if param.group is not None:
+            self.params[key] = param
+        else:
+            clear_grads([param])
+            if callback is not None:
+                callback(param.in_form(param.tensor))
+
+    def collect(
+        self, table: ParamTable, model: Model, set_grad: Callable[..., None], update_alone: Call, *, sees_all: bool
+    ) -> None:
+        """Add all params of a model that have a gradient.
+
+        table (ParamTable): All params. These are added to it.
+        set_grad (Callable): `TorchOptimizer.set_grad`, which adds each; or a subclass's own.
+        update_alone (Callable): thinc's interface of an optimizer, for arrays that a shim passes to its optimizer but
+            that are not params.
+        sees_all (bool): Call `set_grad` for each. False: not for unchanged ones, that is torch params, and arrays with
+            the same gradient on the same memory as before.
+        """
+        for node in model.walk():
+            for shim in node.shims:
+                self._collect_from_shim(table, shim, model, set_grad, update_alone, sees_all=sees_all)
+            for key, array, grad in grads_of(node):
+                param = table.by_key.get(key)
+                if (
+                    param is not None
+                    and param.source is array
+                    and param.is_array
+                    and param.has_grad(grad)
+                    and param.group is not None
+                    and not sees_all
+                ):
+                    self.params[key] = param
+                    continue
+                if isinstance(grad, numpy.generic):  # it will be zeroed in place, which a number does not allow
+                    grad = own_copy(grad)
+                    node.set_grad(key[1], grad)
+                set_grad(table.array_of_node(node, key[1], model), grad, key=key)
+
+    def _collect_from_shim(
+        self,
+        table: ParamTable,
+        shim: Shim,
+        model: Model,
+        set_grad: Callable[..., None],
+        update_alone: Call,
+        *,
+        sees_all: bool,
+    ) -> None:
+        self.shims.append(shim)
+        scale_passes_apart(shim)
+        if isinstance(shim, PyTorchShim):
+            copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+            try:
+                for source, grad in torch_grads(shim, update_alone):
+                    param = table.add_torch_param(source, shim, model)
+                    if param is not None and param.callback is None and param.group is not None and not sees_all:
+                        param.set_grad(grad, copies)
+                        self.params[param.key] = param
+                    else:
+                        set_grad(source, grad)
+            finally:  # a gradient that is noted has its values
+                kernels.copy_([copy for copy, _ in copies], [grad for _, grad in copies])
+        elif found := foreign_grads(shim):
+            back = WriteBack(shim, [name for name, _, _ in found], update_alone)
+            for name, weights, gradient in found:
+                key = table.name_shim_param(shim, name, model)
+                set_grad(weights, gradient, partial(back.add, name), key=key)
+
+    def pop_all(self) -> tuple[list[Param], list[Shim]]:
+        """Remove and return everything: the params that still have their gradient, and the shims."""
+        params, shims = [param for param in self.params.values() if param.tensor.grad is not None], self.shims
+        self.forget()
+        return params, shims
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self.params.clear()
+        self.shims = []

@@ -1,0 +1,23 @@
+"""The recurrent layer that learns online, for Python. It lives in addons/online/."""
+
+from .addons.online import (
+    Cell,
+    Dense,
+    Elementwise,
+    OnlineRNN,
+    OnlineTrainer,
+    copy_torch_weights,
+    describe,
+    eligibility_gradients,
+)
+
+__all__ = [
+    "Cell",
+    "Dense",
+    "Elementwise",
+    "OnlineRNN",
+    "OnlineTrainer",
+    "copy_torch_weights",
+    "describe",
+    "eligibility_gradients",
+]

@@ -1,0 +1,364 @@
+"""Checkpoints: the whole state of a training run on disk, from which `spacy train` resumes as if it had never stopped.
+
+    training/state/
+      step-00001000/        tensors.safetensors, values.json, manifest.json (their checksums)
+      step-00001500/
+      best/                 the best model so far: spaCy removes its own when it starts again
+
+      lock.json             the run that uses the folder, while it trains
+
+A checkpoint is taken after a step is done and spaCy has logged and saved it. It is written while the training
+continues: checkpoint_writer.py. A run resumes from the newest undamaged one.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from spacy.language import Language
+
+from ..core.checks import own_errors
+from ..core.errors import CheckpointWarning, ConfigError, StateError
+from ..core.optimizer import TorchOptimizer
+from ..core.params import NamedModel, walk_pipeline
+from ..core.schema import write
+from ..core.state import clear_leftovers
+from .checkpoint_folder import VERSION, SavedTraining, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_settings import CHECKPOINT, Checkpoint
+from .checkpoint_writer import CheckpointWriter
+from .config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
+from .data_stream import DataStream
+from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
+from .model_state import check_layout, check_model, check_parts, collect_model, layout_of, restore_model, restore_setup
+from .output_folder import OutputFolder
+from .processes import Alone
+from .progress import Progress, plain_scores
+from .random_state import RandomState, check_generators, collect_random, restore_random
+from .run_lock import RunLock
+from .signals import Signals
+
+# spaCy shows only warnings by default; resuming should be shown too.
+logger = logging.getLogger("spacy.torchopt")
+logger.setLevel(logging.INFO)
+
+
+class RunCheckpoints:
+    """The checkpoints of a run: of `spacy train`, where it is a listener, or of a user's own loop.
+
+    settings (Checkpoint): From the config.
+    nlp (Language), optimizer (TorchOptimizer): The run's.
+    batches (Iterator): Epoch and batch of each step.
+    own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
+    ranks (Alone): This process among several. Rank 0 reads and writes.
+
+    Public: `stream` (the batches, which a resumed run draws again), `signals` (which stop the run after its step),
+    `output` (the folder where spaCy saves models), `goes_on` (whether the run was resumed), `own`, `seed` (of a resumed
+    run of several processes), `keeps_best` (keep the checkpoint of the best evaluation, as the run may go back to it).
+    """
+
+    name = "checkpoints"
+
+    def __init__(
+        self,
+        settings: Checkpoint,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        batches: Iterator[Any],
+        *,
+        own: dict[str, Any] | None = None,
+        ranks: Alone | None = None,
+    ):
+        self.ranks = ranks or Alone()
+        self.seed: int | None = None
+        self.settings = settings
+        self.own = {} if own is None else own
+        self.keeps_best = False
+        self.folder = Path(settings.path).absolute()
+        self.stream = DataStream(batches, self.ranks.size)
+        self.signals = Signals()
+        self.output = OutputFolder(self.folder)
+        self._is_spacys = own is None
+        self._nlp = nlp
+        self._optimizer = optimizer
+        self._progress = Progress()
+        self._listeners = Listeners([])
+        self._lock = RunLock(self.folder)
+        self._damaged: set[Path] = set()
+        self._writer = CheckpointWriter(self.folder, self._lock, in_background=settings.in_background)
+        self._random: RandomState | None = None
+        self._layout: dict[str, Any] = {}
+        self._values, self._identity = collect_values(nlp), collect_identity(nlp)
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint that this run has written or resumed from."""
+        return self._writer.newest
+
+    @property
+    def goes_on(self) -> bool:
+        return self.output.goes_on
+
+    # ------------------------------------------------------------------ resuming
+
+    def open(self, progress: Progress, dropouts: Iterator[float], listeners: Listeners | None = None) -> bool:
+        """Lock the folder, and restore the newest undamaged checkpoint, if there is one to resume from.
+
+        The optimizer must know its pipeline. Call `restore_random` when the training begins. This does not change any
+        checkpoint.
+
+        progress (Progress), dropouts (Iterator), listeners (Listeners): The run's. Their state is saved with each
+            checkpoint.
+        RETURNS (bool): Whether the run was resumed.
+        RAISES (ConfigError): The folder can't be used. (StateError): Another run uses it; there is no checkpoint, but
+            resume = "must"; the checkpoint has another config, pipeline or data; or the pipeline can't be saved.
+        """
+        walked = walk_pipeline(self._nlp)
+        check_parts(self._nlp, walked)
+        # The pipeline as a resumed run builds it: no callback has changed it yet.
+        self._layout = layout_of(self._nlp, walked)
+        self._progress = progress
+        if listeners is not None:
+            self._listeners = listeners
+        try:
+            saved = self.ranks.from_rank_0(self._claim_and_find)
+            if saved is not None:
+                self._restore(saved, walked, dropouts)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.output.goes_on = saved is not None
+        return self.goes_on
+
+    def _claim_and_find(self) -> SavedTraining | None:
+        self._lock.acquire()
+        self._writer.wait_for_earlier_run()
+        clear_leftovers(self.folder)
+        saved = self._find()
+        self.output.best.check_place()
+        return saved
+
+    def _find(self) -> SavedTraining | None:
+        """The newest undamaged checkpoint, if the run should resume."""
+        if self.settings.resume == "never":
+            return None
+        saved = newest_whole(self.folder, self._damaged)
+        if saved is None:
+            if self.settings.resume == "must":
+                raise StateError(
+                    f"Can't resume from 'path' in {CHECKPOINT}, '{self.folder}': expected an undamaged checkpoint, "
+                    "found none. Check the path, "
+                    'or set resume = "auto".'
+                )
+            if self._damaged:
+                warnings.warn(
+                    CheckpointWarning(
+                        f"All checkpoints in '{self.folder}' are damaged: the training starts from the beginning."
+                    ),
+                    stacklevel=4,
+                )
+            return None
+        changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        if changes := changes + compare_identities(saved.identity, self._identity):
+            text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
+                changes
+            )
+            if self.settings.on_config_change == "refuse":
+                raise StateError(
+                    f"Can't resume: {text}\n{self._how_to_resume(saved, changes)} To start from the beginning: "
+                    f"{self._setting('resume', 'never')}, or another path."
+                )
+            warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
+        check_model(self._nlp, saved.model, self._layout)
+        return saved
+
+    def _how_to_resume(self, saved: SavedTraining, changes: Sequence[str]) -> str:
+        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit."""
+        try:
+            check_model(self._nlp, saved.model, self._layout)
+            fits = not any(change.partition(":")[0].endswith(".@torch_optimizers") for change in changes)
+        except StateError:
+            fits = False
+        if not fits:
+            return "With these changes the saved state does not fit the pipeline. To resume, undo them."
+        return f"To resume anyway: {self._setting('on_config_change', 'warn')}."
+
+    def _setting(self, name: str, value: str) -> str:
+        """A setting as the user writes it, for messages."""
+        return f"--training.optimizer.checkpoint.{name} {value}" if self._is_spacys else f'{name}="{value}"'
+
+    def _restore(self, saved: SavedTraining, walked: Sequence[NamedModel], dropouts: Iterator[float]) -> None:
+        saved.check_place(is_spacys=self._is_spacys)
+        check_generators(saved.random)
+        check_generators(saved.data.start)
+        restore_model(self._nlp, saved.model, walked)
+        restore_setup(self._nlp, saved.model, walked)
+        try:
+            self._optimizer.load_state_dict(saved.optimizer)
+        except ConfigError as error:
+            raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
+        with own_errors(f"the training in '{self.folder}'"):
+            self._restore_run(saved)
+            for _ in range(self._progress.step + 1):
+                next(dropouts)
+
+    def _restore_run(self, saved: SavedTraining) -> None:
+        self.own = saved.own
+        logger.info("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
+        try:
+            self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar)
+        except StateError as error:
+            raise StateError(
+                f"{error} Restore the old data, or start again: {self._setting('resume', 'never')}."
+            ) from error
+        self._progress.go_on_from(saved.progress)
+        self._listeners.load_state_dict(saved.listeners)
+        self._writer.newest, self.output.best_step = self._progress.step, self._progress.best_step
+        self._nlp.meta["performance"] = dict(saved.performance)
+        self._random = saved.random
+        self.seed = None if saved.ranks is None else saved.ranks.seed
+
+    def begin(self) -> None:
+        """Begin the training. A run that is not resumed removes the files of an earlier run."""
+        if not self.ranks.writes:
+            return
+        if self.settings.resume == "never":
+            remove(steps_of(self.folder))
+        if not self.goes_on:
+            self.output.best.remove()
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is written, and unlock the folder."""
+        try:
+            self._writer.close()
+        finally:
+            self._lock.release()
+
+    def restore_random(self) -> None:
+        """Restore the random generators. Several ranks seed them at each step instead."""
+        if self.ranks.size == 1 and self._random is not None:
+            restore_random(self._random)
+
+    def report(self, is_over: bool) -> None:
+        """Log where a run resumes. is_over (bool): The run was finished."""
+        if is_over:
+            longer = "To train longer, raise max_steps, max_epochs or patience in [training]."
+            logger.info(
+                "Nothing to do: the training in %s was finished, after step %d. %s To start from the beginning, add "
+                "--training.optimizer.checkpoint.resume never, or set another path.",
+                self.folder,
+                self._progress.step,
+                "A listener ended it." if self._progress.was_stopped else longer,
+            )
+        else:
+            logger.info("Resuming after step %d, from the checkpoint in %s.", self._progress.step, self.folder)
+
+    # ------------------------------------------------------------------ as a listener
+
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        self._writer.look()
+        control.should_save |= bool(self.settings.every) and event.step % self.settings.every == 0
+
+    def on_evaluate(self, event: Evaluate, control: Control) -> None:
+        control.should_save = True
+
+    def on_save(self, event: Save, control: Control) -> None:
+        self.output.look_up(event.info)
+        if event.is_best:
+            try:
+                self.output.keep_best(event.step)
+            except OSError as error:
+                self._writer.warn(error)
+        self._save(is_last=event.stopped_by is not None)
+        if event.stopped_by is not None:
+            self._writer.wait()
+            self.ranks.barrier()  # the others wait too
+            logger.warning(
+                "Stopped by %s after step %d; the state %s saved in %s. To resume%s, run the same command again.",
+                signal.Signals(event.stopped_by).name,
+                event.step,
+                "is" if self.newest == event.step else "of this step could not be",
+                self.folder,
+                "" if self.newest == event.step else " from the newest checkpoint, if there is one",
+            )
+            raise SystemExit(128 + event.stopped_by)
+
+    def on_train_end(self, event: TrainEnd, control: Control) -> None:
+        self.end(again=control.should_save)
+
+    # ------------------------------------------------------------------ saving
+
+    def end(self, *, again: bool = False) -> None:
+        """Save at the end of the run. again (bool): Also if the last step is saved already."""
+        self.output.put_best_back()
+        self._writer.wait()
+        if again or self.newest != self._progress.step:
+            self._save(is_last=True)
+            self._writer.wait()
+
+    def _save(self, *, is_last: bool) -> None:
+        if not self._goes_wrong:
+            self._write(keep=self.settings.keep)
+        elif is_last or self.keeps_best:
+            # Not a good point to go back to, unless it is the best: it must not replace one. A run resumed from an
+            # earlier checkpoint gets here again.
+            self._write(keep=None)
+
+    @property
+    def _goes_wrong(self) -> bool:
+        """Whether the run may roll back soon, or just did."""
+        rollbacks = self._progress.rollbacks
+        just_did = bool(rollbacks) and rollbacks[-1][0] == self._progress.step
+        return just_did or (self._optimizer.rollback is not None and self._optimizer.bad_updates_in_a_row > 0)
+
+    def save(self) -> None:
+        """Save this step, unless it is saved already."""
+        if self.newest != self._progress.step:
+            self._write(keep=self.settings.keep)
+
+    def _write(self, *, keep: int | None) -> None:
+        step = self._progress.step
+        snapshot = self._snapshot()
+        if snapshot is None:
+            self._writer.newest = step
+        else:
+            self._writer.write(step, write(snapshot), lambda: self._tidy_up(step, keep))
+
+    def _tidy_up(self, step: int, keep: int | None) -> None:
+        """After a checkpoint is written, remove old ones. keep (int | None): How many to keep; None: all."""
+        self._damaged.discard(self.folder / name_of(step))
+        if keep is not None:
+            ranked = {"ranked": self._progress.ranked} if self.keeps_best else {}
+            prune(self.folder, keep, self._damaged, **ranked)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written."""
+        self._writer.wait()
+
+    def _snapshot(self) -> SavedTraining | None:
+        """The current state of the run. Its tensors are those in training, no copies. None: this rank writes
+        nothing.
+        """
+        optimizer = self.ranks.whole_state(self._optimizer)
+        if optimizer is None:
+            return None
+        walked = walk_pipeline(self._nlp)
+        check_layout(self._layout, layout_of(self._nlp, walked))
+        return SavedTraining(
+            version=VERSION,
+            values=self._values,
+            identity=self._identity,
+            progress=self._progress.snapshot(),
+            optimizer=optimizer,
+            model=collect_model(self._nlp, self._optimizer.stopped_grads, walked=walked),
+            data=self.stream.snapshot(),
+            random=collect_random(),
+            performance=plain_scores(self._nlp.meta.get("performance", {})),
+            listeners=self._listeners.state_dict(),
+            ranks=self.ranks.snapshot(),
+            own=self.own,
+        )

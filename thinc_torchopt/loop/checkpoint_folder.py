@@ -1,0 +1,194 @@
+"""The folder of a run's checkpoints: find them, check them, remove old ones.
+
+A checkpoint is recognized by its name, which is its step, and by its files, which core/state/files.py writes. Other
+files are never touched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import CheckpointWarning, StateError
+from ..core.schema import Count, Positive, check_version, read
+from ..core.state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
+from .config_check import Identity
+from .data_stream import StreamState
+from .model_state import ModelState
+from .progress import Progress
+from .random_state import RandomState
+
+VERSION = 2
+
+
+@dataclass
+class RanksState:
+    """The seed and the number of several processes."""
+
+    seed: int
+    world_size: Positive
+
+
+@dataclass
+class SavedTraining:
+    """The content of a checkpoint.
+
+    values (dict): The settings that affect training.
+    performance (dict): The scores that spaCy saves with its models.
+    own (dict): The user's own values, in a loop of theirs.
+    """
+
+    version: Count
+    values: dict[str, str]
+    identity: Identity
+    progress: Progress
+    optimizer: dict[str, Any]
+    model: ModelState
+    data: StreamState
+    random: RandomState
+    performance: dict[str, Any]
+    listeners: dict[str, Any]
+    ranks: RanksState | None
+    own: dict[str, Any]
+
+    def check_place(self, *, is_spacys: bool) -> None:
+        """Check that the step, batches and optimizer of a checkpoint agree. A wrong position could take forever to
+        reach.
+
+        is_spacys (bool): Whether it is a run of `spacy train`.
+        RAISES (StateError): They don't agree.
+        """
+        batches, steps, left_out = self.data.position, self.progress.step + 1, self.progress.left_out
+        of_optimizer = self.optimizer.get("step")
+        # A user's own loop may step its schedules at any time.
+        if (
+            batches != steps + left_out
+            or batches != sum(n for _, n in self.data.sizes)
+            or (is_spacys and of_optimizer != steps)
+        ):
+            raise StateError(
+                f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and "
+                f"{of_optimizer} steps of the optimizer. The checkpoint is damaged."
+            )
+
+
+def name_of(step: int) -> str:
+    """The folder name of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a checkpoint's folder name. None: it is not such a name."""
+    digits = path.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() and digits.isascii() and name_of(int(digits)) == path.name else None
+
+
+def steps_of(folder: Path) -> list[Path]:
+    """The folders with names of checkpoints, oldest first. Their content is not checked."""
+    found = ((step_of(path), path) for path in folder.glob("step-*") if path.is_dir())
+    return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
+
+
+def read_checkpoint(path: Path) -> SavedTraining:
+    """Read a checkpoint.
+
+    RAISES (StateError): It is missing or damaged, or a newer version wrote it.
+    """
+    saved = read_folder(path)
+    check_version(saved, VERSION, _what(path))
+    return read(SavedTraining, saved, _what(path))
+
+
+def _what(path: Path) -> str:
+    return f"the training in '{path}'"
+
+
+def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedTraining | None:
+    """The newest undamaged checkpoint, if there is one."""
+    return next(whole_ones(folder, damaged), None)
+
+
+def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
+    """The undamaged checkpoints, newest first. Warns of damaged ones.
+
+    damaged (set[Path]): Damaged ones are added here.
+    RAISES (StateError): A newer version wrote one. Skipping it would lose training.
+    """
+    yield from _whole(reversed(steps_of(folder)), "older", damaged)
+
+
+def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedTraining]:
+    """As `whole_ones`, in the order of given steps. Steps without a checkpoint are skipped."""
+    paths = (folder / name_of(step) for step in ranked)
+    yield from _whole((path for path in paths if path.is_dir()), "best")
+
+
+def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
+    for path in paths:
+        try:
+            found = read_folder(path)
+        except StateError as error:
+            _tell_damaged(path, error, order, damaged)
+            continue
+        check_version(found, VERSION, _what(path))
+        try:
+            saved = read(SavedTraining, found, _what(path))
+            if (step := saved.progress.step) != step_of(path):
+                raise StateError(
+                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of step {step}. "
+                    "The folder was renamed."
+                )
+        except StateError as error:
+            _tell_damaged(path, error, order, damaged)
+        else:
+            yield saved
+
+
+def _tell_damaged(path: Path, error: StateError, order: str, damaged: set[Path] | None) -> None:
+    if damaged is not None:
+        damaged.add(path)
+    warnings.warn(CheckpointWarning(f"{error} The next {order} checkpoint is used, if there is one."), stacklevel=6)
+
+
+def prune(
+    folder: Path,
+    keep: int,
+    damaged: Collection[Path] = (),
+    ranked: Callable[[int | None], Sequence[int]] = lambda until: (),
+) -> None:
+    """Remove all checkpoints that are older than the newest `keep` undamaged ones.
+
+    damaged (Collection[Path]): Those known to be damaged. For others only file names and sizes are checked, as reading
+        them all is slow.
+    ranked (Callable): Returns steps up to a given one, the best first. For each checkpoint that is kept, the best one
+        up to it is kept too: a run resumed there may go back to it.
+    """
+    paths = steps_of(folder)
+    whole = [path for path in paths if path not in damaged and _looks_whole(path)]
+    if len(whole) > keep:
+        there = set(map(step_of, whole))
+        best = {next((step for step in ranked(step_of(path)) if step in there), None) for path in whole[-keep:]}
+        remove(path for path in paths[: paths.index(whole[-keep])] if step_of(path) not in best)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove checkpoints. A folder with other files in it stays, with these files."""
+    for path in paths:
+        ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
+        if ours and not path.is_symlink():
+            with suppress(OSError):
+                for file in ours:
+                    file.unlink()
+                path.rmdir()
+
+
+def _looks_whole(path: Path) -> bool:
+    try:
+        check_folder(path, only_sizes=True)
+    except StateError:
+        return False
+    return True

@@ -1,0 +1,181 @@
+"""Compare the config, static vectors and labels of runs.
+
+They must be the same when a run is resumed, and in all processes that train one pipeline: a label's weights are found
+by its position, and vectors are not saved.
+"""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from spacy.language import Language
+from spacy.util import registry
+
+from ..core.attachments import blocks_that_may_change
+
+# Settings that may change when a run is resumed. The data behind paths is checked by the checksum of its batches.
+_MAY_CHANGE = (
+    "paths.",
+    "training.logger",
+    "training.max_steps",
+    "training.max_epochs",
+    "training.patience",
+    "training.eval_frequency",
+)
+# Settings that may differ between processes: the paths of files, and settings that only rank 0 uses.
+_MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path")
+
+# How the two runs are called in messages.
+BEFORE_AND_NOW = ("before", "now")
+
+
+def collect_values(nlp: Language) -> dict[str, str]:
+    """The settings of a run that must not change when it is resumed, as text, by their dotted paths.
+
+    Variables are filled in, except paths: `total_steps = ${training.max_steps}` changes with `max_steps`.
+    """
+    return _values(nlp, _may_change())
+
+
+def _may_change() -> tuple[str, ...]:
+    return (*_MAY_CHANGE, *blocks_that_may_change())
+
+
+def collect_values_of_all(nlp: Language) -> dict[str, str]:
+    """The same for the settings that must be equal in all processes."""
+    return _values(nlp, _MAY_DIFFER)
+
+
+def _values(nlp: Language, left_out: tuple[str, ...]) -> dict[str, str]:
+    written = _settings(nlp.config, left_out)
+    values = _settings(nlp.config.interpolate(), left_out)
+    return {path: text if "${paths." in (text := written.get(path, "")) else value for path, value in values.items()}
+
+
+def _settings(config: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+
+    def collect(section: Mapping[str, Any], prefix: str) -> None:
+        for key, value in section.items():
+            path = f"{prefix}{key}"
+            if isinstance(value, Mapping) and value:
+                collect(value, f"{path}.")
+            elif not path.startswith(left_out) and not (path.startswith("corpora.") and key == "path"):
+                found[path] = repr(value)
+
+    collect(config, "")
+    return found
+
+
+@dataclass
+class Identity:
+    """A summary of the static vectors, and the labels of each component in order."""
+
+    vectors: str
+    labels: dict[str, list[str]]
+
+
+def collect_identity(nlp: Language) -> Identity:
+    vectors = nlp.vocab.vectors
+    data = numpy.ascontiguousarray(vectors.data.get() if hasattr(vectors.data, "get") else vectors.data)
+    keys = numpy.array(list(vectors.key2row.items()), dtype="uint64")
+    checksum = zlib.crc32(keys.data, zlib.crc32(data.data)) if data.size else 0
+    table = f"'{vectors.name}' of {' x '.join(map(str, data.shape))}, checksum {checksum:08x}" if data.size else "none"
+    labels = {name: found for name, proc in nlp.components if (found := _labels(proc))}
+    return Identity(table, labels)
+
+
+def _labels(proc: Any) -> list[str]:
+    """The labels of a component, in the order of their weights."""
+    for attr in ("move_names", "labels"):
+        try:
+            found = getattr(proc, attr, None)
+        except Exception:  # a component may raise anything before it has labels
+            found = None
+        if found is not None and not callable(found):
+            return [str(label) for label in found]
+    return []
+
+
+def collect_defaults(nlp: Language) -> set[str]:
+    """The paths of settings that have their default: of their function, component factory, or spaCy's config."""
+    found: set[str] = set()
+
+    def look(section: Mapping[str, Any], defaults: Any, prefix: str) -> None:
+        defaults = _defaults_of(section, defaults if isinstance(defaults, Mapping) else {})
+        for key, value in section.items():
+            if isinstance(value, Mapping) and value:
+                look(value, defaults.get(key), f"{prefix}{key}.")
+            elif key in defaults and _plain(value) == _plain(defaults[key]):
+                found.add(f"{prefix}{key}")
+
+    components = {name: nlp.get_pipe_meta(name).default_config for name in nlp.component_names}
+    look(nlp.config.interpolate(), {**nlp.default_config, "components": components}, "")
+    return found
+
+
+def _defaults_of(section: Mapping[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a section: of its registered function, and of the section around it."""
+    names = {key: name for key, name in section.items() if key.startswith("@")}
+    if names and any(around.get(key) != name for key, name in names.items()):
+        around = {}  # of another function
+    found = dict(around)
+    for key, name in names.items():
+        if registry.has(key[1:], name):
+            params = inspect.signature(registry.get(key[1:], name)).parameters.values()
+            found |= {param.name: param.default for param in params if param.default is not param.empty}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value as in a config, which has lists for tuples."""
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def compare_configs(
+    before: Mapping[str, str],
+    now: Mapping[str, str],
+    at_default: Collection[str] = (),
+    *,
+    words: tuple[str, str] = BEFORE_AND_NOW,
+    left_out: tuple[str, ...] | None = None,
+) -> list[str]:
+    """List the settings that differ, one line each.
+
+    at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
+        no change: this version has it, and the saved run's version had not.
+    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...] | None): Prefixes of paths
+        to skip. None: those that may change when a run is resumed.
+    """
+    skipped = _may_change() if left_out is None else left_out
+    paths = (path for path in before.keys() | now.keys() if not path.startswith(skipped))
+    changed = sorted(
+        path
+        for path in paths
+        if before.get(path) != now.get(path) and (before.get(path, "{}") != "{}" or path not in at_default)
+    )
+    was, is_now = words
+    return [f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed]
+
+
+def compare_identities(before: Identity, now: Identity, *, words: tuple[str, str] = BEFORE_AND_NOW) -> list[str]:
+    """List the differences, one line each. words (tuple[str, str]): How the two runs are called."""
+    found = []
+    was, is_now = words
+    if before.vectors != now.vectors:
+        found.append(f"static vectors: {before.vectors} {was}, {now.vectors} {is_now}")
+    for name in sorted(before.labels.keys() | now.labels.keys()):
+        old, new = before.labels.get(name, []), now.labels.get(name, [])
+        if old != new:
+            place = next((i for i, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), min(len(old), len(new)))
+            one, other = (repr(labels[place]) if place < len(labels) else "none" for labels in (old, new))
+            found.append(
+                f"labels of {name}: {len(old)} {was}, {len(new)} {is_now}; number {place}: {one} {was}, {other} "
+                f"{is_now}"
+            )
+    return found

@@ -1,0 +1,203 @@
+"""The loss on the development data, which spaCy does not compute: a backward pass without dropout and without an
+update.
+
+It uses the weights that are evaluated (averages, if there are some). Afterwards gradients, random generators, buffers
+of torch modules, gradient scalers and attrs of layers are as before.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import numpy
+import torch
+from spacy.language import Language
+from spacy.pipeline import Tagger
+from spacy.training import Example
+from spacy.training.batchers import minibatch_by_words
+from spacy.util import resolve_dot_names
+from thinc.api import Model, PyTorchShim
+from torch.nn.parameter import is_lazy
+
+from ..core.errors import ControllerError
+from ..core.host import Dropout, buffers_of, module_of, put_buffer_back, scaler_of, swap_grads
+from ..core.optimizer import TorchOptimizer
+from ..core.params import components_with_model, torch_params, trainable_components
+from .model_state import is_plain, on_cpu, same_values
+from .random_state import preserved_random
+
+# Words of a batch. Gradients are dropped, so its size only affects memory.
+_WORDS = 2000
+
+
+class DevLosses:
+    """Computes the losses of a run on its development data.
+
+    nlp (Language), optimizer (TorchOptimizer), exclude, annotates (Collection[str]): The run's.
+    examples (Sequence[Example] | None): What to compute them on. None: the config's development data.
+    averaged (bool): With averaged params, if there are some.
+    RAISES (ControllerError): The config has no development data.
+    """
+
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        exclude: Collection[str],
+        annotates: Collection[str],
+        *,
+        examples: Sequence[Example] | None = None,
+        averaged: bool = True,
+    ):
+        self._nlp = nlp
+        self._optimizer = optimizer
+        self._exclude = exclude
+        self._annotates = annotates
+        self._averaged = averaged
+        if examples is not None:
+            self._corpus: Callable[[Language], Iterable[Example]] = lambda nlp: examples
+            return
+        config = nlp.config.interpolate()
+        try:
+            with preserved_random():
+                [self._corpus] = resolve_dot_names(config, [config["training"]["dev_corpus"]])
+        except Exception as error:
+            raise self._no_data(f"{type(error).__name__}: {error}") from error
+
+    def __call__(self, at_most: int | None = None) -> dict[str, Any]:
+        """Compute `losses` by component, and the number of `words` and `examples` that were used.
+
+        at_most (int | None): Use only the first examples, up to this many.
+        RAISES (ControllerError): There is no example.
+        """
+        losses: dict[str, Any] = {}
+        words = examples = 0
+        nlp, optimizer = self._nlp, self._optimizer
+        averages = optimizer.averages if self._averaged else {}
+        with nlp.use_params(averages), untouched(nlp), optimizer.training():
+            # Components may draw random numbers even without dropout: draw the same each time.
+            random.seed(0)
+            numpy.random.seed(0)
+            torch.manual_seed(0)
+            for batch in minibatch_by_words(islice(self._read(), at_most), _WORDS, discard_oversize=False):
+                words, examples = words + sum(map(len, batch)), examples + len(batch)
+                with self._known_tags(batch):
+                    found = self._losses_of(batch)
+                for name, loss in found.items():
+                    losses[name] = losses.get(name, 0.0) + float(loss)
+        if not examples:
+            raise self._no_data("none")
+        return {"losses": losses, "words": words, "examples": examples}
+
+    def _read(self) -> Iterable[Example]:
+        try:
+            yield from self._corpus(self._nlp)
+        except (OSError, ValueError) as error:
+            raise self._no_data(f"{type(error).__name__}: {error}") from error
+
+    @contextmanager
+    def _known_tags(self, batch: list[Example]) -> Iterator[None]:
+        """Tags that a tagger has not seen in the training data are missing inside: spaCy has no loss for them, and
+        would fail. Its other components leave out unknown labels themselves.
+        """
+        taggers = [pipe for _, pipe in self._nlp.pipeline if getattr(type(pipe), "get_loss", None) is Tagger.get_loss]
+        labels = [frozenset(pipe.labels) for pipe in taggers]  # type: ignore[attr-defined]
+        prefixes = tuple({pipe.cfg["neg_prefix"] for pipe in taggers})  # type: ignore[attr-defined]
+        unknown = [
+            (token, token.tag)
+            for example in batch
+            for token in example.reference
+            if token.tag and not all(token.tag_ in one for one in labels) and not token.tag_.startswith(prefixes)
+        ]
+        for token, _ in unknown:
+            token.tag = 0
+        try:
+            yield
+        finally:
+            for token, tag in unknown:
+                token.tag = tag
+
+    def _losses_of(self, batch: list[Example]) -> dict[str, Any]:
+        losses: dict[str, Any] = {}
+        try:
+            self._nlp.update(
+                batch,
+                drop=0.0,
+                losses=losses,
+                sgd=False,  # type: ignore[arg-type]
+                exclude=self._exclude,
+                annotates=self._annotates,
+            )
+        except ValueError as error:
+            if not str(error).startswith("[E910]"):
+                raise
+            # spaCy stops at the first NaN, so the losses of later components are unknown.
+            return {name: math.nan for name, _ in trainable_components(self._nlp, self._exclude)}
+        return losses
+
+    @staticmethod
+    def _no_data(found: str) -> ControllerError:
+        return ControllerError(
+            f"Can't compute the metric EvalLoss: expected examples in [training] dev_corpus, found {found}."
+        )
+
+
+@contextmanager
+def untouched(nlp: Language) -> Iterator[None]:
+    """Turn dropout off and allow gradients inside; restore everything afterwards."""
+    with ExitStack() as restore:
+        restore.enter_context(preserved_random())
+        for _, model in components_with_model(nlp):
+            for node in model.walk():
+                _keep_node(node, restore)
+                for shim in node.shims:
+                    if isinstance(shim, PyTorchShim) and module_of(shim) is not None:
+                        _keep_shim(shim, restore)
+        yield
+
+
+def _keep_node(node: Model, restore: ExitStack) -> None:
+    # The very same arrays come back. Params without a gradient have none afterwards.
+    restore.callback(swap_grads, node, swap_grads(node, {}))
+    restore.callback(
+        _put_attrs_back,
+        node,
+        deepcopy({key: value for key, value in node.attrs.items() if is_plain(value)}),
+        set(node.attrs),
+    )
+
+
+def _put_attrs_back(node: Model, attrs: dict[str, Any], keys: set[str]) -> None:
+    for key in node.attrs.keys() - keys:
+        del node.attrs[key]
+    for key, value in attrs.items():
+        if key not in node.attrs or not same_values(on_cpu(node.attrs[key]), on_cpu(value)):
+            node.attrs[key] = value
+
+
+def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
+    for _, param in torch_params(shim):
+        restore.callback(setattr, param, "grad", param.grad)
+        param.grad = None
+    scaler = scaler_of(shim)
+    restore.callback(vars(scaler).update, {key: _copy_of(value) for key, value in vars(scaler).items()})
+    for module in module_of(shim).modules():
+        restore.callback(setattr, module, "training", module.training)
+        for name, buffer in buffers_of(module).items():
+            if buffer is not None and not is_lazy(buffer):
+                restore.callback(put_buffer_back, module, name, buffer, buffer.clone())
+        # thinc's dropout rate does not reach torch's layers.
+        rate = "p" if isinstance(module, Dropout) else "dropout"
+        if isinstance(module, (Dropout, torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+            restore.callback(setattr, module, rate, getattr(module, rate))
+            setattr(module, rate, 0.0)
+
+
+def _copy_of(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,143 @@
+"""Rollback: after several bad updates in a row, restore params and optimizer from a checkpoint.
+
+The run continues: step, data, schedules, scores and log do not go back. Newer checkpoints are removed, so a run that is
+killed after a rollback resumes from an earlier one, and repeats everything bit-identically.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from spacy.language import Language
+
+from ..core.errors import RollbackError, RollbackWarning, StateError
+from ..core.optimizer import TorchOptimizer
+from ..core.types import RollbackSettings
+from .checkpoint import RunCheckpoints
+from .checkpoint_folder import SavedTraining, best_ones, name_of, remove, steps_of, whole_ones
+from .events import Control, Save, StepEnd
+from .model_state import check_model, is_finite, restore_model
+from .processes import Alone
+from .progress import Progress
+
+
+class Rollback:
+    """Rolls a run back, by the settings of its optimizer or on another listener's request. A listener.
+
+    nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
+    checkpoints (RunCheckpoints | None): The run's. None: it has none, and can't go back.
+    ranks (Alone): This process among several.
+    """
+
+    name = "rollback"
+
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        progress: Progress,
+        checkpoints: RunCheckpoints | None,
+        ranks: Alone,
+    ):
+        # Without rollback_after the optimizer never goes back by itself, but a listener may ask for it.
+        self.settings = optimizer.rollback or RollbackSettings(after=0, factor=1.0, at_most=optimizer.max_rollbacks)
+        self._checkpoints = checkpoints
+        self._nlp = nlp
+        self._optimizer = optimizer
+        self._progress = progress
+        self._ranks = ranks
+
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        if 0 < self.settings.after <= self._optimizer.bad_updates_in_a_row:
+            self._go_back(f"the last {self.settings.after} updates had gradients that are not finite, or spikes")
+        else:
+            self._do_what_was_asked(control)
+        control.should_roll_back = control.should_roll_back_to_best = False
+
+    def on_save(self, event: Save, control: Control) -> None:
+        self._do_what_was_asked(control)  # requests since the end of the step
+        control.should_roll_back = control.should_roll_back_to_best = False
+
+    def _do_what_was_asked(self, control: Control) -> None:
+        if control.should_roll_back_to_best:
+            # Save the result, or a run killed next would resume from before.
+            control.should_save = True
+            if self._progress.step not in self._progress.ranked()[:1]:  # unless this step is the best
+                self._go_back("a listener asked for the best", to_best=True)
+        elif control.should_roll_back:
+            self._go_back("a listener asked for it")
+
+    def _go_back(self, what: str, *, to_best: bool = False) -> None:
+        """Restore model and optimizer from the newest good checkpoint; from an older one, if that was used last time.
+
+        what (str): The reason, for messages.
+        to_best (bool): Use the good checkpoint with the best evaluation, even if it was used last time.
+        RAISES (RollbackError): There is no checkpoint, the model has grown since, or the training went back
+            `max_rollbacks` times already.
+        """
+        progress = self._progress
+        if self._checkpoints is None:
+            raise RollbackError(
+                f"Can't go back to a checkpoint: {what}; but there is no block [training.optimizer.checkpoint]. Add it."
+            )
+        folder = self._checkpoints.folder
+        self._checkpoints.wait()
+        if len(progress.rollbacks) >= self.settings.at_most:
+            raise RollbackError(
+                f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "
+                f"{self.settings.at_most} times already. Lower learn_rate, or check the training data."
+            )
+        saved = self._ranks.from_rank_0(lambda: self._find_best(folder) if to_best else self._find(folder))
+        if saved is None:
+            kind, advice = (
+                ("evaluated", 'or let the rule wait for an evaluation, by state["best_step"] of TrainingState')
+                if to_best
+                else ("undamaged", "or remove rollback_after")
+            )
+            raise RollbackError(
+                f"Can't go back to a checkpoint: {what}; expected an {kind} one with finite params from before that "
+                f"in '{folder}', found none. Lower learn_rate, check the training data, {advice}."
+            )
+        step = saved.progress.step
+        try:
+            check_model(self._nlp, saved.model)
+            self._optimizer.roll_back(saved.optimizer)
+        except StateError as error:
+            raise RollbackError(
+                f"Can't go back to the checkpoint of step {step}: {what}, and the model has grown since. Lower "
+                f"learn_rate, or check the training data. ({error})"
+            ) from error
+        restore_model(self._nlp, saved.model)
+        if self._ranks.writes:
+            paths = steps_of(folder)
+            remove(paths[paths.index(folder / name_of(step)) + 1 :])
+        progress.rollbacks.append((progress.step, step))
+        factor = self.settings.factor
+        rates = "" if factor == 1.0 else f" Learning rates are now {factor:g} times what they were."
+        warnings.warn(
+            RollbackWarning(
+                f"Went back to the params of step {step} after step {progress.step}: {what}.{rates} This was rollback "
+                f"{len(progress.rollbacks)} of max_rollbacks = {self.settings.at_most}."
+            ),
+            stacklevel=4,
+        )
+
+    def _find_best(self, folder: Path) -> SavedTraining | None:
+        for saved in best_ones(folder, self._progress.ranked()):
+            if is_finite(self._nlp, saved.model):
+                return saved
+        return None
+
+    def _find(self, folder: Path) -> SavedTraining | None:
+        """The checkpoint to go back to."""
+        last, came_to = self._progress.rollbacks[-1] if self._progress.rollbacks else (-1, -1)
+        tried = None
+        for saved in whole_ones(folder):
+            step = saved.progress.step
+            if saved.optimizer["guard"]["bad_in_a_row"] or not is_finite(self._nlp, saved.model):
+                continue
+            if step > last or step < came_to:
+                return saved
+            tried = saved  # it did not help; but if it is the oldest, at least the rates are lower now
+        return tried

@@ -1,0 +1,454 @@
+"""A run of spaCy's training loop: the parts of its steps. loop.py defines their order, and events.py the events."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from timeit import default_timer
+from typing import Any
+
+from spacy.language import Language
+from spacy.training import Example
+from spacy.training.loop import subdivide_batch
+
+from ..core import hooks
+from ..core.errors import PipelineError
+from ..core.optimizer import TorchOptimizer
+from ..core.params import components_with_model, trainable_components
+from ..core.types import BatchSize
+from ..core.update import grad_norms, total_norm
+from .checkpoint import RunCheckpoints
+from .checkpoint_settings import Checkpoint
+from .components import grads_of, is_trained, warn_of_nothing_to_train
+from .data_stream import Batches, DataStream
+from .decay import Decay
+from .dev_loss import DevLosses
+from .events import (
+    EpochBegin,
+    EpochEnd,
+    Evaluate,
+    Event,
+    Listener,
+    Listeners,
+    Log,
+    OptimizerStep,
+    PreOptimizerStep,
+    Save,
+    StepBegin,
+    StepEnd,
+    SubstepEnd,
+    TrainBegin,
+    TrainEnd,
+)
+from .log_numbers import LogNumbers, counts_of
+from .param_norms import ParamNorms
+from .processes import Alone, Scores, processes_of
+from .progress import Progress
+from .rollback import Rollback
+from .saved_models import SavedModels
+
+# spaCy's errors for a loss, and for scores, that are NaN.
+_NOT_FINITE = ("[E910]", "[E940]")
+
+
+@dataclass(kw_only=True)
+class LoopArguments:
+    """The arguments of spaCy's loop, by their names there."""
+
+    dropout: float | Iterator[float]
+    eval_frequency: int
+    accumulate_gradient: int
+    patience: int
+    max_steps: int
+    exclude: list[str]
+    annotating_components: list[str]
+    before_update: Callable[[Language, dict[str, Any]], None] | None
+
+    def settings(self) -> dict[str, Any]:
+        """By config path, as far as they can be compared."""
+        return {
+            **({"training.dropout": self.dropout} if isinstance(self.dropout, float) else {}),
+            "training.eval_frequency": self.eval_frequency,
+            "training.accumulate_gradient": self.accumulate_gradient,
+            "training.patience": self.patience,
+            "training.max_steps": self.max_steps,
+            "training.frozen_components": self.exclude,
+            "training.annotating_components": self.annotating_components,
+        }
+
+
+class Run:
+    """A training run. For the arguments, see `loop.train_while_improving`.
+
+    Errors that can be found before the first step are raised here.
+
+    Public, for attachments: `arguments`; `progress`; `batches`; `control`; `ranks` (the processes); `checkpoints` (None
+    without such a block); `models` (saves models); `decay` (the fall of learning rates on demand); `substeps` (into how
+    many parts batches are divided; None: as in the config); and the facts that listeners get: see `events.RunFacts`.
+    """
+
+    def __init__(
+        self,
+        nlp: Language,
+        optimizer: TorchOptimizer,
+        train_data: Iterable[tuple[int, list[Example]]],
+        evaluate: Callable[[], Scores],
+        arguments: LoopArguments,
+        listeners: Sequence[Listener],
+    ):
+        self.nlp = nlp
+        self.optimizer = optimizer
+        self.arguments = arguments
+        self.progress = Progress()
+        self.learn_rates: dict[str, float] = {}
+        self.batch: list[Example] = []
+        self.max_steps = arguments.max_steps
+        self.substeps: int | None = None
+        self.norms = ParamNorms(optimizer)
+        self.decay = Decay(optimizer)
+        self.ranks = Alone()
+        self.checkpoints: RunCheckpoints | None = None
+        self._evaluate = evaluate
+        drop = arguments.dropout
+        self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
+        # Losses by component: at the end of the last step, and now.
+        self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        self._dev_losses: DevLosses | None = None
+        self._started = default_timer()
+        self._listeners = Listeners([])
+        self._has_told_error = False
+        end = hooks.end_of_training()
+        self._name_params()
+        try:
+            self._open_processes(listeners, end)
+            self._open_data(iter(train_data))
+            self._join(listeners)
+            self._is_ready = self.checkpoints is not None and self.checkpoints.open(
+                self.progress, self._dropouts, self._listeners
+            )
+        except BaseException as error:
+            self.ranks.close(error)
+            raise
+        try:
+            self._listeners.before_run()
+            # spaCy cleans its folder next.
+            hooks.tell_output_to(self.models if self.checkpoints is None else self.checkpoints.output)
+            if end is not None:  # errors of spaCy's part of a step, as in loggers
+                end.push(lambda kind, error, trace: self.close(error))
+            if isinstance(self.batches, DataStream):
+                self.ranks.compare_data(self.batches.all_examples)
+            if optimizer.spans_training:
+                self._tell_end()
+            self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    # ------------------------------------------------------------------ before the first step
+
+    def _name_params(self) -> None:
+        """Let attachments prepare the pipeline, and the optimizer name its params."""
+        for attachment in self.optimizer.attachments.values():
+            attachment.prepare(self.nlp)
+        try:
+            self._introduce()
+        except PipelineError:
+            if self.arguments.before_update is None:
+                raise  # otherwise the hook may still complete the pipeline
+
+    def _open_processes(self, listeners: Sequence[Listener], end: ExitStack | None) -> None:
+        """Find the other processes of the run, and check that they have the same settings."""
+        self.ranks = self.decay.ranks = processes_of(
+            self.nlp, self.optimizer, self._introduce, lambda: self._noted_signal, lambda: self.decay.noted
+        )
+        if self.ranks.size > 1 and end is not None:
+            end.push(lambda kind, error, trace: self.ranks.close(error))
+        names = [type(listener).__qualname__ for listener in listeners]
+        self.ranks.compare_settings({**self.arguments.settings(), "listeners": names})
+        self.ranks.share_generators()
+
+    def _open_data(self, data: Iterator[tuple[int, list[Example]]]) -> None:
+        """Prepare the batches, with checkpoints where there is such a block."""
+        block = self.optimizer.attachments.get("checkpoint")
+        if isinstance(block, Checkpoint):
+            self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, ranks=self.ranks)
+            self.batches: Batches = self.checkpoints.stream
+        else:
+            self.batches = DataStream(data, self.ranks.size) if self.ranks.size > 1 else Batches(data)
+
+    def _join(self, listeners: Sequence[Listener]) -> None:
+        """Let attachments join, and put all listeners in order."""
+        output = None if self.checkpoints is None else self.checkpoints.output
+        self.models = SavedModels(self.nlp, self.optimizer, output)
+        self._log_numbers = LogNumbers(self.progress, self.checkpoints)
+        first: list[Listener] = [*listeners, *(self.ranks.listeners() if listeners else ())]
+        last: list[Listener] = [
+            Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.ranks),
+            self.decay,
+            self._log_numbers,
+        ]
+        for attachment in self.optimizer.attachments.values():
+            (first if attachment.comes_first else last).extend(attachment.join(self))
+        last += [self.models, *([] if self.checkpoints is None else [self.checkpoints])]
+        self._listeners = Listeners([*first, *last])
+        self.control = self._listeners.control
+
+    def _introduce(self) -> bool:
+        """Tell the optimizer its pipeline. RETURNS (bool): Whether there is something to train."""
+        is_something = bool(trainable_components(self.nlp, self.arguments.exclude))
+        if is_something:
+            self.optimizer.initialize(self.nlp, self.arguments.exclude)
+        return is_something
+
+    def _tell_end(self) -> None:
+        """Tell schedules how many steps there will be."""
+        may_change = self.checkpoints is not None and self.checkpoints.settings.on_config_change == "warn"
+        self.optimizer.set_total_steps(self.batches.count_steps(self.max_steps), may_change=may_change)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None) -> None:
+        """End the run in this process, also after an error. error (BaseException | None): The error."""
+        if isinstance(error, (Exception, KeyboardInterrupt)) and not self._has_told_error:
+            self._has_told_error = True
+            self._listeners.emit_error(error, self.progress.step, self.progress.epoch, self)
+        self._listeners.close()
+        self.ranks.close(error)
+
+    def emit(self, kind: type[Event], *carried: Any) -> None:
+        """Send an event of the current step to listeners."""
+        self._listeners.emit(kind, self.progress.step, self.progress.epoch, self, *carried)
+
+    # ------------------------------------------------------------------ between steps
+
+    def begin(self) -> bool:
+        """Begin or resume. RETURNS (bool): False: the run was finished already."""
+        if self.checkpoints is not None:
+            self.checkpoints.begin()
+            if self.checkpoints.goes_on:
+                is_over = self._is_over or self.batches.next_epoch is None
+                self.checkpoints.report(is_over)
+                if is_over:
+                    (self.end if self._listeners.await_end else self.checkpoints.end)()
+                    return False
+                self.checkpoints.restore_random()
+        self._started = default_timer() - self.progress.seconds
+        self.emit(TrainBegin, self.progress.step >= 0)
+        return True
+
+    def next_batch(self) -> list[Example] | None:
+        """Draw the batch of the next step, and emit the epoch events before it. None: no batch is left, or the run
+        should stop.
+        """
+        progress, epoch = self.progress, self.batches.next_epoch
+        if progress.in_epoch is not None and progress.in_epoch != epoch:
+            self.emit(EpochEnd)
+            progress.in_epoch = None
+        if epoch is None or self.control.should_stop:
+            return None
+        begins = progress.in_epoch is None
+        progress.epoch = progress.in_epoch = epoch
+        if begins:
+            self.emit(EpochBegin)
+            if self.control.should_stop:
+                return None
+        return next(self.batches)[1]
+
+    def end(self) -> None:
+        """End the run after its last step."""
+        self.ranks.compare_params(self.progress.step)
+        self.emit(TrainEnd)
+
+    # ------------------------------------------------------------------ one step
+
+    def begin_step(self, batch: list[Example]) -> None:
+        """Count the step, and call the user's hook, which may change the pipeline."""
+        self.progress.step += 1
+        self.batch = batch
+        hook = None if self.arguments.before_update is None else self._call_hook
+        self.ranks.begin_step(self.progress.step, hook)
+        if not self._is_ready:
+            # Again, as the hook may have changed the pipeline.
+            if not self._introduce():
+                warn_of_nothing_to_train(self.nlp, self.arguments.exclude)
+            self._is_ready = True
+        self.emit(StepBegin, batch)
+
+    def update(self, batch: list[Example]) -> None:
+        """Compute the gradients of a batch, and update the whole pipeline."""
+        nlp, optimizer, arguments = self.nlp, self.optimizer, self.arguments
+        all_losses, spoiled_by = self.progress.losses, None
+        before = {name: _kept(loss) for name, loss in all_losses.items()}
+        self._losses = before, all_losses
+        part, losses = self.ranks.begin_update(batch, all_losses, self.batches.checksum)
+        drop = next(self._dropouts)
+        optimizer.keep_buffers()  # also after resuming or a rollback
+        # For one step at a time, as an abandoned training can't be noticed.
+        with optimizer.training():
+            try:
+                for i, examples in enumerate(subdivide_batch(part, self.substeps or arguments.accumulate_gradient)):
+                    with self._listeners.around_part(examples):
+                        nlp.update(
+                            examples,
+                            drop=drop,
+                            losses=losses,
+                            sgd=False,  # type: ignore[arg-type]
+                            exclude=arguments.exclude,
+                            annotates=arguments.annotating_components,
+                        )
+                    self.emit(SubstepEnd, i, examples)
+                self._listeners.after_backward(losses)
+            except ValueError as error:
+                if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
+                    raise
+                spoiled_by = error
+        self.ranks.end_backward()
+        skipped = optimizer.skipped_updates
+        optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
+        with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch):
+            for name, proc in nlp.pipeline:
+                if name not in arguments.exclude and is_trained(proc):
+                    proc.finish_update(optimizer)  # type: ignore[attr-defined]
+                    if spoiled_by is not None:
+                        losses.setdefault(
+                            name, 0.0
+                        )  # spaCy's table wants one, also of components behind the one that raised
+            self.emit(PreOptimizerStep, spoiled_by)
+        optimizer.batch_size = None
+        self.ranks.end_update(all_losses)
+        self.learn_rates = optimizer.learn_rates
+        self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
+
+    def end_step(self, batch: list[Example]) -> None:
+        """End the step, after the update and the schedules."""
+        self.progress.words += sum(len(example) for example in batch)
+        self.emit(StepEnd, batch)
+        self.progress.seconds = self.seconds
+        self.ranks.end_step(self.progress.step)
+
+    def evaluate(self) -> tuple[float | None, dict[str, Any] | None, bool | None]:
+        """Evaluate, if it is due; the averages, if there are some. RETURNS (tuple): Score, all scores, and whether none
+        was better. All None: not evaluated.
+        """
+        if self.progress.step % self.arguments.eval_frequency and not self.control.should_evaluate:
+            return None, None, None
+        self.ranks.compare_params(self.progress.step)  # spaCy saves these params
+        with self.nlp.use_params(self.optimizer.averages):
+            score, scores = self.ranks.evaluate(self._evaluate)
+        self.optimizer.observe(score, scores)
+        self.progress.results.append((score, self.progress.step))
+        is_best = score == self.progress.best_score
+        self.emit(Evaluate, score, scores, is_best)
+        return score, scores, is_best
+
+    def info(self, score: float | None, scores: dict[str, Any] | None) -> dict[str, Any]:
+        """The log entry of the step: that of spaCy's loop, and the numbers that listeners add."""
+        progress = self.progress
+        info = {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "score": score,
+            "other_scores": scores,
+            "losses": progress.losses,
+            "checkpoints": progress.results,
+            "seconds": int(progress.seconds),
+            "words": progress.words,
+        }
+        self.emit(Log, info)
+        return info
+
+    def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
+        """Save the state, if it is due. spaCy has logged the step and saved its model. RETURNS (bool): Whether the run
+        is over.
+        """
+        progress, control = self.progress, self.control
+        self.models.keep_asked()
+        if is_best is not None:
+            progress.losses, progress.counts = {}, self.counts
+        progress.was_stopped = control.should_stop
+        is_over = self._is_over
+        if control.should_epoch_stop and not is_over:
+            while self.batches.next_epoch == progress.epoch:
+                next(self.batches)
+                progress.left_out += 1
+        stopped_by = None if is_over else self.ranks.stopped_by(self._noted_signal)
+        is_saved = is_over or stopped_by is not None or control.should_save
+        if is_saved:
+            if is_best is None:
+                self.ranks.compare_params(progress.step)
+            progress.seconds = self.seconds  # with the evaluation and spaCy's saving
+            self.emit(Save, info, is_best, stopped_by)
+        if is_saved or is_best is not None:
+            self.ranks.barrier()  # wait until rank 0 has written
+        control.end_step()
+        return is_over
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def losses(self) -> dict[str, float]:
+        before, losses = self._losses
+        return {name: float(loss) - float(before.get(name, 0.0)) for name, loss in losses.items()}
+
+    @property
+    def grad_norm(self) -> float | None:
+        return self.optimizer.grad_norm
+
+    @property
+    def grad_norms(self) -> dict[str, float]:
+        found = {name: list(grads_of(model)) for name, model in components_with_model(self.nlp)}
+        return {name: total_norm(grad_norms(grads)) for name, grads in found.items() if grads}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return counts_of(self.optimizer, self.progress)
+
+    @property
+    def words(self) -> int:
+        return self.progress.words
+
+    @property
+    def seconds(self) -> float:
+        return default_timer() - self._started
+
+    def dev_losses(self, at_most: int | None = None) -> dict[str, Any]:
+        self.prepare_dev_losses()
+        assert self._dev_losses is not None
+        found, logged = self._dev_losses(at_most), self._log_numbers.dev_losses
+        if logged is None or logged["examples"] < found["examples"]:
+            self._log_numbers.dev_losses = found
+        return found
+
+    def prepare_dev_losses(self) -> None:
+        """Prepare `dev_losses`. RAISES (ControllerError): The config has no development data."""
+        if self._dev_losses is None:
+            arguments = self.arguments
+            self._dev_losses = DevLosses(self.nlp, self.optimizer, arguments.exclude, arguments.annotating_components)
+
+    @property
+    def results(self) -> list[tuple[float, int]]:
+        return self.progress.results
+
+    @property
+    def _is_over(self) -> bool:
+        return self.progress.is_over(self.arguments.patience, self.max_steps)
+
+    @property
+    def _noted_signal(self) -> int | None:
+        return None if self.checkpoints is None else self.checkpoints.signals.noted
+
+    def _call_hook(self) -> None:
+        assert self.arguments.before_update is not None
+        self.arguments.before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
+
+
+def _kept(loss: Any) -> Any:
+    """A copy of a loss, as arrays and tensors may be changed in place."""
+    copy = getattr(loss, "clone", None) or getattr(loss, "copy", None)
+    return loss if copy is None else copy()
