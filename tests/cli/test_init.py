@@ -224,7 +224,7 @@ def test_init_adds_the_section_and_those_above_it(tmp_path):
 def test_init_twice_is_as_once(recipe, tmp_path):
     _, once = run(OWN, recipe, tmp_path)
     draft, twice = run(once, recipe, tmp_path)
-    assert twice == once and draft.told
+    assert twice == once and draft.changes
 
 
 # ---------------------------------------------------------------------- what it means
@@ -333,12 +333,12 @@ def test_init_drop_in_trains_as_thinc(tmp_path):
 def test_init_says_where_L2_means_something_else(tmp_path):
     block = '[training.optimizer]\n@optimizers = "{}"\nlearn_rate = 0.1\nL2 = 0.1\nL2_is_weight_decay = {}\n\n'
     draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "adamw", tmp_path)
-    assert "L2 = 0.1 was a part of the gradients" in " ".join(draft.warned) and resolved(new).L2 == 0.1
+    assert "L2 = 0.1 was a part of the gradients" in " ".join(draft.warnings) and resolved(new).L2 == 0.1
     draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "robust", tmp_path)
-    assert "the data comes in another order" in " ".join(draft.told)
-    assert block_of(new)["algorithm"]["@torch_optimizers"] == "torch.Adam.v1" and not draft.warned
+    assert "the data comes in another order" in " ".join(draft.changes)
+    assert block_of(new)["algorithm"]["@torch_optimizers"] == "torch.Adam.v1" and not draft.warnings
     draft, new = run(with_optimizer(block.format("SGD.v1", "true")), "adamw", tmp_path)
-    assert "learn_rate was chosen for SGD" in " ".join(draft.warned)
+    assert "learn_rate was chosen for SGD" in " ".join(draft.warnings)
     draft, new = run(with_optimizer(block.format("RAdam.v1", "true")), "robust", tmp_path)
     assert block_of(new)["algorithm"] == {
         "@torch_optimizers": "torch.RAdam.v1",
@@ -439,7 +439,7 @@ def test_init_fine_tune_with_what_was_trained_before(tmp_path):
 
 def test_init_fine_tune_with_nothing_trained_before(tmp_path):
     draft, block, _ = fine_tuned(OWN, tmp_path)
-    assert "param_groups" not in block and "Nothing in this pipeline was trained before" in " ".join(draft.warned)
+    assert "param_groups" not in block and "Nothing in this pipeline was trained before" in " ".join(draft.warnings)
 
 
 # ---------------------------------------------------------------------- a config that has ours
@@ -471,7 +471,7 @@ def test_init_keeps_the_algorithms_of_blocks(tmp_path):
     draft, new = run(text, "low-memory", tmp_path)
     assert block_of(new)["param_groups"] == block_of(text)["param_groups"]
     said = "[training.optimizer.param_groups.embeddings_and_heads] keeps its own algorithm, torch.AdamW.v1."
-    assert said in draft.told
+    assert said in draft.changes
 
 
 def test_init_says_what_is_lost_of_ours(tmp_path):
@@ -482,7 +482,7 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
     )
     draft, new = run(text, "adamw", tmp_path)
     assert block_of(new)["algorithm"] == {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": 0.5}
-    assert draft.warned == [
+    assert draft.warnings == [
         "'momentum' of torch.SGD.v1 in [training.optimizer.algorithm] was removed: torch.AdamW.v1 does not have it."
     ]
     assert "# much" in new
@@ -628,7 +628,7 @@ CORPUS = {"max_length": 0, "gold_preproc": False, "limit": 0, "augmenter": None}
 def test_init_best_sets_rate_and_end(tmp_path):
     draft, new = run(OWN, "best", tmp_path)
     block, training = block_of(new), Config().from_str(new)["training"]
-    optimizer, told = resolved(new), " ".join(draft.told)
+    optimizer, told = resolved(new), " ".join(draft.changes)
     steps, every = training["max_steps"], training["eval_frequency"]
     assert (training["patience"], training["max_epochs"]) == (0, 0)
     assert steps % every == 0 and f"max_steps = {steps}" in told and "patience = 0" in told
@@ -663,7 +663,7 @@ def test_init_best_takes_the_place_of_a_budget(tmp_path):
     text = (CONFIGS / "budget.cfg").read_text()
     draft, new = rewrite(text, CONFIGS / "budget.cfg", Recipe.best, "state", paths)
     assert "budget" not in Config().from_str(new)["training"]["optimizer"]
-    assert "budget: removed. max_steps ends the training." in draft.told
+    assert "budget: removed. max_steps ends the training." in draft.changes
 
 
 def test_init_best_leaves_the_rest(tmp_path):
@@ -704,7 +704,7 @@ def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.MOST", 7)
     monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.LEAST", 1)
     draft, new = run(OWN, "best", tmp_path)
-    assert Config().from_str(new)["training"]["max_steps"] == 7 and "at most 7" in " ".join(draft.told)
+    assert Config().from_str(new)["training"]["max_steps"] == 7 and "at most 7" in " ".join(draft.changes)
 
 
 @pytest.mark.parametrize(
@@ -752,7 +752,7 @@ def test_init_best_by_kind_of_pipeline(tmp_path):
             config["training"]["batcher"] = {"@batchers": "spacy.batch_by_words.v1", "size": size, "tolerance": 0.0}
             config["training"]["batcher"] |= {"discard_oversize": False, "get_length": None}
             draft, new = run(config.to_str(), "best", tmp_path)
-            assert what in " ".join(draft.told)
+            assert what in " ".join(draft.changes)
             peaks[pipeline, size] = block_of(new)["learn_rate"]["initial_rate"]
     assert peaks["textcat", 100] > peaks["tagger", 100]
     # Batches are no sharp measure: the last of an epoch has what is left. Rates are written to two digits.
@@ -784,7 +784,7 @@ def test_init_best_gives_batches_one_size(pipeline, batcher, size, tmp_path):
     draft, new = run(config.to_str(), "best", tmp_path)
     filled = Config(spacy.language.DEFAULT_CONFIG).merge(Config().from_str(new))["training"]
     assert filled["batcher"]["size"] == size
-    assert ("[training.batcher] size" in " ".join(draft.told)) == (size in (400, 1000))
+    assert ("[training.batcher] size" in " ".join(draft.changes)) == (size in (400, 1000))
 
 
 GROWING = """
@@ -809,19 +809,19 @@ def test_init_best_where_batches_are_a_variable(tmp_path):
         OWN.replace("size = 40", "discard_oversize = false\ntolerance = 0.2\nsize = ${vars.batcher.size}") + GROWING
     )
     draft, new = run(of_size, "best", tmp_path)
-    assert Config().from_str(new)["training"]["batcher"]["size"] == 400 and not draft.warned
+    assert Config().from_str(new)["training"]["batcher"]["size"] == 400 and not draft.warnings
     whole = OWN.replace(block, "").replace("[training]\n", "[training]\nbatcher = ${vars.batcher}\n", 1) + GROWING
     draft, new = run(whole, "best", tmp_path)
     assert Config().from_str(new)["training"]["batcher"] == Config().from_str(whole)["training"]["batcher"]
-    assert [line for line in draft.warned if "batcher is a variable" in line and "size = 400" in line]
+    assert [line for line in draft.warnings if "batcher is a variable" in line and "size = 400" in line]
 
 
 def test_init_tells_of_overrides_that_are_not_written(tmp_path):
     paths = {"paths.train": str(toy_corpus(tmp_path)["train"])}
     given = {**paths, "training.dropout": 0.3, "training.max_steps": 9}
     draft, _ = rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", given)
-    assert [line for line in draft.warned if line.startswith("--training.dropout:")]
-    assert not rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", paths)[0].warned
+    assert [line for line in draft.warnings if line.startswith("--training.dropout:")]
+    assert not rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", paths)[0].warnings
 
 
 def test_init_best_with_a_transformer(tmp_path):

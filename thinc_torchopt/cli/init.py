@@ -48,14 +48,14 @@ def init(
             write_config(output_path, text)
     if to_stdout:
         sys.stdout.write(text)
-        for line in draft.warned:
+        for line in draft.warnings:
             print(f"Warning: {line}", file=sys.stderr)
         return
     msg = Printer(pretty=sys.stdout.isatty())
     msg.good(f"Saved config with the recipe '{chosen.value}'", output_path)
-    for line in draft.told:
+    for line in draft.changes:
         msg.text(f"- {line}")
-    for line in draft.warned:
+    for line in draft.warnings:
         msg.warn(line)
     msg.text("To check it and see what it will do:")
     print(f"{cli_util().COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")

@@ -147,7 +147,7 @@ def _rewritten(source: ConfigSource, recipe: Recipe, output_path: Path | None) -
     state_path = f"training/{(output_path or source.path).stem}-state"
     with config_errors_shown(source.path):
         draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
-    return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warned)
+    return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warnings)
 
 
 def _run(source: ConfigSource, tried: dict[str, Candidate], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:

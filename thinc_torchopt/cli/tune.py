@@ -109,7 +109,7 @@ def tune(
             state_path = f"training/{(output_path or config_path).stem}-state"
             with config_errors_shown(config_path):
                 draft, text = rewrite(source.text, config_path, Recipe.of(recipe), state_path, source.overrides)
-            source.text, warned = text, draft.warned
+            source.text, warned = text, draft.warnings
         space = _space(source, given or (), overridden)
         config, notes = shorten(source.load(), steps)
         _check_space(source, space)

@@ -64,6 +64,16 @@ class Attachment:
         """
         return ()
 
+    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> Attachment:
+        """The attachment for a training of a few steps that measures or compares settings.
+
+        nlp (Language): The pipeline, initialized. config (Config): Its config for the whole training, interpolated.
+        optimizer (TorchOptimizer): That of the short training.
+        corpus (Callable | None): The training corpus, if it is loaded already.
+        RETURNS (Attachment): By default this one.
+        """
+        return self
+
 
 @cache
 def _entry_points() -> Mapping[str, EntryPoint]:

@@ -76,6 +76,12 @@ class Privacy(Attachment):
             )
         self.has_noise = False
 
+    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> Privacy:
+        """With the noise of the whole training, not of these few steps."""
+        from .private_run import plan_private_training
+
+        return plan_private_training(self, nlp, config, optimizer, corpus).of_each_update
+
     def join(self, run: Any) -> Sequence[Any]:
         from .private_run import PrivateUpdates
 

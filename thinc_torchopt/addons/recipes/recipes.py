@@ -1,7 +1,7 @@
 """The recipes of `spacy torchopt init`.
 
 A recipe changes the text of [training.optimizer]. Values that it doesn't change are kept as written, variables and
-schedules included. It lists what it did in `told`, and what the user should check in `warned`.
+schedules included. It lists what it did in `changes`, and what the user should check in `warnings`.
 """
 
 from __future__ import annotations
@@ -160,34 +160,34 @@ class Draft(Translation):
         }[recipe]()
         if self.kind != TORCH and recipe != Recipe.drop_in:
             name = self._algorithm_name(self.section.sections["algorithm"])
-            place = next(i for i, line in enumerate(self.told) if line.startswith("@optimizers")) + 1
-            self.told.insert(
+            place = next(i for i, line in enumerate(self.changes) if line.startswith("@optimizers")) + 1
+            self.changes.insert(
                 place,
                 f'[training.optimizer.algorithm]: "{name}", with the settings of the algorithm under torch\'s names.',
             )
 
     def _drop_in(self) -> None:
         if self.kind.startswith(PREFIX):
-            self.told.append(f'@optimizers = "{self.kind}" is a drop-in already: nothing was changed.')
+            self.changes.append(f'@optimizers = "{self.kind}" is a drop-in already: nothing was changed.')
             self.is_unchanged = True
             return
         self._set_optimizer(
             PREFIX + self.kind,
             f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.',
         )
-        self.told.append(f'@optimizers: "{self.kind}" is "{PREFIX + self.kind}" now. All settings are as they were.')
+        self.changes.append(f'@optimizers: "{self.kind}" is "{PREFIX + self.kind}" now. All settings are as they were.')
         if self.kind == "RAdam.v1":
-            self.warned.append(
+            self.warnings.append(
                 "thinc's RAdam counts its steps one ahead of torch's, so the first updates differ: docs/optimizers.md."
             )
         if self._value("use_averages"):
-            self.told.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
+            self.changes.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
 
     def _adamw(self) -> None:
         was_torch = self.kind == TORCH
         self._as_torch()
         if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
-            self.told.append(f'@torch_optimizers = "{ADAMW}" is there already: the algorithm was not changed.')
+            self.changes.append(f'@torch_optimizers = "{ADAMW}" is there already: the algorithm was not changed.')
         self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if not was_torch:
             self._tell_decay(ADAMW)
@@ -196,7 +196,7 @@ class Draft(Translation):
     def _low_memory(self) -> None:
         was_torch = self.kind == TORCH
         if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
-            self.told.append(
+            self.changes.append(
                 '@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.'
             )
         else:
@@ -213,10 +213,10 @@ class Draft(Translation):
                 [None, 1.0],
                 "With 1.0, learn_rate works as in Adam; it is not relative to the weights.",
             )
-            self.told.append(
+            self.changes.append(
                 "torch.Adafactor.v1 keeps one number for each row and column of a matrix; Adam keeps two for each cell."
             )
-            self.told.append(
+            self.changes.append(
                 "eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative."
             )
             if not was_torch:
@@ -224,7 +224,7 @@ class Draft(Translation):
                 self._tell_rate("torch.Adafactor.v1")
         if self.section.drop("averages") or self._value("use_averages"):
             self.section.put("use_averages", False, "Averages are one more copy of all params.")
-            self.told.append("use_averages = false: averages are one more copy of all params.")
+            self.changes.append("use_averages = false: averages are one more copy of all params.")
 
     # ------------------------------------------------------------------ best
 
@@ -236,7 +236,7 @@ class Draft(Translation):
         best = BEST["transformer" if found.encoders else "bow" if _is_bow(nlp) else "cnn"]
         size = best.words if best.words and _grows(nlp) else None
         if size is not None and isinstance(nlp.config["training"]["batcher"], str):
-            self.warned.append(
+            self.warnings.append(
                 "[training] batcher is a variable, so it stays as it is: batches that grow. The recipe was measured "
                 f"with size = {size}: set that where the variable points to, and use the recipe again."
             )
@@ -248,7 +248,7 @@ class Draft(Translation):
             self._tell_decay(ADAMW)
         self.section.put("clip_by", "param")
         if self.section.drop("budget"):
-            self.told.append("budget: removed. max_steps ends the training.")
+            self.changes.append("budget: removed. max_steps ends the training.")
         self._average(end)
         self._rise_and_fall(best, end)
         if found.encoders or found.sourced:
@@ -259,11 +259,11 @@ class Draft(Translation):
         self.beside = {f"training.{key}": value for key, value in ends.items()}
         if size is not None:
             self.beside["training.batcher.size"] = size
-            self.told.append(
+            self.changes.append(
                 f"[training.batcher] size = {size}: all batches have about this many words. Before, they grew from "
                 "small ones, whose noisy gradients need more steps."
             )
-        self.told += [
+        self.changes += [
             f"[training] max_steps = {end.steps}: {end.reason}.",
             "[training] patience = 0, max_epochs = 0: the training goes on to its end, where the rate is low and the "
             "score is best. For another end change max_steps: the schedule goes with it.",
@@ -280,7 +280,7 @@ class Draft(Translation):
         warmup = _rounded(min(BEST_WARMUP / end.steps, 0.3))
         schedule.put("warmup_ratio", warmup)
         self._replace("learn_rate", schedule)
-        self.told.append(
+        self.changes.append(
             f"learn_rate: up to {peak:.3g}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
             f"{warmup:.0%} of the training, and falls to 0 in a line. It replaces the config's own learn_rate."
         )
@@ -292,7 +292,7 @@ class Draft(Translation):
         averages.put("decay", round(1 - 1 / horizon, 4))
         self._replace("averages", averages)
         self.section.put("use_averages", False)
-        self.told.append(
+        self.changes.append(
             f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
         )
 
@@ -310,7 +310,7 @@ class Draft(Translation):
     def _robust(self) -> None:
         self._as_torch()
         section = self.section
-        told = self.told
+        changes = self.changes
         for key, value, comment in (
             (
                 "max_nonfinite",
@@ -333,28 +333,28 @@ class Draft(Translation):
         ):
             if key not in section:
                 section.put(key, value, *([comment] if comment else []))
-        told.append(
+        changes.append(
             "max_nonfinite, spike_factor, on_spike: updates with a NaN are skipped, far too large gradients are "
             "scaled down."
         )
-        told.append(
+        changes.append(
             "rollback_after, rollback_factor, max_rollbacks: when updates go wrong one after the other, the training "
             "goes back."
         )
         if "averages" not in section and not self._value("use_averages"):
             section.put("use_averages", True, "Averages of all params are evaluated and saved.")
-            told.append("use_averages = true: averages of all params are evaluated and saved.")
+            changes.append("use_averages = true: averages of all params are evaluated and saved.")
         if "checkpoint" not in section:
             checkpoint = section.section("checkpoint", "The same command resumes a run that was killed.")
             checkpoint.put("@misc", "thinc-torchopt.Checkpoint.v1")
             checkpoint.put("path", self.state_path, "A folder for this run alone.")
             checkpoint.put("every", 500)
             checkpoint.put("keep", 3, "More than one, so that there is an older one to go back to.")
-            told.append(
+            changes.append(
                 f"checkpoint: the state is saved in '{self.state_path}' every 500 steps and after each evaluation. "
                 "The same command resumes from it after a crash. Give each run its own folder."
             )
-            told.append(
+            changes.append(
                 "With a checkpoint, the data comes in another order from the second epoch on, as with another seed, so "
                 "scores differ a little from those before."
             )
@@ -367,12 +367,12 @@ class Draft(Translation):
         found = find_pretrained(self.build_nlp(), self.config)
         peak = self._peak_rate()
         if not found.encoders and not found.sourced and not found.vectors:
-            self.warned.append(
+            self.warnings.append(
                 "Nothing in this pipeline was trained before: no transformer, no static vectors, no component with a "
                 "source, no init_tok2vec. So all params learn at one rate, as with the recipe adamw."
             )
         self.section.put("skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers.")
-        self.told.append('skip_decay = "bias_and_norm": no weight decay for biases and normalization layers.')
+        self.changes.append('skip_decay = "bias_and_norm": no weight decay for biases and normalization layers.')
         if found.encoders or found.sourced:
             self._warm_up()
         if found.encoders or found.sourced or found.vectors:
@@ -406,7 +406,7 @@ class Draft(Translation):
                     group.put("lr_scale", scale)
             if params:
                 times = "which is learn_rate" if scale == 1.0 else f"{scale:g} times learn_rate"
-                self.told.append(f"{what} ({', '.join(params)}): up to {peak * scale:.3g}, {times}.")
+                self.changes.append(f"{what} ({', '.join(params)}): up to {peak * scale:.3g}, {times}.")
 
         add("heads", found.heads, head_rate, "New components")
         add(
@@ -428,7 +428,7 @@ class Draft(Translation):
             )
             for pattern in found.encoders:
                 decay.put(pattern, 0.9)
-            self.told.append(
+            self.changes.append(
                 "layer_decay: the lower a layer of the transformer, the less it changes, 0.9 from layer to layer."
             )
         if not groups.sections:
@@ -464,7 +464,7 @@ class Draft(Translation):
         warmup = min(250, steps // 10) if steps else 250
         schedule.put("warmup_steps", warmup)
         self.section.sections = {"learn_rate": schedule, **self.section.sections}
-        self.told.append(
+        self.changes.append(
             f"learn_rate: was {rate:.3g} all the time. Now it rises to that over {warmup} steps, and falls from there."
         )
 

@@ -50,15 +50,15 @@ def rewrite(
         draft.apply(recipe)
     passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
     if passing:
-        draft.warned.append(
+        draft.warnings.append(
             f"{', '.join(passing)}: used here, but not written to the config. Pass it to the training, too."
         )
     new = text if draft.is_unchanged else str(lines)
     new = with_settings(new, draft.beside)
     sections = [_SECTION]
     if log_path is not None:
-        new, told = with_log(new, log_path)
-        draft.told.append(told)
+        new, change = with_log(new, log_path)
+        draft.changes.append(change)
         sections.append(_LOGGER)
     with plain_errors(path=path):
         checked = _check_rest(text, new, draft.beside, sections)

@@ -32,14 +32,14 @@ class Translation:
     section (SectionText): The text of [training.optimizer], which is changed.
     config (Config): The whole config before, interpolated.
 
-    Public: `values` (the settings as spaCy fills them in), `kind` (@optimizers), `told` and `warned` (what was done,
-    in words).
+    Public: `values` (the settings as spaCy fills them in), `kind` (@optimizers), `changes` and `warnings` (what was
+    done, in words).
     """
 
     section: SectionText
     config: Config
-    told: list[str] = field(default_factory=list)
-    warned: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         given = dict(self.config.get("training", {}).get("optimizer", {}))
@@ -73,7 +73,7 @@ class Translation:
             says = ["spaCy fills these in for its Adam.v1, and for no other optimizer:"] if i == 0 else []
             self.section.put(key, self.values[key], *says)
         if missing:
-            self.told.append(
+            self.changes.append(
                 f"Added {', '.join(missing)}: spaCy fills them in for Adam.v1, and for no other optimizer."
             )
 
@@ -119,9 +119,9 @@ class Translation:
         if self._value("grad_clip") != 0:
             section.put("clip_by", clip_by, _CLIP_BY[clip_by])
         section.sections = {"algorithm": algorithm, **section.sections}
-        self.told.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; {kept} carried over.')
+        self.changes.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; {kept} carried over.')
         if self._value("grad_clip") != 0:
-            self.told.append(
+            self.changes.append(
                 'clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.'
                 if clip_by == "global"
                 else 'clip_by = "param": each tensor is clipped by its own norm, as thinc does.'
@@ -174,15 +174,15 @@ class Translation:
         for key in [key for key in (*old.settings, *old.sections) if key not in ("@torch_optimizers", *kept)]:
             old.drop(key)
             if self.kind == TORCH:
-                self.warned.append(
+                self.warnings.append(
                     f"'{key}' of {before} in [training.optimizer.algorithm] was removed: {name} does not have it."
                 )
         if self.kind == TORCH:
-            self.told.append(f'@torch_optimizers: "{before}" is "{name}" now.')
+            self.changes.append(f'@torch_optimizers: "{before}" is "{name}" now.')
             for block, given in self.values.get("param_groups", {}).items():
                 if given.get("algorithm"):
                     label = given["algorithm"]["@torch_optimizers"]
-                    self.told.append(f"[training.optimizer.param_groups.{block}] keeps its own algorithm, {label}.")
+                    self.changes.append(f"[training.optimizer.param_groups.{block}] keeps its own algorithm, {label}.")
 
     def _algorithm_name(self, section: SectionText) -> str:
         if self.kind == TORCH:
@@ -196,18 +196,18 @@ class Translation:
         )
         is_decay = self._value("L2_is_weight_decay")
         if is_decay or L2 == 0:
-            self.told.append(
+            self.changes.append(
                 f"weight_decay: {shown}, from L2. Both take learn_rate x weight_decay off the weights at each step."
             )
         else:
-            self.warned.append(
+            self.warnings.append(
                 f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {name} it "
                 "is subtracted from the weights, which has another strength. Try other values, 0.01 for example."
             )
 
     def _tell_rate(self, name: str) -> None:
         if self.kind.endswith("SGD.v1"):
-            self.warned.append(
+            self.warnings.append(
                 f"learn_rate was chosen for SGD; {name} mostly wants a lower one, 0.001 for example. Find one: spacy "
                 "torchopt find-lr."
             )

@@ -16,8 +16,6 @@ from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
-from ..privacy.private_run import plan_private_training
-
 Scores = tuple[float, dict[str, Any]]
 Corpus = Callable[[Language], Iterable[Example]]
 
@@ -70,10 +68,10 @@ def begin_training(
     training = config["training"]
     block = {name: training[name] for name in _WANTED} | {"optimizer": optimizer}
     T = registry.resolve({"training": block})["training"]
-    if (privacy := getattr(T["optimizer"], "attachments", {}).get("privacy")) is not None:
-        # With the noise of the whole training, not of these few steps.
-        plan = plan_private_training(privacy, nlp, config, T["optimizer"], None if corpora is None else corpora[0])
-        T["optimizer"].attachments["privacy"] = plan.of_each_update
+    corpus = None if corpora is None else corpora[0]
+    attachments = getattr(T["optimizer"], "attachments", {})
+    for name, attachment in attachments.items():
+        attachments[name] = attachment.in_short_training(nlp, config, T["optimizer"], corpus)
     if training.get("seed") is not None:
         fix_random_seed(training["seed"])
     train_corpus, dev_corpus = corpora or resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
