@@ -39,6 +39,7 @@ from thinc_torchopt.cli._lines import lines_of
 from thinc_torchopt.cli._setup import Setup
 from thinc_torchopt.cli.params import describe, rows_of
 from thinc_torchopt.cli.schedule import rates_over_steps
+from thinc_torchopt.core.attachments import Attachment
 from thinc_torchopt.core.errors import ControllerError, TorchOptError
 from thinc_torchopt.loop.events import Control
 
@@ -503,6 +504,8 @@ RIDGE = {"@regularizers": "thinc-torchopt.Ridge.v1", "alpha": 0.1}
 CHECKPOINT = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": "no-such-folder"}
 # Where that is no value that works, or changes nothing in these steps: another one, what is set beside it, and what is
 # set with the other value only.
+registry.misc.register("test-nothing.Attachment.v1", func=lambda: Attachment())
+
 OTHER = {
     "optimizers TorchOptimizer.v1 algorithm": (SGD, {}),
     "optimizers TorchOptimizer.v1 averages": ({"@misc": "thinc-torchopt.EMA.v1"}, {}),
@@ -516,6 +519,7 @@ OTHER = {
     "optimizers TorchOptimizer.v1 per_param_lr": ({"tagger/matrix": 0.5}, {}),
     "optimizers TorchOptimizer.v1 skip_decay": ("bias_and_norm", {}),
     "optimizers TorchOptimizer.v1 enable_runtime_guards": (False, {}),
+    "optimizers TorchOptimizer.v1 attachments": ({"one": {"@misc": "test-nothing.Attachment.v1"}}, {}),
     "optimizers TorchOptimizer.v1 checkpoint": (CHECKPOINT, {}),
     "optimizers TorchOptimizer.v1 budget": ({"@misc": "thinc-torchopt.Budget.v1", "limit": "20m"}, FOR_BUDGET),
     "optimizers TorchOptimizer.v1 controller": (
@@ -665,6 +669,7 @@ TOLD = {
     "optimizers TorchOptimizer.v1 rollback_after": GOES_BACK,
     "optimizers TorchOptimizer.v1 rollback_factor": GOES_BACK,
     "optimizers TorchOptimizer.v1 max_rollbacks": GOES_BACK,
+    "optimizers TorchOptimizer.v1 attachments": "a run lets it join: tests/core/test_attachments.py",
     "optimizers TorchOptimizer.v1 checkpoint": SAVES,
     "optimizers TorchOptimizer.v1 budget": ENDS,
     **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio")},

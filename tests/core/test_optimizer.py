@@ -1143,7 +1143,8 @@ def test_optimizers_help_is_ours():
     texts = {name: inspect.getdoc(getattr(TorchOptimizer, name)) for name in public}
     assert [name for name, text in texts.items() if not text or text in thincs - {None}] == []
     shown = pydoc.render_doc(TorchOptimizer.__init__, renderer=pydoc.plaintext)
-    assert all(f"{name} (" in shown and f"{name}: " in shown for name in ("algorithm", "spike_factor", "privacy"))
+    assert all(f"{name} (" in shown and f"{name}: " in shown for name in ("algorithm", "spike_factor", "attachments"))
+    assert "privacy: " in shown
     assert "use_radam" not in shown
     assert list(inspect.signature(TorchOptimizer).parameters)[:3] == ["algorithm", "learn_rate", "grad_clip"]
 

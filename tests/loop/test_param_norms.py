@@ -12,6 +12,7 @@ from spacy.util import registry
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core import kernels
 from thinc_torchopt.loop import loop, param_norms
 
@@ -74,7 +75,8 @@ class Watch:
         self.controller = None
 
     def on_train_begin(self, event, control):
-        self.controller = event.run._rules._controller
+        [rules] = [one for one in event.run._listeners._all if isinstance(one, Rules)]
+        self.controller = rules._controller
 
     def _arrays(self, event):
         return {name: tensor.detach().numpy().copy() for name, tensor in event.run.optimizer.params.items()}

@@ -405,8 +405,8 @@ def _events_of(records: Sequence[Record], facts: Mapping[str, int] = {}) -> Iter
         ]
         if "score" in record:  # null: it was not finite
             score, scores = _number(record["score"]), record.get("scores")
-            metrics = scores if isinstance(scores, dict) else {}
-            now_evaluated = now | {"score": math.nan if score is None else score, "metrics": metrics}
+            scores = scores if isinstance(scores, dict) else {}
+            now_evaluated = now | {"score": math.nan if score is None else score, "scores": scores}
             events.append(("on_evaluate", now_evaluated | _dev_losses(record)))
         events.append(("on_log", trained))
         following = records[i + 1] if i + 1 < len(records) else record

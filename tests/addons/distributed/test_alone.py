@@ -226,12 +226,12 @@ def test_alone_the_end_of_a_group_does_not_wait_for_itself():
     code = """if True:
         import os, socket, sys, torch
         from thinc_torchopt.addons.distributed.group import Group
-        from thinc_torchopt.core.types import DistributedSettings
+        from thinc_torchopt.distributed import Distributed
         sys.setswitchinterval(100)
         for _ in range(50):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-            group = Group.open(DistributedSettings(), on_gpu=False)
+            group = Group.open(Distributed(), on_gpu=False)
             group.sum_(torch.zeros(1000))
             group.close()
         print("ended")

@@ -1,4 +1,4 @@
-"""What no honest client sends. Without Flower; with messages: test_messages.py, test_rounds.py."""
+"""What no honest client sends; in messages: test_messages.py, test_rounds.py."""
 
 import math
 
@@ -7,9 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinc_torchopt.core.errors import MessageError
+
+from . import needs_flwr  # noqa: F401  isort:skip
+
 from thinc_torchopt.addons.federated.messages import check_score, check_size, largest_of
 from thinc_torchopt.addons.federated.rounds import suspect
-from thinc_torchopt.core.errors import MessageError
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0, -3.5, 100.0, 1e6, -1e6])

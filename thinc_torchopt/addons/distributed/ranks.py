@@ -61,7 +61,7 @@ class Ranks(Alone):
         optimizer: TorchOptimizer,
         introduce: Callable[[], object],
         noted: Callable[[], int | None],
-        told_to_decay: Callable[[], bool],
+        told_to_decay: Callable[[], bool] = lambda: False,
     ):
         hooks.check_all_in_place()
         _check_begins_anew(nlp)
