@@ -6,7 +6,10 @@ float32 by hand.
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -14,13 +17,17 @@ from spacy.util import registry
 
 from thinc_torchopt import SGD, Adam, Attachment, TorchOptimizer
 from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.core import attachments
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.attachments import GROUP
 from thinc_torchopt.core.errors import ConfigArgumentError, ConfigError
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
+from thinc_torchopt.loop.config_check import collect_values
+from thinc_torchopt.loop.loop import train_while_improving
 
 from ..conftest import ROOT
+from ..models import toy_examples, toy_pipeline
 from ..runs import config_for, digests, run
 from ..spacy_cli import spacy_cli
 
@@ -126,6 +133,127 @@ def test_attachment_adds_a_param_saves_state_and_logs(tmp_path, corpus):
     assert any(name.endswith("/pulled") for name in saved.optimizer["params"])
 
 
+class Plain(Attachment):
+    """acts: what its listener does, by the name of a method. joins: what its `join` does."""
+
+    def __init__(self, name="plain", joins=None, **acts):
+        self.acts, self.joins = {"name": name, **acts}, joins
+
+    def join(self, run):
+        found = [SimpleNamespace(**self.acts)]
+        return found if self.joins is None else self.joins(run, found)
+
+
+def train_with(**blocks):
+    """A training of four steps with an optimizer that has these attachments."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    optimizer = TorchOptimizer(AdamW(), attachments=blocks)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    given = {"dropout": 0.0, "eval_frequency": 9, "accumulate_gradient": 2, "patience": 0, "max_steps": 0}
+    given |= {"exclude": [], "annotating_components": [], "before_update": None}
+    data = ((0, examples[:4]) for _ in range(4))
+    return list(train_while_improving(nlp, optimizer, data, lambda: (0.5, {}), **given))
+
+
+def test_attachments_end_once_each_also_after_an_error_of_another():
+    closed, errors = [], []
+
+    def fail(run, found):
+        raise ConfigError("Can't join.")
+
+    first = Plain(close=lambda: closed.append("first"), on_exception=lambda event, control: errors.append(event.error))
+    with pytest.raises(ConfigError, match="Can't join"):
+        train_with(first=first, second=Plain("other", joins=fail))
+    assert (closed, errors) == (["first"], [])  # no run has begun, so it has no error
+
+    def close():
+        closed.append("second")
+        raise RuntimeError("Can't close.")
+
+    closed.clear()
+    with pytest.raises(RuntimeError, match="Can't close"):
+        train_with(second=Plain("other", close=close), first=first)
+    assert closed == ["second", "first"]
+    closed.clear()
+    train_with(first=first)
+    assert closed == ["first"]
+
+
+def test_attachments_leave_what_they_entered_around_a_part():
+    entered = []
+
+    @contextmanager
+    def around(examples):
+        entered.append(1)
+        try:
+            yield
+        finally:
+            entered.append(-1)
+
+    def refuse(examples):
+        raise ValueError("Not this part.")
+
+    with pytest.raises(ValueError, match="Not this part"):
+        train_with(first=Plain(around_part=around), second=Plain("other", around_part=refuse))
+    assert entered == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("attachment", "message"),
+    [
+        (Plain(joins=lambda run, found: None), r"\[training.optimizer.attachments.one\]: expected join\(\) of Plain"),
+        (Plain(joins=lambda run, found: found[0]), r"expected join\(\) of Plain to return a list of listeners"),
+        (Plain(joins=lambda run, found: [SimpleNamespace()]), "expected an attribute 'name', a text, found None"),
+        (Plain(joins=lambda run, found: found * 2), "another one has the same name"),
+    ],
+)
+def test_attachments_that_join_wrongly_are_refused(attachment, message):
+    with pytest.raises(ConfigError, match=message):
+        train_with(one=attachment)
+
+
+def test_attachment_can_end_a_run_when_it_joins_and_null_is_none():
+    def stop(run, found):
+        run.control.should_stop = True
+        return found
+
+    assert len(train_with(one=Plain(joins=stop), other=None)) == 0
+
+
+def test_only_one_attachment_plans_the_decay():
+    class Plans(Attachment):
+        plans_decay = True
+
+    with pytest.raises(ConfigError, match=r"attachments.a\] beside \[training.optimizer.attachments.b\]: both decide"):
+        TorchOptimizer(AdamW(), attachments={"a": Plans(), "b": Plans()})
+
+
+def test_block_that_may_change_does_and_its_neighbour_does_not():
+    class Free(Attachment):
+        may_change = True
+
+    nlp = toy_pipeline(["tagger"])
+    blocks = {"free": {"@misc": "x", "a": 1}, "freedom": {"@misc": "x", "a": 1}, "fixed": {"@misc": "x", "a": 1}}
+    nlp.config["training"]["optimizer"] = {"attachments": blocks, "budget": None, "budget_x": 2}
+    found = collect_values(nlp, {"attachments.free": Free(), "attachments.fixed": Attachment()})
+    paths = {path.removeprefix("training.optimizer.") for path in found if path.startswith("training.optimizer.")}
+    assert paths == {f"attachments.{name}.{key}" for name in ("freedom", "fixed") for key in ("@misc", "a")} | {
+        "budget_x"
+    }
+
+
+@pytest.mark.parametrize("value", ["no_such_package:Thing", "math:pi", "spacy.util:registry"])
+def test_blocks_of_broken_packages_disturb_only_those_who_use_them(value, monkeypatch):
+    broken = EntryPoint("theirs", value, GROUP)
+    all_points = {**attachments._entry_points(), "theirs": broken}
+    monkeypatch.setattr(attachments, "_entry_points", lambda: all_points)
+    assert "training.optimizer.budget" in attachments.paths_that_may_change({})
+    assert attachments.collect_attachments({"checkpoint": Checkpoint("x"), "theirs": None}, {}).keys() == {"checkpoint"}
+    with pytest.raises(ConfigError, match=rf"\[training.optimizer.theirs\].*entry point 'theirs = {value}'"):
+        attachments.collect_attachments({"theirs": 3}, {})
+
+
 def test_attachment_checks_settings():
     with pytest.raises(ConfigError, match="Can't pull in this precision"):
         TorchOptimizer(AdamW(), precision="bf16", attachments={"pull": Pull()})
@@ -179,7 +307,7 @@ def test_blocks_stand_in_the_config_and_in_the_optimizer():
 
 def test_example_of_the_docs(tmp_path, corpus):
     text = (ROOT / "docs" / "attachments.md").read_text()
-    code, block = re.findall(r"```(?:python|ini)\n(.*?)```", text, re.DOTALL)[:2]
+    code, block = re.findall(r"```(?:python|cfg)\n(.*?)```", text, re.DOTALL)[:2]
     path = tmp_path / "long_texts.py"
     path.write_text(code)
     config = config_for(tmp_path, corpus, steps=6)

@@ -52,7 +52,7 @@ OF_OPTIMIZER = {
     "on_growth": [*CHOICE, None],
     "new_params_warmup": WHOLE,
     "enable_runtime_guards": FLAG,
-    "attachments": [*OTHER, {"one": 3}],
+    "attachments": [3, "x", ["x"]],
     "checkpoint": OTHER,
     "budget": OTHER,
     "controller": OTHER,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from . import cupy
-from .torch_cuda import CUDA, CudaTensor, to_cuda
+from .torch_cuda import CUDA, CudaTensor, Event, Stream, on_stream, streams, to_cuda
 from .waits import waits
 
 HOST = torch.arange(1.0, 7.0).reshape(2, 3)
@@ -144,11 +144,11 @@ def test_a_copy_that_nobody_waits_for_is_refused(there):
 
 
 def test_a_copy_on_a_stream_is_there_when_its_event_is_over(there):
-    buffers, events, stream = torch.empty(2, 2, 3), [torch.cuda.Event(), torch.cuda.Event()], torch.cuda.Stream()
-    with torch.cuda.stream(stream), pytest.raises(AssertionError, match="may not be there yet"):
+    buffers, events, stream = torch.empty(2, 2, 3), [Event(), Event()], Stream()
+    with on_stream(stream), pytest.raises(AssertionError, match="may not be there yet"):
         buffers[0].copy_(there, non_blocking=True)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), waits() as found:
+    stream.wait_stream(streams[-1])
+    with on_stream(stream), waits() as found:
         for buffer, event in zip(buffers, events):
             buffer.copy_(there, non_blocking=True)
             event.record()

@@ -196,7 +196,7 @@ def _run(func, args, kwargs):
             raise RuntimeError(f"{op}: the result is to be on cpu, an operand is on cuda:0")
     elif op is aten.copy_ and not isinstance(args[0], CudaTensor):
         if kwargs.get("non_blocking") or args[2:] == (True,):
-            return _streams[-1].copy_later(args[0], args[1].host)
+            return streams[-1].copy_later(args[0], args[1].host)
         count("copy to the host")
     elif op is not aten.copy_ and any(index is not None and index.dtype == torch.bool for index in args[1]):
         is_filled = op is not aten.index and args[2].numel() == 1  # nobody needs to know how many cells
@@ -303,7 +303,7 @@ def _load(original, file, map_location=None, **kwargs):
     return tree_map(lambda leaf: to_cuda(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree) if is_cuda else tree
 
 
-class _Stream:
+class Stream:
     """Operations are done at once on every stream, but for copies that nobody waits for."""
 
     def __init__(self, device=None, number=7):
@@ -326,9 +326,9 @@ class _Stream:
             place.fill_(77)
 
 
-class _Event:
+class Event:
     def record(self, stream=None):
-        self.stream = stream or _streams[-1]
+        self.stream = stream or streams[-1]
         self.copies = list(self.stream.copies)
 
     def synchronize(self):
@@ -342,10 +342,10 @@ class _Event:
 
 
 @contextmanager
-def _on_stream(stream):
-    _streams.append(stream)
+def on_stream(stream):
+    streams.append(stream)
     yield
-    _streams.pop()
+    streams.pop()
 
 
 def _save(original, tree, file, **kwargs):
@@ -372,10 +372,10 @@ def install() -> None:
         "max_memory_allocated": lambda device=0: 0,
         "get_device_properties": lambda device=0: SimpleNamespace(total_memory=1 << 34, name="a double"),
         "synchronize": lambda device=None: count("synchronize"),
-        "Stream": _Stream,
-        "Event": _Event,
-        "stream": _on_stream,
-        "current_stream": lambda device=None: _streams[-1],
+        "Stream": Stream,
+        "Event": Event,
+        "stream": on_stream,
+        "current_stream": lambda device=None: streams[-1],
     }
     for name in ("set_device", "manual_seed", "manual_seed_all", "reset_peak_memory_stats", "empty_cache"):
         cuda[name] = nothing
@@ -393,4 +393,4 @@ def install() -> None:
 
 
 _stack = ExitStack()
-_streams = [_Stream(number=0)]
+streams = [Stream(number=0)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint
 from inspect import Parameter
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, Optional, TypeVar
 import catalogue
 
 from .checks import OPTIMIZER, Section
+from .errors import ConfigError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 GROUP = "thinc_torchopt_attachments"
@@ -26,15 +28,20 @@ class Attachment:
     """A block of [training.optimizer] that takes part in a run. Every method may be left out.
 
     made_by (str): For errors: how to make one.
-    comes_first (bool): Its listeners get each event before the loop acts on requests: for those that make requests, as
-        rules do. Otherwise they get it after that, and before the state is saved.
+    own_block (str): The name of its own block. Empty: it stands in [training.optimizer.attachments].
+    comes_first (bool): Its listeners get each event before the loop acts on requests to go back to a checkpoint: for
+        those that make such requests, as rules do. Otherwise they get it after that, and before the state is saved.
+    decides_alike (bool): In several processes its listeners make the same requests in each. If not, those of rank 0
+        hold.
     names_groups (bool): It names param groups, which then stay apart even if their settings are equal.
     plans_decay (bool): It decides when learning rates begin to fall. Only one may do so.
     may_change (bool): Its block may change when a run is resumed.
     """
 
     made_by: ClassVar[str] = "an object of a subclass of thinc_torchopt.Attachment"
+    own_block: ClassVar[str] = ""
     comes_first: ClassVar[bool] = False
+    decides_alike: ClassVar[bool] = False
     names_groups: bool = False
     plans_decay: ClassVar[bool] = False
     may_change: ClassVar[bool] = False
@@ -64,13 +71,13 @@ class Attachment:
         """
         return ()
 
-    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> Attachment:
+    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> Attachment | None:
         """The attachment for a training of a few steps that measures or compares settings.
 
         nlp (Language): The pipeline, initialized. config (Config): Its config for the whole training, interpolated.
         optimizer (TorchOptimizer): That of the short training.
         corpus (Callable | None): The training corpus, if it is loaded already.
-        RETURNS (Attachment): By default this one.
+        RETURNS (Attachment | None): By default this one. None: it takes no part, as if it writes files.
         """
         return self
 
@@ -79,7 +86,7 @@ class Attachment:
 def _entry_points() -> Mapping[str, EntryPoint]:
     found: Any = catalogue.AVAILABLE_ENTRY_POINTS  # read already, and the same that spaCy sees
     points = found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ())
-    return {point.name: point for point in points}
+    return {point.name: point for point in points if point.name.isidentifier()}
 
 
 def taking_blocks(function: _Function) -> _Function:
@@ -88,20 +95,36 @@ def taking_blocks(function: _Function) -> _Function:
     arguments = [one for one in signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
     arguments += [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Optional[Attachment])
-        for name in sorted(_entry_points())
+        for name in sorted(_entry_points().keys() - signature.parameters.keys())
     ]
     function.__signature__ = signature.replace(parameters=arguments)  # type: ignore[attr-defined]
     return function
 
 
-def class_of_block(name: str) -> type[Attachment]:
-    """The class of the attachment in a block. RAISES (KeyError): No package has such a block."""
-    return _entry_points()[name].load()
+def _class_of_block(name: str) -> type[Attachment]:
+    """RAISES (ConfigError): It can't be loaded, or is no class of attachments."""
+    point = _entry_points()[name]
+    try:
+        found = point.load()
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    if not (isinstance(found, type) and issubclass(found, Attachment)):
+        raise ConfigError(
+            f"Can't use [training.optimizer.{name}]: expected a subclass of thinc_torchopt.Attachment at the entry "
+            f"point '{point.name} = {point.value}', found {found}. Mend or remove the package that has it."
+        )
+    return found
 
 
-def blocks_that_may_change() -> tuple[str, ...]:
-    """The paths of blocks that may change when a run is resumed, without brackets."""
-    return tuple(f"training.optimizer.{name}" for name in _entry_points() if class_of_block(name).may_change)
+def paths_that_may_change(attachments: Mapping[str, Attachment]) -> list[str]:
+    """The paths of blocks that may change when a run is resumed, without brackets: of these attachments, and of all
+    that have a block of their own, as a block may have been removed.
+    """
+    names = {name for name, attachment in attachments.items() if attachment.may_change}
+    for name in _entry_points():
+        with suppress(ConfigError):  # of a package that can't be loaded: this run does not use it
+            names |= {name} if _class_of_block(name).may_change else set()
+    return [f"training.optimizer.{name}" for name in sorted(names)]
 
 
 def collect_attachments(blocks: Mapping[str, Any], others: Any) -> dict[str, Any]:
@@ -109,18 +132,25 @@ def collect_attachments(blocks: Mapping[str, Any], others: Any) -> dict[str, Any
 
     blocks (Mapping): Those with a block of their own name; None where there is none. others (Mapping): All others.
     RETURNS (dict): By the name of their block; others by "attachments.NAME".
-    RAISES (ConfigError): Something else is in their place.
+    RAISES (ConfigError): Something else is in their place, or two plan the decay.
     """
     found: dict[str, Any] = {}
     for name, block in blocks.items():
         if block is not None:
-            cls = class_of_block(name)
+            cls = _class_of_block(name)
             found[name] = OPTIMIZER.kind(name, block, cls, cls.made_by)
     section = Section(f"{OPTIMIZER.path[:-1]}.attachments]")
-    for name, block in OPTIMIZER.section("attachments", others).items():
+    for name, block in OPTIMIZER.section("attachments", {} if others is None else others).items():
+        if block is None:
+            continue
         section.kind(name, block, Attachment, f"a block whose function returns {Attachment.made_by}")
-        for own in _entry_points():
-            if isinstance(block, class_of_block(own)):
-                section.refuse(name, "an attachment without a block of its own", block, f"Move it to '{own}'.")
+        if block.own_block:
+            section.refuse(name, "an attachment without a block of its own", block, f"Move it to '{block.own_block}'.")
         found[f"attachments.{name}"] = block
+    planning = [name for name, attachment in found.items() if attachment.plans_decay]
+    if len(planning) > 1:
+        raise ConfigError(
+            f"Can't use [training.optimizer.{planning[0]}] beside [training.optimizer.{planning[1]}]: both decide when "
+            "learning rates begin to fall. Remove one of them."
+        )
     return found

@@ -163,7 +163,7 @@ class TorchOptimizer(Optimizer):
         new_params_warmup: int = 100,
         enable_runtime_guards: bool = True,
         precision: Precision = "float32",
-        attachments: Dict[str, Any] = {},
+        attachments: Optional[Dict[str, Any]] = {},
         **blocks: Optional[Attachment],
     ):
         self._lock = lock_for(self)
@@ -802,8 +802,7 @@ class TorchOptimizer(Optimizer):
         renamed (Mapping[str, str]): New names of components, or of parts of names of params, by the old ones.
         RAISES (StateError): Not a state, or of another pipeline or other settings. (ScheduleError): A schedule is ahead
             of the state: build a new optimizer. (ConfigError): An invalid argument. (PipelineError): The optimizer has
-            no
-                pipeline.
+            no pipeline.
         """
         nlp, exclude = self._trained.table.pipeline.get()
         if on_growth not in (None, "mean", "zero"):
@@ -828,7 +827,7 @@ class TorchOptimizer(Optimizer):
 
     def roll_back(self, saved: Mapping[str, Any]) -> None:
         """Restore the state and the averages of all params from a checkpoint, and multiply the learning rates by
-        `rollback_factor`. The caller restores the values of params: see rollback.py.
+        `rollback_factor`. The caller restores the values of params: see loop/rollback.py.
 
         Schedules, history and counters are not restored.
 

@@ -2,8 +2,8 @@
 
 loop.py defines the order of a step's parts (run.py), and events.py the events that listeners get. The listeners:
 
-- checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, best_model.py, run_lock.py. Saved
-        state: progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.
+- checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, run_lock.py. Saved state:
+        progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.
 - rollback.py goes back to a checkpoint.
 - saved_models.py saves models, log_numbers.py feeds loggers, decay.py starts the fall of learning rates on demand.
 

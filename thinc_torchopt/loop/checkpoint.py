@@ -92,7 +92,7 @@ class RunCheckpoints:
         self._writer = CheckpointWriter(self.folder, self._lock, in_background=settings.in_background)
         self._random: RandomState | None = None
         self._layout: dict[str, Any] = {}
-        self._values, self._identity = collect_values(nlp), collect_identity(nlp)
+        self._values, self._identity = collect_values(nlp, optimizer.attachments), collect_identity(nlp)
 
     @property
     def newest(self) -> int | None:

@@ -36,6 +36,8 @@ class Checkpoint(Attachment):
         "thinc_torchopt.training.Checkpoint()"
     )
     may_change: ClassVar[bool] = True
+    own_block: ClassVar[str] = "checkpoint"
+    decides_alike: ClassVar[bool] = True
 
     path: str
     _: KW_ONLY

@@ -10,13 +10,14 @@ import inspect
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy
 from spacy.language import Language
 from spacy.util import registry
 
-from ..core.attachments import blocks_that_may_change
+from ..core.attachments import Attachment, paths_that_may_change
 
 # Settings that may change when a run is resumed. The data behind paths is checked by the checksum of its batches.
 _MAY_CHANGE = (
@@ -34,16 +35,20 @@ _MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path"
 BEFORE_AND_NOW = ("before", "now")
 
 
-def collect_values(nlp: Language) -> dict[str, str]:
+def collect_values(nlp: Language, attachments: Mapping[str, Attachment] = MappingProxyType({})) -> dict[str, str]:
     """The settings of a run that must not change when it is resumed, as text, by their dotted paths.
 
     Variables are filled in, except paths: `total_steps = ${training.max_steps}` changes with `max_steps`.
+
+    attachments (Mapping): Those of the optimizer.
     """
-    return _values(nlp, _may_change())
-
-
-def _may_change() -> tuple[str, ...]:
-    return (*_MAY_CHANGE, *blocks_that_may_change())
+    blocks = paths_that_may_change(attachments)
+    values = _values(nlp, _MAY_CHANGE)
+    return {
+        path: value
+        for path, value in values.items()
+        if not any(path == block or path.startswith(f"{block}.") for block in blocks)
+    }
 
 
 def collect_values_of_all(nlp: Language) -> dict[str, str]:
@@ -143,17 +148,15 @@ def compare_configs(
     at_default: Collection[str] = (),
     *,
     words: tuple[str, str] = BEFORE_AND_NOW,
-    left_out: tuple[str, ...] | None = None,
+    left_out: tuple[str, ...] = _MAY_CHANGE,
 ) -> list[str]:
     """List the settings that differ, one line each.
 
     at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
         no change: this version has it, and the saved run's version had not.
-    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...] | None): Prefixes of paths
-        to skip. None: those that may change when a run is resumed.
+    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...]): Prefixes of paths to skip.
     """
-    skipped = _may_change() if left_out is None else left_out
-    paths = (path for path in before.keys() | now.keys() if not path.startswith(skipped))
+    paths = (path for path in before.keys() | now.keys() if not path.startswith(left_out))
     changed = sorted(
         path
         for path in paths

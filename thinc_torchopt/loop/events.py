@@ -20,14 +20,14 @@ run, but one at `on_exception`, which is logged: the first error is the one that
 `requires_grad`, random generators and the lock on the folder of checkpoints are restored.
 
 Rules get an event as a name with keyword arguments, the *facts* that it carries:
-`controller.on_event("on_step_end", step=3, losses={"ner": 0.5})`. Nothing here knows of spaCy or torch.
+`controller.on_event("on_step_end", step=3, losses={"ner": 0.5})`. Nothing here imports spaCy or torch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -324,7 +324,6 @@ class Control:
 class Listener(Protocol):
     """Something that listens to a run. It has a method for each event that it wants: `on_step_end(event, control)`.
 
-
         class StopAtLoss:
             name = "stop at loss"
 
@@ -361,46 +360,50 @@ class Listeners:
 
     RAISES (ConfigError): Two have the same name, or one listens to an unknown event.
 
-
     Public: `control`, `need_each_update` (whether any does).
     """
 
-    def __init__(self, listeners: Sequence[Listener]):
+    def __init__(self, listeners: Iterable[Listener] = ()):
         self.control = Control()
-        self._all = list(listeners)
+        self.need_each_update = False
+        self._all: list[Any] = []
         self._calls: dict[type[Event], list[Callable[[Any, Control], None]]] = {
             kind: [] for kind in EVENT_TYPES.values()
         }
-        self._around = self._methods("around_part")
-        self._after = self._methods("after_backward")
-        self.need_each_update = any(getattr(listener, "needs_each_update", False) for listener in listeners)
-        names: set[str] = set()
-        for listener in self._all:
-            if listener.name in names:
+        for listener in listeners:
+            self.add(listener)
+
+    def add(self, listener: Listener) -> None:
+        """Add one behind the others. RAISES (ConfigError): It can't be a listener of this run."""
+        name = getattr(listener, "name", None)
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"Can't add a listener of {type(listener).__name__}: expected an attribute 'name', a text, found "
+                f"{name!r}. Add it."
+            )
+        if any(other.name == name for other in self._all):
+            raise ConfigError(f"Can't add listener '{name}': another one has the same name. Rename one of them.")
+        if hasattr(listener, "state_dict") != hasattr(listener, "load_state_dict"):
+            raise ConfigError(
+                f"Can't add listener '{name}': expected both state_dict and load_state_dict, or neither, found one of "
+                "them. Add the other."
+            )
+        methods = {method: getattr(listener, method) for method in dir(listener) if method.startswith("on_")}
+        if (on_event := methods.pop("on_event", None)) is not None:
+            if not (names_of_events := getattr(listener, "events", ())):
                 raise ConfigError(
-                    f"Can't add listener '{listener.name}': another one has the same name. Rename one of them."
+                    f"Can't add listener '{name}': expected the names of the events for its on_event in 'events', "
+                    "found none."
                 )
-            names.add(listener.name)
-            if hasattr(listener, "state_dict") != hasattr(listener, "load_state_dict"):
-                raise ConfigError(
-                    f"Can't add listener '{listener.name}': expected both state_dict and load_state_dict, or neither, "
-                    "found one of them. Add the other."
-                )
-            methods = {name: getattr(listener, name) for name in dir(listener) if name.startswith("on_")}
-            if (on_event := methods.pop("on_event", None)) is not None:
-                if not (names_of_events := getattr(listener, "events", ())):
-                    raise ConfigError(
-                        f"Can't add listener '{listener.name}': expected the names of the events for its on_event in "
-                        "'events', found none."
-                    )
-                methods |= {name: partial(on_event, name) for name in names_of_events}
-            for name, method in methods.items():
-                if name not in EVENT_TYPES:
-                    raise ConfigError(
-                        f"Can't add listener '{listener.name}': expected methods for {', '.join(EVENT_TYPES)}, found "
-                        f"'{name}'."
-                    )
-                self._calls[EVENT_TYPES[name]].append(method)
+            methods |= {event: partial(on_event, event) for event in names_of_events}
+        if unknown := sorted(methods.keys() - EVENT_TYPES.keys()):
+            raise ConfigError(
+                f"Can't add listener '{name}': expected methods for {', '.join(EVENT_TYPES)}, found '{unknown[0]}'."
+            )
+        for event, method in methods.items():
+            self._calls[EVENT_TYPES[event]].append(method)
+        self._all.append(listener)
+        self.need_each_update |= getattr(listener, "needs_each_update", False)
 
     def emit(self, kind: type[E], step: int, epoch: int, run: RunFacts, *carried: Any) -> None:
         """Send an event to its listeners. carried (Any): The fields of this kind of event."""
@@ -423,25 +426,22 @@ class Listeners:
             call()
 
     def close(self) -> None:
-        """End the run for all listeners."""
-        for close in self._methods("close"):
-            close()
+        """End the run for all listeners, also if one of them fails."""
+        with ExitStack() as stack:
+            for close in reversed(self._methods("close")):
+                stack.callback(close)
 
     def _methods(self, name: str) -> list[Callable[..., Any]]:
         return [getattr(listener, name) for listener in self._all if hasattr(listener, name)]
 
     def around_part(self, examples: Sequence[Example]) -> AbstractContextManager[object]:
         """Around the forward and backward pass of a part of a batch."""
-        if not self._around:
-            return nullcontext()
-        stack = ExitStack()
-        for around in self._around:
-            stack.enter_context(around(examples))
-        return stack
+        around = self._methods("around_part")
+        return _inside(around, examples) if around else nullcontext()
 
     def after_backward(self, losses: dict[str, Any]) -> None:
         """Tell listeners that the gradients of all parts are in the models."""
-        for after in self._after:
+        for after in self._methods("after_backward"):
             after(losses)
 
     @property
@@ -460,3 +460,13 @@ class Listeners:
         for listener in self._all:
             if listener.name in states and hasattr(listener, "load_state_dict"):
                 listener.load_state_dict(states[listener.name])
+
+
+@contextmanager
+def _inside(
+    around: Sequence[Callable[..., AbstractContextManager[object]]], examples: Sequence[Example]
+) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in around:
+            stack.enter_context(one(examples))
+        yield

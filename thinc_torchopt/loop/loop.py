@@ -1,9 +1,8 @@
 """spaCy's training loop for our optimizer: the same steps, results and log, with one update for the whole pipeline.
 
-`spacy.training.loop.train_while_improving` calls it (see core/hooks.py) when the optimizer is a TorchOptimizer. `spacy
-    train`
-does everything else: corpora, batches, logging, saving. Checkpoints, rollbacks and the like are listeners: see
-events.py.
+`spacy.training.loop.train_while_improving` calls it (see core/hooks.py) when the optimizer is a TorchOptimizer.
+`spacy train` does everything else: corpora, batches, logging, saving. Checkpoints, rollbacks and the like are
+listeners: see events.py.
 
 SOURCE: spacy/training/loop.py (3.8), whose results it reproduces.
 """

@@ -44,7 +44,6 @@ class OutputFolder:
     def before_cleaning(self, output: Path | None) -> None:
         """Called before spaCy removes old models from a folder.
 
-
         RAISES (ConfigError): The checkpoints would go with them.
         """
         for model in _models_in(output):

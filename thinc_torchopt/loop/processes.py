@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from spacy.language import Language
 from spacy.training import Example
 
+from ..core.errors import ConfigError
 from ..core.launched import is_launched
 from ..core.optimizer import TorchOptimizer
 from .checkpoint_folder import RanksState
@@ -84,9 +85,9 @@ class Alone:
         """The number of the signal that stops the run after this step. noted (int | None): The one this process got."""
         return noted
 
-    def listeners(self) -> list[Listener]:
-        """Listeners after the user's."""
-        return []
+    def same_requests(self, name: str) -> Listener | None:
+        """A listener that gives all processes the requests of rank 0. name (str): Its name."""
+        return None
 
     def is_told_to_decay(self, noted: bool) -> bool:
         """Whether learning rates start to fall after this step. noted (bool): Whether this process was told so."""
@@ -132,5 +133,11 @@ def processes_of(
     """
     if not is_launched():
         return Alone()
-    [several] = entry_points(group="thinc_torchopt_processes", name="several")
+    found = {point.value: point for point in entry_points(group="thinc_torchopt_processes", name="several")}
+    if len(found) != 1:
+        raise ConfigError(
+            "Can't train in several processes: expected one installed package with the entry point 'several' in "
+            f"thinc_torchopt_processes, found {len(found)}. Install thinc_torchopt again, once."
+        )
+    [several] = found.values()
     return several.load()(nlp, optimizer, introduce, noted, told_to_decay)

@@ -14,7 +14,7 @@ from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
-from ..core.errors import PipelineError
+from ..core.errors import ConfigError, PipelineError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
 from ..core.types import BatchSize
@@ -117,21 +117,19 @@ class Run:
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
-        self._listeners = Listeners([])
-        self._has_told_error = False
+        self._listeners = Listeners()
+        self.control = self._listeners.control
+        self._is_open = self._has_told_error = self._is_closed = False
         end = hooks.end_of_training()
-        self._name_params()
         try:
+            self._name_params()
             self._open_processes(listeners, end)
             self._open_data(iter(train_data))
             self._join(listeners)
             self._is_ready = self.checkpoints is not None and self.checkpoints.open(
                 self.progress, self._dropouts, self._listeners
             )
-        except BaseException as error:
-            self.ranks.close(error)
-            raise
-        try:
+            self._is_open = True
             self._listeners.before_run()
             # spaCy cleans its folder next.
             hooks.tell_output_to(self.models if self.checkpoints is None else self.checkpoints.output)
@@ -183,17 +181,34 @@ class Run:
         output = None if self.checkpoints is None else self.checkpoints.output
         self.models = SavedModels(self.nlp, self.optimizer, output)
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
-        first: list[Listener] = [*listeners, *(self.ranks.listeners() if listeners else ())]
-        last: list[Listener] = [
-            Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.ranks),
-            self.decay,
-            self._log_numbers,
-        ]
-        for attachment in self.optimizer.attachments.values():
-            (first if attachment.comes_first else last).extend(attachment.join(self))
-        last += [self.models, *([] if self.checkpoints is None else [self.checkpoints])]
-        self._listeners = Listeners([*first, *last])
-        self.control = self._listeners.control
+        differ = {one.comes_first for one in self.optimizer.attachments.values() if not one.decides_alike}
+        for listener in listeners:
+            self._listeners.add(listener)
+        self._let_join(comes_first=True)
+        if listeners or True in differ:
+            self._add(self.ranks.same_requests("same requests"))
+        self._add(Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.ranks))
+        self._add(self.decay, self._log_numbers)
+        self._let_join(comes_first=False)
+        if False in differ:
+            self._add(self.ranks.same_requests("same requests at last"))
+        self._add(self.models, self.checkpoints)
+
+    def _add(self, *listeners: Listener | None) -> None:
+        for listener in listeners:
+            if listener is not None:
+                self._listeners.add(listener)
+
+    def _let_join(self, *, comes_first: bool) -> None:
+        for name, attachment in self.optimizer.attachments.items():
+            if attachment.comes_first is comes_first:
+                found = attachment.join(self)
+                if not isinstance(found, (list, tuple)):
+                    raise ConfigError(
+                        f"Can't use [training.optimizer.{name}]: expected join() of {type(attachment).__name__} to "
+                        f"return a list of listeners, found {found!r}."
+                    )
+                self._add(*found)
 
     def _introduce(self) -> bool:
         """Tell the optimizer its pipeline. RETURNS (bool): Whether there is something to train."""
@@ -215,11 +230,16 @@ class Run:
 
     def close(self, error: BaseException | None) -> None:
         """End the run in this process, also after an error. error (BaseException | None): The error."""
-        if isinstance(error, (Exception, KeyboardInterrupt)) and not self._has_told_error:
+        is_new = self._is_open and not self._has_told_error
+        if is_new and isinstance(error, (Exception, KeyboardInterrupt)):
             self._has_told_error = True
             self._listeners.emit_error(error, self.progress.step, self.progress.epoch, self)
-        self._listeners.close()
-        self.ranks.close(error)
+        try:
+            if not self._is_closed:
+                self._is_closed = True
+                self._listeners.close()
+        finally:
+            self.ranks.close(error)
 
     def emit(self, kind: type[Event], *carried: Any) -> None:
         """Send an event of the current step to listeners."""

@@ -41,6 +41,8 @@ class Budget(Attachment):
     )
     plans_decay: ClassVar[bool] = True
     may_change: ClassVar[bool] = True
+    own_block: ClassVar[str] = "budget"
+    decides_alike: ClassVar[bool] = True
 
     limit: str
     _: KW_ONLY

@@ -1,6 +1,6 @@
 """Rules that steer a training run: when to check, what to check, what to do. Open controller.py first.
 
-The controller is a plain object that knows nothing of spaCy or torch. ../events.py lists the events and what they
+The controller is a plain object that knows nothing of spaCy or torch. loop/events.py lists the events and what they
 carry; definition_file.py reads a definition, in_config.py makes one of blocks of the config, named_rules.py has those
 with a name; definition.py checks it. rules.py evaluates rules, which compiler.py and sandbox.py make safe; metrics.py,
 series.py, run_metrics.py and operations.py have the classes that a definition can name. values.py copies values and

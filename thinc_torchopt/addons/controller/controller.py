@@ -448,6 +448,8 @@ class ControllerSettings(Attachment):
         "thinc_torchopt.controller.trainer_controller()"
     )
     comes_first: ClassVar[bool] = True
+    own_block: ClassVar[str] = "controller"
+    decides_alike: ClassVar[bool] = True
 
     def __init__(
         self,

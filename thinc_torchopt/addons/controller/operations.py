@@ -38,8 +38,8 @@ logger = logging.getLogger("thinc_torchopt.controller")
 
 @dataclass
 class RunHandle:
-    """The parts of a run that operations change, beside the requests in `Control`. A loop passes one with each event, as
-    `run`.
+    """The parts of a run that operations change, beside the requests in `Control`. A loop passes one with each event,
+    as `run`.
 
     optimizer (TorchOptimizer | None): Has learning rates, frozen params, averages, and schedules with a decay.
     models (SavedModels | None): Saves the best models.

@@ -257,8 +257,8 @@ class Ranks(Alone):
     def share(self, value: T) -> T:
         return self.group.broadcast(value)
 
-    def listeners(self) -> list[Listener]:
-        return [SameRequests(self.group)]
+    def same_requests(self, name: str) -> Listener:
+        return SameRequests(self.group, name)
 
     def whole_state(self, optimizer: TorchOptimizer) -> dict[str, Any] | None:
         if self._shards is None:
@@ -277,17 +277,17 @@ class Ranks(Alone):
 
 
 class SameRequests:
-    """Makes the requests of listeners on rank 0 apply to all ranks. A listener after the user's.
+    """Makes the requests of listeners on rank 0 apply to all ranks. A listener after those that may differ.
 
-    group (Group): The ranks.
+    group (Group): The ranks. name (str): The listener's.
     """
 
-    name = "same requests"
     # Those that all ranks have.
     events = tuple(name for name in EVENT_TYPES if name not in ("on_substep_end", "on_exception"))
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, name: str):
         self._group = group
+        self.name = name
 
     def on_event(self, name: str, event: Event, control: Control) -> None:
         for request, is_made in self._group.broadcast_now(asdict(control)).items():

@@ -38,6 +38,8 @@ class Distributed(Attachment):
         "thinc_torchopt.distributed.Distributed()"
     )
     may_change: ClassVar[bool] = True
+    own_block: ClassVar[str] = "distributed"
+    decides_alike: ClassVar[bool] = True
 
     reduce: Literal["sum", "mean"] = "sum"
     backend: Optional[str] = None

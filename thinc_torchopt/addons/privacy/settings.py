@@ -41,6 +41,9 @@ class Privacy(Attachment):
         'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()'
     )
 
+    own_block: ClassVar[str] = "privacy"
+    decides_alike: ClassVar[bool] = True
+
     clip: float
     delta: float
     _: KW_ONLY

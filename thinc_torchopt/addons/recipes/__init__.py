@@ -1,7 +1,7 @@
 """Recipes: what `spacy torchopt init` writes into a config, and why. Open recipes.py first.
 
-end.py decides where a training ends, pretrained.py finds pretrained weights, translation.py translates other
-optimizers. config_text.py changes a config and keeps its comments.
+rewrite.py applies one to a config, translation.py translates other optimizers, config_text.py changes a config and
+keeps its comments. corpora.py reads the corpora, and decides where a training ends.
 """
 
 from .config_text import cut_section, put, with_settings

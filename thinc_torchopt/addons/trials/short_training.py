@@ -70,8 +70,10 @@ def begin_training(
     T = registry.resolve({"training": block})["training"]
     corpus = None if corpora is None else corpora[0]
     attachments = getattr(T["optimizer"], "attachments", {})
-    for name, attachment in attachments.items():
+    for name, attachment in list(attachments.items()):
         attachments[name] = attachment.in_short_training(nlp, config, T["optimizer"], corpus)
+        if attachments[name] is None:
+            del attachments[name]
     if training.get("seed") is not None:
         fix_random_seed(training["seed"])
     train_corpus, dev_corpus = corpora or resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])

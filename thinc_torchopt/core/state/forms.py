@@ -75,7 +75,7 @@ class SavedState:
 
     step (int): Of the schedules.
     params, groups: By name, and by label. Params are in the order in which they were added.
-    grads: The gradients of params that have one, by name. None: zeros, see grads.py.
+    grads: The gradients of params that have one, by name. None: zeros, see by_name.py.
     algorithms: Their state beside params and groups, by config path. averages, grad_scalers (by the path of the shim),
     guard, schedules: In the forms of their owners.
     """

@@ -14,7 +14,7 @@ moving average of those before it. How the average works:
   itself.
 
 Decisions need only the norms, which clipping measures anyway: see clipping.py. After several bad updates in a row a
-training may go back to a checkpoint: see rollback.py.
+training may go back to a checkpoint: see loop/rollback.py.
 """
 
 from __future__ import annotations

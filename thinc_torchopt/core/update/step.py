@@ -10,7 +10,7 @@
  8. zero        thinc's gradients become zero in place, torch's None
  9. averages    follow the new values
 
-Gradients were collected before, see torch_optimizer.py. A skipped update changes nothing but counters: even BatchNorm's
+Gradients were collected before, see optimizer.py. A skipped update changes nothing but counters: even BatchNorm's
 statistics are restored.
 """
 
