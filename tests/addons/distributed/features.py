@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from tests.addons.distributed import pipelines
 from tests.addons.distributed.scenarios import RANK, scenario, train
+from thinc_torchopt import Attachment
 from thinc_torchopt.addons.budget.settings import Budget
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.errors import DistributedError
@@ -44,6 +45,28 @@ def words_of_all(folder):
     nlp = pipelines.pipeline(["tagger"])
     nlp.get_pipe("tagger").model.get_ref("softmax").get_param("W")[...] += RANK
     return train(nlp, pipelines.modular_words())
+
+
+class StopsOnRank0(Attachment):
+    """And its own listener."""
+
+    name = "stops"
+
+    def __init__(self, comes_first):
+        self.comes_first = comes_first
+
+    def join(self, run):
+        return [self]
+
+    def on_step_end(self, event, control):
+        control.should_stop |= RANK == 0 and event.step == 2
+
+
+@scenario
+def requests_of_attachments(folder):
+    """Of rank 0 alone, before and after the loop's own listeners."""
+    optimizers = [pipelines.optimizer(attachments={"stops": StopsOnRank0(first)}) for first in (True, False)]
+    return {"steps": [len(train(pipelines.pipeline(["tagger"]), one)["infos"]) for one in optimizers]}
 
 
 @scenario

@@ -53,6 +53,11 @@ def test_features_budget_goes_by_the_clock_of_rank_0(ranks):
     assert 40 - 4 <= len(rates) + 3 * evaluations <= 41
 
 
+def test_features_requests_of_attachments_on_rank_0_hold_for_all(ranks):
+    for found in ranks("requests_of_attachments"):
+        assert found["steps"] == [3, 3]
+
+
 def test_features_losses_under_other_names_are_added(ranks):
     """Also where a name comes in mid-training."""
     first, second = ranks("own_losses")
