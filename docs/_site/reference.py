@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -32,6 +32,17 @@ SHARED = {
     "max_rate": ("float", "The highest rate."),
     "params": ("list[str]", "Patterns of the params that it works on. null: all."),
 }
+
+
+def _of_a_block(name: str) -> tuple[str, str]:
+    """The type and meaning of an argument that is an attachment's block: the first sentence about it."""
+    found = [point.load() for point in entry_points(group="thinc_torchopt_attachments", name=name)]
+    if not found:
+        return "", ""
+    sentence = re.split(r"(?<=\.)\s", inspect.getdoc(found[0]) or "", maxsplit=1)[0].replace("\n", " ")
+    how = found[0].made_by.partition(",")[0].replace("a block", "A block", 1)
+    return "Attachment", f"{how}. {sentence}"
+
 
 # The pages: title, a line with the guides, and the groups of entry points (setup.cfg) with the names in them.
 REGISTERED = {
@@ -138,7 +149,7 @@ def described(name: str, function: Callable[..., Any], heading: str) -> Iterator
         hints = get_type_hints(function.__init__ if isinstance(function, type) else function)
         rows = []
         for param in settings:
-            type_, meaning = doc.settings.get(param.name) or SHARED.get(param.name, ("", ""))
+            type_, meaning = doc.settings.get(param.name) or SHARED.get(param.name) or _of_a_block(param.name)
             rows.append((f"`{param.name}`", type_of(hints.get(param.name), type_), default(param), meaning))
         yield table(("setting", "type", "default", "meaning"), rows)
     elif settings:
