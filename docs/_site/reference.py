@@ -40,7 +40,7 @@ def _of_a_block(name: str) -> tuple[str, str]:
     if not found:
         return "", ""
     sentence = re.split(r"(?<=\.)\s", inspect.getdoc(found[0]) or "", maxsplit=1)[0].replace("\n", " ")
-    how = found[0].made_by.partition(",")[0].replace("a block", "A block", 1)
+    how = re.sub(r"^a block with (@.*)", r"A block with `\1`", found[0].made_by.partition(",")[0])
     return "Attachment", f"{how}. {sentence}"
 
 

@@ -438,7 +438,7 @@ def _keys_in_run(
 
 
 class ControllerSettings(Attachment):
-    """Rules that were read and checked. `build` makes a controller for one run.
+    """Rules that steer a run, read and checked. `build` makes a controller for one run.
 
     Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups).
     """
