@@ -36,7 +36,7 @@ from spacy.training.batchers import minibatch_by_words
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer, train_while_improving
-from thinc_torchopt.addons.distributed.group import Group
+from thinc_torchopt.addons.distributed.group import RankGroup
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
@@ -72,7 +72,7 @@ class Parts:
 
     def __init__(self):
         self.waiting, self.communication, self.bytes = [], [], []
-        original = Group.sum_
+        original = RankGroup.sum_
 
         def sum_(group, tensor, *what):
             started = time.perf_counter()
@@ -84,7 +84,7 @@ class Parts:
             self.communication.append(time.perf_counter() - waited)
             self.bytes.append((_bytes_sent() - sent, tensor.numel() * tensor.element_size()))
 
-        Group.sum_ = sum_
+        RankGroup.sum_ = sum_
 
 
 def _bytes_sent():

@@ -14,7 +14,7 @@ from thinc.api import fix_random_seed, require_cpu, require_gpu
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.distributed.agree import checksums
-from thinc_torchopt.addons.distributed.group import Group
+from thinc_torchopt.addons.distributed.group import RankGroup
 from thinc_torchopt.addons.distributed.reduce import FlatReduce
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
@@ -134,7 +134,7 @@ def test_a_parser_waits_once_though_a_layer_is_on_the_cpu(double):
 def test_a_step_of_several_processes_waits_twice(double, tmp_path):
     """Once for what ranks tell each other, and once for the norms. With a process group of one."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    group = Group.open(Distributed(), on_gpu=True)
+    group = RankGroup.open(Distributed(), on_gpu=True)
     try:
         _, nlp = pipelines("tagger")
         optimizer = TorchOptimizer(AdamW(), 0.01, grad_clip=0.1)

@@ -22,8 +22,8 @@ from ..core.update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
 from .checkpoint_settings import Checkpoint
 from .components import grads_of, is_trained, warn_of_nothing_to_train
+from .cooldown import RunCooldown
 from .data_stream import Batches, DataStream
-from .decay import Decay
 from .dev_loss import DevLosses
 from .events import (
     EpochBegin,
@@ -85,8 +85,8 @@ class Run:
     Errors that can be found before the first step are raised here.
 
     Public, for attachments: `arguments`; `progress`; `batches`; `control`; `ranks` (the processes); `checkpoints` (None
-    without such a block); `models` (saves models); `decay` (the fall of learning rates on demand); `substeps` (into how
-    many parts batches are divided; None: as in the config); and the facts that listeners get: see `events.RunFacts`.
+    without such a block); `models` (saves models); `cooldown` (the fall of learning rates at will); `substeps` (into
+    how many parts batches are divided; None: as in the config); and the facts that listeners get: `events.RunFacts`.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Run:
         self.max_steps = arguments.max_steps
         self.substeps: int | None = None
         self.norms = ParamNorms(optimizer)
-        self.decay = Decay(optimizer)
+        self.cooldown = RunCooldown(optimizer)
         self.ranks = Alone()
         self.checkpoints: RunCheckpoints | None = None
         self._evaluate = evaluate
@@ -158,8 +158,8 @@ class Run:
 
     def _open_processes(self, listeners: Sequence[Listener], end: ExitStack | None) -> None:
         """Find the other processes of the run, and check that they have the same settings."""
-        self.ranks = self.decay.ranks = processes_of(
-            self.nlp, self.optimizer, self._introduce, lambda: self._noted_signal, lambda: self.decay.noted
+        self.ranks = self.cooldown.ranks = processes_of(
+            self.nlp, self.optimizer, self._introduce, lambda: self._noted_signal, lambda: self.cooldown.noted
         )
         if self.ranks.size > 1 and end is not None:
             end.push(lambda kind, error, trace: self.ranks.close(error))
@@ -188,7 +188,7 @@ class Run:
         if listeners or True in differ:
             self._add(self.ranks.same_requests("same requests"))
         self._add(Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.ranks))
-        self._add(self.decay, self._log_numbers)
+        self._add(self.cooldown, self._log_numbers)
         self._let_join(comes_first=False)
         if False in differ:
             self._add(self.ranks.same_requests("same requests at last"))

@@ -225,13 +225,13 @@ def test_alone_the_end_of_a_group_does_not_wait_for_itself():
     """
     code = """if True:
         import os, socket, sys, torch
-        from thinc_torchopt.addons.distributed.group import Group
+        from thinc_torchopt.addons.distributed.group import RankGroup
         from thinc_torchopt.distributed import Distributed
         sys.setswitchinterval(100)
         for _ in range(50):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-            group = Group.open(Distributed(), on_gpu=False)
+            group = RankGroup.open(Distributed(), on_gpu=False)
             group.sum_(torch.zeros(1000))
             group.close()
         print("ended")
@@ -261,7 +261,7 @@ def test_alone_no_thread_is_left_in_the_store():
             is_asked.set()
             time.sleep(0.3)
 
-    alone = group.Group(0, 1, Store(), 5.0, is_own=False)
+    alone = group.RankGroup(0, 1, Store(), 5.0, is_own=False)
     is_asked.wait()
     alone.close()
     assert "pulse" not in [thread.name for thread in threading.enumerate()]

@@ -101,7 +101,7 @@ def zero_redundancy(folder):
         for param, grad in zip(theirs, of_step):
             param.grad = grad
         zero.step()
-    HELD.append(dist.group.WORLD._get_backend(torch.device("cpu")))  # see Group.close: `zero` outlives the group
+    HELD.append(dist.group.WORLD._get_backend(torch.device("cpu")))  # see RankGroup.close: `zero` outlives the group
     dist.destroy_process_group()
     cells = sum(state["exp_avg"].numel() for state in zero.optim.state.values())
     return {

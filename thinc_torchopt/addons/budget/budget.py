@@ -78,7 +78,7 @@ def check_ends_alone(settings: Budget, run: Run) -> None:
 
 
 class BudgetKeeper:
-    """Lowers learning rates in time for a budget. The run ends with the fall: see loop/decay.py. A listener.
+    """Lowers learning rates in time for a budget. The run ends with the fall: see loop/cooldown.py. A listener.
 
     settings (Budget): From the config.
     run (Run): The run.
@@ -93,7 +93,7 @@ class BudgetKeeper:
         self._optimizer = run.optimizer
         self._ranks = run.ranks
         self._eval_frequency = run.arguments.eval_frequency
-        run.decay.begin = self.end_now
+        run.cooldown.begin = self.end_now
         self._state = BudgetState(settings.unit)
         self._began = self._ended = 0.0
         self._was_evaluated = False

@@ -11,7 +11,7 @@ from spacy.language import Language
 
 from ...core.errors import DistributedError
 from ...core.params import components_with_model
-from .group import Group
+from .group import RankGroup
 
 _INT_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -35,7 +35,9 @@ def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return found
 
 
-def check_same_params(group: Group, tensors: Mapping[str, torch.Tensor], rates: Mapping[str, float], step: int) -> None:
+def check_same_params(
+    group: RankGroup, tensors: Mapping[str, torch.Tensor], rates: Mapping[str, float], step: int
+) -> None:
     """Check that params and learning rates are bit-identical on all ranks.
 
     tensors (Mapping[str, torch.Tensor]): By name. rates (Mapping[str, float]): By param group.
@@ -76,7 +78,7 @@ class SharedSets:
             len(found) != len(self._before[key]) or found != self._before[key] for key, found in self._sets.items()
         )
 
-    def merge(self, group: Group) -> None:
+    def merge(self, group: RankGroup) -> None:
         """Apply the changes of all ranks. All ranks must call this."""
         changes = {
             key: (found - before, before - found)

@@ -17,11 +17,11 @@ from spacy.language import Language
 from spacy.tokens import Doc
 
 from ...core.errors import DistributedError
-from .group import Group
+from .group import RankGroup
 
 
 @contextmanager
-def sharing_pipe(nlp: Language, group: Group) -> Iterator[None]:
+def sharing_pipe(nlp: Language, group: RankGroup) -> Iterator[None]:
     """Share `nlp.pipe` between the ranks. All ranks must call it with the same documents.
 
     RAISES (DistributedError): The documents differ.

@@ -56,8 +56,8 @@ _PULSE_SECONDS = 1.0
 _groups = count()
 
 
-class Group:
-    """This process among the others. Use `Group.open`.
+class RankGroup:
+    """This process among the others. Use `RankGroup.open`.
 
     Public: `rank` (0 to `size` - 1), `size` (the world size), `timeout_seconds`, `sends` (bytes passed to `sum_`, for
     benchmarks), `hurries` (settable: returns whether this process got a signal to end).
@@ -79,7 +79,7 @@ class Group:
         self._pulse.start()
 
     @classmethod
-    def open(cls, settings: Distributed, *, on_gpu: bool) -> Group:
+    def open(cls, settings: Distributed, *, on_gpu: bool) -> RankGroup:
         """Connect to the other ranks, or use the existing process group.
 
         on_gpu (bool): Whether params are on a GPU.

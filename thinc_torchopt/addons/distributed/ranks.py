@@ -33,7 +33,7 @@ from ...loop.random_state import load_generators, read_generators, save_generato
 from .agree import SharedSets, check_same_params, seed_of
 from .data import deal
 from .evaluation import sharing_pipe
-from .group import Group
+from .group import RankGroup
 from .reduce import FlatReduce
 from .settings import Distributed
 from .shard import Shards, check_can_be_split
@@ -67,7 +67,7 @@ class Ranks(Alone):
         _check_begins_anew(nlp)
         block = optimizer.attachments.get("distributed")
         self.settings = block if isinstance(block, Distributed) else Distributed()
-        self.group = Group.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
+        self.group = RankGroup.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
         self.rank, self.size = self.group.rank, self.group.size
         self.group.hurries = lambda: noted() is not None
         self.seed = 0
@@ -279,13 +279,13 @@ class Ranks(Alone):
 class SameRequests:
     """Makes the requests of listeners on rank 0 apply to all ranks. A listener after those that may differ.
 
-    group (Group): The ranks. name (str): The listener's.
+    group (RankGroup): The ranks. name (str): The listener's.
     """
 
     # Those that all ranks have.
     events = tuple(name for name in EVENT_TYPES if name not in ("on_substep_end", "on_exception"))
 
-    def __init__(self, group: Group, name: str):
+    def __init__(self, group: RankGroup, name: str):
         self._group = group
         self.name = name
 

@@ -27,7 +27,7 @@ from ...core import kernels
 from ...core.errors import DistributedError
 from ...core.host import Normalization, back_off, buffers_of, is_scaling, module_of, scale_of, scaler_of
 from ...core.params import Param, torch_params
-from .group import Group
+from .group import RankGroup
 from .shard import Shards
 
 # The notes of each rank: whether it has new params or losses; whether it has examples; whether a component found a
@@ -42,7 +42,7 @@ _OVERFLOW = 1 << 16
 class FlatReduce:
     """Sums gradients over ranks. See the module's docstring.
 
-    group (Group): The ranks.
+    group (RankGroup): The ranks.
     mode ("sum" | "mean"): "mean" divides the sum by the number of ranks that have examples.
     lr_scale (float): Multiplies the learning rates.
     shards (Shards | None): The params that each rank updates. None: each rank updates all.
@@ -52,7 +52,11 @@ class FlatReduce:
     """
 
     def __init__(
-        self, group: Group, mode: Literal["sum", "mean"] = "sum", lr_scale: float = 1.0, shards: Shards | None = None
+        self,
+        group: RankGroup,
+        mode: Literal["sum", "mean"] = "sum",
+        lr_scale: float = 1.0,
+        shards: Shards | None = None,
     ):
         self.lr_scale = lr_scale
         self.shards = shards

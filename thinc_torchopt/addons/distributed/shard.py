@@ -16,7 +16,7 @@ import torch
 from ...core.errors import ConfigError
 from ...core.params import Param
 from ...core.state import in_main_memory
-from .group import Group
+from .group import RankGroup
 from .settings import DISTRIBUTED
 
 _BY_PARAM = ("torch.optim.", "thinc_torchopt.core.algorithms.")
@@ -36,11 +36,11 @@ def check_can_be_split(optimizers: Collection[torch.optim.Optimizer]) -> None:
 class Shards:
     """Assigns params to ranks.
 
-    group (Group): The ranks.
+    group (RankGroup): The ranks.
     owners (int | None): Number of ranks that update params, from rank 0 on. None: all.
     """
 
-    def __init__(self, group: Group, owners: int | None = None):
+    def __init__(self, group: RankGroup, owners: int | None = None):
         self._group = group
         self._owners: dict[str, int] = {}
         self._sizes = [0] * (group.size if owners is None else owners)

@@ -34,7 +34,7 @@ def accepts_all(name: str, param: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class TrialResult:
+class TryOutResult:
     """Facts about a torch optimizer, found by a few steps on a small matrix.
 
     in_group (frozenset[str]): Options that each param group has for itself.
@@ -64,7 +64,7 @@ class Algorithm:
         see state_size.py.
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
 
-    Public: `trial` (TrialResult), `ranges` (OptionRanges).
+    Public: `trial` (TryOutResult), `ranges` (OptionRanges).
     """
 
     label: str
@@ -76,7 +76,7 @@ class Algorithm:
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
     state_bytes: Callable[[Mapping[str, Any], tuple[int, ...]], int] | None = None
-    trial: TrialResult = field(init=False, repr=False)
+    trial: TryOutResult = field(init=False, repr=False)
     ranges: OptionRanges = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ def small_matrix(options: Mapping[str, Any]) -> torch.Tensor:
 
 def try_out(
     build: Callable[..., Any], label: str, options: Mapping[str, Any], where: str = IN_ALGORITHM
-) -> TrialResult:
+) -> TryOutResult:
     """Build a torch optimizer for a small matrix and let it step, to find errors before the training.
 
     Values of schedules can't be checked here. Random generators keep their state.
@@ -224,7 +224,7 @@ def try_out(
             f"Can't train with '{label}' in {where}: its state can't be saved. {error} Choose another algorithm."
         ) from error
     roles_of(type(optimizer))
-    return TrialResult(frozenset(before), reads, has_eval_form)
+    return TryOutResult(frozenset(before), reads, has_eval_form)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ _NO_POLICY = (
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BlockAlgorithm:
     """An algorithm of the config. Its fallback, if it has one, is the next candidate.
 
     path (str): Config path below [training.optimizer], e.g. "algorithm.fallback".
@@ -79,7 +79,7 @@ class BlockReader:
     """
 
     def __init__(self, schedules: Schedules):
-        self.candidates: list[Candidate] = []
+        self.candidates: list[BlockAlgorithm] = []
         self._schedules = schedules
 
     def add(self, algorithm: Algorithm, path: str) -> int:
@@ -90,7 +90,7 @@ class BlockReader:
             option: [Pattern(text, f"[training.optimizer.{path}] ({option})") for text in texts]
             for option, texts in algorithm.limits.items()
         }
-        self.candidates.append(Candidate(path, algorithm, options, limits))
+        self.candidates.append(BlockAlgorithm(path, algorithm, options, limits))
         if algorithm.fallback is not None:
             self.add(algorithm.fallback, f"{path}.fallback")
         return place

@@ -17,7 +17,7 @@ from .signals import Signals
 logger = logging.getLogger("spacy.torchopt")
 
 
-class Decay:
+class RunCooldown:
     """Starts the fall of learning rates at a signal, and ends the run after it. A listener.
 
     optimizer (TorchOptimizer): The run's.
@@ -26,7 +26,7 @@ class Decay:
     that plans the decay sets its own).
     """
 
-    name = "decay"
+    name = "cooldown"
 
     def __init__(self, optimizer: TorchOptimizer):
         self.ranks = Alone()
