@@ -28,7 +28,7 @@ _HOME = {
     "StateMapping": "core.state",
     "TorchOptimizer": "core.optimizer",
     "preserve_optimizer_state": "core.state",
-    "train_while_improving": "loop.loop",
+    "train_while_improving": "loop.run",
 }
 
 __all__ = [

@@ -24,7 +24,7 @@ from thinc_torchopt.core.errors import ConfigArgumentError, ConfigError
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.config_check import collect_values
-from thinc_torchopt.loop.loop import train_while_improving
+from thinc_torchopt.loop.run import train_while_improving
 
 from ..conftest import ROOT
 from ..models import toy_examples, toy_pipeline

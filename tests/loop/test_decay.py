@@ -10,7 +10,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ScheduleError
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
-from thinc_torchopt.loop.loop import train_while_improving
+from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import toy_examples, toy_pipeline
 from ..runs import config_for, digests, run

@@ -20,7 +20,7 @@ from thinc_torchopt.core.errors import ConfigError, RollbackError, RollbackWarni
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.events import EVENT_TYPES, Control, Listeners, Log
-from thinc_torchopt.loop.loop import train_while_improving
+from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import pipeline_params, same, toy_examples
 

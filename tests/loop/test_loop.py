@@ -16,7 +16,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineError, PipelineWarning
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
-from thinc_torchopt.loop.loop import train_while_improving
+from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import params_of, pipeline_params, same, toy_examples, toy_pipeline
 from ..runs import config_for, contents

@@ -24,8 +24,8 @@ from thinc_torchopt.core.state.by_name import collect_grads, restore_grads
 from thinc_torchopt.core.state.files import write_folder
 from thinc_torchopt.loop.checkpoint_folder import newest_whole
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
-from thinc_torchopt.loop.loop import train_while_improving
 from thinc_torchopt.loop.model_state import collect_model, restore_model
+from thinc_torchopt.loop.run import train_while_improving
 
 from ..core.state.test_by_name import JUNK, REMOVED, changed, paths_of
 from ..core.test_optimizer import StoreShim

@@ -14,7 +14,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.controller.controller import trainer_controller
 from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core import kernels
-from thinc_torchopt.loop import loop, param_norms
+from thinc_torchopt.loop import param_norms, run
 
 from ..models import toy_examples, toy_pipeline
 
@@ -60,7 +60,7 @@ def train(rule, metrics, listener, steps=4, *, algorithm="torch.AdamW.v1", at=No
     data = ((0, examples[:8]) for _ in range(steps))
     options = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
     options |= {"exclude": [], "annotating_components": [], "before_update": None, "listeners": [listener]}
-    for _ in loop.train_while_improving(nlp, optimizer, data, lambda: (0.5, {}), **options):
+    for _ in run.train_while_improving(nlp, optimizer, data, lambda: (0.5, {}), **options):
         pass
     return nlp, optimizer
 

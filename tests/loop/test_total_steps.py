@@ -17,7 +17,7 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ScheduleWarning, StateError
 from thinc_torchopt.core.schedules.curves import polynomial, warmup_cosine
 from thinc_torchopt.loop.data_stream import Batches, DataStream, count_steps
-from thinc_torchopt.loop.loop import train_while_improving
+from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import toy_examples, toy_pipeline
 from ..runs import config_for, contents, digests, run

@@ -8,7 +8,7 @@ One training step:
  3. `step` makes one update of them: see core/update/step.py.
  4. `step_schedules` moves every schedule on by one.
 
-In spaCy's training loop (see loop/loop.py) step 2 notes the gradients of all components, and step 3 comes once:
+In spaCy's training loop (see loop/run.py) step 2 notes the gradients of all components, and step 3 comes once:
 `joint_step`. Everywhere else `finish_update` does 3 before it returns. Threads do so one after the other: see lock.py.
 """
 

@@ -1,6 +1,6 @@
-"""A training run: spaCy's loop for our optimizer, with saving, resuming and rollback. Open loop.py first.
+"""A training run: spaCy's loop for our optimizer, with saving, resuming and rollback. Open run.py first.
 
-loop.py defines the order of a step's parts (run.py), and events.py the events that listeners get. The listeners:
+run.py has the loop, and the parts of its steps; events.py the events that listeners get. The listeners:
 
 - checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, run_lock.py. Saved state:
         progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.

@@ -25,7 +25,7 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.schedules.curves import warmup_cosine
 from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.settings.cascade import Cascade
-from thinc_torchopt.loop.loop import train_while_improving
+from thinc_torchopt.loop.run import train_while_improving
 
 from ...conftest import CONFIGS, needs_muon
 from ...models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline

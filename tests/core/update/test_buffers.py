@@ -97,7 +97,7 @@ def test_buffers_of_all_components_are_put_back_in_a_joint_step():
 
 def test_buffers_are_put_back_where_spacy_raises_before_the_gradients():
     """E940: the tagger's scores are NaN; the component before it has seen the batch."""
-    from thinc_torchopt.loop.loop import train_while_improving
+    from thinc_torchopt.loop.run import train_while_improving
 
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)

@@ -24,7 +24,7 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.update.clipping import grad_norms, total_norm
 from thinc_torchopt.core.update.guard import MIN_UPDATES, GradGuard
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
-from thinc_torchopt.loop.loop import train_while_improving
+from thinc_torchopt.loop.run import train_while_improving
 
 from ...models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 from ...peek import guard_in

@@ -25,7 +25,7 @@ from ...core.checks import Section
 from ...core.errors import ConfigError, ConfigWarning, PipelineError
 from ...core.host import link_components
 from ...core.optimizer import TorchOptimizer
-from ...loop.loop import train_while_improving
+from ...loop.run import train_while_improving
 from ..modular import Modular
 from .agreement import describe
 from .weights import Tensors, Weights
