@@ -15,7 +15,7 @@ from thinc_torchopt import Checkpoints
 from thinc_torchopt.core.errors import CheckpointWarning, NonFiniteGradWarning, RollbackWarning
 from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.core.state.trees import flatten
-from thinc_torchopt.loop import checkpoint, checkpoint_writer
+from thinc_torchopt.loop import checkpoint, checkpoint_folder
 from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, steps_of
 
 from ..addons.own_loops.test_checkpoints import Stop, pipeline
@@ -28,7 +28,7 @@ from .test_rollback import ROLLBACK, rates
 @pytest.fixture
 def slow_disk(monkeypatch):
     """RETURNS (list[str]): The names of the folders that are being written, at each moment."""
-    write, now = checkpoint_writer.write_parts, []
+    write, now = checkpoint_folder.write_parts, []
 
     def slow(path, values, tensors):
         now.append(path.name)
@@ -36,7 +36,7 @@ def slow_disk(monkeypatch):
         write(path, values, tensors)
         now.remove(path.name)
 
-    monkeypatch.setattr(checkpoint_writer, "write_parts", slow)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", slow)
     return now
 
 
@@ -60,7 +60,7 @@ def test_background_saves_the_step_that_was_and_not_the_next(corpus, tmp_path, m
     settings |= {f"training__optimizer__checkpoint__{name}": value for name, value in {"every": 2, "keep": 20}.items()}
     run(in_turn(tmp_path / "b", corpus, **settings), tmp_path / "b")
     begun, may_write = queue.Queue(), threading.Semaphore(0)
-    write = checkpoint_writer.write_parts
+    write = checkpoint_folder.write_parts
 
     def wait_for_a_step(path, *parts):
         begun.put(path.name)
@@ -74,7 +74,7 @@ def test_background_saves_the_step_that_was_and_not_the_next(corpus, tmp_path, m
         if (step % 2 == 0 and step) or step == 7:
             may_write.release()
 
-    monkeypatch.setattr(checkpoint_writer, "write_parts", wait_for_a_step)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", wait_for_a_step)
     run(config_for(tmp_path / "a", corpus, **settings), tmp_path / "a", act=act)
     assert [path.name for path in steps_of(tmp_path / "a" / "state")] == [name_of(step) for step in range(0, 9, 2)]
     for path in steps_of(tmp_path / "b" / "state"):
@@ -102,21 +102,21 @@ def test_background_writes_what_it_has_begun(corpus, tmp_path, slow_disk):
 
 def test_background_tells_of_a_full_disk_while_the_training_goes_on(corpus, tmp_path, monkeypatch, slow_disk):
     """After the next steps, and not at the end; and the one that was not written is not taken for the newest."""
-    write, told, steps = checkpoint_writer.write_parts, [], []
+    write, told, steps = checkpoint_folder.write_parts, [], []
 
     def full_at_9(path, *parts):
         if path.name == name_of(9):
             raise OSError("No space left on device")
         write(path, *parts)
 
-    monkeypatch.setattr(checkpoint_writer, "write_parts", full_at_9)
-    warn = checkpoint_writer.CheckpointWriter.warn
+    monkeypatch.setattr(checkpoint_folder, "write_parts", full_at_9)
+    warn = checkpoint_folder.CheckpointWriter.warn
 
     def note(writer, error):
         told.append((steps[-1], writer.newest))
         warn(writer, error)
 
-    monkeypatch.setattr(checkpoint_writer.CheckpointWriter, "warn", note)
+    monkeypatch.setattr(checkpoint_folder.CheckpointWriter, "warn", note)
     config = config_for(tmp_path, corpus, training__optimizer__checkpoint__keep=20)
     with pytest.warns(CheckpointWarning, match="No space left on device.*Training continues"):
         run(config, tmp_path / "out", act=steps.append)
@@ -160,7 +160,7 @@ def test_background_ends_with_the_training(corpus, tmp_path):
 
 def test_background_of_an_abandoned_run_is_done_before_the_next_begins(tmp_path, monkeypatch):
     """As in a notebook, where a cell without `with` was interrupted and runs again."""
-    write, begun, may_write = checkpoint_writer.write_parts, threading.Event(), threading.Event()
+    write, begun, may_write = checkpoint_folder.write_parts, threading.Event(), threading.Event()
 
     def wait_for_the_next(path, *parts):
         begun.set()
@@ -168,14 +168,14 @@ def test_background_of_an_abandoned_run_is_done_before_the_next_begins(tmp_path,
         write(path, *parts)
 
     nlp, optimizer = pipeline()[:2]
-    monkeypatch.setattr(checkpoint_writer, "write_parts", wait_for_the_next)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", wait_for_the_next)
     first = Checkpoints(tmp_path, nlp, optimizer)
     next(first.resume([1, 2, 3]))
     first.save()
     assert begun.wait(timeout=60)
     clear = checkpoint.clear_leftovers
-    wait = checkpoint_writer.futures.wait
-    monkeypatch.setattr(checkpoint_writer.futures, "wait", lambda them: [may_write.set(), wait(them)])
+    wait = checkpoint_folder.futures.wait
+    monkeypatch.setattr(checkpoint_folder.futures, "wait", lambda them: [may_write.set(), wait(them)])
     monkeypatch.setattr(checkpoint, "clear_leftovers", lambda folder: [clear(folder), may_write.set()])
     with Checkpoints(tmp_path, nlp, optimizer) as second:
         assert next(second.resume([1, 2, 3]))[0] == 1
@@ -190,7 +190,7 @@ def test_background_does_not_claim_a_saved_state_when_the_disk_is_full(corpus, t
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(checkpoint_writer, "write_parts", full)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", full)
     told = []
     monkeypatch.setattr(checkpoint.logger, "warning", lambda text, *parts: told.append(text % parts))
     with pytest.warns(CheckpointWarning, match="No space left"), pytest.raises(SystemExit):

@@ -282,7 +282,7 @@ def test_checkpoint_must_and_never(corpus, tmp_path):
 
 
 def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path, monkeypatch):
-    from thinc_torchopt.loop import checkpoint_writer
+    from thinc_torchopt.loop import checkpoint_folder
 
     config = config_for(tmp_path, corpus)
     run(config, tmp_path / "out", crash_at=7)
@@ -291,7 +291,7 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
     def full(path, values, tensors):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint_writer, "write_parts", full)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", full)
     with pytest.warns(
         CheckpointWarning, match="No space left on device.*Training continues, and older checkpoints are unchanged"
     ):

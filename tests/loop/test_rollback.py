@@ -132,12 +132,12 @@ def test_rollback_takes_an_older_one_if_the_newest_did_not_help(corpus, tmp_path
 
 
 def test_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
-    from thinc_torchopt.loop import checkpoint_writer
+    from thinc_torchopt.loop import checkpoint_folder
 
     def full(path, values, tensors):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint_writer, "write_parts", full)
+    monkeypatch.setattr(checkpoint_folder, "write_parts", full)
     config = config_for(tmp_path, corpus, training__optimizer__learn_rate=rates(4), **ROLLBACK)
     with (
         pytest.warns(NonFiniteGradWarning),

@@ -8,7 +8,7 @@
       lock.json             the run that uses the folder, while it trains
 
 A checkpoint is taken after a step is done and spaCy has logged and saved it. It is written while the training
-continues: checkpoint_writer.py. A run resumes from the newest undamaged one.
+continues: checkpoint_folder.py. A run resumes from the newest undamaged one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
 from ..core.schema import write
 from ..core.state import clear_leftovers
-from .checkpoint_folder import VERSION, SavedTraining, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_folder import VERSION, CheckpointWriter, SavedTraining, name_of, newest_whole, prune, remove, steps_of
 from .checkpoint_settings import CHECKPOINT, Checkpoint
-from .checkpoint_writer import CheckpointWriter
 from .config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
 from .data_stream import DataStream
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd

@@ -1,28 +1,49 @@
-"""The folder of a run's checkpoints: find them, check them, remove old ones.
+"""The folder of a run's checkpoints: write them while the training continues, find them, check them, remove old ones.
 
 A checkpoint is recognized by its name, which is its step, and by its files, which core/state/files.py writes. Other
 files are never touched.
+
+To write one, the tensors are copied, and a thread writes the copies: one checkpoint at a time. A write that failed is
+told at the next step, or where the run waits for it.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from ..core.errors import CheckpointWarning, StateError
 from ..core.schema import Count, Positive, check_version, read
-from ..core.state import MANIFEST, TENSORS, VALUES, check_folder, read_folder
+from ..core.state import (
+    MANIFEST,
+    TENSORS,
+    VALUES,
+    check_folder,
+    copies_in_main_memory,
+    flatten,
+    read_folder,
+    write_parts,
+)
 from .config_check import Identity
 from .data_stream import StreamState
 from .model_state import ModelState
 from .progress import Progress
 from .random_state import RandomState
+from .run_lock import RunLock
+
+logger = logging.getLogger("spacy.torchopt")
 
 VERSION = 2
+# Writes under way, by folder: an abandoned run of this process may still write when the next one begins.
+_under_way: WeakValueDictionary[Path, Future[None]] = WeakValueDictionary()
 
 
 @dataclass
@@ -192,3 +213,102 @@ def _looks_whole(path: Path) -> bool:
     except StateError:
         return False
     return True
+
+
+# ---------------------------------------------------------------------- writing
+
+
+class _Writing(NamedTuple):
+    """A checkpoint that is being written.
+
+    before (int | None): Step of the checkpoint before. then (Callable): Called when it is written.
+    """
+
+    before: int | None
+    then: Callable[[], None]
+    done: Future[None]
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run into its folder.
+
+    folder (Path): The folder. lock (RunLock): Its lock, checked before each write.
+    in_background (bool): Write in a thread. False: the run waits.
+
+    Public: `newest` (step of the newest checkpoint that is written, is being written, or from which the run was
+        resumed; None: there is none).
+    """
+
+    def __init__(self, folder: Path, lock: RunLock, *, in_background: bool):
+        self.folder = folder
+        self.newest: int | None = None
+        self._lock = lock
+        self._in_background = in_background
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: _Writing | None = None
+
+    def wait_for_earlier_run(self) -> None:
+        """Wait until a run of this process that was abandoned has written its last checkpoint."""
+        earlier = _under_way.get(self.folder.resolve())
+        if earlier is not None and not earlier.done():
+            logger.info("Waiting until an earlier run has written its checkpoint to %s.", self.folder)
+            futures.wait([earlier])
+
+    def write(self, step: int, state: Any, then: Callable[[], None]) -> None:
+        """Write the state after a step. Warns if the disk is full.
+
+        state (Any): A tree of plain values and tensors, which the training may change afterwards.
+        then (Callable): Called by the run's own thread once the checkpoint is written.
+        """
+        self.wait()
+        values, tensors = flatten(state)
+        if self._in_background:
+            tensors = copies_in_main_memory(tensors)
+        try:
+            self._lock.check()
+        except OSError as error:
+            self.warn(error)
+            return
+        done = self._thread.submit(write_parts, self.folder / name_of(step), values, tensors)
+        _under_way[self.folder.resolve()] = done
+        self._writing = _Writing(self.newest, then, done)
+        self.newest = step
+        if not self._in_background:
+            self.wait()
+
+    def look(self) -> None:
+        """Finish a write whose thread is done, without waiting."""
+        if self._writing is not None and self._writing.done.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written. Warns if the disk is full."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            writing.done.result()
+        except BaseException as error:
+            self.newest = writing.before
+            if not isinstance(error, OSError):
+                raise
+            self.warn(error)
+            return
+        writing.then()
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def warn(self, error: OSError) -> None:
+        """Warn about a checkpoint that can't be written."""
+        warnings.warn(
+            CheckpointWarning(
+                f"Can't write a checkpoint to '{self.folder}': {error}. Training continues, and older checkpoints are "
+                "unchanged. Make room on the disk, or lower 'keep'."
+            ),
+            stacklevel=5,
+        )
