@@ -5,8 +5,8 @@ run.py has the loop, and the parts of its steps; events.py the events that liste
 - checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, run_lock.py. Saved state:
         progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.
 - rollback.py goes back to a checkpoint.
-- saved_models.py saves models, log_numbers.py feeds loggers, cooldown.py starts the fall of learning rates on demand.
+- saved_models.py saves models, log_numbers.py feeds loggers.
 
-dev_loss.py computes the loss on the development data, signals.py stops a run after a step. Other files are imported
-one by one: this one imports none, because reading a config must stay cheap.
+dev_loss.py computes the loss on the development data; signals.py stops a run after a step, or starts the fall of
+learning rates. Other files are imported one by one: this one imports none, because reading a config must stay cheap.
 """

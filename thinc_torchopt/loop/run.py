@@ -29,7 +29,6 @@ from ..core.update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
 from .checkpoint_settings import Checkpoint
 from .components import grads_of, is_trained, warn_of_nothing_to_train
-from .cooldown import RunCooldown
 from .data_stream import Batches, DataStream
 from .dev_loss import DevLosses
 from .events import (
@@ -55,6 +54,7 @@ from .processes import Alone, Scores, processes_of
 from .progress import Progress
 from .rollback import Rollback
 from .saved_models import SavedModels
+from .signals import RunCooldown
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")

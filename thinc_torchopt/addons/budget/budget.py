@@ -78,7 +78,7 @@ def check_ends_alone(settings: Budget, run: Run) -> None:
 
 
 class BudgetKeeper:
-    """Lowers learning rates in time for a budget. The run ends with the fall: see loop/cooldown.py. A listener.
+    """Lowers learning rates in time for a budget. The run ends with the fall: see loop/signals.py. A listener.
 
     settings (Budget): From the config.
     run (Run): The run.
