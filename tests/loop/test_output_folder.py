@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from thinc_torchopt.core.errors import ConfigError, StateError
-from thinc_torchopt.loop.output_folder import BestModel
+from thinc_torchopt.loop.saved_models import BestModel
 
 from ..conftest import resize
 

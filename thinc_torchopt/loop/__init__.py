@@ -2,7 +2,7 @@
 
 run.py has the loop, and the parts of its steps; events.py the events that listeners get. The listeners:
 
-- checkpoint.py saves and resumes. Folders: checkpoint_folder.py, output_folder.py, run_lock.py. Saved state:
+- checkpoint.py saves and resumes. Folders: checkpoint_folder.py, saved_models.py, run_lock.py. Saved state:
         progress.py, data_stream.py, random_state.py, model_state.py, config_check.py.
 - rollback.py goes back to a checkpoint.
 - saved_models.py saves models, log_numbers.py feeds loggers.

@@ -34,11 +34,11 @@ from .config_check import collect_defaults, collect_identity, collect_values, co
 from .data_stream import DataStream
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import check_layout, check_model, check_parts, collect_model, layout_of, restore_model, restore_setup
-from .output_folder import OutputFolder
 from .processes import Alone
 from .progress import Progress, plain_scores
 from .random_state import RandomState, check_generators, collect_random, restore_random
 from .run_lock import RunLock
+from .saved_models import OutputFolder
 from .signals import Signals
 
 # spaCy shows only warnings by default; resuming should be shown too.
