@@ -109,7 +109,7 @@ def range_test(task: str, algorithm: str, seed: int) -> dict[str, Any]:
     """Losses and words of each step, and the loss of the same examples of dev after each second one."""
     from spacy.util import resolve_dot_names
 
-    from thinc_torchopt.addons.trials.short_training import begin_training
+    from thinc_torchopt.addons.trials.trial import begin_training
     from thinc_torchopt.loop.dev_loss import DevLosses
 
     is_flat = algorithm == "flat"
@@ -159,7 +159,7 @@ def range_test(task: str, algorithm: str, seed: int) -> dict[str, Any]:
 
 def train(task: str, algorithm: str, seed: int, half_decades: int) -> dict[str, Any]:
     """The score after 200 steps with a rate."""
-    from thinc_torchopt.addons.trials.short_training import begin_training
+    from thinc_torchopt.addons.trials.trial import begin_training
 
     rate = 10 ** (half_decades / 2)
     learn_rate = {

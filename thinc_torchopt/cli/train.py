@@ -115,7 +115,7 @@ def _launch(command: list[str]) -> int:
         run(parse_args(command))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if isinstance(failure.message, dict):  # written by addons/distributed/failures.py
+        if isinstance(failure.message, dict):  # from report_failure of addons/distributed
             ended = f"failed: {failure.message['message']}"
         elif failure.exitcode < 0:
             ended = f"was killed by {signal.Signals(-failure.exitcode).name}."

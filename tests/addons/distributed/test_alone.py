@@ -25,7 +25,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.distributed import group
 from thinc_torchopt.addons.distributed.addresses import interface_to
 from thinc_torchopt.addons.distributed.agree import seed_of
-from thinc_torchopt.addons.distributed.evaluation import split
+from thinc_torchopt.addons.distributed.data import split_documents
 from thinc_torchopt.addons.distributed.group import wait_for_store
 from thinc_torchopt.addons.distributed.ranks import Ranks
 from thinc_torchopt.cli._screen import show_errors
@@ -80,7 +80,7 @@ def test_alone_interface_of_an_address():
 @given(n=st.integers(0, 300), ranks=st.integers(1, 9), batch_size=st.integers(1, 120))
 def test_alone_split_of_an_evaluation(n, ranks, batch_size):
     """Each document once; whole batches, wherever there are as many of them as ranks."""
-    parts = split(n, ranks, batch_size)
+    parts = split_documents(n, ranks, batch_size)
     assert sorted(i for part in parts for i in part) == list(range(n)) and len(parts) == ranks
     if n >= ranks * batch_size:
         of = {i: rank for rank, part in enumerate(parts) for i in part}

@@ -1,16 +1,15 @@
 """Data-parallel training of one pipeline in several processes, over torch.distributed. Open group.py first.
 
-torch's launcher (torchrun, or `spacy torchopt train`) starts the processes, the *ranks*. group.py connects them, and
-names the rank that is missing when one dies; failures.py tells the launcher why. reduce.py sums the gradients, data.py
-splits each batch, agree.py keeps params and random numbers equal, evaluation.py shares the evaluation, shard.py splits
-the optimizer's state. addresses.py finds the network interface. settings.py is the block in the config.
+torch's launcher (torchrun, or `spacy torchopt train`) starts the processes, the *ranks*. group.py connects them, names
+the rank that is missing when one dies, and tells the launcher why. reduce.py sums the gradients, data.py splits each
+batch and each evaluation, agree.py keeps params and random numbers equal, shard.py splits the optimizer's state.
+addresses.py finds the network interface. settings.py is the block in the config.
 
 ranks.py uses all of that in a run. core/launched.py detects several processes. torch.distributed is only
 imported if there are.
 """
 
-from .failures import report_failure
-from .group import wait_for_store
+from .group import report_failure, wait_for_store
 from .settings import Distributed
 
 __all__ = [

@@ -9,11 +9,12 @@ that may take longer on one rank, such as an evaluation or saving a model: ranks
 show that, a thread of each rank counts up a number in the store, its *pulse*.
 
 gloo's errors name no rank. So each rank also writes its step to the store; an error names ranks that are behind or have
-no pulse.
+no pulse. The launcher shows the first error: see `report_failure`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -127,7 +128,7 @@ class RankGroup:
             return
         if isinstance(error, Exception) and not self._has_noticed:
             with suppress(RuntimeError):
-                self._ask(lambda: self._store.set(f"failed/{self.rank}", reason_of(error)), _PULSE_SECONDS)
+                self._ask(lambda: self._store.set(f"failed/{self.rank}", _reason_of(error)), _PULSE_SECONDS)
         self._is_closed.set()
         self._pulse.join(_PULSE_SECONDS)  # an interpreter that ends aborts if one of its threads is in torch's C++
         if self._is_own and error is None:
@@ -385,6 +386,18 @@ def wait_for_store(master: str, port: int) -> None:
         ) from None
 
 
+def report_failure(error: Exception) -> None:
+    """Tell the launcher of an exception that ends this process, which it then shows.
+
+    SOURCE: torch.distributed.elastic.multiprocessing.errors, whose launcher reads it.
+    """
+    path, reason = os.environ.get("TORCHELASTIC_ERROR_FILE"), _reason_of(error)
+    if path is not None:
+        more = {"py_callstack": reason, "timestamp": str(int(time.time()))}
+        with suppress(OSError), open(path, "w", encoding="utf8") as file:
+            json.dump({"message": {"message": reason, "extraInfo": more}}, file)
+
+
 def _listens(host: str, port: int) -> bool:
     """Whether a program accepts connections there."""
     with suppress(OSError), socket.create_connection((host, port), timeout=_PULSE_SECONDS):
@@ -432,7 +445,7 @@ def _listed(ranks: Sequence[int] | set[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
 
 
-def reason_of(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """An error in one line, as Python shows it."""
     name, text = type(error).__name__, shorten(str(error), 1000, placeholder=" ...")
     return f"{name}: {text}" if text else name

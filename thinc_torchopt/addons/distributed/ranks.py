@@ -31,8 +31,7 @@ from ...loop.model_state import check_model, collect_model, restore_model
 from ...loop.processes import Alone, Scores
 from ...loop.random_state import load_generators, read_generators, save_generators, seed_all, set_generators
 from .agree import SharedSets, check_same_params, seed_of
-from .data import deal
-from .evaluation import sharing_pipe
+from .data import deal, sharing_pipe
 from .group import RankGroup
 from .reduce import FlatReduce
 from .settings import Distributed

@@ -1,16 +1,14 @@
 """Short trainings of one config with different settings, to compare them. Open trial.py first.
 
 trial.py runs one of them: a config shortened to a few steps, in its own pipeline. comparison.py tests whether a
-difference between scores is more than chance. study.py has a search through values, by Optuna.
-
-short_training.py trains for a few steps, lr_finder.py is the learning rate range test.
+difference between scores is more than chance. study.py has a search through values, by Optuna. lr_finder.py is the
+learning rate range test.
 """
 
 from .comparison import Comparison, compare
 from .lr_finder import RangeTest, learn_rate_settings, make_ramp, rates_of_settings, run_range_test
-from .short_training import WRITES, begin_training
 from .study import AS_IT_IS, Choice, Space, Study, TrialRecord, parse_space
-from .trial import TrialResult, run_trial, shorten
+from .trial import WRITES, TrialResult, begin_training, run_trial, shorten
 
 __all__ = [
     "AS_IT_IS",

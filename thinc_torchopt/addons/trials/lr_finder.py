@@ -37,7 +37,7 @@ from ...core.schedules import with_end
 from ...loop.components import sums_of_gradients
 from ...loop.dev_loss import DevLosses
 from ...loop.random_state import preserved_random
-from .short_training import WRITES, begin_training
+from .trial import WRITES, begin_training
 
 Place = tuple[str, ...]
 
