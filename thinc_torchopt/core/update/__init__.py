@@ -2,8 +2,8 @@
 
 Open step.py first: an update from top to bottom. noted.py collects the gradients. clipping.py measures and scales them,
 guard.py checks them; buffers.py restores buffers after a skipped batch. plan.py decides which torch optimizer and which
-param group (group.py) updates a param; built_algorithm.py builds and steps one torch optimizer, fused.py calls its
-fused kernel, param_states.py has its state. frozen_grads.py stops gradients of frozen params.
+param group (group.py) updates a param; built_algorithm.py builds and steps one torch optimizer, and has its state;
+fused.py calls its fused kernel. frozen_grads.py stops gradients of frozen params.
 
 *group*: one of torch's param groups. Params with equal settings are in one group, even if the settings are from
 different blocks.
