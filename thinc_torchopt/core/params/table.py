@@ -40,7 +40,7 @@ class ParamSource(NamedTuple):
 
 
 class SavedRow(Protocol):
-    """The saved row of a param: see core/state/forms.py."""
+    """The saved row of a param: see core/state/saved_state.py."""
 
     shape: list[int]
     dtype: str
