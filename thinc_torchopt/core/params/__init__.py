@@ -6,7 +6,6 @@ half precision, shims.py params of other libraries, precision.py bf16, TF32 and 
 torch modules.
 """
 
-from .layers import layers_of
 from .masters import follow_models, inherit_master, round_to_models
 from .names import (
     NamedParam,
@@ -62,7 +61,6 @@ __all__ = [
     "in_order",
     "inherit_master",
     "is_viewable",
-    "layers_of",
     "leave_to_others",
     "matches_any",
     "name_as_original",
