@@ -53,7 +53,7 @@ from .registry import arguments_of, signed
 from .schedules import Schedules
 from .schema import check_version, read
 from .settings import Cascade
-from .state import VERSION, WHAT, SavedState, by_name, match, read_folder, write_folder
+from .state import VERSION, WHAT, SavedState, by_name, read_folder, saved_state, write_folder
 from .trained import TrainedParams
 from .types import (
     BatchSize,
@@ -814,7 +814,7 @@ class TorchOptimizer(Optimizer):
             # Built beside the current one, and replaces it once everything has succeeded.
             trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
-                paths = match.as_paths(renamed or {})
+                paths = saved_state.as_paths(renamed or {})
                 state, walked = trained.load(nlp, exclude, state, on_growth, paths)
                 guard.load_state_dict(state.guard, paths)
                 self._settings.load(vars(state.settings), state.schedules, state.step)

@@ -18,7 +18,7 @@ from .errors import CheckpointWarning, GrowthWarning
 from .params import NamedModel, Param, ParamTable, Pattern
 from .rates import RateWriter
 from .settings import Cascade, FreezeChanges, RateChanges
-from .state import WHAT, SavedState, by_name, match
+from .state import WHAT, SavedState, by_name, saved_state
 from .types import Key, OnGrowth, OnOutsideWrite
 from .update import FrozenGrads, GroupPlan
 
@@ -128,7 +128,7 @@ class TrainedParams:
 
         saved (SavedState): An error leaves this object half loaded: throw it away. on_growth: As in
         `TorchOptimizer.load_state_dict`.
-        paths (Mapping[str, str]): New names by old ones: see core/state/match.py.
+        paths (Mapping[str, str]): New names by old ones: see core/state/saved_state.py.
         RETURNS (tuple): The part of the state that belongs to this pipeline, with its names; and the pipeline's params
             and shims, see `walk_pipeline`.
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
@@ -137,11 +137,11 @@ class TrainedParams:
         self.plan.freeze_changes = FreezeChanges(saved.freeze_changes)
         self.plan.rate_changes = RateChanges(saved.rate_changes)
         if paths:
-            saved = match.rename(saved, paths)
+            saved = saved_state.rename(saved, paths)
         walked = self.table.add_all(nlp, exclude, saved=saved.params, joins_now=may_grow)
         shims = [found for model in walked for found in model.shims]
         if may_grow:
-            saved, changes = match.fit(saved, self.params, [path for path, _ in shims])
+            saved, changes = saved_state.fit(saved, self.params, [path for path, _ in shims])
             if changes:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)

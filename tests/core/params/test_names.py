@@ -14,10 +14,9 @@ from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, c
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.core.params.layers import layers_of
-from thinc_torchopt.core.params.names import clean, escape, unescape, walk
-from thinc_torchopt.core.params.patterns import Pattern
+from thinc_torchopt.core.params.names import Pattern, clean, escape, unescape, walk
 from thinc_torchopt.core.params.pipeline import all_names
+from thinc_torchopt.core.settings.cascade import layers_of
 
 from ...models import toy_examples, toy_pipeline
 

@@ -1,19 +1,36 @@
 """The params of a pipeline: each is one torch tensor, on thinc's array or torch's param, with a lasting name.
 
-Open param.py first, then table.py, which holds them all. names.py makes the names, pipeline.py walks over all
-components, succession.py handles params that were replaced or grew, masters.py params of half precision, shims.py
-params of other libraries, mixed_precision.py thinc's scaling of the gradients of torch modules, precision.py bf16 and
-TF32.
+Open param.py first, then table.py, which holds them all. names.py makes the names, and has patterns over them;
+pipeline.py walks over all components, succession.py handles params that were replaced or grew, masters.py params of
+half precision, shims.py params of other libraries, precision.py bf16, TF32 and thinc's scaling of the gradients of
+torch modules.
 """
 
-from .layers import layers_of
 from .masters import follow_models, inherit_master, round_to_models
-from .mixed_precision import backprop_apart, scale_passes_apart, scaling_all_apart
-from .names import NamedParam, clean, escape, name_as_original, shim_paths, torch_params, unique, walk
+from .names import (
+    NamedParam,
+    Pattern,
+    clean,
+    escape,
+    matches_any,
+    name_as_original,
+    shim_paths,
+    torch_params,
+    unique,
+    walk,
+)
 from .param import CHUNK, Param, as_one_vector, clear_grads, in_order, is_viewable, own_copy, saved_tensor
-from .patterns import Pattern, matches_any
 from .pipeline import NamedModel, all_names, components_with_model, trainable_components, walk_pipeline
-from .precision import begin_update_in_precision, check_precision, compute_in, computing_all_in, leave_to_others
+from .precision import (
+    backprop_apart,
+    begin_update_in_precision,
+    check_precision,
+    compute_in,
+    computing_all_in,
+    leave_to_others,
+    scale_passes_apart,
+    scaling_all_apart,
+)
 from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
 from .succession import Released
 from .table import ParamTable
@@ -44,7 +61,6 @@ __all__ = [
     "in_order",
     "inherit_master",
     "is_viewable",
-    "layers_of",
     "leave_to_others",
     "matches_any",
     "name_as_original",

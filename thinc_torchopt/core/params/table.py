@@ -21,10 +21,10 @@ from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, St
 from ..host import scaler_of
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
-from .mixed_precision import scale_passes_apart
 from .names import NamedParam, clean, shim_paths, torch_params, walk
 from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train
+from .precision import scale_passes_apart
 from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 
 # Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
@@ -40,7 +40,7 @@ class ParamSource(NamedTuple):
 
 
 class SavedRow(Protocol):
-    """The saved row of a param: see core/state/forms.py."""
+    """The saved row of a param: see core/state/saved_state.py."""
 
     shape: list[int]
     dtype: str

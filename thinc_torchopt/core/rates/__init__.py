@@ -1,12 +1,11 @@
 """The learning rates of torch's param groups. Start reading in writer.py, the only code that writes their `lr`.
 
-optimizer_record.py, group_record.py: optimizers and groups as the writer left them, and changes by other code.
+records.py: optimizers and groups as the writer left them, and changes by other code.
 new_params.py: the rates of params that are added in mid-training.
 """
 
-from .group_record import GroupRecord, RateSource, TorchGroup, check_rate, rate_of
 from .new_params import NEW_PARAMS_FACTOR, Warmup, add_new_params, warm_up_new_params
-from .optimizer_record import OptimizerRecord
+from .records import GroupRecord, OptimizerRecord, RateSource, TorchGroup, check_rate, rate_of
 from .writer import RateWriter, WriterState, warn_at_step, writer_of
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ..checks import Section
-from .group_record import TorchGroup, rate_of
-from .optimizer_record import option_names_of
+from .records import TorchGroup, option_names_of, rate_of
 from .writer import writer_of
 
 # The rate of params added in mid-training, as a fraction of their parent's.

@@ -21,8 +21,7 @@ from ..checks import Section
 from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from ..schema import Count, NotNegative, refuse, write
 from ..types import OnOutsideWrite
-from .group_record import FunctionRate, GroupRecord, RateSource, TorchGroup, check_rate, rate_of
-from .optimizer_record import OptimizerRecord
+from .records import FunctionRate, GroupRecord, OptimizerRecord, RateSource, TorchGroup, check_rate, rate_of
 
 # The history has the rates of this many steps.
 MAX_SNAPSHOTS = 1000

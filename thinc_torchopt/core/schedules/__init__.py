@@ -27,7 +27,7 @@ A schedule may *span* the training: it ends where the training ends. It then has
     value                       before the first step, the value of step 0
 
 All curves without `total_steps` do. One that begins with a warm-up has its length, `warmup_steps`. One that may fall at
-will has a `cooldown`, as `warmup_stable_decay` has: see cooldown.py.
+will has a `cooldown`, as `warmup_stable_decay` has: see to_the_end.py.
 
 curves.py has the functions of the step; schedules.py has all schedules of an optimizer.
 """

@@ -9,8 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Literal, Optional
 
-from .cooldown import StableDecaySchedule
-from .to_the_end import Arguments, CurveToTheEnd, Lengths, Span
+from .to_the_end import Arguments, CurveToTheEnd, Lengths, Span, StableDecaySchedule
 
 Curve = Literal["linear", "cosine", "1-sqrt"]
 

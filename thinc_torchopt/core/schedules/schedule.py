@@ -18,8 +18,7 @@ from typing import Any
 from ..errors import ScheduleError, ScheduleWarning, StateError
 from ..near_misses import did_you_mean
 from ..schema import Count, Positive, read, refuse, write
-from .cooldown import Cooldown
-from .to_the_end import is_waiting
+from .to_the_end import Cooldown, is_waiting
 
 
 class Schedule:

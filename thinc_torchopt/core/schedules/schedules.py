@@ -11,9 +11,8 @@ from ..checks import Section, check_number
 from ..errors import ScheduleError, ScheduleWarning
 from ..schema import check_names, read, refuse
 from ..types import FloatOrSchedule
-from .cooldown import Cooldown
 from .schedule import Schedule, current
-from .to_the_end import is_waiting, refuse_without_end
+from .to_the_end import Cooldown, is_waiting, refuse_without_end
 
 # After this many updates in a row, a warning says that nobody moves the schedules.
 IDLE_UPDATES = 50

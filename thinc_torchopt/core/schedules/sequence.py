@@ -8,9 +8,8 @@ from typing import Any, Dict, Optional, Tuple
 from ..errors import ScheduleError
 from ..schema import check_names, read
 from ..types import FloatOrSchedule
-from .cooldown import Cooldown
 from .schedule import try_to_load, warmup_of
-from .to_the_end import Arguments, is_waiting
+from .to_the_end import Arguments, Cooldown, is_waiting
 
 
 def sequence(parts: Dict[str, Dict[str, FloatOrSchedule]]) -> Iterator[float]:

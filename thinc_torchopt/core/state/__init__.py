@@ -1,11 +1,10 @@
 """The state of an optimizer by lasting names, and folders of tensors that are either complete or absent.
 
-Open forms.py first: the parts of a saved state. by_name.py collects and restores it;
-match.py fits it to a changed pipeline, preserve.py does the same for a bare torch loop, files.py and trees.py write and
-read it.
+Open saved_state.py first: the parts of a saved state, and how it is fitted to a changed pipeline. by_name.py collects
+and restores it; preserve.py does the same for a bare torch loop, files.py and trees.py write and read it.
 """
 
-from . import by_name, match
+from . import by_name, saved_state
 from .files import (
     MANIFEST,
     TENSORS,
@@ -19,8 +18,8 @@ from .files import (
     write_parts,
     write_text,
 )
-from .forms import VERSION, WHAT, SavedState
 from .preserve import StateMapping, preserve_optimizer_state
+from .saved_state import VERSION, WHAT, SavedState
 from .trees import copies_in_main_memory, flatten, in_main_memory
 
 __all__ = [
@@ -38,10 +37,10 @@ __all__ = [
     "crc32_of",
     "flatten",
     "in_main_memory",
-    "match",
     "preserve_optimizer_state",
     "read_folder",
     "replacing",
+    "saved_state",
     "write_folder",
     "write_parts",
     "write_text",

@@ -26,7 +26,7 @@ from ..params import NamedModel, NamedParam, Param, inherit_master, saved_tensor
 from ..schedules import current
 from ..schema import check_names, refuse, write
 from ..update import Group, GroupPlan
-from .forms import WHAT, SavedGroup, SavedParam, SavedState
+from .saved_state import WHAT, SavedGroup, SavedParam, SavedState
 
 OnGrowth = Literal["mean", "zero"]
 

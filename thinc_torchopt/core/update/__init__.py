@@ -1,9 +1,9 @@
 """One update: from gradients to new values.
 
-Open step.py first: an update from top to bottom. noted.py collects the gradients. clipping.py measures and scales them,
-guard.py checks them; buffers.py restores buffers after a skipped batch. plan.py decides which torch optimizer and which
-param group (group.py) updates a param; built_algorithm.py builds and steps one torch optimizer, fused.py calls its
-fused kernel, param_states.py has its state. frozen_grads.py stops gradients of frozen params.
+Open step.py first: an update from top to bottom. grads.py collects the gradients, and stops those of frozen params.
+clipping.py measures and scales them, guard.py checks them; buffers.py restores buffers after a skipped batch. plan.py
+decides which torch optimizer and which param group (group.py) updates a param; built_algorithm.py builds and steps one
+torch optimizer, and has its state; fused.py calls its fused kernel.
 
 *group*: one of torch's param groups. Params with equal settings are in one group, even if the settings are from
 different blocks.
@@ -11,10 +11,9 @@ different blocks.
 
 from .buffers import KeptBuffers
 from .clipping import grad_norms, total_norm
-from .frozen_grads import FrozenGrads
+from .grads import FrozenGrads, NotedGrads
 from .group import Group
 from .guard import JOINT, GradGuard, name_of_set, rollback_settings
-from .noted import NotedGrads
 from .plan import GroupPlan
 from .step import Reduce, Step
 

@@ -8,7 +8,7 @@ Where torch has a fused kernel, most steps call it without torch's `step`: see f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from operator import is_
@@ -17,7 +17,16 @@ from typing import Any, Literal
 import torch
 
 from .. import kernels
-from ..algorithms import Algorithm, StateBeside, collect_beside, small_matrix
+from ..algorithms import (
+    Algorithm,
+    Fill,
+    Quantized,
+    StateBeside,
+    collect_beside,
+    fit_param_state,
+    map_tensors,
+    small_matrix,
+)
 from ..errors import ConfigError
 from ..host import is_hooked_after_step, is_hooked_before_step
 from ..params import Param
@@ -28,7 +37,6 @@ from ..types import BatchSize
 from .clipping import scale_grads
 from .fused import KERNELS, KernelLists
 from .group import Group
-from .param_states import ParamStates
 
 Parts = Sequence[tuple[Group, Sequence[Param]]]
 # How torch's classes refuse options, or a param.
@@ -329,6 +337,105 @@ class BuiltAlgorithm:
 
 
 # ---------------------------------------------------------------------- building it
+
+
+class ParamStates:
+    """The states in a torch optimizer, by param: read, replaced, and fitted to another tensor or shape.
+
+    optimizer (torch.optim.Optimizer): Any, with the params in its groups.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer = optimizer
+        self.optimizer_class = type(optimizer)
+
+    def get(self, param: Param) -> dict[str, Any]:
+        """The state of a param, in torch's form. Empty: none yet. Quantized tensors are dicts of their parts."""
+        state = dict(self._optimizer.state.get(param.tensor, {}))
+        return self._optimizer.to_plain(state) if isinstance(self._optimizer, Quantized) else state
+
+    def put(
+        self,
+        param: Param,
+        state: Mapping[str, Any],
+        *,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        on_growth: Fill = "mean",
+    ) -> None:
+        """Set the state of a param: from a file, or of the param that had its name. Its tensors are copied.
+
+        shape (Sequence[int]), dtype (torch.dtype): Of the param that had this state.
+        on_growth (Fill): How to fill new cells.
+        RAISES (StateError): It does not fit.
+        """
+        self._optimizer.state[param.tensor] = self._fit(param, state, param.tensor, shape, dtype, on_growth, copy=True)
+
+    def drop(self, param: Param) -> None:
+        """Drop the state of a param."""
+        self._optimizer.state.pop(param.tensor, None)
+
+    def keep_only(self, tensors: Collection[torch.Tensor]) -> None:
+        """Drop the states of all other tensors."""
+        state = self._optimizer.state
+        for tensor in [known for known in state if isinstance(known, torch.Tensor) and known not in tensors]:
+            del state[tensor]
+
+    def add_initial(self, built: torch.optim.Optimizer) -> None:
+        """Add the states that another optimizer of the class made when it was built, as Adagrad does, where there are
+        none.
+        """
+        for tensor, state in built.state.items():
+            if isinstance(tensor, torch.Tensor):
+                self._optimizer.state.setdefault(tensor, state)
+
+    def move(self, param: Param, new: torch.Tensor) -> None:
+        """Move the state of a param to a new tensor of the same shape, on any device, in any memory order."""
+        if param.tensor in self._optimizer.state:
+            state = self.get(param)
+            self.drop(param)
+            self._optimizer.state[new] = self._fit(param, state, new, param.shape, param.dtype)
+
+    def _fit(
+        self,
+        param: Param,
+        state: Mapping[str, Any],
+        tensor: torch.Tensor,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        on_growth: Fill = "mean",
+        *,
+        copy: bool = False,
+    ) -> dict[str, Any]:
+        """State of a param for a tensor: on its device, and in its memory order, as fused kernels need it."""
+        optimizer = self._optimizer
+        if isinstance(optimizer, Quantized):
+            if tuple(shape) == tuple(tensor.shape):
+                state = optimizer.from_plain(state, tensor)
+                return {name: value.clone() if name == "step" else value for name, value in state.items()}
+            state = optimizer.as_floats(state, torch.empty(tuple(shape), dtype=dtype))
+        fitted = fit_param_state(
+            self.optimizer_class,
+            state,
+            shape,
+            tensor,
+            on_growth=on_growth,
+            name=param.name,
+            row_size=param.row_size,
+            old_dtype=dtype,
+            options=None if param.group is None else param.group.entry,
+        )
+        if isinstance(optimizer, Quantized):
+            return optimizer.quantize(fitted, tensor)
+        nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
+        if nested:
+            fitted |= map_tensors(lambda value: value.to(tensor.device), nested)
+        if not copy:
+            return fitted
+        return {
+            name: value.clone() if isinstance(value, torch.Tensor) else map_tensors(torch.Tensor.clone, value)
+            for name, value in fitted.items()
+        }
 
 
 def build_optimizer(

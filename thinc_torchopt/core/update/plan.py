@@ -27,7 +27,7 @@ from ..schedules import current
 from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
 from ..types import Key, OnGrowth, ParamInfo
 from .built_algorithm import BuiltAlgorithm, build_optimizer, check_options
-from .frozen_grads import FrozenGrads
+from .grads import FrozenGrads
 from .group import Group
 
 Chosen = list[tuple[BuiltAlgorithm, list[tuple[Group, Sequence[Param]]]]]
