@@ -417,7 +417,8 @@ def test_controller_definition_fails_when_the_config_is_resolved(corpus, tmp_pat
     inside = definition(rule("x", "on_step_end", 'state["step"] > 1', STOP))
     config["training"]["optimizer"]["controller"]["definition"] = inside
     again = Config().from_str(config.to_str(), interpolate=False)
-    [found] = registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"].rules.definition.controllers
+    made = registry.resolve({"optimizer": again["training"]["optimizer"]})["optimizer"]
+    [found] = made.attachments["controller"].definition.controllers
     assert (found.name, found.triggers, found.rule.text) == ("x", ["on_step_end"], 'state["step"] > 1')
 
 
@@ -457,7 +458,7 @@ def test_controller_shipped_definition_fires_and_stays_quiet():
 
     assert fired(*[0.4] * 5) == [False] * 4 + [True]
     assert not any(fired(*[0.4] * 4, 0.6, *[0.4] * 4, math.inf))
-    assert TorchOptimizer(AdamW(), controller=rules).rules is rules
+    assert TorchOptimizer(AdamW(), controller=rules).attachments["controller"] is rules
 
 
 def test_controller_params_that_thaw_begin_anew():
