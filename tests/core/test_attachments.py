@@ -4,6 +4,7 @@ The oracle of a resumed run is one that was not stopped; that of a param which a
 float32 by hand.
 """
 
+import inspect
 import json
 import re
 from contextlib import contextmanager
@@ -57,10 +58,14 @@ class PullOfRun:
 
     def __init__(self, settings, run):
         self.node, self.strength, self.updates = run.nlp.get_pipe("parser").model, settings.strength, 0
-        self.inside = self.parts = self.substeps = 0
+        self.inside = self.parts = self.substeps = self.closings = 0
 
     def before_run(self):
         assert self.inside == 0
+
+    def close(self):
+        self.closings += 1
+        assert self.closings == 1
 
     def around_part(self, examples):
         return self
@@ -241,6 +246,24 @@ def test_block_that_may_change_does_and_its_neighbour_does_not():
     assert paths == {f"attachments.{name}.{key}" for name in ("freedom", "fixed") for key in ("@misc", "a")} | {
         "budget_x"
     }
+
+
+def test_blocks_whose_names_no_argument_can_have_are_left_out(monkeypatch):
+    points = [EntryPoint(name, "math:pi", GROUP) for name in ("my-block", "precision", "fine")]
+    monkeypatch.setattr(attachments.catalogue, "AVAILABLE_ENTRY_POINTS", {GROUP: points})
+    monkeypatch.setattr(attachments, "_entry_points", attachments._entry_points.__wrapped__)
+
+    @attachments.taking_blocks
+    def build(precision="float32", **blocks):
+        pass
+
+    assert list(inspect.signature(build).parameters) == ["precision", "fine"]
+
+
+def test_blocks_know_their_own_names():
+    names = attachments._entry_points()
+    assert {"budget", "checkpoint", "controller", "distributed", "privacy"} <= names.keys()
+    assert all(attachments._class_of_block(name).own_block == name for name in names)
 
 
 @pytest.mark.parametrize("value", ["no_such_package:Thing", "math:pi", "spacy.util:registry"])
