@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...core.compat import import_figure
 from ...core.errors import ConfigError
-from .runs import printable
+from .log_file import printable
 from .style import COLOURS, MUTED, check_place, colour_of, new_figure, save, scale_rates, set_ticks, style
 
 # Longer legends are put beside the picture.
