@@ -81,9 +81,11 @@ def _print(console: Console, found: Report) -> None:
         for run, row in zip(found.runs, rows)
     ]
     print_table(console, ["run", *headers], cells, numbers=headers)
+    if any(run.best for run in found.runs):
+        console.print("Scores are from 0 to 1, as SCORE in spaCy's table.\n")
     for table in found.labels:
         headers, labels = table.headers, table.cells(_MAX_LABELS)
-        console.print(f"{table.title}, from 0 to 1:", markup=False)
+        console.print(f"{table.title}:", markup=False)
         print_table(console, headers, labels, numbers=headers[1:])
     for line in found.told:
         console.print(line, markup=False)

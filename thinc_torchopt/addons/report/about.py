@@ -17,7 +17,8 @@ from .trained import Component
 if TYPE_CHECKING:
     from .report import Report
 
-_MAX_LABELS, _MAX_ROWS = 12, 100
+# Rows that are shown at once, and when the rest is opened.
+_MAX_LABELS, _FIRST_ROWS, _MAX_ROWS = 12, 25, 300
 _PHASES = {
     "updates": "updates",
     "evaluations": "evaluations on the dev set",
@@ -92,9 +93,14 @@ def _corpora(report: Report) -> Iterator[tuple[str, str, str, str]]:
 # ---------------------------------------------------------------------- labels
 
 
-def _label_table(table: Labels) -> tuple[str, list[str], list[list[str]], int]:
-    """Title, headers, rows, and the number of labels that are left out."""
-    return table.title, table.headers, table.cells(_MAX_ROWS), max(0, len(table.rows) - _MAX_ROWS)
+def _label_table(table: Labels) -> tuple[str, list[str], list[tuple[str, list[list[str]]]]]:
+    """Title, headers, and the rows: those that are shown, and those that can be opened, each with a title."""
+    cells, n = table.cells(_MAX_ROWS), len(table.rows)
+    parts = [("", cells[:_FIRST_ROWS])]
+    if n > _FIRST_ROWS:
+        left_out = f" ({n - _MAX_ROWS:,} of them left out)" if n > _MAX_ROWS else ""
+        parts.append((f"{_count(n - _FIRST_ROWS, 'rarer label')}{left_out}", cells[_FIRST_ROWS:]))
+    return table.title, table.headers, parts
 
 
 def _scores_are_of(report: Report) -> str:

@@ -99,7 +99,13 @@ def _tree(words: Sequence[str], marks: Sequence[Mark], first: int, name: str, is
     renderer = DependencyRenderer({**look, "offset_x": 60, "word_spacing": 24})
     renderer.direction = "rtl" if is_right_to_left else "ltr"
     shown = [_text(word).strip()[:_LONGEST_WORD] for word in words]
-    return renderer.render_svg(name, [{"text": word, "tag": tag} for word, tag in zip(shown, tags)], arcs)
+    svg = renderer.render_svg(name, [{"text": word, "tag": tag} for word, tag in zip(shown, tags)], arcs)
+    # displaCy leaves room for round arcs, which are three times as high.
+    top = max(0.0, renderer.offset_y - renderer.highest_level * renderer.distance / 6 - 10)
+    height = renderer.height - top
+    svg = svg.replace(f'height="{renderer.height}"', f'height="{height}"', 1)
+    svg = svg.replace(f"height: {renderer.height}px", f"height: {height}px", 1)
+    return svg.replace("<svg ", f'<svg viewBox="0 {top} {renderer.width} {height}" ', 1)
 
 
 def _label(mark: Mark) -> str:
