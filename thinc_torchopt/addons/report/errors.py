@@ -280,8 +280,9 @@ def _trees(example: Example, found: Compared) -> Iterator[Passage]:
     for i, is_counted in enumerate(counted):
         if is_counted:
             found.annotated["dep"][here[i][1]] += 1
-            found.predicted["dep"][there[i][1]] += there[i][1] not in _NO_DEPS
             found.right["dep"][here[i][1]] += here[i] == there[i]
+        if deps[i] is not None and there[i][1] not in _NO_DEPS:
+            found.predicted["dep"][there[i][1]] += 1
     for first, last in _passages(doc, example.reference, ()):
         differ = [i for i in range(first, last) if counted[i] and here[i] != there[i]]
         right = sum(counted[first:last]) - len(differ)
