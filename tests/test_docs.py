@@ -181,6 +181,8 @@ def run_spacy(args, folder, monkeypatch):
         make_model(folder / args[2])
         write_stream(folder / args[3], 4)
     is_for_logs = args[:2] in (["torchopt", "report"], ["torchopt", "controller"])
+    if args[:2] == ["torchopt", "report"] and "--model" in args:
+        make_model(folder / args[args.index("--model") + 1])
     for log in (arg for arg in args if is_for_logs and arg.endswith(".jsonl")):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)
         (folder / log).write_text(LOG)

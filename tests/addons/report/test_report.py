@@ -823,19 +823,20 @@ def test_report_of_a_trained_pipeline(trained, tmp_path):
 
 def test_report_refuses_what_does_not_go_together(tmp_path):
     log, other = write(tmp_path / "a" / "log.jsonl", rows(3)), write(tmp_path / "b" / "log.jsonl", rows(3))
-    (tmp_path / "model").mkdir()
+    for name, meta in [("training/model-best", "{}"), ("damaged", "{")]:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "meta.json").write_text(meta)
+        (tmp_path / name / "config.cfg").write_text("[nlp]\n")
     texts = write(tmp_path / "dev.spacy", [])
     for logs, options, said in [
         ([log], {"texts": texts}, "no trained pipeline to make them. Add --model training/model-best"),
-        ([log, other], {"model": tmp_path / "model"}, "expected the log of one"),
-        ([log], {"model": tmp_path / "model"}, "meta.json and config.cfg, found none"),
+        ([log, other], {"model": spacy.blank("en")}, "expected the log of one"),
+        ([log], {"model": tmp_path}, "meta.json and config.cfg, found one without"),
+        ([log], {"model": tmp_path / "training"}, "Give the one in it: .*model-best"),
+        ([log], {"model": tmp_path / "damaged"}, "Can't read the trained pipeline"),
     ]:
         with pytest.raises(ConfigError, match=said):
             read_report(*logs, **options)
-    (tmp_path / "model" / "meta.json").write_text("{")
-    (tmp_path / "model" / "config.cfg").write_text("[nlp]\n")
-    with pytest.raises(ConfigError, match="Can't read the trained pipeline"):
-        read_report(log, model=tmp_path / "model")
 
 
 @needs_matplotlib

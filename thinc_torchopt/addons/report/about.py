@@ -62,8 +62,11 @@ def lines_of(report: Report) -> Iterator[str]:
         spent = ", ".join(f"{what} {time} ({share:.0f}%)" for what, time, share in rows)
         yield f"Time{f' of {label}' if len(report.runs) > 1 else ''}: {spent}."
     if report.compared is not None:
+        name = printable(report.compared.name)
         for kind in report.compared.kinds:
-            yield f"{title_of(kind.kind)}: {_count(kind.wrong, 'error')} in {printable(report.compared.name)}."
+            yield f"{title_of(kind.kind)}: {_count(kind.wrong, 'error')} in {name}."
+        if not report.compared.kinds:
+            yield f"No errors can be shown: {name} has no annotation of what the pipeline predicts."
 
 
 # ---------------------------------------------------------------------- what was trained on what

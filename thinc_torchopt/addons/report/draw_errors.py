@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from spacy.displacy import DependencyRenderer, EntityRenderer, SpanRenderer
@@ -16,6 +17,7 @@ from .log_file import printable
 
 # displaCy's own, but for the colours, which are the page's.
 _MARK = '<mark class="{verdict}">{text}<b>{label}</b></mark>'
+_WRONG = " \u2717"
 # Words on each side of the arcs that are drawn, and the most words.
 _AROUND, _MOST_DRAWN = 2, 40
 _LONGEST_LABEL, _LONGEST_WORD = 60, 40
@@ -37,7 +39,14 @@ def draw(passage: Passage, kind: str, name: str, *, is_right_to_left: bool) -> l
         ]
     if kind in ("ents", "tag", "pos", "morph"):
         return [(what, _entities(passage, marks, by_words=kind != "ents")) for what, marks in rows]
-    return [(what, _spans(passage, marks)) for what, marks in rows]
+    return [
+        (what, _spans(passage, marks) if _overlap(marks) else _entities(passage, marks, by_words=False))
+        for what, marks in rows
+    ]
+
+
+def _overlap(marks: Sequence[Mark]) -> bool:
+    return any(after.start < before.end for before, after in pairwise(sorted(marks)))
 
 
 def _entities(passage: Passage, marks: Sequence[Mark], *, by_words: bool) -> str:
@@ -49,7 +58,7 @@ def _entities(passage: Passage, marks: Sequence[Mark], *, by_words: bool) -> str
         start, end = mark.start, mark.end
         if by_words:
             start, end = starts[start], starts[start] + max(1, len(passage.words[start].rstrip()))
-        if not shown or start >= shown[-1]["end"]:  # displaCy repeats text where entities overlap
+        if not shown or start >= shown[-1]["end"]:  # cut at the same place
             verdict = "right" if mark.is_right else "wrong"
             shown.append({"start": start, "end": end, "label": _label(mark), "params": {"verdict": verdict}})
     renderer = EntityRenderer({"template": _MARK})
@@ -65,10 +74,13 @@ def _spans(passage: Passage, marks: Sequence[Mark]) -> str:
     for mark in marks:
         inside = [i for i, end in enumerate(ends) if starts[i] < mark.end and mark.start < end]
         if inside:
-            label = _label(mark) + ("" if mark.is_right else " \u2717")
+            label = _label(mark) + ("" if mark.is_right else _WRONG)
             spans.append({"start_token": inside[0], "end_token": inside[-1] + 1, "label": label})
     words = [_text(word).rstrip() for word in passage.words]
-    colours = {span["label"]: "var(--wrong)" if span["label"].endswith("\u2717") else "var(--right)" for span in spans}
+    colours = {
+        span["label"]: "var(--wrong-mark)" if span["label"].endswith("\u2717") else "var(--right-mark)"
+        for span in spans
+    }
     renderer = SpanRenderer({"colors": colours})
     return renderer.render([{"tokens": words, "spans": spans, "settings": {"direction": "auto"}}])
 

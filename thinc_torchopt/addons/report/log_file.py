@@ -186,7 +186,7 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
     """The undamaged lines, with their numbers; at the end, adds notes on others. kept (Sized): The lines kept so
     far.
     """
-    damaged, first_damaged, n = [], "", 0
+    damaged, first_damaged, n = [], b"", 0
     try:
         with path.open("rb") as file:
             for n, line in enumerate(file, 1):
@@ -195,16 +195,16 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
                 record = parse(line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line)
                 if record is None:
                     damaged.append(n)
-                    first_damaged = first_damaged or line[:80].decode("utf8", errors="replace").strip()
+                    first_damaged = first_damaged or line[:80]
                 else:
                     yield n, record
     except OSError as error:
-        raise ConfigError(f"Can't read the training log {path}: {error}.") from error
+        raise ConfigError(f"Can't read the training log {_shown(path)}: {error}.") from error
     if damaged and len(damaged) >= len(kept):
         raise ConfigError(
-            f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as "
-            f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Use the file in 'path' of "
-            "the block 'thinc-torchopt.JSONLinesLogger.v1'."
+            f"Can't read the training log {_shown(path)}: expected lines of JSON with 'step' and 'losses', as "
+            f"JSONLinesLogger writes them, found in line {damaged[0]}: {_quoted(first_damaged)}. Use the file in "
+            "'path' of the block 'thinc-torchopt.JSONLinesLogger.v1'."
         )
     if damaged == [n]:
         notes.append(
@@ -214,6 +214,19 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
     elif damaged:
         named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
         notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
+
+
+def _shown(path: Path) -> Path:
+    """A path as users write it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _quoted(line: bytes) -> str:
+    try:
+        return repr(line.decode("utf8").strip())
+    except UnicodeDecodeError:  # perhaps cut within a letter
+        return "what is no text" if b"\x00" in line or b"\xff" in line else repr(line.decode("utf8", "replace").strip())
 
 
 def _goes_back(path: Path, last: int, step: int, line: int) -> str:

@@ -115,22 +115,18 @@ def read_report(
         raise ConfigError(
             f"Can't show errors on {texts}: there is no trained pipeline to make them. Add --model training/model-best."
         )
+    trained = read_folder(Path(model)) if isinstance(model, (str, Path)) else None
     runs = read_runs([Path(log) for log in logs])
-    if model is None:
-        return Report(runs, runs[0].trained if len(runs) == 1 else None)
-    if len(runs) > 1:
+    if model is not None and len(runs) > 1:
         raise ConfigError(
-            f"Can't use --model {_name(model)} for {len(runs)} trainings: expected the log of one. Give the log of the "
-            "training that saved it."
+            f"Can't use --model for {len(runs)} trainings, {', '.join(run.label for run in runs)}: expected the log of "
+            "one. Give the log of the training that saved it."
         )
-    if isinstance(model, Language):
+    if len(runs) == 1 and trained is None:
         trained = runs[0].trained
-        nlp: Language | None = model
-    else:
-        trained, nlp = read_folder(Path(model)), None
-    if texts is None:
+    if model is None or texts is None:
         return Report(runs, trained)
-    return Report(runs, trained, compare(_load(Path(str(model))) if nlp is None else nlp, Path(texts)))
+    return Report(runs, trained, compare(model if isinstance(model, Language) else _load(Path(model)), Path(texts)))
 
 
 def _load(folder: Path) -> Language:
@@ -143,10 +139,6 @@ def _load(folder: Path) -> Language:
             f"Can't load the trained pipeline {folder}: {said[:300].rstrip('.')}. If it has components of your own, "
             "add --code functions.py."
         ) from error
-
-
-def _name(model: object) -> str:
-    return model.meta["name"] if isinstance(model, Language) else str(model)
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:

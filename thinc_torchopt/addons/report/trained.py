@@ -66,7 +66,7 @@ class Trained:
     def main_lines(self) -> str:
         """The main lines of the config."""
         training = _block(self.config, "training")
-        kept = {name: value for name, value in training.items() if name not in _MINOR and not _is_nothing(value)}
+        kept = _without_nothing({name: value for name, value in training.items() if name not in _MINOR})
         try:
             lines = Config({"training": kept}).to_str(interpolate=False).splitlines()
         except Exception:  # confection's own kinds, for what is no config
@@ -99,9 +99,15 @@ def read_folder(folder: Path) -> Trained:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf8"))
         config = Config().from_str((folder / "config.cfg").read_text(encoding="utf8"), interpolate=False)
     except OSError as error:
+        inside = [name for name in ("model-best", "model-last") if (folder / name / "meta.json").is_file()]
+        hint = (
+            f"Give the one in it: {folder / inside[0]}."
+            if inside
+            else "Give the folder that spacy train has saved, such as training/model-best."
+        )
         raise ConfigError(
-            f"Can't read the trained pipeline {folder}: expected a folder with meta.json and config.cfg, found none: "
-            f"{error.strerror}. Give the folder that spacy train has saved, such as training/model-best."
+            f"Can't read the trained pipeline {folder}: expected a folder with meta.json and config.cfg, found "
+            f"{'a file' if folder.is_file() else 'one without'}. {hint}"
         ) from error
     except Exception as error:  # of json, and confection's own kinds
         raise ConfigError(f"Can't read the trained pipeline {folder}: {error} Train or copy it again.") from error
@@ -137,5 +143,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _is_nothing(value: Any) -> bool:
-    return value is None or value == [] or value == {}
+def _without_nothing(section: dict[str, Any]) -> dict[str, Any]:
+    """A section without what is null or empty."""
+    kept = {name: _without_nothing(value) if isinstance(value, dict) else value for name, value in section.items()}
+    return {name: value for name, value in kept.items() if value is not None and value not in ([], {})}
