@@ -57,7 +57,7 @@ def lines_of(report: Report) -> Iterator[str]:
             texts = report.corpus(name)
             if texts is not None and texts.n_texts is not None and texts.n_words is not None:
                 told.append(f"{name} {_count(texts.n_texts, 'text')}, {_count(texts.n_words, 'word')}")
-        yield f"Trained: {', '.join(names)}. " + (f"Corpora: {'; '.join(told)}." if told else "")
+        yield f"Trained: {', '.join(names)}." + (f" Corpora: {'; '.join(told)}." if told else "")
     for label, rows in _times(report):
         spent = ", ".join(f"{what} {time} ({share:.0f}%)" for what, time, share in rows)
         yield f"Time{f' of {label}' if len(report.runs) > 1 else ''}: {spent}."
