@@ -10,7 +10,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from spacy.displacy import DependencyRenderer, EntityRenderer, SpanRenderer
+from spacy.displacy.render import DependencyRenderer, EntityRenderer, SpanRenderer
 
 from .errors import Mark, Passage
 from .log_file import printable
@@ -70,7 +70,7 @@ def _spans(passage: Passage, marks: Sequence[Mark]) -> str:
     for word in passage.words:
         starts.append(starts[-1] + len(word))
     ends = [start + len(word.rstrip()) for start, word in zip(starts, passage.words)]
-    spans = []
+    spans: list[dict[str, Any]] = []
     for mark in marks:
         inside = [i for i, end in enumerate(ends) if starts[i] < mark.end and mark.start < end]
         if inside:

@@ -100,11 +100,11 @@ class Compared:
     n_texts: int
     n_words: int
     scores: dict[str, Any]
-    kinds: list[KindOfErrors]
-    annotated: Counts
-    predicted: Counts
-    right: Counts
-    is_right_to_left: bool = False
+    is_right_to_left: bool
+    kinds: list[KindOfErrors] = field(default_factory=list)
+    annotated: Counts = field(default_factory=lambda: defaultdict(Counter))
+    predicted: Counts = field(default_factory=lambda: defaultdict(Counter))
+    right: Counts = field(default_factory=lambda: defaultdict(Counter))
 
 
 def compare(nlp: Language, path: Path) -> Compared:
@@ -139,9 +139,7 @@ def compare(nlp: Language, path: Path) -> Compared:
         len(examples),
         sum(len(example.reference) for example in examples),
         scores,
-        [],
-        *(defaultdict(Counter) for _ in range(3)),
-        is_right_to_left=nlp.vocab.writing_system.get("direction") == "rtl",
+        nlp.vocab.writing_system.get("direction") == "rtl",
     )
     for kind, component, passages_of in _kinds(nlp, examples, found):
         errors = KindOfErrors(kind, component)
@@ -230,15 +228,15 @@ def _spans(
         wrong = len(set(here) ^ set(there))
         words, is_cut = _words(doc, first, last)
         room = sum(map(len, words))
-        marks = (
+        marks = [
             [
                 Mark(a - start, min(b - start, room), label, (a, b, label) in right)
                 for a, b, label in those
                 if a - start < room
             ]
             for those in (here, there)
-        )
-        yield Passage(0, wrong, len(set(here) & set(there)), words, *marks, is_cut=is_cut)
+        ]
+        yield Passage(0, wrong, len(set(here) & set(there)), words, marks[0], marks[1], is_cut=is_cut)
 
 
 # ---------------------------------------------------------------------- tags and trees
@@ -260,11 +258,11 @@ def _tokens(example: Example, found: Compared, kind: str, attribute: str) -> Ite
         differ = [i for i in range(first, last) if annotated[i] is not None and annotated[i] != predicted[i]]
         known = sum(annotated[i] is not None for i in range(first, last))
         words, is_cut = _words(doc, first, last)
-        marks = (
+        marks = [
             [Mark(i - first, i - first + 1, labels[i] or "nothing", False) for i in differ if i - first < len(words)]
             for labels in (annotated, predicted)
-        )
-        yield Passage(0, len(differ), known - len(differ), words, *marks, is_cut=is_cut)
+        ]
+        yield Passage(0, len(differ), known - len(differ), words, marks[0], marks[1], is_cut=is_cut)
 
 
 def _trees(example: Example, found: Compared) -> Iterator[Passage]:
@@ -287,10 +285,10 @@ def _trees(example: Example, found: Compared) -> Iterator[Passage]:
         differ = [i for i in range(first, last) if counted[i] and here[i] != there[i]]
         right = sum(counted[first:last]) - len(differ)
         words, is_cut = _words(doc, first, last)
-        marks = (
+        marks = [
             [_arc(i, arcs[i], first, len(words)) for i in differ if i - first < len(words)] for arcs in (here, there)
-        )
-        yield Passage(0, len(differ), right, words, *marks, is_cut=is_cut)
+        ]
+        yield Passage(0, len(differ), right, words, marks[0], marks[1], is_cut=is_cut)
 
 
 def _arc(i: int, arc: tuple[Any, str], first: int, n: int) -> Mark:
@@ -355,7 +353,8 @@ def _passages(doc: Doc, reference: Doc, spans: Any) -> Iterator[tuple[int, int]]
 
 def _words(doc: Doc, first: int, last: int) -> tuple[list[str], bool]:
     """The words of a passage with the white space after each, and whether they were cut."""
-    words, room = [], _MOST_CHARACTERS
+    words: list[str] = []
+    room = _MOST_CHARACTERS
     for token in doc[first:last]:
         text = token.text_with_ws
         if len(text) > room:

@@ -216,14 +216,11 @@ def with_others(paths: Sequence[Path]) -> list[Path]:
     found = list(dict.fromkeys(path.absolute() for path in paths))
     for path in tuple(found):
         for further in (-1, 1):
-            at: Path | None = path
-            while at is not None:
-                before, at = at, _sibling(at, further)
-                later = before if further < 0 else at
-                if at is None or not at.is_file() or not (_first_step(later) or 0):
-                    break
-                if at not in found and _first_step(at) is not None:
-                    found.append(at)
+            at, beside = path, _sibling(path, further)
+            while beside is not None and beside.is_file() and _first_step(at if further < 0 else beside):
+                if beside not in found and _first_step(beside) is not None:
+                    found.append(beside)
+                at, beside = beside, _sibling(beside, further)
     return found
 
 
