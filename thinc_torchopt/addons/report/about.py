@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .draw_errors import draw
 from .errors import N_WORST, Compared, KindOfErrors
-from .labels import Labels, title_of
+from .labels import Labels, shown, title_of
 from .log_file import printable
 from .runs import duration
 from .trained import Component
@@ -22,8 +22,8 @@ _MAX_LABELS, _FIRST_ROWS, _MAX_ROWS = 12, 25, 300
 _PHASES = {
     "updates": "updates",
     "evaluations": "evaluations on the dev set",
-    "saving": "logging, and saving models and checkpoints",
-    "data": "reading texts and making batches",
+    "saving": "logging and saving",
+    "data": "reading texts",
 }
 _HOW = {
     "cats": "A text is worse, the further the score of a wrong category is from what is annotated: from 1 if the "
@@ -73,7 +73,7 @@ def lines_of(report: Report) -> Iterator[str]:
 
 
 def _component(one: Component) -> tuple[str, str, str]:
-    labels = [printable(label) for label in one.labels[:_MAX_LABELS]]
+    labels = [shown(label) for label in one.labels[:_MAX_LABELS]]
     more = one.n_labels - len(labels)
     told = ", ".join(labels) + (f" and {more:,} more" if more > 0 and labels else "")
     kind = ", ".join(printable(text) for text in (one.factory, one.architecture) if text)
@@ -137,17 +137,17 @@ def _times(report: Report) -> Iterator[tuple[str, list[tuple[str, str, float]]]]
 
 
 def _errors(kind: KindOfErrors, compared: Compared, i: int) -> dict[str, Any]:
-    shown = []
+    passages = []
     for j, passage in enumerate(kind.worst):
         drawn = draw(passage, kind.kind, f"error-{i}-{j}", is_right_to_left=compared.is_right_to_left)
         told = f"Text {passage.number:,}: {passage.wrong:,} wrong, {passage.right:,} right"
-        shown.append(
+        passages.append(
             {
                 "told": told if kind.kind != "cats" else f"Text {passage.number:,}",
                 "rows": drawn,
                 "text": "" if drawn else printable(passage.text.replace("\n", " ")),
                 "categories": [
-                    (printable(name), "annotated" if holds else "not annotated", f"{score:.2f}")
+                    (shown(name), "annotated" if holds else "not annotated", f"{score:.2f}")
                     for name, holds, score in passage.categories
                 ],
                 "is_cut": passage.is_cut,
@@ -157,7 +157,12 @@ def _errors(kind: KindOfErrors, compared: Compared, i: int) -> dict[str, Any]:
     worst = "all" if kind.n_passages <= N_WORST else f"the {N_WORST} worst"
     where = "texts" if kind.kind == "cats" else "sentences" if kind.kind == "dep" else "places"
     told = "no errors" if not kind.wrong else f"{worst} of {_count(kind.n_passages, where[:-1])} with errors"
-    return {"title": f"{title_of(kind.kind)}: {told}", "how": how, "by": printable(kind.component), "passages": shown}
+    return {
+        "title": f"{title_of(kind.kind)}: {told}",
+        "how": how,
+        "by": printable(kind.component),
+        "passages": passages,
+    }
 
 
 def _how_of_spans(kind: str) -> str:

@@ -13,14 +13,14 @@ from typing import Any
 from spacy.displacy.render import DependencyRenderer, EntityRenderer, SpanRenderer
 
 from .errors import Mark, Passage
-from .log_file import printable
+from .labels import shown
 
-# displaCy's own, but for the colours, which are the page's.
-_MARK = '<mark class="{verdict}">{text}<b>{label}</b></mark>'
+# As displaCy's own. The page has the colours; and a label does not decide in which direction a text is written.
+_MARK = '<mark class="{verdict}">{text}<bdi>{label}</bdi></mark>'
 _WRONG = " \u2717"
 # Words on each side of the arcs that are drawn, and the most words.
 _AROUND, _MOST_DRAWN = 2, 40
-_LONGEST_LABEL, _LONGEST_WORD = 60, 40
+_LONGEST_WORD = 40
 
 
 def draw(passage: Passage, kind: str, name: str, *, is_right_to_left: bool) -> list[tuple[str, str]]:
@@ -53,16 +53,16 @@ def _entities(passage: Passage, marks: Sequence[Mark], *, by_words: bool) -> str
     starts = [0]
     for word in passage.words:
         starts.append(starts[-1] + len(word))
-    shown: list[dict[str, Any]] = []
+    ents: list[dict[str, Any]] = []
     for mark in marks:
         start, end = mark.start, mark.end
         if by_words:
             start, end = starts[start], starts[start] + max(1, len(passage.words[start].rstrip()))
-        if not shown or start >= shown[-1]["end"]:  # cut at the same place
+        if not ents or start >= ents[-1]["end"]:  # cut at the same place
             verdict = "right" if mark.is_right else "wrong"
-            shown.append({"start": start, "end": end, "label": _label(mark), "params": {"verdict": verdict}})
+            ents.append({"start": start, "end": end, "label": _label(mark), "params": {"verdict": verdict}})
     renderer = EntityRenderer({"template": _MARK})
-    return renderer.render([{"text": _text(passage.text), "ents": shown, "settings": {"direction": "auto"}}])
+    return renderer.render([{"text": _text(passage.text), "ents": ents, "settings": {"direction": "auto"}}])
 
 
 def _spans(passage: Passage, marks: Sequence[Mark]) -> str:
@@ -110,8 +110,8 @@ def _tree(words: Sequence[str], marks: Sequence[Mark], first: int, name: str, is
     look = {"compact": True, "distance": 92, "color": "currentColor", "bg": "transparent", "font": "inherit"}
     renderer = DependencyRenderer({**look, "offset_x": 60, "word_spacing": 24})
     renderer.direction = "rtl" if is_right_to_left else "ltr"
-    shown = [_text(word).strip()[:_LONGEST_WORD] for word in words]
-    svg = renderer.render_svg(name, [{"text": word, "tag": tag} for word, tag in zip(shown, tags)], arcs)
+    texts = [_text(word).strip()[:_LONGEST_WORD] for word in words]
+    svg = renderer.render_svg(name, [{"text": word, "tag": tag} for word, tag in zip(texts, tags)], arcs)
     # displaCy leaves room for round arcs, which are three times as high.
     top = max(0.0, renderer.offset_y - renderer.highest_level * renderer.distance / 6 - 10)
     height = renderer.height - top
@@ -121,8 +121,7 @@ def _tree(words: Sequence[str], marks: Sequence[Mark], first: int, name: str, is
 
 
 def _label(mark: Mark) -> str:
-    label = printable(mark.label)
-    return escape(label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}\u2026")
+    return escape(shown(mark.label))
 
 
 def _text(text: str) -> str:

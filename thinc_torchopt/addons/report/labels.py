@@ -32,6 +32,7 @@ _COLUMNS = (
     ("predicted", "predicted"),
     ("right", "right"),
 )
+_LONGEST = 60
 _UNKNOWN = "\u2013"
 # Of a larger corpus, the first texts are counted.
 MOST_WORDS = 300_000
@@ -75,7 +76,7 @@ class Labels:
     def cells(self, most: int) -> list[list[str]]:
         """The rows of a table. most (int): The most rows."""
         return [
-            [printable(label), *(_cell(getattr(row, key)) for _, key in self._columns)]
+            [shown(label), *(_cell(getattr(row, key)) for _, key in self._columns)]
             for label, row in list(self.rows.items())[:most]
         ]
 
@@ -141,6 +142,12 @@ def tables_of(scores: Mapping[str, Any], train: Counts, dev: Counts, predicted: 
             by_size = sorted(rows, key=lambda label: (-(rows[label].annotated or rows[label].in_train or 0), label))
             found.append(Labels(kind, {label: rows[label] for label in by_size}))
     return found
+
+
+def shown(label: str) -> str:
+    """A label as a page shows it: on one line, and not too long."""
+    label = printable(label)
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}\u2026"
 
 
 def prf(right: int, predicted: int, annotated: int) -> tuple[float, float, float]:
