@@ -66,7 +66,7 @@ def lines_of(report: Report) -> Iterator[str]:
         for kind in report.compared.kinds:
             yield f"{title_of(kind.kind)}: {_count(kind.wrong, 'error')} in {name}."
         if not report.compared.kinds:
-            yield f"No errors can be shown: {name} has no annotation of what the pipeline predicts."
+            yield f"No errors can be shown: {name} has no annotations that the pipeline predicts."
 
 
 # ---------------------------------------------------------------------- what was trained on what

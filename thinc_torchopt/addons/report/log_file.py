@@ -226,7 +226,11 @@ def _quoted(line: bytes) -> str:
     try:
         return repr(line.decode("utf8").strip())
     except UnicodeDecodeError:  # perhaps cut within a letter
-        return "what is no text" if b"\x00" in line or b"\xff" in line else repr(line.decode("utf8", "replace").strip())
+        return (
+            "other bytes than text"
+            if b"\x00" in line or b"\xff" in line
+            else repr(line.decode("utf8", "replace").strip())
+        )
 
 
 def _goes_back(path: Path, last: int, step: int, line: int) -> str:

@@ -1,4 +1,4 @@
-"""What was trained on what: from the first line of a log, or from the folder of the trained pipeline.
+"""The trained pipeline, its corpora and its config: from the first line of a log, or from the folder of the trained pipeline.
 
 The pipeline is not loaded for it. Both may come from anyone: what has another form than expected is left out.
 """
@@ -36,7 +36,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Trained:
-    """What was trained.
+    """A trained pipeline, or one in training.
 
     lang (str): Its language.
     config (dict): The blocks of the config that say how, interpolated: at least "training", if it is known.
