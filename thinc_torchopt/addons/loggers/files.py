@@ -113,7 +113,9 @@ def record_of(info: Info, losses: dict[str, float]) -> dict[str, Any]:
 
 
 def what_is_trained(nlp: Language) -> dict[str, Any]:
-    """The components that are trained, the corpora, and the settings: for reports. Of labels at most `_MOST_LABELS` of each component."""
+    """The components that are trained, the corpora, and the settings, for reports. Of each component at most
+    `_MOST_LABELS` labels.
+    """
     config = nlp.config.interpolate()
     training = {name: value for name, value in config["training"].items() if name not in ("logger", "score_weights")}
     components = []

@@ -1,4 +1,4 @@
-"""The trained pipeline, its corpora and its config: from the first line of a log, or from the folder of the trained pipeline.
+"""A trained pipeline, its corpora and its config: from the first line of a log, or from the folder of the pipeline.
 
 The pipeline is not loaded for it. Both may come from anyone: what has another form than expected is left out.
 """
