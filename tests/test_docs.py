@@ -28,6 +28,7 @@ from .addons.streams.streams import make_model, write_stream
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .models import pipeline_params, same, toy_examples, toy_pipeline
+from .runs import config_for
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,7 +202,7 @@ def run_spacy(args, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", [block for block in blocks("python") if not block.id.startswith(("python.md", "start-here.md"))]
+    "text", [b for b in blocks("python") if not b.id.startswith(("extend.md", "python.md", "start-here.md"))]
 )
 def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     """With the names that the text around them explains: an optimizer, and models with gradients."""
@@ -239,6 +240,31 @@ def test_docs_python_page_runs(tmp_path, monkeypatch):
     assert (tmp_path / "model-best" / "meta.json").is_file() and names["scores"]["ents_f"] > 0.5
     found = [path.name for path in steps_of(tmp_path / "training" / "state")]
     assert found == ["step-00000015", "step-00000019"]
+
+
+def test_docs_extend_page_trains(tmp_path, monkeypatch):
+    """Its one file and its config, by its command, with smaller numbers: each of the four parts has its effect."""
+    page = (ROOT / "docs" / "extend.md").read_text()
+    code, block, command = (
+        re.search(rf"^```{kind}\n(.*?)^```", page, re.M | re.S)[1] for kind in ("python", "cfg", "bash")
+    )
+    for shown, smaller in {"every = 500": "every = 2", "tagger < 0.1": "tagger > 0", "words = 30": "words = 3"}.items():
+        assert block.count(shown) == 1
+        block = block.replace(shown, smaller)
+    config = config_for(tmp_path, toy_corpus(tmp_path), steps=6)
+    config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": "log.jsonl"}
+    config["training"]["optimizer"] = Config().from_str(block.replace("[training.", "["))["optimizer"]
+    config["training"]["optimizer"]["controller"]["rules"]["stop_when_learned"]["patience"] = {"patience_threshold": 4}
+    config.to_disk(tmp_path / "config.cfg")
+    (tmp_path / "own.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    spacy_cli(*shlex.split(command)[1:])
+    lines = list(srsly.read_jsonl("log.jsonl"))
+    assert [line["learn_rates"]["default"] for line in lines] == [0.001, 0.001, 0.0005, 0.0005, 0.00025]
+    assert lines[-1]["controller"][0]["values"]["tagger"] == lines[-1]["losses"]["tagger"]
+    assert lines[0]["long_texts"] < lines[-1]["long_texts"]
+    saved = Config().from_disk("training/model-last/config.cfg")
+    assert saved["training"]["optimizer"]["algorithm"]["@torch_optimizers"] == "sign_sgd.v1"
 
 
 def test_docs_quick_start_needs_entities_alone(tmp_path, monkeypatch):
