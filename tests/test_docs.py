@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from spacy.tokens import Doc, DocBin
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
+from thinc_torchopt.about import __version__
 from thinc_torchopt.core.compat import has_flwr, has_matplotlib, has_pytorch_optimizer, has_tensorboard
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
@@ -151,11 +153,12 @@ def help_of(script):
 
 
 def check_pip(args):
-    """That the extras exist."""
+    """That the extras exist, and the version of a wheel is this one."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = {extra for arg in args for found in re.findall(r"\[(.*)\]", arg) for extra in found.split(",")}
     assert args[0] == "install" and extras <= set(setup["options.extras_require"])
+    assert all(f"/thinc_torchopt-{__version__}-py3-" in arg for arg in args if arg.split("[")[0].endswith(".whl"))
 
 
 def check_flower(program, args):
@@ -334,6 +337,17 @@ def press_ctrl_c(args, after_lines):
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate()
     assert process.returncode == 130, output
+
+
+@pytest.mark.parametrize("site", ["", "https://docs.example.org/here"])
+def test_docs_links_of_the_wheel_lead_out_of_the_clone(site):
+    """The wheel's README: relative links become links to the site, or text while it has no address."""
+    text = (ROOT / "README.md").read_text()
+    shown = runpy.run_path(str(ROOT / "setup.py"))["description"](text, site)
+    assert not re.findall(r"\]\((?!https://)", shown)
+    assert f"[Start here]({site}/docs/start-here.html)" in shown if site else "**Start here**" in shown
+    assert site == "" or f"]({site}/docs/report.svg)" in shown
+    assert re.findall(r"\]\((?!https://)[^)]*\.(?!md|svg)\w+\)", text) == []  # the site has these under other names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,6 +1,7 @@
 """`make test-wheel`: what is in the sdist and the wheel, and a training in a bare venv, outside of the repository."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -48,6 +49,14 @@ def test_wheel_has_the_package_and_nothing_else(built):
     assert {"thinc_torchopt/py.typed", "thinc_torchopt/addons/report/page.html"} <= names
 
 
+def test_wheel_describes_itself_without_dead_links(built):
+    _, wheel, _ = built
+    with ZipFile(wheel) as archive:
+        [path] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        described = archive.read(path).decode("utf8")
+    assert "spacy torchopt init" in described and not re.findall(r"\]\((?!https://)", described)
+
+
 def test_sdist_builds_the_wheel_that_the_repository_builds(built):
     _, wheel, direct = built
     first, second = ({file.filename: file.CRC for file in ZipFile(path).infolist()} for path in (wheel, direct))
@@ -58,7 +67,7 @@ def test_sdist_has_no_part_of_the_tests(built):
     sdist, _, _ = built
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", *tracked("thinc_torchopt")} <= names
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py", *tracked("thinc_torchopt")} <= names
     assert not any(name.startswith("tests") for name in names)
 
 
