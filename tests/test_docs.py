@@ -78,19 +78,25 @@ def blocks(language):
 
 
 def commands():
-    """The commands of each block in the docs, but for those that stand in the heads of the configs too, which
-    test_configs.py runs; those that start several processes: tests/addons/distributed/test_docs.py; and those of
-    start-here.md, which belong together: they have a test below.
+    """The commands of each block in the docs, with the settings that stand above them in their section. Left out are
+    commands in the heads of the configs, which test_configs.py runs; those that start several processes:
+    tests/addons/distributed/test_docs.py; and those of pages that have a test below.
     """
     in_heads = [command for name in NAMES for command in commands_in_head(name)]
-    found = []
-    for block in blocks("bash"):
-        lines = block.values[0].replace("\\\n", " ").splitlines()
-        block_commands = [shlex.split(line, comments=True) for line in lines]
-        kept = [c for c in block_commands if c and c not in in_heads and "--nproc-per-node" not in c]
-        if kept and kept not in found and not block.id.startswith("start-here.md"):
-            found.append(kept)
-    return found
+    found = {}
+    for page in PAGES:
+        for section in re.split(r"^(?=##? )", page.read_text(), flags=re.MULTILINE):
+            settings = ""
+            for language, block in re.findall(r"^```(bash|ini)\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL):
+                if language == "ini":
+                    settings += block
+                    continue
+                lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
+                kept = [line for line in lines if line and line not in in_heads and "--nproc-per-node" not in line]
+                shown = " && ".join(map(" ".join, kept))
+                if kept and page.name not in ("README.md", "start-here.md", "extend.md"):
+                    found.setdefault((shown, settings), pytest.param(kept, settings, page.name, id=shown))
+    return list(found.values())
 
 
 @pytest.mark.parametrize("text", blocks("ini"))
@@ -114,9 +120,38 @@ def test_docs_config_blocks_resolve(text):
     assert "optimizer" not in resolved or isinstance(resolved["optimizer"], TorchOptimizer)
 
 
-@pytest.mark.parametrize("block", commands(), ids=lambda block: " && ".join(map(" ".join, block)))
-def test_docs_commands_run(block, tmp_path, monkeypatch):
-    """All commands of a block, one after the other, in one folder."""
+@pytest.fixture(scope="module")
+def plain_config(tmp_path_factory):
+    """What `init` makes of spaCy's config for some components, as text."""
+
+    @cache
+    def written(components):
+        folder = tmp_path_factory.mktemp("init")
+        spacy_cli("init", "config", folder / "start.cfg", "--lang", "en", "--pipeline", components)
+        toy_corpus(folder)
+        paths = ("--paths.train", folder / "train.spacy")
+        spacy_cli("torchopt", "init", folder / "start.cfg", folder / "config.cfg", "--recipe", "best", *paths)
+        return (folder / "config.cfg").read_text()
+
+    return written
+
+
+@pytest.mark.parametrize(("block", "settings", "page"), commands())
+def test_docs_commands_run(block, settings, page, plain_config, tmp_path, monkeypatch):
+    """All commands of a block, one after the other, in one folder. Its `config.cfg` is one that `init` wrote, with its
+    paths, and with the settings of the section above the command.
+    """
+    if any("config.cfg" in command for command in block):
+        # Private training is for a tagger, and not for an entity recognizer.
+        config = Config().from_str(plain_config("tagger" if page == "privacy.md" else "tagger,ner"), interpolate=False)
+        added = Config().from_str(settings.replace("[training.", "["), interpolate=False) if settings else {}
+        config["paths"] |= {"train": "train.spacy", "dev": "dev.spacy"}
+        for name, section in added.items():
+            if name == "components":
+                config[name] |= section
+            else:
+                config["training"][name] = section
+        config.to_disk(tmp_path / "config.cfg")
     for program, *args in block:
         if program == "make":
             targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
