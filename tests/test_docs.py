@@ -389,6 +389,13 @@ def test_docs_links_lead_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_tables_have_a_head_and_no_escapes(page):
+    """What the site shows as it stands: a backslash before a bar, and a row of empty cells above a table."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^\|[ |]*\|\n\|[ :|-]+\|$", text, flags=re.MULTILINE) and "\\|" not in text
+
+
 def test_docs_name_only_what_is_registered():
     """Every string in the docs that looks like ours or torch's can be found in a registry."""
     import thinc_torchopt.core.registry  # noqa: F401
