@@ -394,6 +394,7 @@ def test_docs_tables_have_a_head_and_no_escapes(page):
     """What the site shows as it stands: a backslash before a bar in code, and a row of empty cells above a table."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert not re.findall(r"^\|[ |]*\|\n\|[ :|-]+\|$", text, flags=re.MULTILINE)
+    assert "\\<" not in text
     assert not re.findall(r"`[^`\n]*\\\|[^`\n]*`", text)
 
 
