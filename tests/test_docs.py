@@ -248,8 +248,8 @@ def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     examples, optimizer = toy_examples(nlp), Adam(warmup_linear(0.1, 5, 10))
     nlp.initialize(lambda: examples, sgd=optimizer)
     nlp.update(examples, sgd=False)
-    (tmp_path / "training" / "cnn").mkdir(parents=True)
-    nlp.to_disk(tmp_path / "training" / "cnn" / "model-last")
+    (tmp_path / "training").mkdir()
+    nlp.to_disk(tmp_path / "training" / "model-last")
     monkeypatch.chdir(tmp_path)
     names = {"nlp": nlp, "optimizer": optimizer, "models": [nlp.get_pipe("tagger").model], "examples": examples}
     exec(text, names)
