@@ -308,7 +308,8 @@ def test_docs_extend_page_trains(tmp_path, monkeypatch):
 def test_docs_quick_start_needs_entities_alone(tmp_path, monkeypatch):
     """README's first commands, on texts without tags and trees, in a folder with nothing else."""
     monkeypatch.chdir(tmp_path)
-    for path in (toy_corpus(tmp_path)[part] for part in ("train", "dev")):
+    corpus = toy_corpus(tmp_path)
+    for path in (corpus["train"], corpus["dev"]):
         docs = list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))
         bare = [
             Doc(
