@@ -42,6 +42,8 @@ PAGES = [
 ]
 REGISTRIES = ["architectures", "layers", "loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules"]
 REGISTRIES += ["batchers", "gradient_modules", "regularizers", "controller_rules"]
+# Whose commands still name configs of a clone.
+TO_COME = ("command-line.md", "which-recipe.md")
 SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "clearml"}
 
 LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
@@ -388,6 +390,16 @@ def test_docs_links_of_the_wheel_lead_out_of_the_clone(site):
 def test_docs_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_commands_need_no_clone(page):
+    """No command names a config of the repository, and what runs a script of it says so."""
+    text = page.read_text()
+    for found in re.finditer(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        assert page.name in TO_COME or "configs/" not in found[1]
+        if page.parent.name == "docs" and re.search(r"^python \w+/", found[1], flags=re.MULTILINE):
+            assert "clone" in text[: found.start()].rstrip().splitlines()[-1], found[1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
