@@ -204,7 +204,7 @@ def _write(
 
 
 def _loggers(log_path: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:
-    """spaCy's table with its bar, and the log. The bar goes to the end of the training, if a recipe says where it is."""
+    """spaCy's table with its bar, and the log. The bar shows the whole training, if a recipe sets its end."""
     bar = "train" if Recipe.best in recipes else "eval"
     return {
         "@loggers": "spacy.ChainLogger.v1",

@@ -21,7 +21,7 @@ from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..loop.progress_bars import show_activity
 from ._command import CODE
-from ._new_config import Wish, in_a_row, make
+from ._new_config import NewConfig, Wish, in_a_row, make
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides, read_text, write_config
 
@@ -65,22 +65,20 @@ def init(
         overrides = read_overrides(ctx.args, code_path)
         if output_path is None:
             wish = Wish(lang, gpu, pretrained, recipes, split, seed, log_path, overrides)
-            _write_new(config_path, wish, force=force, to_stdout=to_stdout)
-            return
-        new_only = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
-        if given := [name for name, value in new_only.items() if value]:
-            raise ConfigError(
-                f"Can't use {' and '.join(given)}: for a new config only, and there is an input, '{config_path}'. "
-                "Leave one of the two paths out, or leave these options out."
-            )
-        if not recipes:
-            raise ConfigError(
-                f"Can't rewrite '{config_path}': expected a recipe, found none. Name one: --recipe best. There are: "
-                f"{Recipe.names()}."
-            )
-        changes, warnings, text = _rewrite_all(config_path, output_path, recipes, overrides, log_path)
-        if not to_stdout:
-            write_config(output_path, text)
+            new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
+        else:
+            _check_options({"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}, config_path)
+            if not recipes:
+                raise ConfigError(
+                    f"Can't rewrite '{config_path}': expected a recipe, found none. Name one: --recipe best. There "
+                    f"are: {Recipe.names()}."
+                )
+            changes, warnings, text = _rewrite_all(config_path, output_path, recipes, overrides, log_path)
+            if not to_stdout:
+                write_config(output_path, text)
+    if output_path is None:
+        _show_new(config_path, new, to_stdout=to_stdout)
+        return
     if to_stdout:
         _print_text(text, [], warnings)
         return
@@ -106,19 +104,25 @@ def _print_text(text: str, lines: Sequence[str], warnings: Sequence[str]) -> Non
 # ---------------------------------------------------------------------- a new config
 
 
-def _write_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> None:
+def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewConfig:
+    """Make and write a config. RAISES (ConfigError): It can't be made, or something is in its place."""
     if path.is_dir():
         raise ConfigError(f"Can't write '{path}': expected a file, found a folder. Add the name of a file.")
-    if path.exists() and not force:
+    if path.exists() and not force and not to_stdout:
         raise ConfigError(
             f"Can't make the config '{path}': it is there already. To change it, give it as input and name an output, "
             f"which may be the same: init {path} {path} --recipe best. To write it anew: --force."
         )
     new = make(path, "config" if to_stdout else path.stem, wish)
+    if not to_stdout:
+        write_config(path, new.text)
+    return new
+
+
+def _show_new(path: Path, new: NewConfig, *, to_stdout: bool) -> None:
     if to_stdout:
         _print_text(new.text, new.lines, new.warnings)
         return
-    write_config(path, new.text)
     msg = Printer(pretty=sys.stdout.isatty())
     msg.good("Saved config", path)
     for line in new.lines:
@@ -130,6 +134,14 @@ def _write_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> None:
 
 
 # ---------------------------------------------------------------------- an existing config
+
+
+def _check_options(new_only: Mapping[str, Any], path: Path) -> None:
+    if given := [name for name, value in new_only.items() if value]:
+        raise ConfigError(
+            f"Can't use {' and '.join(given)}: for a new config only, and there is an input, '{path}'. Leave one of "
+            "the two paths out, or leave these options out."
+        )
 
 
 def _rewrite_all(
@@ -166,13 +178,14 @@ def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> N
     if not faults:
         return
     choice = choose_components(found)
-    there = {annotations_of(component.factory, component.spans_key): "" for component in choice.components}
+    there = [annotations_of(component.factory, component.spans_key) for component in choice.components]
+    named = "the config" if str(path) == "-" else f"'{path}'"
     reasons = [
         f" '{name}': {fault}." for name, fault in faults.items() if (of := found.of(*wanted[name])) is None or of.texts
     ]
     raise ConfigError(
-        f"Can't use {'the config' if str(path) == '-' else repr(str(path))} for '{overrides['paths.train']}': it trains "
-        f"{in_a_row(list(faults))}, and the texts have {in_a_row(list(there)) + ' only' if there else 'no annotations'}."
+        f"Can't use {named} for '{overrides['paths.train']}': it trains {in_a_row(list(faults))}, and the texts have "
+        f"{in_a_row(there) + ' only' if there else 'no annotations'}."
         f"{''.join(reasons)} For a config from these texts leave the input out: spacy torchopt init new.cfg --lang "
         f"{nlp.lang} --paths.train {overrides['paths.train']}. Or remove {'it' if len(faults) == 1 else 'them'} from "
         "'pipeline' in [nlp]."

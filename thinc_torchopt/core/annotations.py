@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy
-from spacy.attrs import DEP, ENT_IOB, LEMMA, MORPH, ORTH, POS, SENT_START, TAG
+from spacy.attrs import DEP, ENT_IOB, HEAD, LEMMA, MORPH, ORTH, POS, SENT_START, TAG
 from spacy.tokens import Doc
 from spacy.training import Example
 
@@ -44,7 +44,10 @@ _IN_WORDS: Final[dict[Kind, str]] = {
 }
 # A lemmatizer learns a change from form to lemma that is this frequent. SOURCE: spaCy's default for min_tree_freq.
 _LEAST_CHANGES: Final = 3
-_COLUMNS: Final = (ORTH, TAG, POS, MORPH, LEMMA, DEP, ENT_IOB, SENT_START)
+# With fewer arcs to either side, a parser has no actions for them, and its training stops with E1031. SOURCE: spaCy's
+# default for min_action_freq; spacy/pipeline/_parser_internals/arc_eager.pyx, `get_actions`.
+_LEAST_ARCS: Final = 29
+_COLUMNS: Final = (ORTH, TAG, POS, MORPH, LEMMA, DEP, HEAD, ENT_IOB, SENT_START)
 
 
 def in_words(kind: Kind, spans_key: str = "") -> str:
@@ -101,6 +104,7 @@ class Annotations:
     kinds (dict[Kind, Found]): All kinds but spans, of which no text may have any.
     spans (dict[str, Found]): By key.
     span_lengths (dict[str, Counter[int]]): By key, how many spans have how many tokens.
+    left_arcs, right_arcs (int): Tokens of trees whose head comes after them, and before them.
     """
 
     texts: int = 0
@@ -111,6 +115,8 @@ class Annotations:
     spans: dict[str, Found] = field(default_factory=dict)
     span_lengths: dict[str, Counter[int]] = field(default_factory=dict)
     categories: Categories = field(default_factory=Categories)
+    left_arcs: int = 0
+    right_arcs: int = 0
 
     def of(self, factory: str, spans_key: str = "sc") -> Found | None:
         """What a component learns from. None: unknown for this factory."""
@@ -126,8 +132,13 @@ class Annotations:
             return f"none of the {self.texts:,} texts has {what}"
         if LEARNS_FROM[factory] == "categories":
             return self._fault_of_categories(factory, found)
+        if not found.labels and LEARNS_FROM[factory] == "spans":
+            return "no span has a label"
         if not found.labels:
             return f"the texts are annotated as having no {what}"
+        if factory == "parser" and min(self.left_arcs, self.right_arcs) < _LEAST_ARCS:
+            arcs = f"{self.left_arcs:,} words before their head and {self.right_arcs:,} after it"
+            return f"there are {arcs}, and spaCy's parser needs {_LEAST_ARCS} of each"
         if factory in ("tagger", "morphologizer") and len(found.labels) < 2:
             return f"all {what} are alike, {next(iter(found.labels))!r}"
         if factory == "trainable_lemmatizer" and max(found.labels.values()) < _LEAST_CHANGES:
@@ -172,7 +183,7 @@ def _count_tokens(doc: Doc, found: Annotations) -> None:
     if not len(doc):
         return
     strings = doc.vocab.strings
-    orth, tag, pos, morph, lemma, dep, iob, start = numpy.asarray(doc.to_array(list(_COLUMNS))).T
+    orth, tag, pos, morph, lemma, dep, head, iob, start = numpy.asarray(doc.to_array(list(_COLUMNS))).T
 
     def add(kind: Kind, is_annotated: bool, labels: Iterable[str]) -> None:
         if is_annotated:
@@ -192,6 +203,9 @@ def _count_tokens(doc: Doc, found: Annotations) -> None:
         ("=" if a == b else f"{strings[int(a)]}>{strings[int(b)]}" for a, b in zip(orth, lemma) if b),
     )
     add("trees", bool(dep.any()), (strings[int(value)] for value in dep if value))
+    offsets = head.astype("int64")[dep != 0]
+    found.left_arcs += int((offsets > 0).sum())
+    found.right_arcs += int((offsets < 0).sum())
     # The first token always starts a sentence.
     add("sentences", bool(start[1:].any()), ("start" for value in start[1:] if value == 1))
     add("entities", bool(iob.any()), (entity.label_ for entity in doc.ents if entity.label_))

@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from confection import Config
 from spacy.language import Language
@@ -29,6 +29,8 @@ _LONGEST: Final = 12
 # Shares of texts, above which there is a note on their language.
 _OTHER_SCRIPT: Final = 0.1
 _OTHER_TOKENS: Final = 0.1
+# A score's name has the key of its spans, and is a key of the config, too.
+_NO_KEY: Final = ":=\n\r$"
 _EAST_ASIAN: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
 
 
@@ -68,7 +70,9 @@ def choose_components(found: Annotations) -> Choice:
         of_kind = found.of(factory, key)
         if of_kind is None or not of_kind.texts:
             continue
-        if fault := found.fault(factory, key):
+        if key and (key != key.strip() or any(char in key for char in _NO_KEY)):
+            choice.left_out.append(f"{annotations_of(factory, key)}: a config can't name the scores of this key")
+        elif fault := found.fault(factory, key):
             if factory != "senter":  # a text with one sentence is annotated, too
                 choice.left_out.append(f"{annotations_of(factory, key)}: {fault}")
         else:

@@ -55,7 +55,10 @@ def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> l
 def network_of(nlp: Language, name: str, *, has_encoder: bool) -> str:
     """What a component is trained on, in the words of measured.yaml."""
     names = [found for found in all_names(nlp) if found.split("/")[0] == escape(name)]
-    if names and are_bags(names):
+    # A component that listens to a tok2vec or transformer has its output layer alone, too.
+    model = getattr(nlp.get_pipe(name), "model", None)
+    listens = model is not None and any(node.name.endswith("-listener") for node in model.walk())
+    if names and not listens and are_bags(names):
         return "bow"
     return "transformer" if has_encoder else "cnn"
 
