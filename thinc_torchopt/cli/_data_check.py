@@ -18,8 +18,8 @@ from spacy.pipeline import SpanCategorizer
 from spacy.training import Example
 from thinc.api import Model
 
+from ..core.annotations import annotations_of
 from ..core.host import compile_gold
-from ..core.host_errors import annotations_of
 from ._terminal import count
 
 # Labels are counted in the first texts, up to this many words: spaCy's code counts some 40,000 words a second.
