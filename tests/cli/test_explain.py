@@ -7,10 +7,10 @@ from spacy.tokens import DocBin
 from thinc.api import compounding, warmup_linear
 
 from thinc_torchopt.cli._lines import tell_rates
-from thinc_torchopt.cli._terminal import plain
 from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.schedules.curves import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
+from thinc_torchopt.core.words import plain
 
 from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli

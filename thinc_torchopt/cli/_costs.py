@@ -25,10 +25,11 @@ from ..addons.trials import WRITES, begin_training
 from ..core.algorithms import StateSizes
 from ..core.errors import TorchOptWarning
 from ..core.types import ParamInfo
+from ..core.words import count
 from ..loop.checkpoint_folder import steps_of
-from ._data_check import Corpus
+from ..loop.data_check import Corpus
 from ._setup import Setup
-from ._terminal import count, size_in_words, time_in_words
+from ._terminal import size_in_words, time_in_words
 from .params import ParamRow
 
 # At most this many batches are counted; the rest is assumed to be like them.

@@ -17,14 +17,13 @@ from ..addons.recipes import THINC
 from ..core.optimizer import TorchOptimizer
 from ..core.rates import RateWriter
 from ..core.types import ParamInfo
+from ..core.words import count, plain
+from ..loop.schedule_check import Rates
 from ._setup import Setup
-from ._terminal import count, plain
 from .params import ParamRow, sums_by_component
 
 # Label and text.
 Line = tuple[str, str]
-# The learning rates of each param group, step by step.
-Rates = Mapping[str, Sequence[float]]
 
 _MOST_GROUPS = 6
 _MOST_TURNS = 6

@@ -110,19 +110,6 @@ def short(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def plain(value: float) -> str:
-    """A number of three digits, without an exponent where that is readable."""
-    rounded = float(f"{value:.3g}")
-    if rounded and not 1e-6 <= abs(rounded) < 1e6:
-        return f"{rounded:g}"
-    text = f"{rounded:.9f}".rstrip("0").rstrip(".")
-    return text or "0"
-
-
-def count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def size_in_words(size: float) -> str:
     """Bytes in words: "12 MB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -31,27 +31,26 @@ from ..core.host import cli_util
 from ..core.host_errors import is_spacys_own, line_of_others, plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.types import ParamInfo
+from ..core.words import count, plain
+from ..loop.data_check import MOST_WORDS, Corpus, Findings, check_data
 from ..loop.data_stream import count_steps
 from ..loop.progress_bars import show_activity
+from ..loop.schedule_check import doubts_of_schedules, rates_over_steps, trained_groups
 from ._command import CODE, CONFIG, GPU, JSON
 from ._costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
-from ._data_check import MOST_WORDS, Corpus, Findings, check_data
 from ._doubts import (
     device_problem,
     doubts_of_device,
     doubts_of_end,
     doubts_of_rates,
-    doubts_of_schedules,
     lack_of_room,
-    trained_groups,
     why_nothing_is_trained,
 )
 from ._lines import Line, lines_of
 from ._screen import errors_shown, wants_traceback
 from ._setup import Setup, build, note_on_scores, resolve_optimizer, schedule_notes
-from ._terminal import count, plain, print_json, size_in_words
+from ._terminal import print_json, size_in_words
 from .params import ParamRow, describe, rows_of, tell_pipeline
-from .schedule import rates_over_steps
 
 # Steps that are described of a training without an end.
 _NO_END = 20_000
@@ -146,7 +145,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
         told.stops.append(nothing)
     told.notes += [
         *doubts_of_rates(setup, trained),
-        *doubts_of_schedules(setup, trained, last, has_end=bool(has_end)),
+        *doubts_of_schedules(training, setup.optimizer, trained, last, has_end=bool(has_end)),
         *doubts_of_end(training, last, has_end=bool(has_end), has_budget="budget" in setup.optimizer.attachments),
         *doubts_of_device(setup, use_gpu),
     ]

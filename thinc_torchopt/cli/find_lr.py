@@ -15,8 +15,9 @@ from typer import Option as Opt
 from ..addons.report import check_picture, plot_range_test
 from ..addons.trials import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from ..loop.progress_bars import show_progress
+from ..loop.schedule_check import Trained
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
-from ._doubts import Trained, rates_far_above
+from ._doubts import rates_far_above
 from ._screen import errors_shown, make_console, print_error
 from ._setup import build
 from ._terminal import print_json, print_table, short, sparkline

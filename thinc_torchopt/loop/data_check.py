@@ -20,7 +20,7 @@ from thinc.api import Model
 
 from ..core.host import compile_gold
 from ..core.host_errors import annotations_of
-from ._terminal import count
+from ..core.words import count
 
 # Labels are counted in the first texts, up to this many words: spaCy's code counts some 40,000 words a second.
 MOST_WORDS = 200_000
