@@ -297,6 +297,7 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
             assert (
                 line.pop("scores")["tag_acc"] == info["other_scores"]["tag_acc"] and line.pop("score") == info["score"]
             )
+        assert line.pop("time_spent").keys() == {"data", "updates", "evaluations", "saving"}
         assert line.pop("seconds") == round(info["elapsed"], 3) and info["seconds"] == int(info["elapsed"])
         assert line == {key: info[key] for key in ("step", "epoch", "words", "learn_rates", "grad_norm", *COUNTS)}
         assert line["learn_rates"] == {"default": RATES[info["step"]]} and line["grad_norm"] > 0

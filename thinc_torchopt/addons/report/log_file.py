@@ -23,9 +23,11 @@ COUNTED = {
 # All counts of a line.
 COUNTS = ("rollbacks", *COUNTED)
 _NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
-_BY_NAME = ("losses", "scores", "learn_rates")
+_BY_NAME = ("losses", "scores", "learn_rates", "time_spent")
 # log-2.jsonl, log-3.jsonl ...: see addons/loggers/files.py.
 NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
+# Joiners, which some scripts need; Python counts them as not printable.
+_JOINERS = "\u200c\u200d"
 # The most damaged lines that are named.
 _MAX_NAMED = 5
 
@@ -37,6 +39,7 @@ class LogFile:
         "checkpoint saved": its step; "went back": from and to step; "resumed": the first step; "rule": name, step,
         action.
     sums_of_gradients (set[str]): Components whose "loss" is no loss.
+    trained (dict | None): What the newest process says about what it trains.
     """
 
     def __init__(self, path: Path):
@@ -46,6 +49,7 @@ class LogFile:
         self.told: dict[tuple[str, Any], int] = {}
         self.sums_of_gradients = {"tok2vec", "transformer"}
         self.notes: list[str] = []
+        self.trained: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, path: Path) -> LogFile:
@@ -78,6 +82,8 @@ class LogFile:
             self.told.setdefault(what, step)
         if isinstance(names := record.get("sums_of_gradients"), list):
             self.sums_of_gradients.update(name for name in names if isinstance(name, str))
+        if isinstance(trained := record.get("trained"), dict):
+            self.trained = trained
         self.steps.append(step)
 
     def _put(self, column: tuple[str, str], value: Any) -> None:
@@ -104,6 +110,7 @@ class LogFile:
         self.steps.extend(log.steps)
         self.told = {**log.told, ("resumed", log.steps[0]): log.steps[0], **self.told}
         self.sums_of_gradients |= log.sums_of_gradients
+        self.trained = log.trained or self.trained
         self.notes += log.notes
 
 
@@ -236,3 +243,8 @@ def number(value: Any) -> float:
         except OverflowError:
             pass
     return math.nan
+
+
+def printable(text: str) -> str:
+    """A name without line breaks and other control characters."""
+    return "".join(character if character.isprintable() or character in _JOINERS else "\ufffd" for character in text)
