@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from ..core.algorithms import FAR, usual_rates
-from ..core.host import cli_util
-from ..core.params import trainable_components
-from ..core.words import count, plain
-from ..loop.schedule_check import Rates, Trained
-from ._costs import Sizes, look_at_disk, memory_of
-from ._setup import Setup
-from ._terminal import size_in_words
+from ...core.algorithms import FAR, usual_rates
+from ...core.host import cli_util
+from ...core.params import trainable_components
+from ...core.words import count, plain, size_in_words
+from ...loop.schedule_check import Rates, Trained
+from ...loop.setup import Setup
+from .costs import Sizes, look_at_disk, memory_of
 
 # The largest part of a training after its last evaluation that is not worth a note.
 _UNSCORED = 0.1
