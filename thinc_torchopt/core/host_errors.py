@@ -19,6 +19,7 @@ from catalogue import RegistryError
 from confection import ConfigValidationError
 from spacy.util import registry
 
+from .annotations import annotations_of
 from .config_checks import REGISTRIES, ConfigSection, sections_of
 from .errors import ConfigError, ConfigKeyError, ConfigTypeError
 from .near_misses import did_you_mean, near_misses, there_are
@@ -234,26 +235,6 @@ def _message_of_override(place: Sequence[str], path: Path | None) -> str:
 
 # The first texts of a stream, in which spaCy looks for labels. SOURCE: spacy/training/initialize.py (3.8), `init_nlp`.
 _STREAMED: Final = 100
-_ANNOTATIONS: Final = {
-    "tagger": "tags",
-    "morphologizer": "morphological features",
-    "trainable_lemmatizer": "lemmas",
-    "parser": "dependency trees",
-    "senter": "sentence boundaries",
-    "ner": "entities",
-    "beam_ner": "entities",
-    "entity_linker": "entities with an id of the knowledge base",
-    "textcat": "categories",
-    "textcat_multilabel": "categories",
-    "spancat": "spans",
-    "spancat_singlelabel": "spans",
-}
-
-
-def annotations_of(factory: str, spans_key: str) -> str:
-    """The annotations that a component learns from, in words. Empty: unknown. spans_key (str): Only for spans."""
-    found = _ANNOTATIONS.get(factory, "")
-    return f"{found} under the key '{spans_key}'" if found == "spans" else found
 
 
 def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:

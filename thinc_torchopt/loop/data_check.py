@@ -21,8 +21,8 @@ from spacy.tokens import Doc
 from spacy.training import Example
 from thinc.api import Model
 
+from ..core.annotations import annotations_of
 from ..core.host import compile_gold
-from ..core.host_errors import annotations_of
 from ..core.words import count
 
 # Labels are counted in the first texts, up to this many words: spaCy's code looks at some 40,000 words a second.
