@@ -58,6 +58,6 @@ def _print(told: Description, *, is_whole: bool) -> None:
     is_coloured = sys.stdout.isatty() and supports_ansi()
     colors = {"Stops": "red" if told.stops else "green", "Note": "yellow"}
     width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    for label, text in told.rows(width, is_whole=is_whole):
+    for label, text in told.rows(width, is_whole=is_whole, hint=": --all"):
         head = color(label, fg=colors.get(label.strip(), "blue")) if is_coloured and label.strip() else label
         print(f"{head}{text}".rstrip())

@@ -113,10 +113,11 @@ class Description(Findings):
         whole = {"stops": self.stops, "notes": self.notes, "checked": self.checked}
         return {**whole, "lines": lines, "costs": self.costs}
 
-    def rows(self, width: int = _WIDTH, *, is_whole: bool = False) -> Iterator[Line]:
+    def rows(self, width: int = _WIDTH, *, is_whole: bool = False, hint: str = "") -> Iterator[Line]:
         """The lines of the text below its title: a label or nothing, and a text of at most `width` with the label.
 
         is_whole (bool): All lines. Otherwise one screen, without settings at their defaults.
+        hint (str): How to see what is left out.
         """
         blocks = self._blocks()
         indent = max(len(label) for block in blocks for label, _ in block) + 2
@@ -134,7 +135,7 @@ class Description(Findings):
                 before, begun = label, True
         if (left := sum(map(len, blocks)) - sum(map(len, kept))) > 0:
             yield "", ""
-            yield "".ljust(indent), f"{count(left, 'more line')}: --all"
+            yield "".ljust(indent), f"{count(left, 'more line')}{hint}"
 
     def __repr__(self) -> str:
         return "\n".join([self.title, "", *(f"{label}{text}".rstrip() for label, text in self.rows())])
