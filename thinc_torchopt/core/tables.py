@@ -34,6 +34,7 @@ _STYLE = """
   padding: 1px 7px; }
 .torchopt .torchopt-stops { background: #cf222e; } .torchopt .torchopt-note { background: #9a6700; }
 .torchopt .torchopt-fine { background: #1a7f37; }
+.torchopt p { margin: 0; }
 .torchopt details { margin: 8px 0; } .torchopt summary { cursor: pointer; }
 """
 
@@ -116,7 +117,9 @@ def sparkline(console: Console | None, heights: Sequence[float], width: int) -> 
 def as_text(show: Callable[[Console], None], *, width: int = ANY_WIDTH) -> str:
     """What a function prints on a console, without colours."""
     stream = StringIO()
-    show(Console(file=stream, width=width, markup=False, emoji=False, highlight=False, color_system=None))
+    # In a notebook, rich would show it there, too.
+    plain = {"markup": False, "emoji": False, "highlight": False, "color_system": None, "force_jupyter": False}
+    show(Console(file=stream, width=width, **plain))  # type: ignore[arg-type]
     return stream.getvalue().rstrip("\n")
 
 

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ class Description(Findings):
         shown = [line for block in short for line in _unfilled(block)]
         more = [line for block in rest for line in _unfilled(block)]
         return html_of(
-            html_lines([("", self.title)]),
+            f"<p>{escape(self.title)}</p>",
             html_lines(shown, kinds=kinds),
             html_details(count(len(more), "more line"), html_lines(more)) if more else "",
         )
