@@ -1,4 +1,4 @@
-"""What a notebook shows: what commands print, as objects. They live in addons/preview/ and addons/report/."""
+"""Functions whose results a notebook shows. They live in addons/preview/ and addons/report/."""
 
 from .addons.preview import compare_recipes, explain, params
 from .addons.report import read_report as report

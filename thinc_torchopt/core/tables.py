@@ -115,7 +115,7 @@ def sparkline(console: Console | None, heights: Sequence[float], width: int) -> 
 
 
 def as_text(show: Callable[[Console], None], *, width: int = ANY_WIDTH) -> str:
-    """What a function prints on a console, without colours."""
+    """The text that a function prints on a console, without colours."""
     stream = StringIO()
     # In a notebook, rich would show it there, too.
     plain = {"markup": False, "emoji": False, "highlight": False, "color_system": None, "force_jupyter": False}
@@ -171,5 +171,5 @@ def html_lines(lines: Sequence[tuple[str, str]], *, kinds: Mapping[str, str] = {
 
 
 def html_details(title: str, *parts: str) -> str:
-    """What is shown after a click. parts (str): Its HTML."""
+    """A part of a page that is shown after a click. parts (str): Its HTML."""
     return f"<details><summary>{escape(title)}</summary>{''.join(parts)}</details>"

@@ -1,4 +1,4 @@
-"""What `spacy train` would train: the pipeline of a config, and its optimizer. For all that looks before training."""
+"""The pipeline and the optimizer that `spacy train` would train, for all that looks before training."""
 
 from __future__ import annotations
 

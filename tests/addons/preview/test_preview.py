@@ -71,6 +71,16 @@ def test_preview_explain_is_one_screen(stops, notes, checked, lines, costs):
     assert all(text in page.text for text in every)
 
 
+def test_preview_explain_leaves_out_what_matters_less():
+    """Of 60 lines that don't all fit, the ends of the training stay, and all that is doubtful."""
+    lines = [("Rules", "long " * 30)] * 60 + [("Ends", "At step 9."), ("Rates", "Nobody writes them.")]
+    told = Description([], ["doubt " * 30], "a.cfg", ["9 texts."], lines, usual={"Rates"})
+    shown = repr(told)
+    assert 38 <= len(shown.splitlines()) <= 40
+    assert "Ends" in shown and "9 texts." in shown and shown.count("doubt") == 30 and "Nobody" not in shown
+    assert shown.endswith(f"{len(lines) - shown.count('At step') - shown.count('long') // 30} more lines")
+
+
 def test_preview_explain_is_what_the_command_prints(paths):
     found = explain(CONFIGS / "cnn.cfg", paths)
     flags = [part for name, value in paths.items() for part in (f"--{name}", value)]

@@ -1,4 +1,4 @@
-"""What can be seen of a training before it begins. Commands print it, and notebooks show it.
+"""Looks at a training before it begins. Commands print it, and notebooks show it.
 
 description.py describes a training (`explain`): lines.py says what it will do, costs.py what it costs, doubts.py what
 may be a mistake. params.py lists all params, comparison.py compares recipes in short trainings. It knows all add-ons.

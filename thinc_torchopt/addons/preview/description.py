@@ -60,7 +60,7 @@ _STREAMED = 1_000
 _OF_DATA = re.compile(r"\[E(913|143|867|923|930|986)\]")
 # Lines of the short form, at a width of _WIDTH.
 _SCREEN, _WIDTH = 40, 80
-# What the short form shows first, if not all of it fits.
+# Labels that the short form shows first, if not all of it fits.
 _FIRST = [
     *("Ends", "Steps", "Trains", "Doesn't train", "Learning rate", "Frozen", "Checked", "Saves", "Time", "Privacy"),
     *("Budget", "Optimizer", "Processes", "Averages", "Rules", "Memory", "Disk"),
@@ -101,7 +101,7 @@ class Description(Findings):
 
     @property
     def findings(self) -> list[Line]:
-        """What would stop the training, and possible mistakes. They come first, and are never left out."""
+        """Reasons to stop the training, and possible mistakes. They come first, and are never left out."""
         stops = [("Stops", text) for text in self.stops]
         return [
             *(stops or [("Stops", "Nothing that can be seen before the training.")]),
