@@ -21,7 +21,7 @@ torchopt_cli = typer.Typer(
 COMMANDS = (
     (
         "init",
-        "Make a config from texts, or put one of our optimizers into a config.",
+        "Make a config from texts, or put our optimizer into a config.",
         "spacy torchopt init config.cfg --lang en --paths.train train.spacy --paths.dev dev.spacy",
     ),
     (
