@@ -35,13 +35,13 @@ from thinc.api import fix_random_seed
 
 from thinc_torchopt.addons.controller.controller import trainer_controller
 from thinc_torchopt.addons.controller.operations import RunHandle
-from thinc_torchopt.cli._lines import lines_of
-from thinc_torchopt.cli._setup import Setup
-from thinc_torchopt.cli.params import describe, rows_of
-from thinc_torchopt.cli.schedule import rates_over_steps
+from thinc_torchopt.addons.preview.lines import lines_of
+from thinc_torchopt.addons.preview.params import describe, rows_of
 from thinc_torchopt.core.attachments import Attachment
 from thinc_torchopt.core.errors import ControllerError, TorchOptError
 from thinc_torchopt.loop.events import Control
+from thinc_torchopt.loop.schedule_check import rates_over_steps
+from thinc_torchopt.loop.setup import Setup
 
 from .addons.loggers.test_loggers import Terminal, info_of
 from .conftest import needs_muon

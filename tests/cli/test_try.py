@@ -6,10 +6,10 @@ from statistics import fmean
 import pytest
 import spacy
 
+from thinc_torchopt.addons.preview.comparison import _verdict
 from thinc_torchopt.addons.recipes.rewrite import rewrite
 from thinc_torchopt.addons.trials.comparison import compare
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
-from thinc_torchopt.cli.try_ import _verdict
 
 from ..conftest import CONFIGS
 from ..runs import contents

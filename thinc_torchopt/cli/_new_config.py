@@ -32,8 +32,8 @@ from ..core.annotations import Annotations, survey
 from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
+from ..core.words import count
 from ..loop.progress_bars import show_activity
-from ._terminal import count
 
 LOG = "training/log.jsonl"
 _PATHS = ("paths.train", "paths.dev")

@@ -47,9 +47,9 @@ def init(
     code_path: Optional[Path] = CODE,
 ) -> None:
     """
-    Make a config from texts (init config.cfg --lang en --paths.train train.spacy --paths.dev dev.spacy), with the
-    components that their annotations can teach. Or, with two paths, put one of our optimizers into a config: rewrites
-    [training.optimizer] by a recipe, and leaves the rest as it is, comments too. best: the settings that scored best in
+    Make a config from texts, or put our optimizer into a config. With one path, a new config is made for the components
+    that the annotations of the texts can teach. With two paths, [training.optimizer] is rewritten by a recipe, and the
+    rest stays as it is, comments too. best: the settings that scored best in
     our benchmark, with a learning rate and a number of steps computed from the corpus (--paths.train train.spacy);
     drop-in: thinc's arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a
     higher one for new ones; low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep

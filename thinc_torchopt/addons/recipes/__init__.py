@@ -2,7 +2,8 @@
 
 from_texts.py makes a config from the annotations of texts, split.py takes texts to evaluate on from it. rewrite.py
 applies a recipe to a config, translation.py translates other optimizers, config_text.py changes a config and keeps its
-comments. corpora.py reads the corpora, and decides where a training ends. measured.yaml says what was measured.
+comments. source.py reads and writes the config of a user; corpora.py reads the corpora, and decides where a training
+ends. measured.yaml says what was measured.
 """
 
 from .config_text import cut_section, put, with_settings
@@ -19,6 +20,7 @@ from .from_texts import (
 from .measured import Measured, measured_of, measurements
 from .recipes import Recipe, find_pretrained
 from .rewrite import rewrite
+from .source import ConfigSource, open_source, read_text, write_config
 from .split import split_corpus
 from .translation import THINC, TORCH
 
@@ -26,6 +28,7 @@ __all__ = [
     "THINC",
     "TORCH",
     "Choice",
+    "ConfigSource",
     "Measured",
     "Recipe",
     "Setting",
@@ -39,9 +42,12 @@ __all__ = [
     "measurements",
     "notes_on",
     "notes_on_language",
+    "open_source",
     "put",
     "read_corpus",
+    "read_text",
     "rewrite",
     "split_corpus",
     "with_settings",
+    "write_config",
 ]
