@@ -25,6 +25,7 @@ from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
 from ..core.state import write_text
+from ..core.text_files import check_encoding, decode
 from ..loop.data_stream import count_steps
 from ..loop.progress_bars import show_activity
 
@@ -135,6 +136,7 @@ def read_overrides(args: Sequence[str], code_path: Path | None = None) -> dict[s
 
 def load_config(path: Path, overrides: Mapping[str, Any]) -> Config:
     """Load a config, not interpolated. RAISES (ConfigError): It has an error."""
+    check_encoding(path, f"'{path}'")
     with config_errors_shown(path, hint_fill=True):
         return util.load_config(path, overrides=dict(overrides), interpolate=False)
 
@@ -198,7 +200,7 @@ def check_output_file(path: Path | None) -> None:
 def read_text(path: Path) -> str:
     """Read the text of a config. "-": from stdin. RAISES (ConfigError): It can't be read."""
     try:
-        return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
+        return decode(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
     except OSError as error:
         raise ConfigError(
             f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path."

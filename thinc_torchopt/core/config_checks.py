@@ -5,11 +5,13 @@ device there? spaCy tells these late, or not at all.
 from __future__ import annotations
 
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import srsly
 from confection import Config
 from spacy.schemas import ConfigSchemaTraining
 from spacy.training.corpus import walk_corpus
@@ -17,6 +19,7 @@ from thinc.api import require_gpu
 
 from .errors import ConfigError, ConfigKeyError
 from .near_misses import did_you_mean, there_are
+from .text_files import check_encoding
 
 # Prefixes of our registered names, and the registries in which all names are ours.
 PREFIXES: Final = ("thinc-torchopt.", "thinc_torchopt.", "torch.", "torch.optim.", "pytorch-optimizer.")
@@ -134,6 +137,55 @@ def check_corpora(
             _check_file(name, block.get("path"), written.get("path"), ending, files=files)
 
 
+def check_labels(config: Mapping[str, Any]) -> None:
+    """Check the files of labels that components are initialized with.
+
+    config (Mapping): Interpolated, or with variables.
+    RAISES (ConfigError): One is missing, although it is required, or is no JSON in UTF-8.
+    """
+    values = config.interpolate() if isinstance(config, Config) else config
+    for section in sections_of({"initialize": values.get("initialize", {})}):
+        path = section.block.get("path")
+        if section.block.get("@readers") != "spacy.read_labels.v1" or path is None:
+            continue
+        file = Path(str(path))
+        if not file.is_file():
+            if section.block.get("require", False):
+                raise ConfigError(
+                    f"Can't read [{section.path}]: there is no file '{path}'. Correct the path; spacy init labels "
+                    "writes such files."
+                )
+            continue
+        check_encoding(file, f"[{section.path}], '{path}'")
+        try:
+            srsly.read_json(file)
+        except ValueError as error:
+            raise ConfigError(
+                f"Can't read [{section.path}]: '{path}' is not JSON ({error}). Write it with spacy init labels."
+            ) from None
+
+
+def check_output(path: Path) -> None:
+    """Check the folder for models before anything is computed. Nothing is left there.
+
+    RAISES (ConfigError): It is a file, or can't be written to.
+    """
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise ConfigError(
+            f"Can't save models to --output '{path}': expected a folder, found a file, '{there}'. Give another name."
+        )
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(65_536))
+            file.flush()
+    except OSError as error:
+        raise ConfigError(
+            f"Can't save models to --output '{path}': '{there}' can't be written to ({error.strerror or error}). Give "
+            "another folder, or make room there and allow writing."
+        ) from error
+
+
 def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool) -> None:
     variable = re.fullmatch(r"\$\{(.+)\}", written) if isinstance(written, str) else None
     flag = f"--{variable[1].replace(':', '.')}" if variable else f"--{name}.path"
@@ -151,6 +203,8 @@ def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool)
             f"another: {example}."
         )
     is_binary = ending == ".spacy"
+    if not is_binary:
+        check_encoding(file, f"[{name}], '{path}'")
     if is_binary and file.is_file() and file.stat().st_size:
         with file.open("rb") as opened:
             if opened.read(1) != _ZLIB:

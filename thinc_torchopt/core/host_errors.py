@@ -163,6 +163,11 @@ def _message_of_argument(
     """The message for a wrong setting of a section that names a function. text (str): confection's message."""
     hints, known = _arguments(block)
     if text.startswith("unexpected argument"):
+        if function == "pytorch-optimizer.create.v1":
+            return ConfigKeyError, (
+                f"Can't read [{section}]: '{function}' has no setting '{name}'. Options of the optimizer that 'name' "
+                f"chooses are in a section of their own: did you mean '{name}' in [{section}.options]?"
+            )
         is_in_training = section.partition(".")[0] in ("training", "pretraining", "optimizer")
         near = did_you_mean(name, known, is_setting=is_in_training) or there_are(known)
         return ConfigKeyError, f"Can't read [{section}]: '{function}' has no setting '{name}'.{near}"
