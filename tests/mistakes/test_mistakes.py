@@ -67,6 +67,12 @@ def prepare(folder, mistake):
         head = f"[{section}]\n"
         text = text.replace(head, f"{head}{lines}\n") if head in text else f"{text}\n{head}{lines}\n"
     (folder / "config.cfg").write_text(text)
+    for name, content in mistake.get("files", {}).items():
+        content = {"text": content} if isinstance(content, str) else content
+        data = (folder / content["copy"]).read_bytes() if "copy" in content else content["text"].encode()
+        data = data.decode().encode(content["encoding"]) if "encoding" in content else data
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data[: content.get("bytes")])
     rules = RULES | mistake.get("rules", {})
     (folder / "rules.yaml").write_text(
         f"controller_metrics:\n  - name: loss\n    class: {rules['class']}\ncontrollers:\n  - name: stop\n"

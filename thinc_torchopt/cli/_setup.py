@@ -136,7 +136,9 @@ def read_overrides(args: Sequence[str], code_path: Path | None = None) -> dict[s
 
 def load_config(path: Path, overrides: Mapping[str, Any]) -> Config:
     """Load a config, not interpolated. RAISES (ConfigError): It has an error."""
-    check_encoding(path, f"'{path}'")
+    if path.is_file():
+        check_encoding(path, f"'{path}'")
+        read_text(path)
     with config_errors_shown(path, hint_fill=True):
         return util.load_config(path, overrides=dict(overrides), interpolate=False)
 

@@ -4,6 +4,7 @@ device there? spaCy tells these late, or not at all.
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 import warnings
@@ -93,11 +94,41 @@ def check_training_section(config: Mapping[str, Any]) -> None:
     RAISES (ConfigKeyError): An unknown setting.
     """
     known = [*ConfigSchemaTraining.model_fields]
+    _check_numbers(config.get("training", {}))
     for key in config.get("training", {}):
         if key not in known:
             raise ConfigKeyError(
                 f"Can't read [training]: there is no setting '{key}', and spaCy would ignore it."
                 f"{did_you_mean(key, known, is_setting=True) or there_are(known)}"
+            )
+
+
+# The least and the largest values of numbers in [training].
+_RANGES: Final = {
+    "max_steps": (0, math.inf),
+    "max_epochs": (-1, math.inf),
+    "patience": (0, math.inf),
+    "eval_frequency": (1, math.inf),
+    "accumulate_gradient": (1, math.inf),
+    "dropout": (0, 1),
+}
+
+
+def _check_numbers(training: Mapping[str, Any]) -> None:
+    """RAISES (ConfigError): A number that spaCy would stumble over in the middle of a training, or take as it is."""
+    for key, (least, most) in _RANGES.items():
+        value = training.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value <= most:
+            bounds = f"at least {least}" if most == math.inf else f"a number from {least} to {most}"
+            raise ConfigError(f"Can't set '{key}' in [training]: expected {bounds}, found {value}.")
+    weights = training.get("score_weights", {})
+    for key, value in weights.items() if isinstance(weights, Mapping) else ():
+        if isinstance(value, str) and value.startswith("${"):
+            continue
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ConfigError(
+                f"Can't set '{key}' in [training.score_weights]: expected a number, or null to leave this score out, "
+                f"found {value!r}."
             )
 
 
