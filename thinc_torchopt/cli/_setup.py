@@ -17,6 +17,7 @@ from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
+from ..core.text_files import check_config_file
 from ..loop.setup import Setup, note_on_scores, resolve_optimizer, schedule_notes
 from ..loop.setup import build as build_setup
 
@@ -62,6 +63,7 @@ def read_overrides(args: Sequence[str], code_path: Path | None = None) -> dict[s
 
 def load_config(path: Path, overrides: Mapping[str, Any]) -> Config:
     """Load a config, not interpolated. RAISES (ConfigError): It has an error."""
+    check_config_file(path)
     with config_errors_shown(path, hint_fill=True):
         return util.load_config(path, overrides=dict(overrides), interpolate=False)
 

@@ -8,7 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from configparser import DuplicateOptionError, DuplicateSectionError
+from configparser import DuplicateOptionError, DuplicateSectionError, MissingSectionHeaderError
 from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
@@ -16,7 +16,9 @@ from traceback import walk_tb
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from catalogue import RegistryError
-from confection import ConfigValidationError
+from confection import Config, ConfigValidationError
+from spacy.tokens import DocBin
+from spacy.training.corpus import walk_corpus
 from spacy.util import registry
 
 from .annotations import annotations_of
@@ -61,11 +63,17 @@ def plain_error(
         # A reader or a component may read files of that format, too.
         return ConfigError(_message_of_duplicate(error, path)) if _raised_by(error) in ("confection", None) else None
     if isinstance(error, ConfigValidationError):
+        if isinstance(error.__context__, MissingSectionHeaderError) or "no section headers" in str(error):
+            return ConfigError(
+                f"Can't read {_file(path)}: expected sections, as in [training], found text before the first one. Is "
+                "it a config?"
+            )
         return _plain_validation(error, config or {}, path, within)
     if isinstance(error, RegistryError):
         return _plain_unknown(str(error), config or {})
     if config is not None and is_spacys_own(error):
-        return ConfigError(_message_of_unannotated(str(error), config) or str(error))
+        found = _message_of_unannotated(str(error), config) or _message_of_broken_corpus(str(error), config)
+        return ConfigError(found or str(error))
     return None
 
 
@@ -73,7 +81,8 @@ def is_spacys_own(error: Exception) -> bool:
     """Whether spaCy raised an error whose message explains it, e.g. a component without a section, or vectors that are
     not installed. If other code provoked it, the user needs the line of that code.
     """
-    is_numbered = isinstance(error, (ValueError, OSError, AssertionError)) and re.match(r"\[E\d+\]", str(error))
+    kinds = (ValueError, OSError, AssertionError, ImportError)
+    is_numbered = isinstance(error, kinds) and re.match(r"\[E\d+\]", str(error))
     return bool(is_numbered) and line_of_others(error) is None
 
 
@@ -164,6 +173,11 @@ def _message_of_argument(
     """The message for a wrong setting of a section that names a function. text (str): confection's message."""
     hints, known = _arguments(block)
     if text.startswith("unexpected argument"):
+        if function == "pytorch-optimizer.create.v1":
+            return ConfigKeyError, (
+                f"Can't read [{section}]: '{function}' has no setting '{name}'. Options of the optimizer that 'name' "
+                f"chooses are in a section of their own: did you mean '{name}' in [{section}.options]?"
+            )
         is_in_training = section.partition(".")[0] in ("training", "pretraining", "optimizer")
         near = did_you_mean(name, known, is_setting=is_in_training) or there_are(known)
         return ConfigKeyError, f"Can't read [{section}]: '{function}' has no setting '{name}'.{near}"
@@ -257,6 +271,25 @@ def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
         f"the component from 'pipeline' in [nlp], or begin with a config for what the texts have, such as entities: "
         f"spacy init config start.cfg --lang {config.get('nlp', {}).get('lang', 'en')} --pipeline ner{one}"
     )
+
+
+def _message_of_broken_corpus(text: str, config: Mapping[str, Any]) -> str | None:
+    """The message for a file that is no whole DocBin, from spaCy's, which does not say which file."""
+    if not text.startswith("[E1014]"):
+        return None
+    config = config.interpolate() if isinstance(config, Config) else config
+    for section in sections_of({"corpora": config.get("corpora", {})}):
+        path = section.block.get("path")
+        if section.block.get("@readers") == "spacy.Corpus.v1" and isinstance(path, str):
+            for file in walk_corpus(path, ".spacy"):
+                try:
+                    DocBin().from_disk(file)
+                except Exception:  # of zlib, msgpack or spaCy
+                    return (
+                        f"Can't read [{section.path}]: '{file}' is damaged, or was cut off. Write or copy the corpus "
+                        "again."
+                    )
+    return None
 
 
 # ---------------------------------------------------------------------- registered names

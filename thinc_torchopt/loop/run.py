@@ -55,6 +55,7 @@ from .progress import Progress, TimeSpent
 from .rollback import Rollback
 from .saved_models import SavedModels
 from .signals import RunCooldown
+from .spacys_models import SpacysModels
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
@@ -103,7 +104,8 @@ def _steps(run: Run) -> Iterator[_Step]:
             score, scores, is_best = run.evaluate()
             spent.on("evaluations")
             info = run.info(score, scores)
-            yield batch, info, is_best
+            # Who writes spaCy's models keeps the best one, too.
+            yield batch, info, False if is_best and run.keeps_best else is_best
             is_over = run.save(info, is_best)
             spent.on("saving")
             if is_over:
@@ -169,6 +171,7 @@ class Run:
         self.cooldown = RunCooldown(optimizer)
         self.ranks = Alone()
         self.checkpoints: RunCheckpoints | None = None
+        self._spacys_models = SpacysModels(nlp)
         self._evaluate = evaluate
         drop = arguments.dropout
         self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
@@ -191,7 +194,9 @@ class Run:
             self._is_open = True
             self._listeners.before_run()
             # spaCy cleans its folder next.
-            hooks.tell_output_to(self.models if self.checkpoints is None else self.checkpoints.output)
+            hooks.tell_output_to(
+                self.models if self.checkpoints is None else self.checkpoints.output, self._spacys_models
+            )
             if end is not None:  # errors of spaCy's part of a step, as in loggers
                 end.push(lambda kind, error, trace: self.close(error))
             if isinstance(self.batches, DataStream):
@@ -295,7 +300,7 @@ class Run:
             self._listeners.emit_error(error, self.progress.step, self.progress.epoch, self)
         try:
             if not self._is_closed:
-                self._is_closed = True
+                self._is_closed = self._spacys_models.is_over = True
                 self._listeners.close()
         finally:
             self.ranks.close(error)
@@ -448,6 +453,8 @@ class Run:
         is over.
         """
         progress, control = self.progress, self.control
+        if is_best and self.keeps_best:
+            self._spacys_models.keep_best()
         self.models.keep_asked()
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
@@ -470,6 +477,11 @@ class Run:
         return is_over
 
     # ------------------------------------------------------------------ facts
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the run itself keeps spaCy's best model."""
+        return self._spacys_models.has_folder
 
     @property
     def losses(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ from ..core.errors import ConfigError, ConfigWarning, PrecisionWarning, Schedule
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
+from ..core.text_files import check_config_file
 from .data_stream import count_steps
 from .progress_bars import show_activity
 
@@ -128,6 +129,8 @@ def load_config(source: AnyConfig, overrides: Mapping[str, Any] = {}) -> Config:
     RAISES (ConfigError): It has an error, or can't be read.
     """
     path, given = path_of(source), checked_overrides(overrides)
+    if path is not None:
+        check_config_file(path)
     with config_errors(path=path):
         if isinstance(source, Config):
             return Config().from_str(source.to_str(interpolate=False), overrides=given, interpolate=False)

@@ -13,6 +13,7 @@ from spacy import util
 
 from ...core.errors import ConfigError
 from ...core.state import write_text
+from ...core.text_files import decode
 from ...loop.setup import AnyConfig, checked_overrides, config_errors, path_of
 from .config_text import cut_section, with_settings
 
@@ -64,7 +65,7 @@ def open_source(source: AnyConfig, overrides: Mapping[str, Any] = {}) -> ConfigS
 def read_text(path: Path) -> str:
     """Read the text of a config. "-": from stdin. RAISES (ConfigError): It can't be read."""
     try:
-        return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode("utf8")
+        return decode(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
     except OSError as error:
         raise ConfigError(
             f"Can't read '{path}': expected the file of a config, found {error.strerror}. Check the path."
