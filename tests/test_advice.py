@@ -1,7 +1,7 @@
 """Advice leads somewhere: each name in an error, a warning or a help text exists.
 
 Names are what stands there as code: calls and dotted names, commands, options, sections, settings with a value,
-registered names, and files of the docs.
+and registered names. No file of the repository is among them: who installed the wheel has none.
 """
 
 import ast
@@ -204,7 +204,7 @@ KINDS = {
     ),
     "setting": (r"(?<![\w.@'\[-])([a-z]\w*) = (?=[\"\d\[]|true|false|null)", is_setting),
     "registered": (r"(?<![\w@])((?:thinc-torchopt|torch)\.\w+\.v\d)", lambda name: name in registered()),
-    "file": (r"((?:docs|examples|benchmarks|configs)/[\w./-]+\.(?:md|py|cfg))", lambda name: (ROOT / name).is_file()),
+    "file": (r"((?:docs|examples|benchmarks|configs)/[\w./-]+\.(?:md|py|cfg))", lambda name: False),
 }
 
 
@@ -230,11 +230,11 @@ def test_advice_names_what_there_is(kind):
         ("section", "Add a block [training.optimizer.checkpont]."),
         ("setting", "Set max_step = 100."),
         ("registered", "Set learn_rate to thinc-torchopt.warmup_linear.v9."),
-        ("file", "See docs/no-such-page.md."),
+        ("file", "See docs/optimizers.md."),
     ],
 )
 def test_advice_that_leads_nowhere_is_found(kind, text):
     pattern, exists = KINDS[kind]
     found = re.findall(pattern, text)
     assert found and not any(map(exists, found))
-    assert len({name for _, text in all_texts() for name in re.findall(pattern, text)}) > 5
+    assert kind == "file" or len({name for _, text in all_texts() for name in re.findall(pattern, text)}) > 5

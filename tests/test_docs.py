@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from spacy.tokens import Doc, DocBin
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
+from thinc_torchopt.about import __version__
 from thinc_torchopt.core.compat import has_flwr, has_matplotlib, has_pytorch_optimizer, has_tensorboard
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
@@ -28,6 +30,7 @@ from .addons.streams.streams import make_model, write_stream
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .models import pipeline_params, same, toy_examples, toy_pipeline
+from .runs import config_for
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +42,8 @@ PAGES = [
 ]
 REGISTRIES = ["architectures", "layers", "loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules"]
 REGISTRIES += ["batchers", "gradient_modules", "regularizers", "controller_rules"]
+# Whose commands still name configs of a clone.
+TO_COME = ("command-line.md", "which-recipe.md")
 SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "clearml"}
 
 LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
@@ -75,19 +80,25 @@ def blocks(language):
 
 
 def commands():
-    """The commands of each block in the docs, but for those that stand in the heads of the configs too, which
-    test_configs.py runs; those that start several processes: tests/addons/distributed/test_docs.py; and those of
-    start-here.md, which belong together: they have a test below.
+    """The commands of each block in the docs, with the settings that stand above them in their section. Left out are
+    commands in the heads of the configs, which test_configs.py runs; those that start several processes:
+    tests/addons/distributed/test_docs.py; and those of pages that have a test below.
     """
     in_heads = [command for name in NAMES for command in commands_in_head(name)]
-    found = []
-    for block in blocks("bash"):
-        lines = block.values[0].replace("\\\n", " ").splitlines()
-        block_commands = [shlex.split(line, comments=True) for line in lines]
-        kept = [c for c in block_commands if c and c not in in_heads and "--nproc-per-node" not in c]
-        if kept and kept not in found and not block.id.startswith("start-here.md"):
-            found.append(kept)
-    return found
+    found = {}
+    for page in PAGES:
+        for section in re.split(r"^(?=##? )", page.read_text(), flags=re.MULTILINE):
+            settings = ""
+            for language, block in re.findall(r"^```(bash|ini)\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL):
+                if language == "ini":
+                    settings += block
+                    continue
+                lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
+                kept = [line for line in lines if line and line not in in_heads and "--nproc-per-node" not in line]
+                shown = " && ".join(map(" ".join, kept))
+                if kept and page.name not in ("README.md", "start-here.md", "extend.md"):
+                    found.setdefault((shown, settings), pytest.param(kept, settings, page.name, id=shown))
+    return list(found.values())
 
 
 @pytest.mark.parametrize("text", blocks("ini"))
@@ -111,9 +122,38 @@ def test_docs_config_blocks_resolve(text):
     assert "optimizer" not in resolved or isinstance(resolved["optimizer"], TorchOptimizer)
 
 
-@pytest.mark.parametrize("block", commands(), ids=lambda block: " && ".join(map(" ".join, block)))
-def test_docs_commands_run(block, tmp_path, monkeypatch):
-    """All commands of a block, one after the other, in one folder."""
+@pytest.fixture(scope="module")
+def plain_config(tmp_path_factory):
+    """What `init` makes of spaCy's config for some components, as text."""
+
+    @cache
+    def written(components):
+        folder = tmp_path_factory.mktemp("init")
+        spacy_cli("init", "config", folder / "start.cfg", "--lang", "en", "--pipeline", components)
+        toy_corpus(folder)
+        paths = ("--paths.train", folder / "train.spacy")
+        spacy_cli("torchopt", "init", folder / "start.cfg", folder / "config.cfg", "--recipe", "best", *paths)
+        return (folder / "config.cfg").read_text()
+
+    return written
+
+
+@pytest.mark.parametrize(("block", "settings", "page"), commands())
+def test_docs_commands_run(block, settings, page, plain_config, tmp_path, monkeypatch):
+    """All commands of a block, one after the other, in one folder. Its `config.cfg` is one that `init` wrote, with its
+    paths, and with the settings of the section above the command.
+    """
+    if any("config.cfg" in command for command in block):
+        # Private training is for a tagger, and not for an entity recognizer.
+        config = Config().from_str(plain_config("tagger" if page == "privacy.md" else "tagger,ner"), interpolate=False)
+        added = Config().from_str(settings.replace("[training.", "["), interpolate=False) if settings else {}
+        config["paths"] |= {"train": "train.spacy", "dev": "dev.spacy"}
+        for name, section in added.items():
+            if name == "components":
+                config[name] |= section
+            else:
+                config["training"][name] = section
+        config.to_disk(tmp_path / "config.cfg")
     for program, *args in block:
         if program == "make":
             targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -150,11 +190,12 @@ def help_of(script):
 
 
 def check_pip(args):
-    """That the extras exist."""
+    """That the extras exist, and the version of a wheel is this one."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = {extra for arg in args for found in re.findall(r"\[(.*)\]", arg) for extra in found.split(",")}
     assert args[0] == "install" and extras <= set(setup["options.extras_require"])
+    assert all(f"/thinc_torchopt-{__version__}-py3-" in arg for arg in args if arg.split("[")[0].endswith(".whl"))
 
 
 def check_flower(program, args):
@@ -181,6 +222,8 @@ def run_spacy(args, folder, monkeypatch):
         make_model(folder / args[2])
         write_stream(folder / args[3], 4)
     is_for_logs = args[:2] in (["torchopt", "report"], ["torchopt", "controller"])
+    if args[:2] == ["torchopt", "report"] and "--model" in args:
+        make_model(folder / args[args.index("--model") + 1])
     for log in (arg for arg in args if is_for_logs and arg.endswith(".jsonl")):
         (folder / log).parent.mkdir(parents=True, exist_ok=True)
         (folder / log).write_text(LOG)
@@ -201,7 +244,7 @@ def run_spacy(args, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", [block for block in blocks("python") if not block.id.startswith(("python.md", "start-here.md"))]
+    "text", [b for b in blocks("python") if not b.id.startswith(("extend.md", "python.md", "start-here.md"))]
 )
 def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     """With the names that the text around them explains: an optimizer, and models with gradients."""
@@ -209,8 +252,8 @@ def test_docs_python_blocks_run(text, tmp_path, monkeypatch, capsys):
     examples, optimizer = toy_examples(nlp), Adam(warmup_linear(0.1, 5, 10))
     nlp.initialize(lambda: examples, sgd=optimizer)
     nlp.update(examples, sgd=False)
-    (tmp_path / "training" / "cnn").mkdir(parents=True)
-    nlp.to_disk(tmp_path / "training" / "cnn" / "model-last")
+    (tmp_path / "training").mkdir()
+    nlp.to_disk(tmp_path / "training" / "model-last")
     monkeypatch.chdir(tmp_path)
     names = {"nlp": nlp, "optimizer": optimizer, "models": [nlp.get_pipe("tagger").model], "examples": examples}
     exec(text, names)
@@ -241,10 +284,36 @@ def test_docs_python_page_runs(tmp_path, monkeypatch):
     assert found == ["step-00000015", "step-00000019"]
 
 
+def test_docs_extend_page_trains(tmp_path, monkeypatch):
+    """Its one file and its config, by its command, with smaller numbers: each of the four parts has its effect."""
+    page = (ROOT / "docs" / "extend.md").read_text()
+    code, block, command = (
+        re.search(rf"^```{kind}\n(.*?)^```", page, re.M | re.S)[1] for kind in ("python", "cfg", "bash")
+    )
+    for shown, smaller in {"every = 500": "every = 2", "tagger < 0.1": "tagger > 0", "words = 30": "words = 3"}.items():
+        assert block.count(shown) == 1
+        block = block.replace(shown, smaller)
+    config = config_for(tmp_path, toy_corpus(tmp_path), steps=6)
+    config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": "log.jsonl"}
+    config["training"]["optimizer"] = Config().from_str(block.replace("[training.", "["))["optimizer"]
+    config["training"]["optimizer"]["controller"]["rules"]["stop_when_learned"]["patience"] = {"patience_threshold": 4}
+    config.to_disk(tmp_path / "config.cfg")
+    (tmp_path / "own.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    spacy_cli(*shlex.split(command)[1:])
+    lines = list(srsly.read_jsonl("log.jsonl"))
+    assert [line["learn_rates"]["default"] for line in lines] == [0.001, 0.001, 0.0005, 0.0005, 0.00025]
+    assert lines[-1]["controller"][0]["values"]["tagger"] == lines[-1]["losses"]["tagger"]
+    assert lines[0]["long_texts"] < lines[-1]["long_texts"]
+    saved = Config().from_disk("training/model-last/config.cfg")
+    assert saved["training"]["optimizer"]["algorithm"]["@torch_optimizers"] == "sign_sgd.v1"
+
+
 def test_docs_quick_start_needs_entities_alone(tmp_path, monkeypatch):
     """README's first commands, on texts without tags and trees, in a folder with nothing else."""
     monkeypatch.chdir(tmp_path)
-    for path in (toy_corpus(tmp_path)[part] for part in ("train", "dev")):
+    corpus = toy_corpus(tmp_path)
+    for path in (corpus["train"], corpus["dev"]):
         docs = list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))
         bare = [
             Doc(
@@ -255,38 +324,36 @@ def test_docs_quick_start_needs_entities_alone(tmp_path, monkeypatch):
             for doc in docs
         ]
         DocBin(docs=bare).to_disk(path)
-    _, setup, *_ = re.findall(r"^```(?:ini|bash)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    pip, *steps = map(shlex.split, setup.splitlines())
-    check_pip(pip[1:])
-    for _, *args in steps:
+    first, install, *_ = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    check_pip(shlex.split(install)[1:])
+    for _, *args in map(shlex.split, first.splitlines()):
         quick = {"training.max_steps": 2, "training.eval_frequency": 1} if args[0] == "train" else {}
         spacy_cli(*args, *flags_of(quick))
-    assert spacy.load(tmp_path / "training" / "best" / "model-last").pipe_names == ["tok2vec", "ner"]
+    assert spacy.load(tmp_path / "training" / "model-last").pipe_names == ["tok2vec", "ner"]
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 70
 
 
 def test_docs_start_here_runs(tmp_path, monkeypatch, capsys):
     """From top to bottom, but for the set-up. The training is shorter."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
     quick = flags_of({"training.max_steps": 12, "training.eval_frequency": 6, "training.batcher.size": 40})
     text = (ROOT / "docs" / "start-here.md").read_text()
     fence = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-    (_, setup), *rest = fence.findall(text)
+    (_, setup), (_, texts), *rest = fence.findall(text)
     *_, install = setup.splitlines()
     check_pip(shlex.split(install)[1:])
+    exec(texts, {})
     for language, block in rest:
         if language == "python":
             exec(block, {})
             assert capsys.readouterr().out.startswith("[")
-        else:
-            for program, *args in map(shlex.split, block.splitlines()):
-                if program == "python":
-                    subprocess.run([sys.executable, *args], check=True)
-                elif args[0] == "train":
-                    press_ctrl_c([*args, *quick], after_lines=3)
-                    spacy_cli(*args, *quick)
-                else:
-                    spacy_cli(*args)
+            continue
+        for _, *args in map(shlex.split, block.splitlines()):
+            if args[0] == "train":
+                press_ctrl_c([*args, *quick], after_lines=3)
+                spacy_cli(*args, *quick)
+            else:
+                spacy_cli(*args)
     steps = [srsly.json_loads(line)["step"] for line in Path("training/log.jsonl").read_text().splitlines()]
     assert steps == list(range(13)) and Path("report.html").is_file()
 
@@ -310,10 +377,40 @@ def press_ctrl_c(args, after_lines):
     assert process.returncode == 130, output
 
 
+@pytest.mark.parametrize("site", ["", "https://docs.example.org/here"])
+def test_docs_links_of_the_wheel_lead_out_of_the_clone(site):
+    """The wheel's README: relative links become links to the site, or text while it has no address."""
+    text = (ROOT / "README.md").read_text()
+    shown = runpy.run_path(str(ROOT / "setup.py"))["description"](text, site)
+    assert not re.findall(r"\]\((?!https://)", shown)
+    assert f"[Start here]({site}/docs/start-here.html)" in shown if site else "**Start here**" in shown
+    assert site == "" or f"]({site}/docs/report.svg)" in shown
+    assert re.findall(r"\]\((?!https://)[^)]*\.(?!md|svg)\w+\)", text) == []  # the site has these under other names
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_docs_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_commands_need_no_clone(page):
+    """No command names a config of the repository, and what runs a script of it says so."""
+    text = page.read_text()
+    for found in re.finditer(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        assert page.name in TO_COME or "configs/" not in found[1]
+        if page.parent.name == "docs" and re.search(r"^python \w+/", found[1], flags=re.MULTILINE):
+            assert "clone" in text[: found.start()].rstrip().splitlines()[-1], found[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_docs_tables_have_a_head_and_no_escapes(page):
+    """What the site shows as it stands: a backslash before a bar in code, and a row of empty cells above a table."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^\|[ |]*\|\n\|[ :|-]+\|$", text, flags=re.MULTILINE)
+    assert "\\<" not in text
+    assert not re.findall(r"`[^`\n]*\\\|[^`\n]*`", text)
 
 
 def test_docs_name_only_what_is_registered():

@@ -1,6 +1,8 @@
 """`make test-wheel`: what is in the sdist and the wheel, and a training in a bare venv, outside of the repository."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -10,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from .conftest import CONFIGS, ROOT
+from .conftest import ROOT
 from .spacy_cli import toy_corpus
 from .wheelhouse import build_wheel, clone_to, tracked
 
@@ -48,6 +50,14 @@ def test_wheel_has_the_package_and_nothing_else(built):
     assert {"thinc_torchopt/py.typed", "thinc_torchopt/addons/report/page.html"} <= names
 
 
+def test_wheel_describes_itself_without_dead_links(built):
+    _, wheel, _ = built
+    with ZipFile(wheel) as archive:
+        [path] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        described = archive.read(path).decode("utf8")
+    assert "spacy torchopt init" in described and not re.findall(r"\]\((?!https://)", described)
+
+
 def test_sdist_builds_the_wheel_that_the_repository_builds(built):
     _, wheel, direct = built
     first, second = ({file.filename: file.CRC for file in ZipFile(path).infolist()} for path in (wheel, direct))
@@ -58,15 +68,16 @@ def test_sdist_has_no_part_of_the_tests(built):
     sdist, _, _ = built
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", *tracked("thinc_torchopt")} <= names
+    assert {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py", *tracked("thinc_torchopt")} <= names
     assert not any(name.startswith("tests") for name in names)
 
 
 def test_wheel_trains_in_a_bare_venv(built, tmp_path):
-    """Its requirements are enough, the entry points are found, and a missing library is named by what pip knows."""
+    """README's two commands: the requirements are enough, the entry points are found. A missing library is named as pip
+    knows it.
+    """
     _, wheel, _ = built
     toy_corpus(tmp_path)
-    (tmp_path / "cnn.cfg").write_text((CONFIGS / "cnn.cfg").read_text())
     with TemporaryDirectory() as name:
         run(sys.executable, "-m", "venv", name, cwd=tmp_path)
         bin = Path(name) / "bin"
@@ -74,9 +85,10 @@ def test_wheel_trains_in_a_bare_venv(built, tmp_path):
         run(bin / "python", "-m", "pip", "check", cwd=tmp_path)
         where = run(bin / "python", "-c", "import thinc_torchopt; print(thinc_torchopt.__file__)", cwd=tmp_path)
         assert where.stdout.startswith(name)
-        paths = ("--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
+        made, trained = re.search(r"^```bash\n(.*?)\n(.*?)\n```", (ROOT / "README.md").read_text(), re.M).groups()
         steps = ("--training.max_steps", "3", "--training.eval_frequency", "3")
-        run(bin / "spacy", "train", "cnn.cfg", "--output", "cnn", *paths, *steps, cwd=tmp_path)
-        assert (tmp_path / "cnn" / "model-last" / "meta.json").is_file()
-        shown = run(bin / "spacy", "torchopt", "schedule", "cnn.cfg", *paths, "-o", "a.png", cwd=tmp_path, check=False)
+        run(bin / "spacy", *shlex.split(made)[1:], cwd=tmp_path)
+        run(bin / "spacy", *shlex.split(trained)[1:], *steps, cwd=tmp_path)
+        assert (tmp_path / "training" / "model-last" / "meta.json").is_file()
+        shown = run(bin / "spacy", "torchopt", "schedule", "config.cfg", "-o", "a.png", cwd=tmp_path, check=False)
         assert shown.returncode == 1 and "pip install 'matplotlib>=3.7'" in shown.stderr

@@ -1,5 +1,5 @@
-"""Reports in a notebook. They live in addons/report/."""
+"""Reports on trainings, for notebooks and scripts. They live in addons/report/."""
 
-from .addons.report import show
+from .addons.report import Report, read_report
 
-__all__ = ["show"]
+__all__ = ["Report", "read_report"]

@@ -22,6 +22,8 @@ AS_THEY_ARE = (".md", ".png", ".svg")
 LANGUAGES = {".cfg": "ini", ".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 # Code between fences, which is left alone, or a link with its target.
 LINK = re.compile(r"^(`{3,}).*?^\1$|(?<=\]\()(?!https?:|mailto:|#)(?P<path>[^)#\s]+)", re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r'<div class="language-bash .*?</div>', re.DOTALL)
+OPTION = re.compile(r"(?<![\w-])--[\w.-]+")
 # What a browser would fetch from elsewhere.
 FETCHED = re.compile(
     r"""<(?:script|img|iframe)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'\s>]*|<link\b[^>]*\bhref=["']?(?:https?:)?//[^"'\s>]*"""
@@ -62,6 +64,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return relpath(target(path, link["path"]), folder) if link["path"] else link[0]
 
     return LINK.sub(led, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep the options of a command in one piece, where it goes on in the next line: browsers break after a hyphen."""
+    return COMMANDS.sub(lambda block: OPTION.sub(r'<span class="option">\g<0></span>', block[0]), html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -356,7 +356,7 @@ def as_config(value: Any) -> str:
 def escaped(text: str) -> str:
     """Docstrings are plain text but for code between backticks: nothing else in them is Markdown."""
     parts = text.split("`")
-    parts[::2] = [re.sub(r"([*<|])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([*|])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(part.replace("|", "or") if i % 2 else part for i, part in enumerate(parts))
 
 

@@ -53,7 +53,9 @@ def test_learn_goes_on_after_a_kill(model, started, tmp_path):
     """With the same weights, scores and files as a run that was never stopped."""
     stream = write_stream(tmp_path / "stream.jsonl", 120)
     flags = ["--every", "5", "--save-every", "20", "--replay", "1"]
-    spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "one", *flags)
+    table = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "one", *flags).stdout
+    scores = [f"{row['score']:.3f}" for row in rows(tmp_path / "one")]
+    assert "score (0-1)" in table and [line.split()[2] for line in table.splitlines() if " 0." in line] == scores
     for n, number in ((3, signal.SIGKILL), (11, signal.SIGTERM)):
         process = started(model, stream, "--output", tmp_path / "two", *flags)
         wait_for_rows(tmp_path / "two", n, process)

@@ -30,7 +30,6 @@ from thinc_torchopt.loop.run import train_while_improving
 from ..conftest import ROOT
 from ..models import toy_examples, toy_pipeline
 from ..runs import config_for, digests, run
-from ..spacy_cli import spacy_cli
 
 
 @registry.misc("test-attachment.Pull.v1")
@@ -326,20 +325,3 @@ def test_blocks_stand_in_the_config_and_in_the_optimizer():
     assert made.attachments == {"attachments.pull": Pull(strength=0.25)}
     assert Adam().attachments == SGD(0.1).attachments == {}
     assert GROUP in (ROOT / "setup.cfg").read_text()
-
-
-def test_example_of_the_docs(tmp_path, corpus):
-    text = (ROOT / "docs" / "attachments.md").read_text()
-    code, block = re.findall(r"```(?:python|cfg)\n(.*?)```", text, re.DOTALL)[:2]
-    path = tmp_path / "long_texts.py"
-    path.write_text(code)
-    config = config_for(tmp_path, corpus, steps=6)
-    logger = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(tmp_path / "log.jsonl")}
-    config["training"]["logger"] = logger
-    config.to_disk(tmp_path / "config.cfg")
-    (tmp_path / "config.cfg").write_text((tmp_path / "config.cfg").read_text() + "\n" + block)
-    spacy_cli("train", tmp_path / "config.cfg", "--code", path, "--output", tmp_path / "out")
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    found = [line["long_texts"] for line in lines if "long_texts" in line]
-    assert len(found) == 7
-    assert found == sorted(found)

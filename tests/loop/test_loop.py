@@ -55,7 +55,7 @@ def run(loop, *, steps=12, exclude=(), **settings):
 
     yielded = []
     for batch, info, is_best in loop(nlp, optimizer, data, evaluate, exclude=list(exclude), **options):
-        for time in ("seconds", "elapsed"):
+        for time in ("seconds", "elapsed", "time_spent"):
             info.pop(time, None)
         ours = {key: info.pop(key, None) for key in OURS}
         if loop is not SPACYS:

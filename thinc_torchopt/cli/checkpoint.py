@@ -33,7 +33,7 @@ def checkpoint(
         print_json(found)
     else:
         console = make_console()
-        headers = ["checkpoint", "step", "epoch", "score", "best", "params", "MB", "state"]
+        headers = ["checkpoint", "step", "epoch", "score (0-1)", "best (0-1)", "params", "MB", "state"]
         print_table(console, headers, [_row(entry) for entry in found], numbers=headers[1:-1])
         if whole:
             rows = [[group["name"], str(group["params"]), short(group["learn_rate"])] for group in whole[-1]["groups"]]
@@ -51,7 +51,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
     size = f"{entry['bytes'] / 1e6:.1f}"
     if not entry["whole"]:
         return [entry["name"], "", "", "", "", "", size, "damaged"]
-    scores = ["" if entry[key] is None else f"{100 * entry[key]:.2f}" for key in ("score", "best_score")]
+    scores = ["" if entry[key] is None else f"{entry[key]:.4f}" for key in ("score", "best_score")]
     return [entry["name"], str(entry["step"]), str(entry["epoch"]), *scores, f"{entry['params']:,}", size, "whole"]
 
 

@@ -23,7 +23,7 @@ from ._screen import errors_shown, make_console
 from ._setup import build, resolve_optimizer
 from ._terminal import print_notes, short
 
-_COLUMNS = {"texts": 10, "tokens": 12, "score": 8, "watched": 8, "learn rate": 11}
+_COLUMNS = {"texts": 10, "tokens": 12, "score (0-1)": 13, "watched (0-1)": 15, "learn rate": 12}
 # Settings that have a value, also if nothing uses them.
 _WITH_OTHERS = ("rollback_factor", "max_rollbacks")
 
@@ -168,7 +168,7 @@ def _tell_start(console: Console, learner: StreamLearner, output: Path, *, from_
 
 
 def _print_row(console: Console, row: LogRow) -> None:
-    cells = [f"{row.texts:,}", f"{row.tokens:,}", _percent(row.score), _percent(row.watched), short(row.learn_rate)]
+    cells = [f"{row.texts:,}", f"{row.tokens:,}", _told(row.score), _told(row.watched), short(row.learn_rate)]
     console.print(_in_columns(cells))
 
 
@@ -176,8 +176,8 @@ def _in_columns(cells: Collection[str]) -> str:
     return "".join(cell.rjust(width) for cell, width in zip(cells, _COLUMNS.values()))
 
 
-def _percent(score: float | None) -> str:
-    return "" if score is None else f"{100 * score:.1f}"
+def _told(score: float | None) -> str:
+    return "" if score is None else f"{score:.3f}"
 
 
 def _tell_end(console: Console, learner: StreamLearner, before: int, output: Path, stopped_by: int | None) -> None:

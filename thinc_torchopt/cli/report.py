@@ -1,4 +1,4 @@
-"""`spacy torchopt report`: summarize and draw trainings from their logs."""
+"""`spacy torchopt report`: what a training did, from its log and the trained pipeline."""
 
 from __future__ import annotations
 
@@ -11,56 +11,85 @@ from rich.console import Console
 from typer import Argument as Arg
 from typer import Option as Opt
 
-from ..addons.report import LoggedRun, check_output, facts_of, read_runs, summarize, write_report
+from ..addons.report import Report, check_output, facts_of, read_report, with_others
 from ..core.errors import ConfigError
+from ..core.host import cli_util
 from ..loop.run_lock import is_held
-from ._command import JSON
+from ._command import CODE, JSON
 from ._screen import errors_shown, make_console
 from ._terminal import print_json, print_notes, print_table
 
 # Seconds between two writes of a watched report; longer if writing takes more than 1/_SHARE of that.
 _SECONDS, _SHARE = 10, 4
+# Labels of a kind that are printed.
+_MAX_LABELS = 30
 
 
 def report(
     log_paths: list[Path] = Arg(
-        ..., help="Log files of JSONLinesLogger. Several are drawn together", exists=True, dir_okay=False
+        ...,
+        help="Log files of JSONLinesLogger. Several are compared; a resumed run's further logs are found",
+        exists=True,
+        dir_okay=False,
     ),
     output_path: Optional[Path] = Opt(
         None, "--output", "-o", help="File for the report: .html, .png, .svg or .pdf. Needs matplotlib"
     ),
+    model_path: Optional[Path] = Opt(
+        None, "--model", "-m", help="Folder of the trained pipeline, for the score of each label", exists=True
+    ),
+    texts_path: Optional[Path] = Opt(
+        None, "--texts", "-t", help="Annotated texts (.spacy), to show the worst errors on. Needs --model", exists=True
+    ),
+    code_path: Optional[Path] = CODE,
     watch: bool = Opt(False, "--watch", "-w", help="Rewrite the report every ten seconds until the training ends"),
     as_json: bool = JSON,
 ) -> None:
     """
-    Draw a training from its log, or compare several. Shows losses, scores, learning rates, gradient norms, the speed,
-    and when rules fired, updates were skipped, the run was rolled back, and checkpoints were saved. Without --output,
-    only the summary is printed.
+    Show how a training went, or compare several. Reads the log: losses, scores, learning rates, gradient norms, the
+    speed, where the time went, and when rules fired, updates were skipped, the run was rolled back or resumed, and
+    checkpoints were saved. With --model also the score of each label, with --texts the twenty worst errors. Without
+    --output, only the summary is printed.
     """
     console = make_console()
     with errors_shown(as_json=as_json):
         if watch and output_path is None:
             raise ConfigError("Can't use --watch alone: there is no report to write. Add --output report.html.")
+        if watch and model_path is not None:
+            raise ConfigError("Can't use --watch with --model: the pipeline is not trained yet. Leave out one of them.")
         if output_path is not None:
             check_output(output_path, log_paths)
+        cli_util().import_code(code_path)
         if watch and output_path is not None:
             _watch(log_paths, output_path, None if as_json else console)
-        runs = read_runs(log_paths)
+        found = read_report(*log_paths, model=model_path, texts=texts_path)
         if output_path is not None:
-            write_report(runs, output_path)
+            found.to_disk(output_path)
     if as_json:
-        print_json([summarize(run) for run in runs])
+        print_json(found.summary())
         return
-    rows = [facts_of(run) for run in runs]
+    _print(console, found)
+    if output_path is not None:
+        console.print(f"Saved the report to {output_path}")
+
+
+def _print(console: Console, found: Report) -> None:
+    rows = [facts_of(run) for run in found.runs]
     headers = [fact.name for i, fact in enumerate(rows[0]) if any(row[i].value for row in rows)]
     cells = [
         [run.label, *(f"{fact.value} {fact.more}".strip() for fact in row if fact.name in headers)]
-        for run, row in zip(runs, rows)
+        for run, row in zip(found.runs, rows)
     ]
     print_table(console, ["run", *headers], cells, numbers=headers)
-    print_notes(console, [note for run in runs for note in run.notes])
-    if output_path is not None:
-        console.print(f"Saved the report to {output_path}")
+    if any(run.best for run in found.runs):
+        console.print("Scores are from 0 to 1, as SCORE in spaCy's table.\n")
+    for table in found.labels:
+        headers, labels = table.headers, table.cells(_MAX_LABELS)
+        console.print(f"{table.title}:", markup=False)
+        print_table(console, headers, labels, numbers=headers[1:])
+    for line in found.told:
+        console.print(line, markup=False)
+    print_notes(console, [note for run in found.runs for note in run.notes])
 
 
 def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) -> None:
@@ -69,20 +98,20 @@ def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) ->
         console.print(f"Writing {output_path} every {_SECONDS} seconds, until the training ends. Stop with Ctrl-C.")
     try:
         # None: unknown, so it may go on.
-        while any(is_held(path) is not False for path in paths):
-            start, runs = time.monotonic(), _read_begun(paths)
-            if runs:
-                write_report(runs, output_path, reload_seconds=_SECONDS)
+        while any(is_held(path) is not False for path in with_others(paths)):
+            start, found = time.monotonic(), _read_begun(paths)
+            if found is not None:
+                found.to_disk(output_path, reload_seconds=_SECONDS)
             time.sleep(max(_SECONDS, _SHARE * (time.monotonic() - start)))
     except KeyboardInterrupt:
         if console is not None:
             console.print()
 
 
-def _read_begun(paths: Sequence[Path]) -> list[LoggedRun]:
-    """The runs. Empty: no log has a line yet."""
+def _read_begun(paths: Sequence[Path]) -> Report | None:
+    """The report. None: no log has a line yet."""
     for path in paths:
         with path.open("rb") as file:
             if file.readline().endswith(b"\n"):
-                return read_runs(paths)
-    return []
+                return read_report(*paths)
+    return None

@@ -241,7 +241,7 @@ def _print(console: Console, tried: dict[str, Candidate], comparison: Comparison
                 sparkline(console, [mean / (highest or 1.0) for mean in means], _CHART_WIDTH) if means else "",
             ]
         )
-    headers = ["optimizer", "score", "of each seed", "difference", "verdict", "there at step", "seconds", "curve"]
+    headers = ["optimizer", "score (0-1)", "of each seed", "difference", "verdict", "there at step", "seconds", "curve"]
     print_table(console, headers, rows, numbers=[*headers[1:4], *headers[5:7]])
     for name, found in tried.items():
         if found.problem is not None:

@@ -356,7 +356,7 @@ class _StudyResult:
         paths = list(dict.fromkeys(path for found in self.best for path in found.values))
         rows: list[TrialRecord | None] = [*([None] if self.as_it_is is not None else []), *self.best]
         if rows:
-            headers = ["", "score", "other seeds", "of each", "difference", "verdict", *_short_names(paths)]
+            headers = ["", "score (0-1)", "other seeds", "of each", "difference", "verdict", *_short_names(paths)]
             print_table(console, headers, [self._row(found, paths) for found in rows], numbers=headers[1:5])
         if self.importances:
             shown = ", ".join(f"{path} {share:.2f}" for path, share in self.importances.items())

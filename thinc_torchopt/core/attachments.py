@@ -2,7 +2,7 @@
 
 A block's function returns an `Attachment`, or is the class itself. The optimizer carries it in `attachments`, by the
 name of its block; a run lets each join. A package gives its attachment a block of its own name by an entry point in the
-group `thinc_torchopt_attachments`; all others stand in [training.optimizer.attachments.NAME]. See docs/attachments.md.
+group `thinc_torchopt_attachments`; all others stand in [training.optimizer.attachments.NAME]. See docs/extend.md.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class TorchOptimizer(Optimizer):
     precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
         torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
         NVIDIA's GPUs. Params, gradients, the optimizer and all evaluations stay in float32.
-    attachments (dict): Blocks that take part in a run: any `Attachment`, by a name of your own. See attachments.md.
+    attachments (dict): Blocks that take part in a run: any `Attachment`, by a name of your own.
         Those with a block of their own name, such as `checkpoint`, are arguments of that name, here `blocks`.
 
     Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `attachments` (by the names of their blocks);

@@ -6,7 +6,8 @@ Always:
 - `grad_norm`: norm of all gradients, before clipping; None if not measured.
 - `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes` (of learning rates): counts so far.
         `since_evaluation`: the same since the last evaluation.
-- `elapsed`: `seconds`, not rounded down.
+- `elapsed`: `seconds`, not rounded down. `time_spent`: where they went since this process began; see
+        `progress.TimeSpent`.
 
 If there is something to report:
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from timeit import default_timer
 from typing import Annotated, Any
 
 import numpy
@@ -118,3 +119,21 @@ def plain_scores(value: Any) -> Any:
         value = value.tolist()
         return plain_scores(value) if isinstance(value, list) else value
     return value if value is None or isinstance(value, (bool, int, float, str)) else None
+
+
+class TimeSpent:
+    """Where the time of a run goes, in this process.
+
+    seconds (dict): By phase, so far: reading and batching data; updates; evaluations; logging, and saving models and
+        checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(("data", "updates", "evaluations", "saving"), 0.0)
+        self._since = default_timer()
+
+    def on(self, phase: str | None) -> None:
+        """Count the time since the last call for a phase. None: for none."""
+        since, self._since = self._since, default_timer()
+        if phase is not None:
+            self.seconds[phase] += self._since - since

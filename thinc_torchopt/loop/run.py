@@ -51,7 +51,7 @@ from .events import (
 from .log_numbers import LogNumbers, counts_of
 from .param_norms import ParamNorms
 from .processes import Alone, Scores, processes_of
-from .progress import Progress
+from .progress import Progress, TimeSpent
 from .rollback import Rollback
 from .saved_models import SavedModels
 from .signals import RunCooldown
@@ -91,15 +91,22 @@ def _steps(run: Run) -> Iterator[_Step]:
     with run:
         if not run.begin():
             return
+        spent = run.time_spent
+        spent.on(None)
         while (batch := run.next_batch()) is not None:
+            spent.on("data")
             run.begin_step(batch)
             run.update(batch)
             run.optimizer.step_schedules()
             run.end_step(batch)
+            spent.on("updates")
             score, scores, is_best = run.evaluate()
+            spent.on("evaluations")
             info = run.info(score, scores)
             yield batch, info, is_best
-            if run.save(info, is_best):
+            is_over = run.save(info, is_best)
+            spent.on("saving")
+            if is_over:
                 break
         run.end()
 
@@ -153,6 +160,7 @@ class Run:
         self.optimizer = optimizer
         self.arguments = arguments
         self.progress = Progress()
+        self.time_spent = TimeSpent()
         self.learn_rates: dict[str, float] = {}
         self.batch: list[Example] = []
         self.max_steps = arguments.max_steps
@@ -430,6 +438,7 @@ class Run:
             "checkpoints": progress.results,
             "seconds": int(progress.seconds),
             "words": progress.words,
+            "time_spent": {phase: round(seconds, 3) for phase, seconds in self.time_spent.seconds.items()},
         }
         self.emit(Log, info)
         return info

@@ -288,6 +288,9 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
     _, singles = train(ours(), eval_frequency=1)
     lines = lines_of(tmp_path / "new" / "log.jsonl")
     assert [line["step"] for line in lines] == list(range(10))
+    said = lines[0].pop("trained")
+    assert [one["name"] for one in said["components"]] == ["tagger", "ner"] and said["components"][0]["n_labels"] == 4
+    assert set(said["config"]) == {"paths", "corpora", "training"} and "logger" not in said["config"]["training"]
     for line, info, single in zip(lines, infos, singles):
         # The losses are differences of sums in single precision.
         assert line.pop("losses") == pytest.approx(single["losses"], rel=1e-5)
@@ -297,6 +300,7 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
             assert (
                 line.pop("scores")["tag_acc"] == info["other_scores"]["tag_acc"] and line.pop("score") == info["score"]
             )
+        assert line.pop("time_spent").keys() == {"data", "updates", "evaluations", "saving"}
         assert line.pop("seconds") == round(info["elapsed"], 3) and info["seconds"] == int(info["elapsed"])
         assert line == {key: info[key] for key in ("step", "epoch", "words", "learn_rates", "grad_norm", *COUNTS)}
         assert line["learn_rates"] == {"default": RATES[info["step"]]} and line["grad_norm"] > 0
@@ -500,8 +504,9 @@ def test_loggers_jsonl_lets_training_go_on_when_the_disk_is_full(tmp_path, small
             log_step(info_of(i))
         finalize()
     assert len(warned) == 1
-    assert [line["step"] for line in lines_of(tmp_path / "log.jsonl")] == list(range(7))
-    assert 1700 < (tmp_path / "log.jsonl").stat().st_size <= 2000
+    # The first line is longer: it says what is trained.
+    assert [line["step"] for line in lines_of(tmp_path / "log.jsonl")] == [0, 1]
+    assert 1500 < (tmp_path / "log.jsonl").stat().st_size <= 2000
 
 
 @pytest.mark.parametrize(

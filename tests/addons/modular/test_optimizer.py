@@ -550,7 +550,7 @@ def test_optimizer_takes_the_model_before_the_gradients_as_declearn_does(by_keyw
         (lambda model: copy.deepcopy(model), ParamError, "found Linear without weight, bias. Pass the model whose"),
         (lambda model: torch.nn.ReLU(), ParamError, "found ReLU without weight, bias"),
         (lambda model: {"weight": None}, ConfigTypeError, "expected a torch.nn.Module, found dict"),
-        (lambda model: Linear(2, 3), ConfigTypeError, "found Model. For thinc models, see docs/privacy.md"),
+        (lambda model: Linear(2, 3), ConfigTypeError, "found Model. For thinc models, use thinc_torchopt.privacy"),
     ],
 )
 def test_optimizer_refuses_gradients_for_another_model(other, kind, told):

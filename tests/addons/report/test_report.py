@@ -18,11 +18,14 @@ from io import BytesIO, StringIO
 
 import numpy
 import pytest
+import spacy
+from spacy.tokens import DocBin, Span
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
+from thinc_torchopt.addons.report.about import about
 from thinc_torchopt.addons.report.figures import make_panels
-from thinc_torchopt.addons.report.page import make_page, show, write_report
+from thinc_torchopt.addons.report.report import Report, read_report
 from thinc_torchopt.addons.report.runs import facts_of, read_runs, summarize
 from thinc_torchopt.addons.report.style import COLOURS
 from thinc_torchopt.core import compat
@@ -272,11 +275,18 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
         *(("resumed", step, "") for step in (11, 18)),
         *(("update skipped", step, "") for step in (0, 11)),
     ]
-    assert len(run.notes) == 2 and "log-2.jsonl continues log.jsonl from step 11" in run.notes[0]
-    # Alone, each says what is missing.
-    assert only(read_runs([first])).notes == ["The run seems to continue in log-2.jsonl. Give both."]
-    [alone] = read_runs([second])
-    assert "begins at step 11: the steps before may be in log.jsonl" in alone.notes[0] and not alone.events
+    assert run.notes == [
+        "The run was stopped, and resumed at step 11; 3 steps were done again (in log-2.jsonl).",
+        "The run was stopped, and resumed at step 18; 2 steps were done again (in log-3.jsonl).",
+    ]
+    # One of them is enough.
+    for path in (first, second, third):
+        assert only(read_runs([path])).paths == run.paths and only(read_runs([path])).notes == run.notes
+    assert only(read_runs([other])).paths == [other]
+    first.unlink()
+    alone = only(read_runs([third]))
+    assert alone.notes[-1] == "log-2.jsonl begins at step 11: the log of the steps before is not beside it."
+    assert alone.paths == [second, third]
 
 
 def test_report_of_a_log_whose_steps_go_back(tmp_path):
@@ -514,7 +524,7 @@ def three_logs(folder):
 def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
     paths = three_logs(tmp_path)
     output = tmp_path / "new" / "report.html"
-    write_report(read_runs(paths[:n]), output)
+    read_report(*paths[:n]).to_disk(output)
     assert [path.name for path in output.parent.iterdir()] == ["report.html"]
     text, page = output.read_text(encoding="utf8"), Page(output)
     # Nothing is loaded from elsewhere, and no name became a tag.
@@ -539,7 +549,7 @@ def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
     pictures = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not any(colour in pictures for colour in COLOURS) and "var(--c0)" in pictures
     # The same logs give the same page.
-    write_report(read_runs(paths[:n]), output)
+    read_report(*paths[:n]).to_disk(output)
     assert output.read_text(encoding="utf8") == text
     assert ("ends in half a line" in words) == (n == 3)
 
@@ -549,7 +559,7 @@ def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
 def test_report_pictures(tmp_path, suffix, start):
     output = tmp_path / f"report.{suffix}"
     output.write_text("old")
-    write_report(read_runs(three_logs(tmp_path)[:1]), output)
+    read_report(*three_logs(tmp_path)[:1]).to_disk(output)
     assert output.read_bytes().startswith(start)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [output.name]
 
@@ -563,8 +573,8 @@ def test_report_panels_share_their_steps(tmp_path, monkeypatch):
         Figure, "savefig", lambda figure, *args, **kwargs: (figures.append(figure), save(figure, *args, **kwargs))
     )
     runs = read_runs([write(tmp_path / "a.jsonl", rows(80)), write(tmp_path / "b.jsonl", rows(40))])
-    write_report(runs, tmp_path / "report.html")
-    write_report(runs, tmp_path / "report.png")
+    Report(runs).to_disk(tmp_path / "report.html")
+    Report(runs).to_disk(tmp_path / "report.png")
     picture = figures[-1]
     axes = [axes for figure in figures[:-1] for axes in figure.axes] + picture.axes[1:]
     assert len({axes.get_xlim() for axes in axes}) == 1 and axes[0].get_xlim()[1] >= 79
@@ -583,7 +593,7 @@ def test_report_panels_share_their_steps(tmp_path, monkeypatch):
 def test_report_of_hardly_anything(tmp_path, lines):
     runs = read_runs([write(tmp_path / "log.jsonl", lines)])
     for suffix in ("html", "png"):
-        write_report(runs, tmp_path / f"report.{suffix}")
+        Report(runs).to_disk(tmp_path / f"report.{suffix}")
     assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf8")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
@@ -599,12 +609,12 @@ def test_report_errors_of_the_output(tmp_path):
         ("folder.html", "a folder"),
     ]:
         with pytest.raises(ConfigError, match=f"Can't write .*{found}"):
-            write_report(runs, tmp_path / name)
+            Report(runs).to_disk(tmp_path / name)
     with pytest.raises(ConfigError, match=r"Can't write .*report\.html"):
-        write_report(runs, tmp_path / "file" / "report.html")
+        Report(runs).to_disk(tmp_path / "file" / "report.html")
     nothing = read_runs([write(tmp_path / "nothing.jsonl", [{"step": 0, "losses": {}}])])
     with pytest.raises(ConfigError, match="no line has a number"):
-        write_report(nothing, tmp_path / "report.png")
+        Report(nothing).to_disk(tmp_path / "report.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html", "log.jsonl", "nothing.jsonl"]
 
 
@@ -687,7 +697,7 @@ def test_report_without_matplotlib(tmp_path, monkeypatch):
     runs = read_runs([write(tmp_path / "log.jsonl", rows(3))])
     for suffix in ("html", "png"):
         with pytest.raises(ImportError, match=r"pip install 'matplotlib>="):
-            write_report(runs, tmp_path / f"report.{suffix}")
+            Report(runs).to_disk(tmp_path / f"report.{suffix}")
 
 
 # ---------------------------------------------------------------------- a training that goes on
@@ -756,27 +766,92 @@ def test_report_watch_needs_a_report(tmp_path):
 
 @needs_matplotlib
 def test_report_shows_itself_in_a_notebook(tmp_path):
-    pytest.importorskip("IPython", reason="IPython is not installed")
-    from IPython.core.interactiveshell import InteractiveShell
-    from IPython.utils.capture import capture_output
-
-    log = write(tmp_path / "log.jsonl", rows(30))
-    InteractiveShell.instance()
-    try:
-        with capture_output() as captured:
-            show(log)
-    finally:
-        InteractiveShell.clear_instance()
-    [shown] = captured.outputs
-    [page] = re.findall('srcdoc="([^"]*)"', shown.data["text/html"])
-    assert unescape(page) == make_page(read_runs([log]))
+    found = read_report(write(tmp_path / "log.jsonl", rows(30)))
+    [page] = re.findall('srcdoc="([^"]*)"', found._repr_html_())
+    assert unescape(page) == found.html()
 
 
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_report_shows_itself_in_notebooks_alone(tmp_path, monkeypatch, is_installed):
-    if is_installed:
-        pytest.importorskip("IPython", reason="IPython is not installed")
-    else:
-        monkeypatch.setitem(sys.modules, "IPython", None)
-    with pytest.raises(ConfigError, match=r"no notebook. Write it to a file: spacy torchopt report"):
-        show(tmp_path / "log.jsonl")
+# ---------------------------------------------------------------------- where the time went
+
+
+def spent(updates, saving):
+    return {"time_spent": {"data": 0.5, "updates": updates, "evaluations": 0.0, "saving": saving}}
+
+
+def test_report_adds_up_the_time_of_each_process(tmp_path):
+    """The first line of a process counts from 0, also if it has more than the last one before."""
+    first = [row(i, **spent(2.0 + i, 0.0)) for i in range(4)]
+    second = [row(i, last_resume=3, **spent(100.0 * (i - 2), 1.0)) for i in (3, 4)]
+    third = [row(i, last_resume=5, **spent(1.0, 0.25)) for i in (5, 6)]
+    write(tmp_path / "log.jsonl", first)
+    write(tmp_path / "log-2.jsonl", [*second, *third])
+    run = only(read_runs([tmp_path / "log.jsonl"]))
+    assert run.time_spent == {"data": 1.5, "updates": 4.0 + 200.0 + 1.0, "evaluations": 0.0, "saving": 1.25}
+    assert only(read_runs([write(tmp_path / "none.jsonl", rows(3))])).time_spent == {}
+
+
+# ---------------------------------------------------------------------- the trained pipeline
+
+
+@needs_matplotlib
+def test_report_of_a_trained_pipeline(trained, tmp_path):
+    """Its log says what was trained; its folder, the score of each label; its texts, the worst errors."""
+    folder, _ = trained("report.cfg")
+    log, model = folder / "training" / "report" / "log.jsonl", folder / "training" / "report" / "model-best"
+    texts = tmp_path / "<dev>.spacy"
+    nlp = spacy.load(model)
+    docs = [nlp.make_doc(text) for text in ("Call <b>print()</b> & wait.", "Nothing here.", "x" * 5000)]
+    for doc in docs:
+        doc.set_ents([Span(doc, 0, 1, "CODE")])
+    DocBin(docs=docs).to_disk(texts)
+    output = tmp_path / "report.html"
+    [found] = json.loads(report(log, "--model", model, "--texts", texts, "--output", output, "--json").stdout)
+    assert found["labels"]["ents"]["CODE"]["annotated"] == 3 and found["errors"]["ents"]["worst"]
+    page = Page(output)
+    words = " ".join(" ".join(page.texts).split())
+    assert not page.all("dev") and "<b>print()</b> & wait." in words and "thinc-torchopt.PythonDocs.v1" in words
+    assert {"What was trained on what", "Where the time went", "updates"} <= set(page.texts)
+    assert "[training.optimizer]" in words
+    meta = json.loads((model / "meta.json").read_text())["performance"]["ents_per_type"]
+    saved, logged = read_report(log, model=model), read_report(log)
+    assert {label: one.f for label, one in saved.labels[0].rows.items()} == {
+        label: one["f"] for label, one in meta.items()
+    }
+    assert saved.trained.components == logged.trained.components and not logged.labels
+    assert saved.told[0] == "Trained: tok2vec, ner." and saved.told[1].startswith("Time: ")
+
+
+def test_report_refuses_what_does_not_go_together(tmp_path):
+    log, other = write(tmp_path / "a" / "log.jsonl", rows(3)), write(tmp_path / "b" / "log.jsonl", rows(3))
+    for name, meta in [("training/model-best", "{}"), ("damaged", "{")]:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "meta.json").write_text(meta)
+        (tmp_path / name / "config.cfg").write_text("[nlp]\n")
+    texts = write(tmp_path / "dev.spacy", [])
+    for logs, options, said in [
+        ([log], {"texts": texts}, "no trained pipeline to make them. Add --model training/model-best"),
+        ([log, other], {"model": spacy.blank("en")}, "expected the log of one"),
+        ([log], {"model": tmp_path}, "meta.json and config.cfg, found one without"),
+        ([log], {"model": tmp_path / "training"}, "Give the one in it: .*model-best"),
+        ([log], {"model": tmp_path / "damaged"}, "Can't read the trained pipeline"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            read_report(*logs, **options)
+
+
+@needs_matplotlib
+def test_report_of_logs_that_say_odd_things_about_their_training(tmp_path):
+    odd = [
+        {"components": 3, "config": []},
+        {"components": [None, {"name": 3}, {"name": "<w>", "labels": ["<x>", 4], "n_labels": "many"}]},
+        {"lang": [], "config": {"training": {"a": {"b.c": 1}, "train_corpus": 7}, "corpora": {"train": 3}}},
+        {"config": {"training": {"frozen_components": 4}, "corpora": {"train": {"path": "/dev/null"}}}},
+        {"components": [{"name": "<w>"}], "config": {"training": {f"x{i}": "<y>" for i in range(500)}}},
+    ]
+    for found in odd:
+        path = write(tmp_path / "log.jsonl", [{**row(0), "trained": found}, row(1)])
+        assert about(read_report(path))["label_tables"] == []
+    read_report(path).to_disk(tmp_path / "report.html")
+    page = Page(tmp_path / "report.html")
+    assert not page.all("w") and not page.all("y") and "<w>" in page.texts
+    assert "# and 421 more lines" in "".join(page.texts)

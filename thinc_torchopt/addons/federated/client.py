@@ -57,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
         )
     state = find_state(folder, task.run, task.taken, name)
     score, scores, dev_examples = pipeline.evaluate(task.weights)
-    LOG.info("Client '%s' begins round %s: the global model has a score of %.4f", name, task.plan.round, score)
+    LOG.info("Client '%s' begins round %s: the global model has a score of %.4f (0 to 1)", name, task.plan.round, score)
     outcome = pipeline.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
     reported = {what: value for what, value in vars(outcome).items() if what != "state"}
     report = Report(name, task.plan.round, score, scores, dev_examples, **reported)

@@ -257,8 +257,8 @@ def _check_labels(nlp: Language, frozen: Iterable[str]) -> None:
         if name not in frozen and needs_labels and not proc.labels:  # type: ignore[attr-defined]
             raise PipelineError(
                 f"Can't train component '{name}' federated: expected labels in [initialize.components.{name}.labels], "
-                "found none. Clients don't see each other's texts, so put the labels of all clients into one file: see "
-                "docs/federated.md."
+                "found none. Clients don't see each other's texts, so list them at each client with "
+                "`spacy init labels`, put all into one file, and name it there in each config."
             )
 
 

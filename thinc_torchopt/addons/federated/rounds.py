@@ -299,7 +299,7 @@ class Rounds:
         }
         if self._results.rounds[row].score is None:  # or it was evaluated before the run was stopped
             self._results.score(row, score, scores, self._pipeline, self._weights)
-            LOG.info("The model after round %s has a score of %.4f on %s dev examples", row, score, total)
+            LOG.info("The model after round %s has a score of %.4f (0 to 1) on %s dev examples", row, score, total)
 
     # ------------------------------------------------------------------ state
 

@@ -320,7 +320,8 @@ def federated_settings(config: Mapping[str, Any]) -> Federated:
     if not isinstance(section, Mapping) or section.get("@misc") != BLOCK:
         raise ConfigError(
             f'Can\'t train federated: expected a block with @misc = "{BLOCK}" in {SECTION.path}, found '
-            f"{'no such section' if section is None else dict(section)}. See docs/federated.md."
+            f"{'no such section' if section is None else dict(section)}. Add it to the server's config, with rounds, "
+            "local_steps and clients."
         )
     found: Federated = registry.resolve({"federated": dict(section)})["federated"]
     return found

@@ -37,6 +37,8 @@ Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 # Keys of a log entry that are no numbers of their own: other keys have them, or they are for the loop and the console.
 _OTHERS = ("checkpoints", "elapsed", "since_evaluation", "losses_before", "fired", "log_now", "output_path")
+# Labels of a component in the first line of a log.
+_MOST_LABELS = 100
 # Keys that each logger has its own way for.
 _KNOWN = ("step", "epoch", "seconds", "words", "losses", "score", "other_scores", "learn_rates", "grad_norm", *COUNTS)
 
@@ -85,6 +87,8 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
                 # Only in the first line, for reports.
                 if names := sums_of_gradients(nlp):
                     info = {**info, "sums_of_gradients": names}
+                if "learn_rates" in info:
+                    info = {**info, "trained": what_is_trained(nlp)}
             _append(file, (json.dumps(plain(record_of(info, losses)), allow_nan=False) + "\n").encode("utf8"))
 
         def finalize() -> None:
@@ -106,6 +110,29 @@ def record_of(info: Info, losses: dict[str, float]) -> dict[str, Any]:
         record |= {"score": info["score"], "scores": info["other_scores"]}
     keys = ("learn_rates", "grad_norm", *COUNTS)
     return record | {key: info[key] for key in keys if key in info} | _added_to(info)
+
+
+def what_is_trained(nlp: Language) -> dict[str, Any]:
+    """The components that are trained, the corpora, and the settings, for reports. Of each component at most
+    `_MOST_LABELS` labels.
+    """
+    config = nlp.config.interpolate()
+    training = {name: value for name, value in config["training"].items() if name not in ("logger", "score_weights")}
+    components = []
+    for name, proc in nlp.pipeline:
+        labels = [str(label) for label in getattr(proc, "labels", ())]
+        model = config["components"].get(name, {}).get("model")
+        components.append(
+            {
+                "name": name,
+                "factory": nlp.get_pipe_meta(name).factory,
+                "architecture": model.get("@architectures") if isinstance(model, dict) else None,
+                "labels": labels[:_MOST_LABELS],
+                "n_labels": len(labels),
+            }
+        )
+    kept = {"paths": config.get("paths", {}), "corpora": config.get("corpora", {}), "training": training}
+    return {"lang": nlp.lang, "components": components, "config": kept}
 
 
 def _open_log(path: Path, step: int) -> FileIO:

@@ -57,8 +57,8 @@ def names_in_model(optimizer: Modular, model: Any, what: str) -> dict[int, str]:
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigTypeError(
-            f"Can't {what}: expected a torch.nn.Module, found {type(model).__name__}. For thinc models, see "
-            "docs/privacy.md."
+            f"Can't {what}: expected a torch.nn.Module, found {type(model).__name__}. For thinc "
+            "models, use thinc_torchopt.privacy.clip_each_example."
         )
     names = {id(param): name for name, param in model.named_parameters()}
     others = [name for name, param in optimizer.named_params().items() if id(param) not in names]

@@ -254,8 +254,8 @@ def _form_of(node: Model) -> Form:
     if form is None:
         module = getattr(forward, "__module__", type(forward).__name__)
         raise ParamError(
-            f"Can't clip the gradient of each example: layer '{node.name}' ({module}) has no form for it. See 'What "
-            "can be trained' in docs/privacy.md. Use another architecture, or freeze the component "
+            f"Can't clip the gradient of each example: layer '{node.name}' ({module}) has no form for it. "
+            "Use another architecture, or freeze the component "
             "(frozen_components)."
         )
     return form

@@ -47,8 +47,8 @@ Not covered: the set of labels and the vocabulary, and what else is initialized 
 scores on the dev data, the choice of a model by them, and tuning; the losses, the number of words and times in logs; \
 checkpoints, which have the secret of the noise."""
 _GOES_ON = """Private training goes on after %s updates: epsilon is that of this run. If several runs go on from one \
-checkpoint, and differ in anything, then each draws noise of its own, and together they have used more: see \
-docs/privacy.md."""
+checkpoint, and differ in anything, then each draws noise of its own, and together they have used more \
+than it says."""
 
 
 @dataclass

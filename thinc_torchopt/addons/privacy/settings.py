@@ -75,7 +75,7 @@ class Privacy(Attachment):
             raise ConfigError(
                 f"Can't update with {BLOCK}: expected gradients that were clipped for each example and have noise, "
                 "found plain ones. Only spacy train makes them private by this block: remove it for spacy pretrain and "
-                "for a loop of your own. docs/privacy.md has a private loop."
+                "for a loop of your own, where thinc_torchopt.privacy.clip_each_example clips."
             )
         self.has_noise = False
 

@@ -106,8 +106,8 @@ class Recipe(str, Enum):
         known = [recipe.value for recipe in cls]
         if name not in known:
             raise ConfigError(
-                f"Can't use the recipe '{name}': expected one of {cls.names()}.{did_you_mean(name, known)} They are "
-                "explained in docs/command-line.md."
+                f"Can't use the recipe '{name}': expected one of {cls.names()}.{did_you_mean(name, known)} What "
+                "each does: spacy torchopt init --help."
             )
         return cls(name)
 
@@ -138,7 +138,7 @@ class Draft(Translation):
             raise ConfigError(
                 f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) "
                 f'or one of thinc-torchopt, found "{self.kind}". Its settings are not known here. Write the block by '
-                "hand (docs/optimizers.md has one to copy), or remove [training.optimizer] to start from spaCy's "
+                "hand, or remove [training.optimizer] to start from spaCy's "
                 "default."
             )
         if self.kind == TORCH and recipe == Recipe.drop_in:
@@ -178,7 +178,7 @@ class Draft(Translation):
         self.changes.append(f'@optimizers: "{self.kind}" is "{PREFIX + self.kind}" now. All settings are as they were.')
         if self.kind == "RAdam.v1":
             self.warnings.append(
-                "thinc's RAdam counts its steps one ahead of torch's, so the first updates differ: docs/optimizers.md."
+                "thinc's RAdam counts its steps one ahead of torch's, so the first updates differ a little."
             )
         if self._value("use_averages"):
             self.changes.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
@@ -268,7 +268,7 @@ class Draft(Translation):
             "[training] patience = 0, max_epochs = 0: the training goes on to its end, where the rate is low and the "
             "score is best. For another end change max_steps: the schedule goes with it.",
             f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too.",
-            f"Measured against a constant rate, not a tuned one (docs/recipes.md): {best.figures}",
+            f"Measured against a constant rate, not a tuned one: {best.figures}",
         ]
 
     def _rise_and_fall(self, best: BestSettings, end: End) -> None:

@@ -1,18 +1,21 @@
-"""Reports on trainings from their logs: one HTML file or one picture. In a notebook: `show`.
+"""Reports on trainings: one HTML file, one picture, or a cell of a notebook. report.py has the object behind them.
 
-log_file.py reads a log, runs.py joins logs to runs, figures.py draws them, page.py writes the report. plots.py has the
-pictures of other commands, style.py their common style.
+log_file.py reads a log, runs.py joins logs to runs. trained.py reads what was trained, labels.py the scores of labels,
+errors.py finds the worst errors. figures.py draws runs, draw_errors.py errors; about.py says the rest in words, and
+page.py writes the page. plots.py has the pictures of other commands, style.py their common style.
 """
 
 from .log_file import COUNTS, read_history
-from .page import check_output, show, write_report
+from .page import check_output
 from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
-from .runs import LoggedRun, facts_of, read_runs, summarize
+from .report import Report, read_report
+from .runs import LoggedRun, facts_of, with_others
 
 __all__ = [
     "COUNTS",
     "LoggedRun",
     "Point",
+    "Report",
     "check_output",
     "check_picture",
     "facts_of",
@@ -20,8 +23,6 @@ __all__ = [
     "plot_schedule",
     "plot_study",
     "read_history",
-    "read_runs",
-    "show",
-    "summarize",
-    "write_report",
+    "read_report",
+    "with_others",
 ]

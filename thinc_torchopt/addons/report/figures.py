@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from .runs import LoggedRun, printable
+from .log_file import printable
+from .runs import LoggedRun
 from .style import BAD, COLOURS, GRID, TEXT, colour_of, needs_log, scale_rates, set_ticks
 
 Runs = Sequence[LoggedRun]
@@ -84,7 +85,7 @@ def _framed(runs: Runs, draw: Callable[[Any], str], axes: Any) -> str:
 
 def _scores(runs: Runs, axes: Any) -> str:
     caption = "At each evaluation, on the dev set."
-    axes.set_ylabel("score")
+    axes.set_ylabel("score (0 to 1)")
     found = [(run, "main score" if len(runs) == 1 else run.label, run.numbers("score")) for run in runs]
     if len(runs) == 1:
         [run], scores = runs, runs[0].columns.get("scores", {})

@@ -23,9 +23,11 @@ COUNTED = {
 # All counts of a line.
 COUNTS = ("rollbacks", *COUNTED)
 _NUMBERS = ("epoch", "seconds", "words", "score", "grad_norm", *COUNTS)
-_BY_NAME = ("losses", "scores", "learn_rates")
+_BY_NAME = ("losses", "scores", "learn_rates", "time_spent")
 # log-2.jsonl, log-3.jsonl ...: see addons/loggers/files.py.
 NUMBERED = re.compile(r"(.+)-([1-9]\d*)")
+# Joiners, which some scripts need; Python counts them as not printable.
+_JOINERS = "\u200c\u200d"
 # The most damaged lines that are named.
 _MAX_NAMED = 5
 
@@ -37,6 +39,7 @@ class LogFile:
         "checkpoint saved": its step; "went back": from and to step; "resumed": the first step; "rule": name, step,
         action.
     sums_of_gradients (set[str]): Components whose "loss" is no loss.
+    trained (dict | None): What the newest process says about what it trains.
     """
 
     def __init__(self, path: Path):
@@ -46,6 +49,7 @@ class LogFile:
         self.told: dict[tuple[str, Any], int] = {}
         self.sums_of_gradients = {"tok2vec", "transformer"}
         self.notes: list[str] = []
+        self.trained: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, path: Path) -> LogFile:
@@ -78,6 +82,8 @@ class LogFile:
             self.told.setdefault(what, step)
         if isinstance(names := record.get("sums_of_gradients"), list):
             self.sums_of_gradients.update(name for name in names if isinstance(name, str))
+        if isinstance(trained := record.get("trained"), dict):
+            self.trained = trained
         self.steps.append(step)
 
     def _put(self, column: tuple[str, str], value: Any) -> None:
@@ -104,6 +110,7 @@ class LogFile:
         self.steps.extend(log.steps)
         self.told = {**log.told, ("resumed", log.steps[0]): log.steps[0], **self.told}
         self.sums_of_gradients |= log.sums_of_gradients
+        self.trained = log.trained or self.trained
         self.notes += log.notes
 
 
@@ -179,7 +186,7 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
     """The undamaged lines, with their numbers; at the end, adds notes on others. kept (Sized): The lines kept so
     far.
     """
-    damaged, first_damaged, n = [], "", 0
+    damaged, first_damaged, n = [], b"", 0
     try:
         with path.open("rb") as file:
             for n, line in enumerate(file, 1):
@@ -188,16 +195,16 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
                 record = parse(line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line)
                 if record is None:
                     damaged.append(n)
-                    first_damaged = first_damaged or line[:80].decode("utf8", errors="replace").strip()
+                    first_damaged = first_damaged or line[:80]
                 else:
                     yield n, record
     except OSError as error:
-        raise ConfigError(f"Can't read the training log {path}: {error}.") from error
+        raise ConfigError(f"Can't read the training log {_shown(path)}: {error}.") from error
     if damaged and len(damaged) >= len(kept):
         raise ConfigError(
-            f"Can't read the training log {path}: expected lines of JSON with 'step' and 'losses', as "
-            f"JSONLinesLogger writes them, found in line {damaged[0]}: {first_damaged!r}. Use the file in 'path' of "
-            "the block 'thinc-torchopt.JSONLinesLogger.v1'."
+            f"Can't read the training log {_shown(path)}: expected lines of JSON with 'step' and 'losses', as "
+            f"JSONLinesLogger writes them, found in line {damaged[0]}: {_quoted(first_damaged)}. Use the file in "
+            "'path' of the block 'thinc-torchopt.JSONLinesLogger.v1'."
         )
     if damaged == [n]:
         notes.append(
@@ -207,6 +214,23 @@ def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dic
     elif damaged:
         named = ", ".join(map(str, damaged[:_MAX_NAMED])) + (" ..." if len(damaged) > _MAX_NAMED else "")
         notes.append(f"{path.name} has {len(damaged)} damaged lines, which are left out: {named}.")
+
+
+def _shown(path: Path) -> Path:
+    """A path as users write it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _quoted(line: bytes) -> str:
+    try:
+        return repr(line.decode("utf8").strip())
+    except UnicodeDecodeError:  # perhaps cut within a letter
+        return (
+            "other bytes than text"
+            if b"\x00" in line or b"\xff" in line
+            else repr(line.decode("utf8", "replace").strip())
+        )
 
 
 def _goes_back(path: Path, last: int, step: int, line: int) -> str:
@@ -236,3 +260,8 @@ def number(value: Any) -> float:
         except OverflowError:
             pass
     return math.nan
+
+
+def printable(text: str) -> str:
+    """A name without line breaks and other control characters."""
+    return "".join(character if character.isprintable() or character in _JOINERS else "\ufffd" for character in text)

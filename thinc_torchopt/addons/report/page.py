@@ -1,21 +1,22 @@
-"""Write a report: a self-contained HTML file, by a jinja2 template; one picture; or a cell of a notebook."""
+"""Write a report: a self-contained HTML file, by a jinja2 template; or one picture."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from html import escape
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from jinja2 import Environment, PackageLoader
 
 from ...core.compat import import_figure
 from ...core.errors import ConfigError
+from .about import about
 from .figures import Panel, keys_of, make_panels
-from .runs import LoggedRun, facts_of, printable, read_runs
+from .log_file import printable
+from .runs import LoggedRun, facts_of
 from .style import (
     BAD,
     COLOURS,
@@ -31,6 +32,9 @@ from .style import (
     set_ticks,
     style,
 )
+
+if TYPE_CHECKING:
+    from .report import Report
 
 _ENDINGS = (".html", ".pdf", ".png", ".svg")
 # In points: width of a plot on a wide screen and on a phone, and its margins.
@@ -60,17 +64,18 @@ def check_output(path: Path, read: Sequence[Path]) -> None:
     import_figure()
 
 
-def write_report(runs: Sequence[LoggedRun], path: Path, *, reload_seconds: int | None = None) -> None:
-    """Draw runs into one file.
+def write_page(report: Report, path: Path, *, reload_seconds: int | None = None) -> None:
+    """Write a report into one file.
 
     path (Path): .html is a page; .png, .svg and .pdf are one picture. An existing file is replaced.
     reload_seconds (int | None): An open page reloads the file this often.
     RAISES (ImportError): matplotlib is not installed. (ConfigError): The file can't be written, or there is nothing to
         draw.
     """
+    runs = report.runs
     check_output(path, [log for run in runs for log in run.paths])
     if path.suffix.lower() == ".html":
-        page = make_page(runs, reload_seconds=reload_seconds)
+        page = make_page(report, reload_seconds=reload_seconds)
         with save_whole(path) as unfinished:
             unfinished.write_text(page, encoding="utf8")
     else:
@@ -78,27 +83,7 @@ def write_report(runs: Sequence[LoggedRun], path: Path, *, reload_seconds: int |
             save(_draw_all(runs), path)
 
 
-def show(*paths: str | Path) -> None:
-    """Show a report in a notebook. Runs of several logs are compared.
-
-    RAISES (ImportError): matplotlib is not installed. (ConfigError): This is no notebook, or a file is no log.
-    """
-    try:
-        from IPython import get_ipython
-        from IPython.display import HTML, display
-    except ImportError:
-        get_ipython = None
-    if get_ipython is None or get_ipython() is None:
-        raise ConfigError(
-            "Can't show a report: this is no notebook. Write it to a file: spacy torchopt report training/log.jsonl "
-            "--output report.html"
-        )
-    page = make_page(read_runs(list(map(Path, paths))))
-    # In an iframe, so that its styles and the notebook's don't affect each other.
-    display(HTML(f'<div><iframe srcdoc="{escape(page)}" style="width:100%;height:800px;border:0"></iframe></div>'))
-
-
-def make_page(runs: Sequence[LoggedRun], *, reload_seconds: int | None = None) -> str:
+def make_page(report: Report, *, reload_seconds: int | None = None) -> str:
     """The HTML page of a report.
 
     reload_seconds (int | None): Seconds between two reloads of the page.
@@ -107,6 +92,7 @@ def make_page(runs: Sequence[LoggedRun], *, reload_seconds: int | None = None) -
     environment = Environment(
         loader=PackageLoader(__package__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    runs = report.runs
     facts = [facts_of(run) for run in runs]
     return environment.get_template("page.html").render(
         title=_title(runs),
@@ -117,6 +103,8 @@ def make_page(runs: Sequence[LoggedRun], *, reload_seconds: int | None = None) -
         notes=[printable(note) for run in runs for note in run.notes],
         runs=[(run.label, f"var(--c{i % len(COLOURS)})", row) for i, (run, row) in enumerate(zip(runs, facts))],
         shown=[i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)],
+        has_scores=any(run.best for run in runs),
+        **about(report),
         panels=[_as_html(panel, f"panel-{i}") for i, panel in enumerate(_panels(runs))],
         tables=list(_tables(runs)),
     )
@@ -227,7 +215,7 @@ def _tables(runs: Sequence[LoggedRun]) -> Iterator[tuple[str, list[str], list[li
         best.append({name: float(value) for name, value in found.items() if numpy.isfinite(value)})
     rates = [run.final_rates for run in runs]
     for title, header, columns in (
-        ("All scores at the best step", "score", best),
+        ("All scores at the best step, from 0 to 1", "score", best),
         ("Learning rates at the last step", "param group", rates),
     ):
         if names := list(dict.fromkeys(name for column in columns for name in column)):

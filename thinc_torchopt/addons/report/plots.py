@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...core.compat import import_figure
 from ...core.errors import ConfigError
-from .runs import printable
+from .log_file import printable
 from .style import COLOURS, MUTED, check_place, colour_of, new_figure, save, scale_rates, set_ticks, style
 
 # Longer legends are put beside the picture.
@@ -157,7 +157,7 @@ def plot_study(
             look = {"color": COLOURS[1], "linestyle": "--", "linewidth": 1.2}
             history.axhline(as_it_is, label="the config as it is, other seeds", **look)
         history.set_xlabel("trial")
-        history.set_ylabel("score")
+        history.set_ylabel("score (0 to 1)")
         history.set_title("Trials")
         if points:
             history.legend()
@@ -179,7 +179,7 @@ def plot_study(
             if key in logs:
                 axes.set_xscale("log")
             axes.set_xlabel(key, fontsize="small")
-            axes.set_ylabel("score")
+            axes.set_ylabel("score (0 to 1)")
         save(figure, path)
 
 

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from ...core.errors import ConfigError
-from .log_file import COUNTED, NUMBERED, LogFile, parse
+from .log_file import COUNTED, NUMBERED, LogFile, parse, printable
+from .trained import Trained, read_line
 
-# Joiners, which some scripts need; Python counts them as not printable.
-_JOINERS = "\u200c\u200d"
 # The most stretches that speeds are averaged over.
 _STRETCHES = 150
 
@@ -51,7 +50,8 @@ class LoggedRun:
         Shape: (n,)
     sums_of_gradients (set[str]): Components whose "loss" in the log is no loss.
     events (list[LoggedEvent]): In the order of their steps.
-    notes (list[str]): Problems in the logs.
+    notes (list[str]): Where the run was resumed, and problems in the logs.
+    trained (Trained | None): What was trained, if the log says it.
     """
 
     label: str
@@ -61,6 +61,7 @@ class LoggedRun:
     sums_of_gradients: set[str]
     events: list[LoggedEvent]
     notes: list[str] = field(default_factory=list)
+    trained: Trained | None = None
 
     @property
     def losses(self) -> list[str]:
@@ -113,6 +114,19 @@ class LoggedRun:
             if found:
                 return found
         return {}
+
+    @property
+    def time_spent(self) -> dict[str, float]:
+        """Seconds by phase. Each process counts from 0; the time of steps that were done again is left out."""
+        begins = [event.step for event in self.events if event.kind == "resumed"]
+        found = {}
+        for phase, values in self.columns.get("time_spent", {}).items():
+            known = numpy.isfinite(values)
+            values, steps = values[known], self.steps[known]
+            more = numpy.diff(values, prepend=0.0)
+            anew = (more < 0.0) | numpy.isin(numpy.arange(len(steps)), numpy.searchsorted(steps, begins))
+            found[phase] = float(numpy.where(anew, values, more).sum())
+        return found
 
     def speeds(self) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Words per second, as means over stretches of the run, each at its last step.
@@ -172,11 +186,11 @@ class LoggedRun:
 def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:
     """Read logs.
 
-    paths (Sequence[Path]): The logs. The logs of a resumed run are joined, if all are given.
+    paths (Sequence[Path]): The logs. Of a resumed run, one is enough.
     RETURNS (list[LoggedRun]): In the order of the logs, with unique labels.
     RAISES (ConfigError): A file is no log or can't be read, or all are empty.
     """
-    given = list(dict.fromkeys(path.absolute() for path in paths))
+    given = with_others(paths)
     logs = {path: LogFile.read(path) for path in given}
     filled = [path for path in given if logs[path].steps]
     if not filled:
@@ -193,6 +207,21 @@ def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:
 
 
 # ---------------------------------------------------------------------- logs of one run
+
+
+def with_others(paths: Sequence[Path]) -> list[Path]:
+    """The logs, and those beside them that belong to the same runs: log-2.jsonl, if it doesn't begin at step 0, goes on
+    where log.jsonl ends.
+    """
+    found = list(dict.fromkeys(path.absolute() for path in paths))
+    for path in tuple(found):
+        for further in (-1, 1):
+            at, beside = path, _sibling(path, further)
+            while beside is not None and beside.is_file() and _first_step(at if further < 0 else beside):
+                if beside not in found and _first_step(beside) is not None:
+                    found.append(beside)
+                at, beside = beside, _sibling(beside, further)
+    return found
 
 
 def _chains(paths: Sequence[Path], logs: Mapping[Path, LogFile]) -> list[list[Path]]:
@@ -224,28 +253,31 @@ def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, LogFile]) -> Lo
     """Join the logs of a run."""
     run, *others = (logs[path] for path in chain)
     for log in others:
+        again = run.steps[-1] - log.steps[0] + 1
         run.go_on_with(log)
-        run.notes.append(f"{log.path.name} continues {chain[0].name} from step {log.steps[0]}: they are one run.")
+        run.notes.append(_resumed(log, again))
     notes = [*run.notes, *_hints(chain, run.steps[0])]
     steps, columns = numpy.array(run.steps, dtype="int64"), _as_arrays(run)
     given_up = run.sums_of_gradients & set(columns.get("losses", {}))
     events = sorted(_events(steps, columns, run), key=lambda event: event.step)
-    return LoggedRun(label, list(chain), steps, columns, given_up, events, notes)
+    trained = None if run.trained is None else read_line(run.trained)
+    return LoggedRun(label, list(chain), steps, columns, given_up, events, notes, trained)
+
+
+def _resumed(log: LogFile, again: int) -> str:
+    """In words, where a run was resumed. again (int): The steps that were done again."""
+    what = "" if again < 1 else "; one step was done again" if again == 1 else f"; {again:,} steps were done again"
+    return f"The run was stopped, and resumed at step {log.steps[0]:,}{what} (in {log.path.name})."
 
 
 def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
-    """Notes on other logs that may belong to the run."""
-    before, after = _sibling(chain[0], -1), _sibling(chain[-1], 1)
+    """Notes on a log that is not there."""
     if first_step > 0:
-        where = (
-            f": the steps before may be in {before.name}. Give both" if before is not None and before.is_file() else ""
-        )
-        yield f"{chain[0].name} begins at step {first_step}{where}."
-    if after is not None and after.is_file() and (_first_step(after) or 0) > 0:
-        yield f"The run seems to continue in {after.name}. Give both."
+        yield f"{chain[0].name} begins at step {first_step:,}: the log of the steps before is not beside it."
 
 
 def _first_step(path: Path) -> int | None:
+    """The first step of a log. None: it is none, or empty."""
     try:
         with path.open("rb") as file:
             record = parse(next(islice(file, 1), b""))
@@ -337,6 +369,7 @@ def summarize(run: LoggedRun) -> dict[str, Any]:
         "words_per_second": run.speed,
         "seconds": run.last("seconds"),
         **{name: None if count is None else int(count) for name, count in counts.items()},
+        "time_spent": run.time_spent,
         "lowest_final_rate": min(rates, default=None),
         "highest_final_rate": max(rates, default=None),
         "notes": run.notes,
@@ -380,8 +413,3 @@ def _labels(paths: Sequence[Path]) -> list[str]:
         parts = [part[:-1] for part in parts]
     names = [printable("/".join(part).replace("//", "/")) for part in parts]
     return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
-
-
-def printable(text: str) -> str:
-    """A name without line breaks and other control characters."""
-    return "".join(character if character.isprintable() or character in _JOINERS else "\ufffd" for character in text)

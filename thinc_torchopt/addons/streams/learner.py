@@ -414,7 +414,7 @@ class StreamLearner:
             except (ValueError, NotImplementedError) as error:
                 reason = (
                     f"Can't add the label '{label}' of {where} to '{component}', which can't get labels once it is "
-                    'initialized (docs/growing-models.md). Set --new-labels to "skip", or train a pipeline that has '
+                    'initialized. Set --new-labels to "skip", or train a pipeline that has '
                     f"it. {error}"
                 )
                 if self._settings.skip_bad:

@@ -1,0 +1,180 @@
+"""The worst errors: a component predicts what the test says, and spaCy's scorer counts what is right."""
+
+import random
+import re
+
+import pytest
+import spacy
+from spacy.language import Language
+from spacy.scorer import Scorer
+from spacy.tokens import Doc, DocBin, Span
+
+from thinc_torchopt.addons.report.draw_errors import draw
+from thinc_torchopt.addons.report.errors import N_WORST, compare
+from thinc_torchopt.addons.report.labels import tables_of
+from thinc_torchopt.core.errors import ConfigError
+
+TAGS, DEPS = ("NN", "<i>", "''"), ("nsubj", "<i>&", "punct")
+LABELS = ("<b>&\"'", "عربي", "A" * 200)
+
+
+class Foretold:
+    """A component that predicts what it was told, by text."""
+
+    is_trainable = True
+
+    def __init__(self, vocab):
+        self.vocab, self.cfg, self.told = vocab, {"threshold": 0.5}, {}
+
+    def __call__(self, doc):
+        self.told[doc.text](doc)
+        return doc
+
+    def score(self, examples, **_):
+        spans = {"attr": "spans_sc", "allow_overlap": True, "labeled": True}
+        get = {"getter": lambda doc, _: doc.spans["sc"], "has_annotation": lambda doc: "sc" in doc.spans}
+        return {
+            **Scorer.score_spans(examples, "ents"),
+            **Scorer.score_spans(examples, **spans, **get),
+            **Scorer.score_cats(examples, "cats", labels=LABELS[:2], multi_label=True, threshold=0.5),
+            **Scorer.score_token_attr(examples, "tag"),
+            **Scorer.score_deps(examples, "dep", getter=dep_of, ignore_labels=("p", "punct")),
+        }
+
+    def to_disk(self, path, exclude=()):
+        pass
+
+
+def dep_of(token, attr):
+    return token.dep_.lower()
+
+
+@pytest.fixture(scope="module")
+def foretold():
+    """A pipeline with that component, and its component."""
+    assigns = ["doc.ents", "doc.spans", "doc.cats", "token.tag", "token.dep"]
+    Language.factory("test_foretold", assigns=assigns, func=lambda nlp, name: Foretold(nlp.vocab))
+    nlp = spacy.blank("en")
+    return nlp, nlp.add_pipe("test_foretold")
+
+
+def annotate(doc, dice):
+    """Annotate a text at random."""
+    n = len(doc)
+    cuts = sorted(dice.sample(range(n + 1), min(n + 1, 6)))
+    doc.set_ents([Span(doc, a, b, dice.choice(LABELS)) for a, b in zip(cuts[::2], cuts[1::2]) if dice.random() < 0.8])
+    some = [sorted(dice.sample(range(n + 1), 2)) for _ in range(3)]
+    doc.spans["sc"] = [Span(doc, a, b, dice.choice(LABELS)) for a, b in {tuple(one) for one in some}]
+    doc.cats = {label: dice.random() for label in LABELS[:2]}
+    for token in doc:
+        token.tag_ = dice.choice(TAGS)
+    heads = [dice.choice([i, max(0, i - 1)]) for i in range(n)]
+    parsed = Doc(doc.vocab, [t.text for t in doc], heads=heads, deps=[dice.choice(DEPS) for _ in heads])
+    doc.from_array(["HEAD", "DEP"], parsed.to_array(["HEAD", "DEP"]))
+
+
+def written(nlp, foretold, texts, path, *, seed=0):
+    """Annotated texts on disk, of which the component predicts as others are annotated."""
+    docs = []
+    for i, text in enumerate(texts):
+        doc = nlp.make_doc(text)
+        if len(doc):
+            annotate(doc, random.Random(seed + i))
+            doc.cats = {label: float(value > 0.5) for label, value in doc.cats.items()}
+        foretold.told[text] = lambda doc, i=i: annotate(doc, random.Random(seed + i + i % 2))
+        docs.append(doc)
+    DocBin(docs=docs, store_user_data=True).to_disk(path)
+    return path
+
+
+def words(n, salt):
+    return f"{salt} " + " ".join(f"w{i}" for i in range(n))
+
+
+def test_errors_are_those_that_spacys_scorer_counts(foretold, tmp_path):
+    nlp, component = foretold
+    found = compare(nlp, written(nlp, component, [words(12, i) for i in range(60)], tmp_path / "dev.spacy"))
+    assert [one.kind for one in found.kinds] == ["ents", "spans_sc", "cats", "tag", "dep"]
+    for table in tables_of(found.scores, {}, found.annotated, found.predicted, found.right):
+        for row in table.rows.values():
+            if table.kind != "tag":  # spaCy has no scores of tags by label
+                assert row.p == pytest.approx(row.right / row.predicted if row.predicted else 0.0)
+            if table.kind not in ("tag", "cats"):
+                assert row.r == pytest.approx(row.right / row.annotated if row.annotated else 0.0)
+    tags = found.scores["tag_acc"] * sum(found.annotated["tag"].values())
+    assert sum(found.right["tag"].values()) == pytest.approx(tags)
+
+
+def test_errors_that_are_worst_come_first(foretold, tmp_path):
+    nlp, component = foretold
+    found = compare(nlp, written(nlp, component, [words(12, i) for i in range(90)], tmp_path / "dev.spacy"))
+    for kind in found.kinds:
+        assert len(kind.worst) == min(N_WORST, kind.n_passages) and kind.wrong >= sum(one.wrong for one in kind.worst)
+        order = [(-(one.badness or one.wrong), one.right, one.number) for one in kind.worst]
+        assert order == sorted(order)
+        assert {one.number % 2 for one in kind.worst} == {0}  # every second text is predicted as it is annotated
+    [cats] = [one for one in found.kinds if one.kind == "cats"]
+    assert all(max(abs(h - s) for _, h, s in one.categories) == one.badness > 0.5 for one in cats.worst)
+
+
+def test_errors_in_long_texts_are_shown_with_what_is_around(foretold, tmp_path):
+    """Passages are at most as long as is readable, and cut no entity."""
+    nlp, component = foretold
+    found = compare(nlp, written(nlp, component, [words(400, i) for i in range(4)], tmp_path / "dev.spacy"))
+    for kind in found.kinds:
+        for passage in kind.worst:
+            longest = max((mark.end - mark.start for mark in (*passage.annotated, *passage.predicted)), default=0)
+            assert len(passage.text) <= 1000 and len(passage.words) <= 120 + longest / 3
+            ends = len(passage.words) if kind.kind in ("tag", "dep") else len(passage.text)
+            assert all(0 <= mark.start < mark.end <= ends for mark in (*passage.annotated, *passage.predicted))
+
+
+HOSTILE = [
+    "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=alert(1)>",
+    "\u202e\u05e9\u05dc\u05d5\u05dd\u202c \u0632\u0645\u0627\u0646 <b>",
+    "x" * 20_000,
+    "}{ {text} %s {{ x }}",
+    "an even number of texts is above",
+    "a\x1bb\x00c \ud7ff \n\n \t tail",
+    " ",
+]
+
+
+def test_errors_of_hostile_texts_are_drawn_as_text(foretold, tmp_path):
+    nlp, component = foretold
+    texts = [f"{text} {i}" for i in range(8) for text in HOSTILE]
+    path = written(nlp, component, [*texts, ""], tmp_path / "dev.spacy", seed=7)
+    found = compare(nlp, path)
+    drawn = ""
+    for kind in found.kinds:
+        for passage in kind.worst:
+            drawn += "".join(html for _, html in draw(passage, kind.kind, "x", is_right_to_left=False))
+    assert "&lt;script&gt;" in drawn and "&lt;b&gt;&amp;" in drawn and "{text}" in drawn
+    tags = set(re.findall(r"<\s*([a-z]+)", drawn))
+    assert tags <= {"div", "mark", "bdi", "br", "span", "svg", "text", "tspan", "g", "path", "textpath", "textPath"}
+    assert not re.search("[\x00-\x08\x1b\u202a-\u202e]", drawn) and "onerror" in drawn
+    assert max(map(len, re.findall(r">([^<]*)<", drawn))) <= 1100
+
+
+def test_errors_of_texts_without_annotations_are_none(foretold, tmp_path):
+    nlp, component = foretold
+    text = words(5, "bare")
+    component.told[text] = lambda doc: annotate(doc, random.Random(3))
+    DocBin(docs=[nlp.make_doc(text)]).to_disk(tmp_path / "bare.spacy")
+    assert not any(one.wrong for one in compare(nlp, tmp_path / "bare.spacy").kinds)
+
+
+def test_errors_need_texts(foretold, tmp_path):
+    nlp, component = foretold
+    (tmp_path / "no.spacy").write_text("{}")
+    DocBin().to_disk(tmp_path / "empty.spacy")
+    text = words(5, "odd")
+    component.told[text] = lambda doc: 1 / 0
+    DocBin(docs=[nlp.make_doc(text)]).to_disk(tmp_path / "fails.spacy")
+    for name, said in [
+        ("no", "expected a file in spaCy's format"),
+        ("empty", "found none"),
+        ("fails", "fails on these"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            compare(nlp, tmp_path / f"{name}.spacy")

@@ -1,0 +1,214 @@
+"""Labels: their scores, and how often they are annotated, predicted, and predicted rightly.
+
+*kind*: a kind of annotation, as the names of spaCy's scores begin: "ents", "spans_sc", "cats", "tag", "dep", "morph".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spacy.tokens import Doc, DocBin
+from spacy.training.corpus import walk_corpus
+from spacy.vocab import Vocab
+
+from .log_file import number, printable
+
+# "ents_per_type", "spans_sc_per_type", "dep_las_per_type", "morph_per_feat", "cats_f_per_type", "cats_auc_per_type"
+_BY_LABEL = re.compile(r"(.+?)(?:_(las|uas|f|auc|macro_f|micro_f))?_per_(?:type|feat)")
+_TITLES = {"ents": "Entities", "cats": "Categories", "tag": "Tags", "dep": "Dependencies", "morph": "Morphology"}
+_COLUMNS = (
+    ("precision", "p"),
+    ("recall", "r"),
+    ("F-score", "f"),
+    ("AUC", "auc"),
+    ("in training", "in_train"),
+    ("annotated", "annotated"),
+    ("predicted", "predicted"),
+    ("right", "right"),
+)
+_LONGEST = 60
+_UNKNOWN = "\u2013"
+# Of a larger corpus, the first texts are counted.
+MOST_WORDS = 300_000
+Counts = dict[str, Counter[str]]
+
+
+@dataclass
+class Label:
+    """A label. p, r, f, auc (float): NaN: unknown. Counts: None: unknown.
+
+    in_train (int | None): Annotations with it in the training texts.
+    annotated, predicted, right (int | None): In the texts that the scores are of.
+    """
+
+    p: float = math.nan
+    r: float = math.nan
+    f: float = math.nan
+    auc: float = math.nan
+    in_train: int | None = None
+    annotated: int | None = None
+    predicted: int | None = None
+    right: int | None = None
+
+
+@dataclass
+class Labels:
+    """The labels of a kind, the most frequent first."""
+
+    kind: str
+    rows: dict[str, Label]
+
+    @property
+    def title(self) -> str:
+        return title_of(self.kind)
+
+    @property
+    def headers(self) -> list[str]:
+        """The columns of a table. Those without a number are left out."""
+        return ["label", *(header for header, _ in self._columns)]
+
+    def cells(self, most: int) -> list[list[str]]:
+        """The rows of a table. most (int): The most rows."""
+        return [
+            [shown(label), *(_cell(getattr(row, key)) for _, key in self._columns)]
+            for label, row in list(self.rows.items())[:most]
+        ]
+
+    @property
+    def _columns(self) -> list[tuple[str, str]]:
+        rows = self.rows.values()
+        return [column for column in _COLUMNS if any(_cell(getattr(row, column[1])) != _UNKNOWN for row in rows)]
+
+
+@dataclass
+class Texts:
+    """The texts of a corpus.
+
+    path (str): As the config has it.
+    n_texts, n_words (int | None): None: the file was not found.
+    counts (dict): Of labels, by kind.
+    is_whole (bool): Whether `counts` are of all texts.
+    """
+
+    path: str
+    n_texts: int | None = None
+    n_words: int | None = None
+    counts: Counts = field(default_factory=dict)
+    is_whole: bool = True
+
+
+def title_of(kind: str) -> str:
+    return f"Spans in '{kind.removeprefix('spans_')}'" if kind.startswith("spans_") else _TITLES.get(kind, kind)
+
+
+def tables_of(scores: Mapping[str, Any], train: Counts, dev: Counts, predicted: Counts, right: Counts) -> list[Labels]:
+    """A table for each kind.
+
+    scores (Mapping): All scores, as meta.json has them.
+    train, dev, predicted, right (dict): Counts of labels by kind: annotated in the training texts; in the texts that
+        the scores are of, annotated, predicted, and predicted rightly. Empty: unknown.
+    """
+    tables: dict[str, dict[str, Label]] = defaultdict(dict)
+    for key, values in scores.items():
+        named = _BY_LABEL.fullmatch(key)
+        if named is None or not isinstance(values, dict):
+            continue
+        rows, which = tables[named[1]], named[2]
+        for label, value in values.items():
+            row = rows.setdefault(str(label), Label())
+            if isinstance(value, dict):
+                row.p, row.r, row.f = (number(value.get(name)) for name in "prf")
+            elif which == "auc":
+                row.auc = number(value)
+    for kind in right:
+        for label in set(dev.get(kind, ())) | set(predicted.get(kind, ())):
+            tables[kind].setdefault(label, Label())
+    found = []
+    for kind, rows in tables.items():
+        for label, row in rows.items():
+            row.in_train = train[kind][label] if kind in train else None
+            row.annotated = dev[kind][label] if kind in dev else None
+            if kind in right:
+                row.predicted, row.right = predicted[kind][label], right[kind][label]
+                if math.isnan(row.f) and math.isnan(row.auc):
+                    row.p, row.r, row.f = prf(row.right, row.predicted, row.annotated or 0)
+        if rows:
+            by_size = sorted(rows, key=lambda label: (-(rows[label].annotated or rows[label].in_train or 0), label))
+            found.append(Labels(kind, {label: rows[label] for label in by_size}))
+    return found
+
+
+def shown(label: str) -> str:
+    """A label as a page shows it: on one line, and not too long."""
+    label = printable(label)
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}\u2026"
+
+
+def prf(right: int, predicted: int, annotated: int) -> tuple[float, float, float]:
+    """Precision, recall and F-score, as spaCy computes them."""
+    p, r = right / predicted if predicted else 0.0, right / annotated if annotated else 0.0
+    return p, r, 2 * p * r / (p + r) if p + r else 0.0
+
+
+def _cell(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return _UNKNOWN
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+# ---------------------------------------------------------------------- counts
+
+
+def count_texts(path: str) -> Texts:
+    """Count the texts of a corpus in spaCy's format, and its labels."""
+    texts = Texts(path)
+    try:
+        files = [file for file in walk_corpus(path, ".spacy") if file.is_file()] if path and Path(path).exists() else []
+        bins = [DocBin().from_disk(file) for file in files]
+    except Exception:  # of another format; it is not what the report is about
+        return texts
+    if not bins:
+        return texts
+    texts.n_texts = sum(len(one) for one in bins)
+    texts.n_words = sum(len(tokens) for one in bins for tokens in one.tokens)
+    texts.counts, texts.is_whole = _count(doc for one in bins for doc in one.get_docs(Vocab()))
+    return texts
+
+
+def _count(docs: Iterable[Doc]) -> tuple[Counts, bool]:
+    counts: Counts = defaultdict(Counter)
+    words = 0
+    for doc in docs:
+        if words >= MOST_WORDS:
+            return counts, False
+        words += len(doc)
+        for kind, label in labels_in(doc):
+            counts[kind][label] += 1
+    return counts, True
+
+
+def labels_in(doc: Doc) -> Iterator[tuple[str, str]]:
+    """The kind and label of each annotation of a text."""
+    for span in doc.ents:
+        yield "ents", span.label_
+    for key, spans in doc.spans.items():
+        for span in spans:
+            yield f"spans_{key}", span.label_
+    for label, value in doc.cats.items():
+        if value > 0.5:
+            yield "cats", label
+    has_tags, has_deps, has_morphs = (doc.has_annotation(what) for what in ("TAG", "DEP", "MORPH"))
+    if has_tags or has_deps or has_morphs:
+        for token in doc:
+            if has_tags and token.tag:
+                yield "tag", token.tag_
+            if has_deps and token.dep:
+                yield "dep", token.dep_.lower()
+            for feature in token.morph if has_morphs else ():
+                yield "morph", str(feature).partition("=")[0]
