@@ -13,14 +13,14 @@ from thinc.api import Model, NumpyOps, get_current_ops, get_ops
 
 import thinc_torchopt
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.core.ops import PipelineOps, ProductOps, Products, _multiply, choose, fastest, products_by
+from thinc_torchopt.core.ops import PipelineOps, FastOps, Products, _multiply, choose, fastest, products_by
 
 LIBRARIES = ["numpy", "torch"]
 THINCS = NumpyOps()
 
 
 def ops_by(library, **options):
-    return ProductOps(NumpyOps(**options), _multiply(products_by(library)))
+    return FastOps(NumpyOps(**options), _multiply(products_by(library)))
 
 
 OPS = {library: ops_by(library) for library in LIBRARIES}
@@ -117,7 +117,7 @@ def test_ops_threads_of_torch_stay(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch, "mm", lambda x, y: torch.full((1, 1), float(torch.get_num_threads())))
-    ops = ProductOps(NumpyOps(), _multiply(products_by("torch", 1)))
+    ops = FastOps(NumpyOps(), _multiply(products_by("torch", 1)))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -125,6 +125,18 @@ def test_ops_threads_of_torch_stay(monkeypatch):
         assert ops.gemm(big, big) == 1.0 and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("drop", [None, 0.0, 0.1, numpy.float32(0.3), 0.35, 1.0, 1.5])
+@pytest.mark.parametrize("shape", [(), 3, (4, 5), (2, 0), (2, 3, 4)])
+def test_ops_dropout_masks_are_thincs_to_the_last_bit(drop, shape):
+    """And leave the random generator where thinc does."""
+    found = []
+    for ops in (THINCS, OPS["numpy"]):
+        numpy.random.seed(0)
+        mask = ops.get_dropout_mask(shape, drop)
+        found.append((mask.dtype, mask.shape, mask.tobytes(), numpy.random.random()))
+    assert found[0] == found[1]
 
 
 # ---------------------------------------------------------------------- where they are
@@ -164,14 +176,14 @@ def test_ops_nodes_get_their_own_back(nlp, library):
     all_nodes[3].ops = own
     before = [node.ops for node in all_nodes]
     with pytest.raises(RuntimeError), PipelineOps(nlp, products_by(library)) as in_use:
-        assert [type(node.ops) for node in all_nodes].count(ProductOps) == len(all_nodes) - 1
+        assert [type(node.ops) for node in all_nodes].count(FastOps) == len(all_nodes) - 1
         assert len({id(node.ops) for node in all_nodes}) == 2 and all_nodes[3].ops is own
         copied += [nlp.get_pipe("tagger").model.copy(), copy.deepcopy(nlp.get_pipe("tagger").model)]
         with_ops = Model("other", lambda model, X, is_train: (X, lambda dY: dY), ops=all_nodes[0].ops)
         all_nodes[4].ops = moved
         all_nodes[5].ops = moved
         in_use.cover()
-        assert type(all_nodes[4].ops) is ProductOps is type(all_nodes[5].ops)
+        assert type(all_nodes[4].ops) is FastOps is type(all_nodes[5].ops)
         all_nodes[5].ops = own
         raise RuntimeError
     before[4], before[5] = moved, own
@@ -194,7 +206,7 @@ def test_ops_new_nodes_are_covered(nlp):
         new.add_label("B")
         assert {type(node.ops) for node in new.model.walk()} == {NumpyOps}
         in_use.cover()
-        assert {type(node.ops) for node in new.model.walk()} == {ProductOps}
+        assert {type(node.ops) for node in new.model.walk()} == {FastOps}
     assert {type(node.ops) for node in nodes(nlp)} == {NumpyOps}
 
 
@@ -243,7 +255,7 @@ def test_ops_fastest_ops(nlp, monkeypatch):
     scores = [array.copy() for array in nlp.get_pipe("tagger").model.predict(docs)]
     monkeypatch.setattr("thinc_torchopt.core.ops.choose", lambda seconds: choose({p: _rank(p) for p in seconds}))
     with thinc_torchopt.fastest_ops(nlp) as choice:
-        assert choice.products.library == "numpy" and type(nodes(nlp)[0].ops) is ProductOps
+        assert choice.products.library == "numpy" and type(nodes(nlp)[0].ops) is FastOps
         found = nlp.get_pipe("tagger").model.predict(docs)
     assert {type(node.ops) for node in nodes(nlp)} == {NumpyOps}
     for one, other in zip(found, scores):

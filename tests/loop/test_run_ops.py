@@ -7,7 +7,7 @@ import spacy
 from thinc.api import NumpyOps
 
 from thinc_torchopt.core.errors import CheckpointWarning, StateError
-from thinc_torchopt.core.ops import Choice, ProductOps, products_by
+from thinc_torchopt.core.ops import Choice, FastOps, products_by
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.processes import Alone
@@ -88,7 +88,7 @@ def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch
         "training__optimizer__checkpoint": None,
     }
     run(config_for(tmp_path, corpus, steps=6, **SMALL, **changes), tmp_path, crash_at=crash_at)
-    assert seen and all(found == {ProductOps} for found in seen)
+    assert seen and all(found == {FastOps} for found in seen)
     assert of_pipeline(pipelines[0]) == {NumpyOps}
     assert caplog.messages.count(f"Matrix products by {products_by('numpy')}: as the test wants it.") == 1
     assert chosen[1] == ["auto"]
@@ -113,7 +113,7 @@ def test_run_ops_reach_a_new_label(tmp_path, corpus, chosen):
         "training__optimizer__ops": "fastest",
     }
     run(config_for(tmp_path, corpus, steps=4, **changes), tmp_path, act=act)
-    assert seen[1] == {ProductOps} and NumpyOps in seen[2] and seen[3] == {ProductOps}
+    assert seen[1] == {FastOps} and NumpyOps in seen[2] and seen[3] == {FastOps}
 
 
 def test_run_ops_damaged_state():

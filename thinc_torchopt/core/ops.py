@@ -1,11 +1,11 @@
 """Matrix products of thinc's layers on a CPU, by whichever library is the fastest on this machine.
 
 thinc multiplies with BLIS, which knows few processors: on others, all of AMD's since Zen 3 among them, it runs plain C
-code, at a third of the speed of NumPy's or torch's products. `ProductOps` is thinc's `NumpyOps` with another `gemm`, and
+code, at a third of the speed of NumPy's or torch's products. `FastOps` is thinc's `NumpyOps` with another `gemm`, and
 differs in rounding only. `fastest` chooses by measuring, `PipelineOps` gives the choice to the nodes of a pipeline for a
 time, and `fastest_ops` is both for the user's own loops.
 
-`ProductOps` is not registered: `thinc.api.get_ops` looks for classes by their `name`, and would give it to everybody.
+`FastOps` is not registered: `thinc.api.get_ops` looks for classes by their `name`, and would give it to everybody.
 Other classes than `NumpyOps` itself (for GPUs, Apple's) are left alone, and so are products inside Cython code, which go
 through `Ops.cblas()`: those of the parser's and NER's predictions.
 """
@@ -67,8 +67,8 @@ def products_by(library: Library, threads: int = 1) -> Products:
     return Products(library, threads, _KERNELS[library]())
 
 
-class ProductOps(NumpyOps):
-    """thinc's NumpyOps, with matrix products of float32 by another library.
+class FastOps(NumpyOps):
+    """thinc's NumpyOps, with matrix products of float32 by another library, and the same masks for dropout in less time.
 
     ops (NumpyOps): The ops that they stand for. They compute whatever the library can't, or refuse it.
     multiply (Callable): Computes a product of two matrices, into `out` if it is not None.
@@ -97,6 +97,14 @@ class ProductOps(NumpyOps):
             return multiply(x, y, out)
         out[...] = multiply(x, y, None)
         return out
+
+    def get_dropout_mask(self, shape: Any, drop: float | None) -> Any:
+        """The same numbers, from the same draws. thinc divides in float64."""
+        if self.multiply is None or drop is None or not 0.0 < drop < 1.0:
+            return super().get_dropout_mask(shape, drop)
+        mask = (numpy.random.random_sample(shape) >= drop).astype(_FLOAT32)
+        mask *= numpy.float32(1.0 / (1.0 - drop))
+        return mask
 
     def __reduce__(self) -> Any:
         return _plain, (self.device_type, self.device_id, self.use_blis)
@@ -248,7 +256,7 @@ def _measure(candidates: list[Products], shapes: list[tuple[tuple[int, int], int
         work.append(([generator.random(size, dtype="float32") for size in sizes], count))
     found = {}
     for candidate in candidates:
-        ops = plain if candidate.library == "thinc" else ProductOps(plain, _multiply(candidate))
+        ops = plain if candidate.library == "thinc" else FastOps(plain, _multiply(candidate))
         with _limits(candidate):
             _time_each(ops, work)  # warms up
             turns, began = [], perf_counter()
@@ -282,7 +290,7 @@ class PipelineOps:
         self._products = products
         self._stack = ExitStack()
         # The ops before, by the `id` of ours. Each of a pipeline's ops has one, that its nodes share as before.
-        self._ours: dict[int, tuple[NumpyOps, ProductOps]] = {}
+        self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
         self._nodes: list[Model] = []
 
     def __enter__(self) -> PipelineOps:
@@ -302,7 +310,7 @@ class PipelineOps:
         for node in _nodes(self._nlp):
             ops: Any = node.ops
             if type(ops) is NumpyOps:
-                _, ours = self._ours.setdefault(id(ops), (ops, ProductOps(ops, _multiply(self._products))))
+                _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
                 node.ops = ours
                 self._nodes.append(node)
 
