@@ -187,7 +187,13 @@ def run(folder: Path, name: str, config: Path, steps: int, threads: int) -> dict
     parts = json.loads(out.read_text())
     cpu, wall = spent_by_children() - before, time.perf_counter() - began
     steps_alone = parts["all"] - parts["before"] - parts["evaluations"]
-    return {"cpu": cpu, "wall": wall, "before": parts["before"], "evaluations": parts["evaluations"], "steps": steps_alone}
+    return {
+        "cpu": cpu,
+        "wall": wall,
+        "before": parts["before"],
+        "evaluations": parts["evaluations"],
+        "steps": steps_alone,
+    }
 
 
 def spent_by_children() -> float:
