@@ -178,8 +178,24 @@ def run(folder: Path, name: str, config: Path, steps: int, threads: int) -> dict
     more = ["--training.optimizer.ops_threads", str(threads)] if name == "fastest" else []
     began, before = time.perf_counter(), spent_by_children()
     subprocess.run(
-        [sys.executable, "-c", _RUN, name, str(out), "train", str(config), "--output", str(folder / f"model-{name}")]
-        + ["--training.max_steps", str(steps), "--training.eval_frequency", "100", "--training.patience", "0", *more],
+        [
+            sys.executable,
+            "-c",
+            _RUN,
+            name,
+            str(out),
+            "train",
+            str(config),
+            "--output",
+            str(folder / f"model-{name}"),
+            "--training.max_steps",
+            str(steps),
+            "--training.eval_frequency",
+            "100",
+            "--training.patience",
+            "0",
+            *more,
+        ],
         check=True,
         capture_output=True,
         env=env,

@@ -13,7 +13,7 @@ from thinc.api import Model, NumpyOps, get_current_ops, get_ops
 
 import thinc_torchopt
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.core.ops import PipelineOps, FastOps, Products, _multiply, choose, fastest, products_by
+from thinc_torchopt.core.ops import FastOps, PipelineOps, Products, _multiply, choose, fastest, products_by
 
 LIBRARIES = ["numpy", "torch"]
 THINCS = NumpyOps()

@@ -13,7 +13,7 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.processes import Alone
 from thinc_torchopt.loop.run_ops import RunOps
 
-from ..runs import Crash, config_for, digests, run
+from ..runs import config_for, digests, run
 
 SMALL = {"nlp__pipeline": ["tok2vec", "tagger"], "components__parser": None, "training__optimizer__ops": "fastest"}
 

@@ -256,8 +256,8 @@ def run_last(optimizer: torch.optim.Optimizer, hook: RemovableHandle) -> None:
 def call_without_compiler() -> None:
     """Let methods of torch's optimizers run as they are while nobody has imported torch's compiler.
 
-    Each of them begins by importing it (torch._dynamo, with sympy and much else, for a second) to tell it that it should
-    not compile them. Once somebody else has imported it they do.
+    Each of them begins by importing it (torch._dynamo, with sympy and much else, for a second) to tell it that it
+    should not compile them. Once somebody else has imported it, they tell it as torch wants it.
     SOURCE: torch/_compile.py, `_disable_dynamo`, whose wrappers keep the function to call in `__dynamo_disable`.
     """
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
@@ -288,8 +288,8 @@ def step(optimizer: torch.optim.Optimizer) -> None:
     """
     around = getattr(type(optimizer).step, "__wrapped__", None)
     plain = getattr(around, "__wrapped__", None)
-    is_torchs = plain is not None and getattr(around, "__code__", None) is _AROUND_STEPS
-    if _has_compiler() or not is_torchs or "step" in vars(optimizer):
+    is_torchs = getattr(around, "__code__", None) is _AROUND_STEPS
+    if plain is None or not is_torchs or _has_compiler() or "step" in vars(optimizer):
         optimizer.step()
         return
 

@@ -2,12 +2,12 @@
 
 thinc multiplies with BLIS, which knows few processors: on others, all of AMD's since Zen 3 among them, it runs plain C
 code, at a third of the speed of NumPy's or torch's products. `FastOps` is thinc's `NumpyOps` with another `gemm`, and
-differs in rounding only. `fastest` chooses by measuring, `PipelineOps` gives the choice to the nodes of a pipeline for a
-time, and `fastest_ops` is both for the user's own loops.
+differs in rounding only. `fastest` chooses by measuring, `PipelineOps` gives the choice to the nodes of a pipeline for
+a time, and `fastest_ops` is both for the user's own loops.
 
 `FastOps` is not registered: `thinc.api.get_ops` looks for classes by their `name`, and would give it to everybody.
-Other classes than `NumpyOps` itself (for GPUs, Apple's) are left alone, and so are products inside Cython code, which go
-through `Ops.cblas()`: those of the parser's and NER's predictions.
+Other classes than `NumpyOps` itself (for GPUs, Apple's) are left alone, and so are products inside Cython code, which
+go through `Ops.cblas()`: those of the parser's and NER's predictions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def products_by(library: Library, threads: int = 1) -> Products:
 
 
 class FastOps(NumpyOps):
-    """thinc's NumpyOps, with matrix products of float32 by another library, and the same masks for dropout in less time.
+    """thinc's NumpyOps, with products of float32 matrices by another library, and the same dropout masks in less time.
 
     ops (NumpyOps): The ops that they stand for. They compute whatever the library can't, or refuse it.
     multiply (Callable): Computes a product of two matrices, into `out` if it is not None.
@@ -247,7 +247,7 @@ def _shapes(nlp: Language) -> list[tuple[tuple[int, int], int]]:
 
 
 def _measure(candidates: list[Products], shapes: list[tuple[tuple[int, int], int]]) -> dict[Products, float]:
-    """Seconds by candidate for the products of a step: forward, and both of the backward pass. The best of some turns."""
+    """Seconds by candidate for the products of a step, forward and backward. The best of some turns."""
     generator = numpy.random.default_rng(0)
     plain = NumpyOps()
     work = []
@@ -259,7 +259,8 @@ def _measure(candidates: list[Products], shapes: list[tuple[tuple[int, int], int
         ops = plain if candidate.library == "thinc" else FastOps(plain, _multiply(candidate))
         with _limits(candidate):
             _time_each(ops, work)  # warms up
-            turns, began = [], perf_counter()
+            turns: list[list[float]] = []
+            began = perf_counter()
             while len(turns) < 2 or perf_counter() - began < _SECONDS / len(candidates):
                 turns.append(_time_each(ops, work))
         found[candidate] = sum(min(times) for times in zip(*turns))
