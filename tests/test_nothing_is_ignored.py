@@ -618,6 +618,7 @@ OTHER |= {name: (["ner"], {}) for name in ARGUMENTS if name.endswith(" exclude")
 OTHER["controller_metrics HistoryBasedMetric exclude"] = (["ner"], {"source_event": "on_step_end"})
 for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
     OTHER[f"gradient_modules {name} params"] = (["tagger/matrix"], {"max_norm": 0.1})
+OTHER["optimizers TorchOptimizer.v1 ops_threads"] = ("auto", {"ops": "fastest"})
 # What can't be set here at all, and the reason.
 NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
 NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
@@ -664,6 +665,8 @@ PRIVATE = "spaCy's training loop does it: tests/addons/privacy/test_private_run.
 RANKS = "with several processes only: tests/addons/distributed/"
 TOLD = {
     "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/core/params/test_precision.py",
+    "optimizers TorchOptimizer.v1 ops": "of the training loop: tests/loop/test_run_ops.py",
+    "optimizers TorchOptimizer.v1 ops_threads": "of the training loop: tests/loop/test_run_ops.py",
     "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
     "optimizers TorchOptimizer.v1 on_spike": SPIKES,
     "optimizers TorchOptimizer.v1 rollback_after": GOES_BACK,

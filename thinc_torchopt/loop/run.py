@@ -53,6 +53,7 @@ from .param_norms import ParamNorms
 from .processes import Alone, Scores, processes_of
 from .progress import Progress, TimeSpent
 from .rollback import Rollback
+from .run_ops import RunOps
 from .saved_models import SavedModels
 from .signals import RunCooldown
 from .spacys_models import SpacysModels
@@ -245,6 +246,8 @@ class Run:
         output = None if self.checkpoints is None else self.checkpoints.output
         self.models = SavedModels(self.nlp, self.optimizer, output)
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
+        if self.optimizer.ops == "fastest":
+            self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))
         differ = {one.comes_first for one in self.optimizer.attachments.values() if not one.decides_alike}
         for listener in listeners:
             self._listeners.add(listener)

@@ -47,6 +47,7 @@ _PRECISION = {
     "tf32": "While they are trained, torch modules multiply matrices in TF32, on GPUs that have it. Evaluations are in "
     "full float32.",
 }
+_ON_THREADS: dict[Any, str] = {1: "one thread", "auto": "as many threads as are fastest"}
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
@@ -62,6 +63,8 @@ def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo
         yield "Recurrent", recurrent
     if (precision := setup.optimizer.precision) != "float32":
         yield "Precision", _PRECISION[precision]
+    if setup.optimizer.ops == "fastest":
+        yield "Products", _products(setup.optimizer.ops_threads)
     yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
     yield from _rates(setup, now, rows, rates)
     if not is_thinc:
@@ -117,6 +120,13 @@ def _recurrent(setup: Setup) -> str:
         for layer in describe_layers(model)
     ]
     return " ".join(dict.fromkeys(found))
+
+
+def _products(threads: int | str) -> str:
+    return (
+        "On a CPU, thinc's layers multiply matrices by thinc's BLIS, NumPy or torch, whichever is the fastest when the "
+        f"training begins, on {_ON_THREADS.get(threads, f'{threads} threads')}. They differ in rounding."
+    )
 
 
 def _trained(rows: Sequence[ParamRow]) -> str:
