@@ -125,13 +125,15 @@ class TorchOptimizer(Optimizer):
     precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
         torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
         NVIDIA's GPUs. Params, gradients, the optimizer and all evaluations stay in float32.
+    allow_untrainable (bool): Only warn of what keeps `spacy train` from learning anything, such as texts without the
+        annotations of a component.
     attachments (dict): Blocks that take part in a run: any `Attachment`, by a name of your own. See attachments.md.
         Those with a block of their own name, such as `checkpoint`, are arguments of that name, here `blocks`.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `attachments` (by the names of their blocks);
-        `rollback` (settings for the training loop, or None); `rates` (writes the learning rates); `batch_size`
-        (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
-        loops set it before an update.
+    Public beside thinc's attributes: `params`, `grad_norm`, `precision`, `allow_untrainable`; `attachments` (by the
+        names of their blocks); `rollback` (settings for the training loop, or None); `rates` (writes the learning
+        rates); `batch_size` (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it
+        for each step, other loops set it before an update.
     """
 
     @known_settings
@@ -161,11 +163,13 @@ class TorchOptimizer(Optimizer):
         new_params_warmup: int = 100,
         enable_runtime_guards: bool = True,
         precision: Precision = "float32",
+        allow_untrainable: bool = False,
         attachments: Optional[Dict[str, Any]] = {},
         **blocks: Optional[Attachment],
     ):
         self._lock = lock_for(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
+        self.allow_untrainable = OPTIMIZER.flag("allow_untrainable", allow_untrainable)
         self.attachments = collect_attachments(blocks, attachments)
         self._settings = Schedules(learn_rate=learn_rate, grad_clip=grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))

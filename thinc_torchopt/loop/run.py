@@ -55,6 +55,7 @@ from .progress import Progress
 from .rollback import Rollback
 from .saved_models import SavedModels
 from .signals import RunCooldown
+from .training_check import TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
@@ -190,6 +191,8 @@ class Run:
                 self.ranks.compare_data(self.batches.all_examples)
             if optimizer.spans_training:
                 self._tell_end()
+            if end is not None and not (self.checkpoints is not None and self.checkpoints.goes_on):
+                self._check_training()
             self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
         except BaseException as error:
             self.close(error)
@@ -272,6 +275,14 @@ class Run:
         """Tell schedules how many steps there will be."""
         may_change = self.checkpoints is not None and self.checkpoints.settings.on_config_change == "warn"
         self.optimizer.set_total_steps(self.batches.count_steps(self.max_steps), may_change=may_change)
+
+    def _check_training(self) -> None:
+        """Tell what keeps a new run of `spacy train` from learning. RAISES (ConfigError): Nothing can be learned."""
+        check = TrainingCheck(self.nlp, self.optimizer, self._evaluate)
+        examples = self.batches.all_examples()
+        self._evaluate = check.begin(examples)
+        if not examples:
+            self._add(check)
 
     def __enter__(self) -> Run:
         return self
