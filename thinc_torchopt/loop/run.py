@@ -22,6 +22,7 @@ from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
 from ..core.errors import ConfigError, PipelineError
+from ..core.host_errors import plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
 from ..core.types import BatchSize
@@ -59,6 +60,8 @@ from .training_check import TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
+# That for an annotation that a parser or NER can't learn.
+_NO_MOVE = "[E024]"
 
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]
 
@@ -387,6 +390,8 @@ class Run:
                     self.emit(SubstepEnd, i, examples)
                 self._listeners.after_backward(losses)
             except ValueError as error:
+                if str(error).startswith(_NO_MOVE) and (plain := plain_error(error, nlp.config)) is not None:
+                    raise plain from error
                 if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
                     raise
                 spoiled_by = error
