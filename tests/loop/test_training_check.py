@@ -7,12 +7,12 @@ import warnings
 import numpy
 import pytest
 import spacy
+import spacy.training.loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.training.loop import create_train_batches
-from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
@@ -69,7 +69,7 @@ def run(component, train, dev, **changes):
     nlp.initialize(lambda: whole)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PipelineWarning)
-        spacy_train(nlp, stdout=io.StringIO(), stderr=io.StringIO())
+        spacy.training.loop.train(nlp, stdout=io.StringIO(), stderr=io.StringIO())
     return [str(one.message) for one in caught if issubclass(one.category, PipelineWarning)]
 
 
@@ -116,7 +116,9 @@ def test_training_check_changes_no_batch(is_early):
     PLACE.update(train=texts("train", [True] * 20), reads={"train": 0})
     random.seed(0)
     numpy.random.seed(0)
-    batcher = registry.resolve({"b": {"@batchers": "spacy.batch_by_words.v1", "size": 20, "tolerance": 0.2}})["b"]
+    batcher = registry.resolve(
+        {"b": {"@batchers": "spacy.batch_by_words.v1", "size": 20, "tolerance": 0.2, "discard_oversize": False}}
+    )["b"]
     batches = Batches(create_train_batches(spacy.blank("xx"), reader("train"), batcher, 2))
     if is_early:
         assert len(batches.all_examples()) == 20
