@@ -103,7 +103,7 @@ def find_lr(
         )
     else:
         groups = {group: [info for info in infos if info.group == group] for group in found.rates_by_group()}
-        trained = [Trained(group, groups[group], {group: [rate]}) for group, rate in found.rates_by_group().items()]
+        trained = [Trained(group, [rate], infos=groups[group]) for group, rate in found.rates_by_group().items()]
         _print(make_console(), found, settings, block, output_path, list(rates_far_above(setup, trained)))
     if found.problem is not None:
         sys.exit(1)

@@ -166,6 +166,15 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     return train
 
 
+# The components that were trained before, as those with a 'source'.
+_resumed: weakref.WeakKeyDictionary[spacy.language.Language, set[str]] = weakref.WeakKeyDictionary()
+
+
+def resumed_components(nlp: spacy.language.Language) -> list[str]:
+    """The components of a pipeline that `resume_training` was called for, as spaCy does for those with a 'source'."""
+    return sorted(_resumed.get(nlp, ()))
+
+
 def _is_for_us(nlp: Any) -> bool:
     """Whether our optimizer will train a pipeline."""
     return isinstance(first_optimizer(nlp), _ours) or names_our_optimizer(nlp.config)
@@ -255,6 +264,8 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
             optimizer = original(self, *args, **kwargs)
             if isinstance(optimizer, _ours):
                 optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]
+                if not anew:
+                    _resumed.setdefault(self, set()).update(self.pipe_names)
             else:
                 for _, model in components_with_model(self):
                     leave_to_others(model)

@@ -71,13 +71,16 @@ def plain_error(
         return _plain_validation(error, config or {}, path, within)
     if isinstance(error, RegistryError):
         return _plain_unknown(str(error), config or {})
+    if isinstance(error, NotImplementedError) and (unset := re.match(r"\[E200\] Can't set (\w+)", str(error))):
+        return ConfigError(_message_of_unset(unset[1], error, config or {}))
     if config is not None and is_spacys_own(error):
-        found = _message_of_unannotated(str(error), config) or _message_of_broken_corpus(str(error), config)
-        return ConfigError(found or str(error))
+        text = str(error)
+        found = _message_of_unannotated(text, config) or _message_of_broken_corpus(text, config)
+        return ConfigError(found or _message_of_others(text, config) or text)
     return None
 
 
-def is_spacys_own(error: Exception) -> bool:
+def is_spacys_own(error: BaseException) -> bool:
     """Whether spaCy raised an error whose message explains it, e.g. a component without a section, or vectors that are
     not installed. If other code provoked it, the user needs the line of that code.
     """
@@ -290,6 +293,62 @@ def _message_of_broken_corpus(text: str, config: Mapping[str, Any]) -> str | Non
                         "again."
                     )
     return None
+
+
+# What to install for factories of other packages.
+_FACTORIES_OF: Final = {
+    "transformer": "spacy-transformers",
+    "curated_transformer": "spacy-curated-transformers",
+    "coref": "spacy-experimental",
+    "span_resolver": "spacy-experimental",
+    "llm": "spacy-llm",
+}
+
+
+def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
+    """The message for more errors of spaCy: E002, E024, E923."""
+    corpus = config.get("training", {}).get("train_corpus", "corpora.train")
+    blocks = config.get("components", {})
+    if missing := re.match(r"\[E002\] Can't find factory for '(.*?)' for language", text):
+        factory = missing[1]
+        where = next((f"[components.{name}]" for name, block in blocks.items() if block.get("factory") == factory), "")
+        known = re.findall(r"[\w.-]+", text.partition("Available factories:")[2])
+        package = _FACTORIES_OF.get(factory) or ("spacy-experimental" * factory.startswith("experimental_"))
+        advice = (
+            f" It is in the package {package}: pip install {package}"
+            if package
+            else f"{did_you_mean(factory, known)} If it is your own, give its file with --code."
+        )
+        return f"Can't build {where or 'the pipeline'}: there is no factory '{factory}' here.{advice}"
+    if text.startswith("[E024]"):
+        names = [f"[components.{name}]" for name, block in blocks.items() if block.get("factory") in _TRANSITIONS]
+        return (
+            f"Can't train {' or '.join(names) or 'a parser'}: a text of [{corpus}] has a tree or entities that spaCy "
+            "can't learn, such as an entity that begins or ends with white space, or a label that the component does "
+            "not know. Correct the text: spacy debug data finds it. If labels are given in [initialize.components], "
+            "add those that are missing."
+        )
+    if empty := re.match(r"\[E923\] .*Model of component '(.*?)'", text):
+        block = blocks.get(empty[1], {})
+        what = annotations_of(str(block.get("factory")), block.get("spans_key", "sc"))
+        return (
+            f"Can't initialize [components.{empty[1]}]: expected texts{f' with {what}' * bool(what)} in [{corpus}], "
+            f"found none. Add them, or remove the component from 'pipeline' in [nlp]."
+        )
+    return None
+
+
+def _message_of_unset(attribute: str, error: Exception, config: Mapping[str, Any]) -> str:
+    """The message for a reader that sets an attribute of a Span, E200."""
+    corpus = config.get("training", {}).get("train_corpus", "corpora.train")
+    at = f" at {line}" if (line := line_of_others(error)) else ""
+    return (
+        f"Can't read [{corpus}]: '{attribute}' of a Span is set{at}, which spaCy does not allow. Give it when the Span "
+        "is made: Span(doc, start, end, label, kb_id=..., span_id=...)."
+    )
+
+
+_TRANSITIONS: Final = ("parser", "beam_parser", "ner", "beam_ner")
 
 
 # ---------------------------------------------------------------------- registered names

@@ -130,11 +130,13 @@ class TorchOptimizer(Optimizer):
     ops ("thinc" | "fastest"): Which library computes matrix products of thinc's layers on a CPU in a training run.
         "thinc": BLIS. "fastest": that, NumPy or torch, as measured when the run begins. They differ in rounding.
     ops_threads (int | "auto"): With ops = "fastest", threads for each product. "auto": as many as are fastest.
+    allow_untrainable (bool): Only warn of what keeps `spacy train` from learning anything, such as texts without the
+        annotations of a component.
     attachments (dict): Blocks that take part in a run: any `Attachment`, by a name of your own.
         Those with a block of their own name, such as `checkpoint`, are arguments of that name, here `blocks`.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `ops` and `ops_threads`, which the training
-        loop follows; `attachments` (by the names of their blocks);
+    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `ops`, `ops_threads` and `allow_untrainable`,
+        which the training loop follows; `attachments` (by the names of their blocks);
         `rollback` (settings for the training loop, or None); `rates` (writes the learning rates); `batch_size`
         (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
         loops set it before an update.
@@ -169,6 +171,7 @@ class TorchOptimizer(Optimizer):
         precision: Precision = "float32",
         ops: OpsChoice = "thinc",
         ops_threads: OpsThreads = 1,
+        allow_untrainable: bool = False,
         attachments: Optional[Dict[str, Any]] = {},
         **blocks: Optional[Attachment],
     ):
@@ -178,6 +181,7 @@ class TorchOptimizer(Optimizer):
         self.ops_threads = check_ops_threads(OPTIMIZER, "ops_threads", ops_threads)
         if self.ops_threads != 1 and self.ops == "thinc":
             OPTIMIZER.refuse("ops_threads", 'ops = "fastest" beside it', ops_threads, "thinc's have one thread.")
+        self.allow_untrainable = OPTIMIZER.flag("allow_untrainable", allow_untrainable)
         self.attachments = collect_attachments(blocks, attachments)
         self._settings = Schedules(learn_rate=learn_rate, grad_clip=grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))

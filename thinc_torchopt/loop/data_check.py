@@ -229,7 +229,10 @@ def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
     scores = corpus.best.get(name)
     # If all texts have the same categories, some scores are 0.
     has_cats = "textcat" in _factory(nlp, name) and any(example.reference.cats for example in corpus.examples)
-    return bool(scores) and not any(scores.values()) and not has_cats  # type: ignore[union-attr]
+    # A tree after a text without one is not counted. SOURCE: spacy/scorer.py, `score_deps`: `missing_indices`.
+    is_parser = _factory(nlp, name) in _PARSERS
+    has_trees = is_parser and any(example.reference.has_annotation("DEP") for example in corpus.examples)
+    return bool(scores) and not any(scores.values()) and not has_cats and not has_trees  # type: ignore[union-attr]
 
 
 def _is_spacys(nlp: Language, name: str) -> bool:

@@ -22,6 +22,7 @@ from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
 from ..core.errors import ConfigError, PipelineError
+from ..core.host_errors import plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
 from ..core.types import BatchSize
@@ -57,9 +58,12 @@ from .run_ops import RunOps
 from .saved_models import SavedModels
 from .signals import RunCooldown
 from .spacys_models import SpacysModels
+from .training_check import TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
+# That for an annotation that a parser or NER can't learn.
+_NO_MOVE = "[E024]"
 
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]
 
@@ -204,6 +208,8 @@ class Run:
                 self.ranks.compare_data(self.batches.all_examples)
             if optimizer.spans_training:
                 self._tell_end()
+            if end is not None and not (self.checkpoints is not None and self.checkpoints.goes_on):
+                self._check_training()
             self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
         except BaseException as error:
             self.close(error)
@@ -288,6 +294,14 @@ class Run:
         """Tell schedules how many steps there will be."""
         may_change = self.checkpoints is not None and self.checkpoints.settings.on_config_change == "warn"
         self.optimizer.set_total_steps(self.batches.count_steps(self.max_steps), may_change=may_change)
+
+    def _check_training(self) -> None:
+        """Tell what keeps a new run of `spacy train` from learning. RAISES (ConfigError): Nothing can be learned."""
+        check = TrainingCheck(self.nlp, self.optimizer, self._evaluate)
+        examples = self.batches.all_examples()
+        self._evaluate = check.begin(examples)
+        if not examples:
+            self._add(check)
 
     def __enter__(self) -> Run:
         return self
@@ -392,6 +406,8 @@ class Run:
                     self.emit(SubstepEnd, i, examples)
                 self._listeners.after_backward(losses)
             except ValueError as error:
+                if str(error).startswith(_NO_MOVE) and (plain := plain_error(error, nlp.config)) is not None:
+                    raise plain from error
                 if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
                     raise
                 spoiled_by = error

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
+
+from spacy.util import registry
 
 from ..core.optimizer import TorchOptimizer
 from ..core.types import ParamInfo
@@ -34,18 +38,18 @@ def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[fl
     return found
 
 
+@dataclass
 class Trained:
     """The rates of a param group, from the first step that trains it.
 
-    infos (list[ParamInfo]): Its params. begin (int): That step. rates (Sequence[float]): From there to the last step.
+    rates (Sequence[float]): From there to the last step. begin (int): That step. infos (list[ParamInfo]): Its params,
+    if they are known.
     """
 
-    def __init__(self, group: str, infos: list[ParamInfo], rates: Rates):
-        first = min(info.frozen_until for info in infos)
-        self.group = group
-        self.infos = infos
-        self.begin = int(min(first, len(rates[group])))
-        self.rates = rates[group][self.begin :]
+    group: str
+    rates: Sequence[float]
+    begin: int = 0
+    infos: list[ParamInfo] = field(default_factory=list)
 
     @property
     def peak(self) -> float:
@@ -57,7 +61,10 @@ def trained_groups(now: Mapping[str, ParamInfo], rates: Rates) -> list[Trained]:
     groups: dict[str, list[ParamInfo]] = {}
     for info in now.values():
         groups.setdefault(info.group, []).append(info)
-    found = [Trained(group, infos, rates) for group, infos in groups.items()]
+    found = []
+    for group, infos in groups.items():
+        begin = int(min(min(info.frozen_until for info in infos), len(rates[group])))
+        found.append(Trained(group, rates[group][begin:], begin, infos))
     return [group for group in found if group.peak > 0.0]
 
 
@@ -70,17 +77,10 @@ def doubts_of_schedules(
     an end.
     """
     found = dict(_blocks_with_schedules(training["optimizer"], ""))
-    is_thincs = False
-    for path, block in found.items():
-        if block["@schedules"] == _THINCS_WARMUP and not block.get("total_steps"):
-            is_thincs = True
-            yield (
-                f"{path} is thinc's {_THINCS_WARMUP} with total_steps = 0: it falls to 0 when its warm-up is over, and "
-                "from there on nothing is learned. Set total_steps = ${training.max_steps}; or use "
-                "thinc-torchopt.warmup_linear.v1 without total_steps."
-            )
+    warmups = _thincs_warmups(found)
+    yield from warmups
     if has_end:
-        if not is_thincs:
+        if not warmups:
             yield from _too_short(trained, found, last)
         yield from _too_long(trained, found, last)
     ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
@@ -100,6 +100,42 @@ def doubts_of_schedules(
             f"{', '.join(at_will)} falls only on demand: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
             "-USR1 with the id of the process). When it has fallen, the training ends."
         )
+
+
+def doubts_of_config(training: Mapping[str, Any]) -> list[str]:
+    """Find schedules of learning rates that end too early or too late, by the config alone. Others are left out: those
+    that end with the training or depend on scores, and all if only epochs limit the training.
+
+    training (Mapping): [training], interpolated.
+    """
+    last = training["max_steps"]
+    if not last or training["max_epochs"] > 0:
+        return []
+    found, curves = {}, []
+    for path, block in _blocks_with_schedules(training["optimizer"], ""):
+        is_inner = any(path.startswith(f"{outer}.") for outer in found)
+        if is_inner or not (path.startswith("per_param_lr.") or path.rpartition(".")[2] in ("learn_rate", "lr_scale")):
+            continue
+        found[path] = block
+        source = registry.resolve({"schedule": dict(block)})["schedule"]
+        if not isinstance(source, Iterator) or hasattr(source, "observe") or getattr(source, "spans_training", False):
+            continue
+        rates = [float(rate) for rate in islice(source, last + 1)]
+        rates += rates[-1:] * (last + 1 - len(rates))  # the last value stays
+        if any(rates):
+            curves.append(Trained(path, rates))
+    warmups = _thincs_warmups(found)
+    return [*warmups, *([] if warmups else _too_short(curves, found, last)), *_too_long(curves, found, last)]
+
+
+def _thincs_warmups(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{path} is thinc's {_THINCS_WARMUP} with total_steps = 0: it falls to 0 when its warm-up is over, and from "
+        "there on nothing is learned. Set total_steps = ${training.max_steps}; or use thinc-torchopt.warmup_linear.v1 "
+        "without total_steps."
+        for path, block in found.items()
+        if block["@schedules"] == _THINCS_WARMUP and not block.get("total_steps")
+    ]
 
 
 def _too_short(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]], last: int) -> Iterator[str]:
