@@ -4,6 +4,7 @@ device there? spaCy tells these late, or not at all.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tempfile
@@ -12,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import srsly
 from confection import Config
 from spacy.schemas import ConfigSchemaTraining
 from spacy.training.corpus import walk_corpus
@@ -189,7 +189,7 @@ def check_labels(config: Mapping[str, Any]) -> None:
             continue
         check_encoding(file, f"[{section.path}], '{path}'")
         try:
-            srsly.read_json(file)
+            json.loads(file.read_text("utf8"))
         except ValueError as error:
             raise ConfigError(
                 f"Can't read [{section.path}]: '{path}' is not JSON ({error}). Write it with spacy init labels."
