@@ -571,6 +571,7 @@ OTHER = {
     "loggers ConsoleLogger.v1 output_file": ("log.txt", {}),
     "loggers JSONLinesLogger.v1 path": ("other.jsonl", {}),
     "loggers TensorBoardLogger.v1 path": ("other", {}),
+    "optimizers TorchOptimizer.v1 allow_untrainable": "spacy train asks it: tests/loop/test_training_check.py",
     "misc EMA.v1 device": ("cpu", {}),
     "misc EMA.v1 dtype": ("float64", {}),
     "misc SWA.v1 device": ("cpu", {}),

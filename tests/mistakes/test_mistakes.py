@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import srsly
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
 from spacy.vocab import Vocab
 
 from ..conftest import CONFIGS
@@ -46,6 +46,9 @@ def desk(tmp_path_factory, prompt):
             docs = [*DocBin().from_disk(path).get_docs(Vocab())][:40]
             DocBin(docs=docs).to_disk(path)
             DocBin(docs=docs[:1]).to_disk(folder / "one.spacy")
+            DocBin(docs=[Doc(doc.vocab, words=[word.text for word in doc]) for doc in docs]).to_disk(
+                folder / "bare.spacy"
+            )
     (folder / "notes.txt").write_text("A line.\nAnother one.\n")
     (folder / "empty").mkdir()
     shutil.copy(CONFIGS / "checkpoint.cfg", folder / "config.cfg")

@@ -312,7 +312,7 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
     if missing := re.match(r"\[E002\] Can't find factory for '(.*?)' for language", text):
         factory = missing[1]
         where = next((f"[components.{name}]" for name, block in blocks.items() if block.get("factory") == factory), "")
-        known = re.findall(r"[\w.-]+", text.partition("Available factories:")[2])
+        known = names_in(registry.factories)
         package = _FACTORIES_OF.get(factory) or ("spacy-experimental" * factory.startswith("experimental_"))
         advice = (
             f" It is in the package {package}: pip install {package}"
