@@ -56,7 +56,7 @@ OWNERS = [one for ones in STAND_FOR.values() for one in ones] + [builtins, torch
 MODULES = {"torch", "numpy", "thinc", "spacy", "functools", "pydoc_data", "thinc_torchopt"}
 # Packages that may be absent, and names that stand for a user's own.
 NOT_HERE = {"torchao.optim", "pytorch_optimizer.get_supported_optimizers", "operation.action", "stop.max_firings"}
-NOT_HERE |= {"NAME.KEY", "start.cfg", "e.g", "i.e"}
+NOT_HERE |= {"NAME.KEY", "e.g", "i.e", "rgba"}
 # Options of torchrun and Flower.
 OPTIONS_OF_OTHERS = {"--nnodes", "--nproc-per-node", "--node-rank", "--rdzv-endpoint", "--max-restarts"}
 OPTIONS_OF_OTHERS |= {"--node-config", "--run-config"}
@@ -110,7 +110,7 @@ def is_name(name: str) -> bool:
     head, *rest = path = name.split(".")
     if re.search(r"\.v\d$", name):
         return name in registered()
-    if name in NOT_HERE or path[-1] in ("py", "html", "jsonl", "json", "yaml"):
+    if name in NOT_HERE or path[-1] in ("py", "html", "jsonl", "json", "yaml", "cfg", "spacy", "txt"):
         return True
     if not rest:
         return any(resolves(owner, path) for owner in OWNERS) or head in defined()

@@ -34,6 +34,7 @@ OF_OPTIMIZER = {
     "learn_rate": NUMBER,
     "grad_clip": NUMBER,
     "precision": [*CHOICE, None],
+    "allow_untrainable": FLAG,
     "ops": [*CHOICE, None],
     "ops_threads": [*WHOLE, 0, 2, "auto", "2", None],
     "master_weights": FLAG,

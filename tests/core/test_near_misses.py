@@ -59,6 +59,7 @@ def test_did_you_mean_is_one_sentence():
 def test_table_of_others_leads_to_settings_that_there_are(name):
     ours = OF_OTHERS[name]
     there_are = {
+        "[training.batcher]": [*signature(spacy.registry.get("batchers", "spacy.batch_by_words.v1")).parameters],
         "[training]": [*ConfigSchemaTraining.model_fields],
         "[training.optimizer]": SETTINGS,
         "[training.optimizer.learn_rate]": [

@@ -106,7 +106,7 @@ def check_data(
     frozen = config["training"]["frozen_components"]
     for corpus in (train, dev):
         if corpus is not None:
-            corpus.best = dict(_best_scores(nlp, corpus.examples, is_initialized))
+            corpus.best = dict(_best_scores(nlp, corpus.examples, is_initialized, is_thorough))
     if is_initialized:
         _check_frozen(nlp, frozen, found)
     if train is not None:
@@ -132,11 +132,17 @@ def check_data(
 
 
 def _best_scores(
-    nlp: Language, examples: Sequence[Example], is_initialized: bool
+    nlp: Language, examples: Sequence[Example], is_initialized: bool, is_thorough: bool
 ) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """For each component with a scorer, its main scores with the annotations as predictions."""
     for name, pipe in nlp.pipeline:
         if not callable(getattr(pipe, "score", None)):
+            continue
+        # One of the user may count its calls: in a training it is left to spaCy.
+        if not is_thorough and not str(getattr(getattr(pipe, "scorer", None), "__module__", "spacy.")).startswith(
+            "spacy."
+        ):
+            yield name, None
             continue
         # Categories are scored by the component's labels, and it has none yet.
         is_blank = not is_initialized and "textcat" in _factory(nlp, name)

@@ -141,7 +141,7 @@ def test_definition_action_without_a_name():
     register_operation_handlers([TestNameless])
     definition = changed((*O,), {"name": "lr", "class": "TestNameless"})
     definition["controllers"][0]["operations"] = ["lr.should_"]
-    with pytest.raises(ControllerError, match=r"operations\[0\]: expected an action of 'lr' \(should_do\), found"):
+    with pytest.raises(ControllerError, match=r"operations\[0\]: expected an action of 'lr', found .*should_do"):
         TrainerController(definition)
 
 
@@ -187,7 +187,7 @@ def test_definition_action_without_a_name():
             (*C, "operations"),
             ["lr"],
             "controllers[0].operations[0]",
-            "an action of 'lr' (should_cut, should_raise, should_set)",
+            "an action of 'lr', found ''. It has: should_cut, should_raise, should_set",
         ),
         ((*C, "operations"), ["lr.should_go"], "controllers[0].operations[0]", "an action of 'lr'"),
         ((*C, "operations"), ["lr.should_set"], "controllers[0].operations[0]", "the argument 'rate'"),
@@ -195,7 +195,7 @@ def test_definition_action_without_a_name():
             (*C, "operations"),
             ["rl.should_cut"],
             "controllers[0].operations[0]",
-            "operations are control, hfcontrols, lr",
+            "Operations are control, hfcontrols, lr",
         ),
         (
             (*C, "operations"),
@@ -285,7 +285,8 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         ("d.yaml", b"a: !!python/object/apply:os.system ['true']", "constructor"),
         ("d.yaml", b"- 1", "expected the keys controller_metrics"),
         ("d.yaml", b"", "expected the keys controller_metrics"),
-        ("d.yaml", b"\xff\xfe", "utf"),
+        ("d.yaml", b"\xff\xfea", "utf"),
+        ("d.yaml", b"\xffa", "utf"),
         ("d.yaml", BOMB, "4,000 values"),
         ("d.yaml", b"a: &a [*a]", "4,000 values"),
         ("d.yaml", b"[" * 2_000 + b"]" * 2_000, "more than 100 open brackets"),

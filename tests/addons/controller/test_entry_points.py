@@ -77,6 +77,6 @@ def test_entry_points_are_checked(rules, tmp_path):
     run = spacy_process("torchopt", "controller", tmp_path / "rules.json", "--check", check=False)
     assert run.returncode == 1 and "found 4 faults" in run.stderr and "Traceback" not in run.stderr
     text = " ".join(run.stderr.split())
-    assert "a key of longest (words), found 'word'. Did you mean 'words'?" in text
+    assert "a key of longest, found 'word'. Did you mean 'words'?" in text
     assert "the arguments of 'acme.Notebook.v1' (path)" in text and "Did you mean 'acme.Gone.v1'" in text
     assert "controller_metrics[2].class: module 'acme_rules' has no attribute 'Gone'" in text

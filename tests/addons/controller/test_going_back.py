@@ -28,6 +28,9 @@ CUT = {"name": "cut", "class": "LearnRateControl", "arguments": {"factor": 0.5}}
 # The score of each evaluation, at 0, 4, 8, ...: the test tells it, so that the best is where the test wants it.
 RISE_AND_FALL = [0.1, 0.8, 0.5, 0.8, 0.4]
 
+# No component computes the score that these tests give.
+pytestmark = pytest.mark.filterwarnings("ignore:.*score_weights. counts score_of_test")
+
 
 @pytest.fixture
 def scores(monkeypatch):

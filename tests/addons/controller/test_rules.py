@@ -177,9 +177,9 @@ KEYS = {"loss": {"loss": None, "per_word": None, "components": None}, "window": 
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("loss['los'] < 1", r"a key of loss \(loss, per_word, components\), found 'los'. Did you mean 'loss'\?"),
+        ("loss['los'] < 1", r"a key of loss, found 'los'. Did you mean 'loss'\?"),
         ("loss[0] < 1", "found 0"),
-        ("steps > 3 or window['training_loss']['acc'][-1] > 1", r"a key of window\['training_loss'\] \(loss\)"),
+        ("steps > 3 or window['training_loss']['acc'][-1] > 1", r"a key of window\['training_loss'\]"),
         ("any(loss['no'] > x for x in [1, 2])", "found 'no'"),
         ("loss < 1.0", r"a number, found all of loss; use one of its keys \(.*\), as in loss\['loss'\]"),
         ("loss", r"true or false, found all of loss; use one of its keys \(.*\), as in loss\['loss'\]"),
@@ -195,7 +195,7 @@ KEYS = {"loss": {"loss": None, "per_word": None, "components": None}, "window": 
         ("-loss == 1", "a number, found all of loss"),
         ("abs(loss) > 1", "a number, found all of loss"),
         ("loss[:2] == 1", "for a slice, found all of loss"),
-        ("'los' in loss", r"a key of loss \(loss, per_word, components\), found 'los'. Did you mean 'loss'\?"),
+        ("'los' in loss", r"a key of loss, found 'los'. Did you mean 'loss'\?"),
         ("steps > 1 and 'los' not in loss", "found 'los'"),
         ("window['training_loss'] + 1 == 2", r"all of window\['training_loss'\]"),
     ],
@@ -277,6 +277,9 @@ def test_rules_logarithms_that_are_none(text, reason):
 
 
 def test_rules_errors_end_with_one_stop():
-    for text, keys, end in (("m['z'] > 1", {"m": {"a": None}}, r"found 'z'\.$"), ("m > ", {}, r"[^.]\.$")):
+    for text, keys, end in (
+        ("m['z'] > 1", {"m": {"a": None}}, r"found 'z'\. There are: a\.$"),
+        ("m > ", {}, r"[^.]\.$"),
+    ):
         with pytest.raises(ControllerError, match=end):
             Rule(text, ["m"], keys)

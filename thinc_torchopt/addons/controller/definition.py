@@ -262,7 +262,7 @@ class _Reader:
                 self._fault(
                     f"{place}.operations[{i}]",
                     f"expected operation.action, found {short(text)}{self._near(operation, known) or '.'} Operations "
-                    f"are {', '.join(known)}.",
+                    f"are {', '.join(known)}",
                 )
         settings = self._section(place, item, "config", ("trigger_log_level",))
         name = settings.get("trigger_log_level")

@@ -122,7 +122,7 @@ def compare(nlp: Language, path: Path) -> Compared:
         ) from error
     if not examples:
         raise ConfigError(
-            f"Can't compare the pipeline with {path}: expected at least one text in a .spacy file, found none. Name "
+            f"Can't compare the pipeline with {path}: expected at least one text, found none. Name "
             "another file in --texts."
         )
     try:
