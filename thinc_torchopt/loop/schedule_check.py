@@ -111,7 +111,8 @@ def doubts_of_config(training: Mapping[str, Any]) -> list[str]:
     last = training["max_steps"]
     if not last or training["max_epochs"] > 0:
         return []
-    found, curves = {}, []
+    found: dict[str, Mapping[str, Any]] = {}
+    curves: list[Trained] = []
     for path, block in _blocks_with_schedules(training["optimizer"], ""):
         is_inner = any(path.startswith(f"{outer}.") for outer in found)
         if is_inner or not (path.startswith("per_param_lr.") or path.rpartition(".")[2] in ("learn_rate", "lr_scale")):

@@ -68,7 +68,7 @@ class TrainingCheck:
             self._train = _evenly(Corpus(training["train_corpus"], [*examples]))
         reader = _reader_of(self._evaluate)
         dev = None
-        if _can_be_read_again(reader):
+        if reader is not None and _can_be_read_again(reader):
             with preserved_random():
                 dev = _first_texts(training["dev_corpus"], reader(self._nlp))
         found = self._look(dev)
@@ -165,7 +165,8 @@ def _can_be_read_again(reader: Any) -> bool:
 
 def _first_texts(name: str, examples: Iterable[Example]) -> Corpus:
     """The first texts of a corpus, up to the most words."""
-    read, words = [], 0
+    read: list[Example] = []
+    words = 0
     for example in examples:
         if words >= MOST_WORDS:
             return Corpus(name, read, is_whole=False)
