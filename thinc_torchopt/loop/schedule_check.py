@@ -112,7 +112,7 @@ def doubts_of_config(training: Mapping[str, Any]) -> list[str]:
     if not last or training["max_epochs"] > 0:
         return []
     found: dict[str, Mapping[str, Any]] = {}
-    curves = []
+    curves: list[Trained] = []
     for path, block in _blocks_with_schedules(training["optimizer"], ""):
         is_inner = any(path.startswith(f"{outer}.") for outer in found)
         if is_inner or not (path.startswith("per_param_lr.") or path.rpartition(".")[2] in ("learn_rate", "lr_scale")):
