@@ -48,6 +48,7 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
+from .first_rates import first_rates
 from .log_numbers import LogNumbers, counts_of
 from .param_norms import ParamNorms
 from .processes import Alone, Scores, processes_of
@@ -198,6 +199,8 @@ class Run:
                 self.ranks.compare_data(self.batches.all_examples)
             if optimizer.spans_training:
                 self._tell_end()
+            if end is not None:
+                hooks.tell_first_rates(first_rates(nlp, optimizer, self.progress.step + 1))
             self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
         except BaseException as error:
             self.close(error)
