@@ -127,8 +127,9 @@ wheelhouse: $(VENV)/installed  ## Collect wheels for a machine without network: 
 	$(BIN)/python -m tests.wheelhouse $(THEIRS) --extras $(EXTRAS) --without $(WITHOUT) \
 		$(if $(PLATFORM),--platform $(PLATFORM)) $(if $(VERSIONS),--constraint $(VERSIONS)) $(if $(TO),--output $(TO))
 
-reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and the commands' options
+reference: $(VENV)/installed  ## Write docs/reference/ from docstrings, signatures and options, and the table of recipes
 	$(BIN)/python docs/_site/reference.py
+	$(BIN)/python docs/_site/measured.py
 
 benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/step.py

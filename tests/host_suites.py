@@ -1,8 +1,10 @@
-"""spaCy's and thinc's own tests, with our drop-ins in the place of thinc's optimizers.
+"""spaCy's and thinc's own tests, with our drop-ins in the place of thinc's optimizers, or our ops in that of thinc's.
 
     python tests/host_suites.py training       spaCy's tests of its training
     python tests/host_suites.py all            also its pipeline's and parser's, and thinc's of models and optimizers
     python tests/host_suites.py all --without  the same tests with thinc's optimizers, to compare with
+    python tests/host_suites.py ops            thinc's tests of ops and layers, and spaCy's of pipelines and the parser,
+                                               with our products in the place of thinc's
 
 Other arguments go to pytest. The oracle: whatever passes without us passes with us. The session fails if a test does,
 if no step was made by torch, or if one was made by thinc, which means that the swap missed a place.
@@ -18,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import spacy.util  # noqa: F401  (holds thinc's Adam under a name of its own)
 import thinc
@@ -26,7 +29,7 @@ import thinc.optimizers
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from thinc_torchopt.core import drop_ins
+from thinc_torchopt.core import drop_ins, ops
 
 SUITES = {
     "training": ["spacy.tests.training"],
@@ -40,6 +43,14 @@ SUITES = {
         "thinc.tests.shims",
         "thinc.tests.test_optimizers",
         "thinc.tests.test_config",
+    ],
+    "ops": [
+        "thinc.tests.backends",
+        "thinc.tests.layers",
+        "thinc.tests.model",
+        "spacy.tests.pipeline",
+        "spacy.tests.parser",
+        "spacy.tests.training",
     ],
 }
 
@@ -114,6 +125,35 @@ class DropIns:
         thinc.api.Optimizer.__call__ = count_thinc  # type: ignore[method-assign]
 
 
+class OurOps:
+    """A pytest plugin that puts our ops in the place of thinc's NumpyOps, before any test is imported."""
+
+    def __init__(self) -> None:
+        self.products = 0
+
+    def pytest_configure(self) -> None:
+        def multiply(x: Any, y: Any, out: Any) -> Any:
+            self.products += 1
+            return numpy.dot(x, y, out=out)
+
+        class NumpyOps(ops.FastOps):
+            def __init__(self, device_type: Any = "cpu", device_id: int = -1, *, use_blis: bool = True):
+                super().__init__(thincs(device_type, device_id, use_blis=use_blis), multiply)
+
+        thincs = thinc.api.NumpyOps
+        replace_everywhere(thincs, NumpyOps)
+        thinc.api.registry.ops.register("NumpyOps", func=NumpyOps)
+        thinc.api.set_current_ops(NumpyOps())
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.testscollected and not session.config.option.collectonly and not self.products:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.section("products")
+        terminalreporter.line(f"ours: {self.products or 'none: nothing was tested'}")
+
+
 def replace_everywhere(old: Any, new: Any) -> None:
     """Put another object under every name that a loaded module has for `old`."""
     for module in list(sys.modules.values()):
@@ -134,9 +174,10 @@ def main() -> int:
     args, rest = parser.parse_known_args()
     # spaCy's tests import the package `mock`, of which Python has its own.
     sys.modules.setdefault("mock", unittest.mock)
+    ours = OurOps() if args.suite == "ops" else DropIns()
     return pytest.main(
         [*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]],
-        plugins=[Seeds()] if args.without else [Seeds(), DropIns()],
+        plugins=[Seeds()] if args.without else [Seeds(), ours],
     )
 
 

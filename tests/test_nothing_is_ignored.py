@@ -35,13 +35,13 @@ from thinc.api import fix_random_seed
 
 from thinc_torchopt.addons.controller.controller import trainer_controller
 from thinc_torchopt.addons.controller.operations import RunHandle
-from thinc_torchopt.cli._lines import lines_of
-from thinc_torchopt.cli._setup import Setup
-from thinc_torchopt.cli.params import describe, rows_of
-from thinc_torchopt.cli.schedule import rates_over_steps
+from thinc_torchopt.addons.preview.lines import lines_of
+from thinc_torchopt.addons.preview.params import describe, rows_of
 from thinc_torchopt.core.attachments import Attachment
 from thinc_torchopt.core.errors import ControllerError, TorchOptError
 from thinc_torchopt.loop.events import Control
+from thinc_torchopt.loop.schedule_check import rates_over_steps
+from thinc_torchopt.loop.setup import Setup
 
 from .addons.loggers.test_loggers import Terminal, info_of
 from .conftest import needs_muon
@@ -571,6 +571,7 @@ OTHER = {
     "loggers ConsoleLogger.v1 output_file": ("log.txt", {}),
     "loggers JSONLinesLogger.v1 path": ("other.jsonl", {}),
     "loggers TensorBoardLogger.v1 path": ("other", {}),
+    "optimizers TorchOptimizer.v1 allow_untrainable": "spacy train asks it: tests/loop/test_training_check.py",
     "misc EMA.v1 device": ("cpu", {}),
     "misc EMA.v1 dtype": ("float64", {}),
     "misc SWA.v1 device": ("cpu", {}),
@@ -618,6 +619,7 @@ OTHER |= {name: (["ner"], {}) for name in ARGUMENTS if name.endswith(" exclude")
 OTHER["controller_metrics HistoryBasedMetric exclude"] = (["ner"], {"source_event": "on_step_end"})
 for name in ("L2Clipping.v1", "L2GlobalClipping.v1"):
     OTHER[f"gradient_modules {name} params"] = (["tagger/matrix"], {"max_norm": 0.1})
+OTHER["optimizers TorchOptimizer.v1 ops_threads"] = ("auto", {"ops": "fastest"})
 # What can't be set here at all, and the reason.
 NOT_HERE = {name: "torch takes it on a GPU only" for name in ARGUMENTS if name.endswith(" capturable")}
 NOT_HERE |= {"gradient_modules TorchOptim.v1 validate": "of declearn, which has only true"}
@@ -664,6 +666,8 @@ PRIVATE = "spaCy's training loop does it: tests/addons/privacy/test_private_run.
 RANKS = "with several processes only: tests/addons/distributed/"
 TOLD = {
     "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/core/params/test_precision.py",
+    "optimizers TorchOptimizer.v1 ops": "of the training loop: tests/loop/test_run_ops.py",
+    "optimizers TorchOptimizer.v1 ops_threads": "of the training loop: tests/loop/test_run_ops.py",
     "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
     "optimizers TorchOptimizer.v1 on_spike": SPIKES,
     "optimizers TorchOptimizer.v1 rollback_after": GOES_BACK,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .core.algorithms import Algorithm
     from .core.attachments import Attachment
     from .core.drop_ins import SGD, Adam, RAdam
+    from .core.ops import fastest_ops
     from .core.optimizer import TorchOptimizer
     from .core.state import StateMapping, preserve_optimizer_state
 
@@ -27,6 +28,7 @@ _HOME = {
     "SGD": "core.drop_ins",
     "StateMapping": "core.state",
     "TorchOptimizer": "core.optimizer",
+    "fastest_ops": "core.ops",
     "preserve_optimizer_state": "core.state",
     "train_while_improving": "loop.run",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "StateMapping",
     "TorchOptimizer",
     "__version__",
+    "fastest_ops",
     "preserve_optimizer_state",
     "train_while_improving",
 ]

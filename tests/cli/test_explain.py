@@ -6,11 +6,11 @@ import pytest
 from spacy.tokens import DocBin
 from thinc.api import compounding, warmup_linear
 
-from thinc_torchopt.cli._lines import tell_rates
-from thinc_torchopt.cli._terminal import plain
+from thinc_torchopt.addons.preview.lines import tell_rates
 from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.schedules.curves import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
+from thinc_torchopt.core.words import plain
 
 from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli
@@ -63,7 +63,7 @@ def told(config, corpus, *args):
     """The lines by label."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
     # What stops a training is told first.
-    run = spacy_cli("torchopt", "explain", config, *paths, *args, check=False)
+    run = spacy_cli("torchopt", "explain", config, "--all", *paths, *args, check=False)
     found, label = {}, ""
     for line in run.stdout.splitlines():
         if line.strip() and "====" not in line:

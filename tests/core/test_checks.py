@@ -34,6 +34,8 @@ OF_OPTIMIZER = {
     "learn_rate": NUMBER,
     "grad_clip": NUMBER,
     "precision": [*CHOICE, None],
+    "ops": [*CHOICE, None],
+    "ops_threads": [*WHOLE, 0, 2, "auto", "2", None],
     "master_weights": FLAG,
     "clip_by": [*CHOICE, None],
     "use_averages": FLAG,

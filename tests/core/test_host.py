@@ -1,11 +1,14 @@
 """What is read behind the backs of the hosts is what their own functions say."""
 
+import sys
+
 import numpy
 import pytest
 import torch
 from thinc.api import Linear, Model, PyTorchWrapper
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from thinc_torchopt.core import host
 from thinc_torchopt.core.host import (
     buffers_of,
     grads_of,
@@ -87,3 +90,43 @@ def test_host_sees_hooks_and_their_order():
     finally:
         handle.remove()
     assert called == ["second", "first", "of all"] and not is_hooked_after_step(optimizer)
+
+
+@pytest.mark.parametrize("algorithm", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_host_optimizers_do_not_import_the_compiler(algorithm, monkeypatch):
+    """Which takes a second, and only torch.compile needs. A step is torch's, with its hooks and without gradients."""
+
+    def trained(step, calls):
+        param = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+        optimizer = algorithm([param], lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+        for _ in range(3):
+            param.grad = torch.ones(2, 3)
+            step(optimizer)
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.zero_grad()
+        return param.detach()
+
+    by_torch, ours = [], []
+    expected = trained(lambda optimizer: optimizer.step(), by_torch)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it is an error
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        function = getattr(torch.optim.Optimizer, name).__wrapped__
+        monkeypatch.delattr(function, "__dynamo_disable", raising=False)
+    host.call_without_compiler()
+    assert torch.equal(trained(host.step, ours), expected) and ours == by_torch
+    with pytest.raises(ImportError):
+        trained(lambda optimizer: optimizer.step(), [])
+
+
+def test_host_optimizers_tell_the_compiler_once_it_is_there(monkeypatch):
+    import torch._dynamo
+
+    function = torch.optim.Optimizer.zero_grad.__wrapped__
+    monkeypatch.delattr(function, "__dynamo_disable", raising=False)
+    host.call_without_compiler()
+    ours = function.__dynamo_disable
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1).zero_grad()
+    assert function.__dynamo_disable is not ours

@@ -399,23 +399,17 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
     train(config, tmp_path / "out")
     config["training"]["max_steps"] = 8
 
-    @registry.loggers("test-checkpoint.MakeRoom.v1")
-    def make_room():
-        def setup(nlp, stdout, stderr):
-            (small_disk / "full").unlink()
-            resize(small_disk, 20_000_000)
-            return lambda info: None, lambda: None
-
-        return setup
-
-    config["training"]["logger"] = {"@loggers": "test-checkpoint.MakeRoom.v1"}
     with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while True:
             file.write(b"0" * 4096)
-    with pytest.warns(
-        CheckpointWarning, match=r"Can't restore the best model so far to .*No space left.*Training continues"
+    with (
+        pytest.warns(CheckpointWarning, match=r"Can't restore the best model so far to .*No space left"),
+        pytest.raises(ConfigError, match=r"Can't save models to .*: expected room for a model of 1 MB"),
     ):
         train(config, small_disk)
+    (small_disk / "full").unlink()
+    resize(small_disk, 20_000_000)
+    train(config, small_disk)
     assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
 
 

@@ -12,12 +12,12 @@ from spacy.util import registry
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.cli._setup import build
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ScheduleWarning, StateError
 from thinc_torchopt.core.schedules.curves import polynomial, warmup_cosine
 from thinc_torchopt.loop.data_stream import Batches, DataStream, count_steps
 from thinc_torchopt.loop.run import train_while_improving
+from thinc_torchopt.loop.setup import build
 
 from ..models import toy_examples, toy_pipeline
 from ..runs import config_for, contents, digests, run
@@ -192,9 +192,9 @@ def test_total_steps_are_known_to_commands(corpus, tmp_path):
     for name, changes in (("steps", {"steps": 20}), ("epochs", {"steps": 0, "training__max_epochs": 2})):
         config = config_for(tmp_path, corpus, **changes, training__optimizer__learn_rate=COSINE)
         config.to_disk(tmp_path / f"{name}.cfg")
-        setup = build(tmp_path / f"{name}.cfg", [])
+        setup = build(tmp_path / f"{name}.cfg")
         total = setup.count_steps()
         assert setup.optimizer.schedules["learn_rate"].total_steps == total == (21 if name == "steps" else total)
     config_for(tmp_path, corpus, steps=0, training__optimizer__learn_rate=COSINE).to_disk(tmp_path / "none.cfg")
     with pytest.raises(ConfigError, match="Can't find the end of the training"):
-        build(tmp_path / "none.cfg", [])
+        build(tmp_path / "none.cfg")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import srsly
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
 from spacy.vocab import Vocab
 
 from ..conftest import CONFIGS
@@ -19,7 +19,9 @@ from .prompt import ROWS, Prompt, environment
 MISTAKES = srsly.read_yaml(Path(__file__).with_name("mistakes.yaml"))
 PATHS = "--paths.train train.spacy --paths.dev dev.spacy"
 QUICK = "--training.max_steps 2 --training.eval_frequency 2 --training.batcher.size 40"
-KEYS = {"typed", "config", "base", "replace", "rules", "names", "without", "leaves", "status"}
+KEYS = {"typed", "config", "base", "replace", "files", "rules", "names", "then", "without", "leaves", "status"}
+# Where an answer begins, after what the command printed before.
+ANSWER = re.compile(r"^\W*(Error|Warning|Stops)\b.*|^✘.*", re.MULTILINE)
 RULES = {
     "class": "Loss",
     "triggers": "[on_step_end]",
@@ -44,6 +46,9 @@ def desk(tmp_path_factory, prompt):
             docs = [*DocBin().from_disk(path).get_docs(Vocab())][:40]
             DocBin(docs=docs).to_disk(path)
             DocBin(docs=docs[:1]).to_disk(folder / "one.spacy")
+            DocBin(docs=[Doc(doc.vocab, words=[word.text for word in doc]) for doc in docs]).to_disk(
+                folder / "bare.spacy"
+            )
     (folder / "notes.txt").write_text("A line.\nAnother one.\n")
     (folder / "empty").mkdir()
     shutil.copy(CONFIGS / "checkpoint.cfg", folder / "config.cfg")
@@ -65,11 +70,23 @@ def prepare(folder, mistake):
         head = f"[{section}]\n"
         text = text.replace(head, f"{head}{lines}\n") if head in text else f"{text}\n{head}{lines}\n"
     (folder / "config.cfg").write_text(text)
+    for name, content in mistake.get("files", {}).items():
+        content = {"text": content} if isinstance(content, str) else content
+        data = (folder / content["copy"]).read_bytes() if "copy" in content else content["text"].encode()
+        data = data.decode().encode(content["encoding"]) if "encoding" in content else data
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data[: content.get("bytes")])
     rules = RULES | mistake.get("rules", {})
     (folder / "rules.yaml").write_text(
         f"controller_metrics:\n  - name: loss\n    class: {rules['class']}\ncontrollers:\n  - name: stop\n"
         f"    triggers: {rules['triggers']}\n    rule: {rules['rule']}\n    operations: {rules['operations']}\n"
     )
+
+
+def answer(text):
+    """What a screen shows from the answer on."""
+    begin = ANSWER.search(text)
+    return text[begin.start() :] if begin else text
 
 
 def joined(text):
@@ -89,7 +106,9 @@ def test_mistake_is_answered_on_one_screen(name, desk, prompt, tmp_path):
     assert "Traceback" not in screen.text
     assert len(screen.text.splitlines()) <= ROWS, screen.text
     shown = joined(screen.text)
-    assert [named for named in mistake["names"] if joined(named) not in shown] == [], screen.text
+    first = joined("".join(answer(screen.text).splitlines(keepends=True)[:3]))
+    assert [named for named in mistake["names"] if joined(named) not in first] == [], screen.text
+    assert [named for named in mistake.get("then", ()) if joined(named) not in shown] == [], screen.text
     assert [named for named in mistake.get("without", ()) if joined(named) in shown] == [], screen.text
     after = contents(folder)
     assert {path: after.pop(path, None) for path in before} == before

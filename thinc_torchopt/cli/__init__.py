@@ -13,28 +13,74 @@ from ._screen import is_main_program, is_ours, show_errors
 
 torchopt_cli = typer.Typer(
     name="torchopt",
-    help="Put a thinc-torchopt optimizer into a config, check it before training, and look at runs.",
+    help="Make a config from texts, check it before training, and look at runs. In the order of use.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-add_commands(
-    torchopt_cli,
-    {
-        "train": "Train in several processes, or within a budget.",
-        "params": "List every param, with its group and learning rate.",
-        "schedule": "Show the learning rate of each param group over the steps.",
-        "find-lr": "Find a learning rate, in a test of a few steps.",
-        "learn": "Go on learning from texts with labels, as they come in.",
-        "try": "Try recipes on your data, in short trainings.",
-        "tune": "Search for better settings on your data, by Optuna.",
-        "init": "Put one of our optimizers into a config.",
-        "explain": "Check a training before it begins, and say what it will do.",
-        "checkpoint": "Show what is inside the checkpoints of a run.",
-        "report": "Draw a training from its log, or compare several.",
-        "controller": "Check the rules of a controller, or try them on a log.",
-    },
-    without_overrides=("checkpoint", "report"),
+# In the order of use: name, the first sentence of its help, and an example.
+COMMANDS = (
+    (
+        "init",
+        "Make a config from texts, or put our optimizer into a config.",
+        "spacy torchopt init config.cfg --lang en --paths.train train.spacy --paths.dev dev.spacy",
+    ),
+    (
+        "explain",
+        "Check a training before it begins, and say what it will do.",
+        "spacy torchopt explain config.cfg",
+    ),
+    (
+        "train",
+        "Train in several processes, or within a budget.",
+        "spacy torchopt train config.cfg --output training --budget 20m",
+    ),
+    (
+        "report",
+        "Show how a training went, or compare several.",
+        "spacy torchopt report training/log.jsonl --model training/model-best --output report.html",
+    ),
+    (
+        "params",
+        "List every param, with its group and learning rate.",
+        "spacy torchopt params config.cfg --steps 100",
+    ),
+    (
+        "schedule",
+        "Show the learning rate of each param group over the steps.",
+        "spacy torchopt schedule config.cfg",
+    ),
+    (
+        "checkpoint",
+        "Show what is inside the checkpoints of a run.",
+        "spacy torchopt checkpoint training/config-state",
+    ),
+    (
+        "try",
+        "Try recipes on your data, in short trainings.",
+        "spacy torchopt try config.cfg --recipes adamw,robust --steps 200",
+    ),
+    (
+        "tune",
+        "Search for better settings on your data, by Optuna.",
+        "spacy torchopt tune config.cfg --set training.dropout=0.0..0.5 --trials 20 --output tuned.cfg",
+    ),
+    (
+        "find-lr",
+        "Find a learning rate, in a test of a few steps.",
+        "spacy torchopt find-lr config.cfg",
+    ),
+    (
+        "learn",
+        "Go on learning from texts with labels, as they come in.",
+        "spacy torchopt learn training/model-best stream.jsonl --output learned",
+    ),
+    (
+        "controller",
+        "Check the rules of a controller, or try them on a log.",
+        "spacy torchopt controller rules.yaml --replay training/log.jsonl",
+    ),
 )
+add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "report"))
 cli_util().app.add_typer(torchopt_cli)
 
 # spaCy's own commands stay as they are, unless their config names something of ours.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from importlib import import_module
 from keyword import iskeyword
@@ -37,23 +37,27 @@ class LazyCommand(TyperCommand):
         name = str(self.name).replace("-", "_") + "_" * iskeyword(str(self.name))
         function = getattr(import_module(f"{__package__}.{name}"), name)
         app = typer.Typer(rich_markup_mode=None, add_completion=False)
-        app.command(self.name, context_settings=dict(self.context_settings))(function)
+        app.command(self.name, context_settings=dict(self.context_settings), epilog=self.epilog)(function)
         return typer.main.get_command(app)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         return self.loaded.make_context(*args, **kwargs)
 
 
-def add_commands(app: typer.Typer, commands: Mapping[str, str], *, without_overrides: tuple[str, ...] = ()) -> None:
+def add_commands(
+    app: typer.Typer, commands: Iterable[tuple[str, str, str]], *, without_overrides: tuple[str, ...] = ()
+) -> None:
     """Add commands that are loaded when they are called.
 
-    commands (Mapping[str, str]): The first sentence of their help, by name.
+    commands (Iterable[tuple]): Name, the first sentence of the help, and an example.
     without_overrides (tuple[str, ...]): The commands that take no extra arguments.
     """
 
     def unloaded() -> None:
         """typer wants a function to make a command of."""
 
-    for name, sentence in commands.items():
+    for name, sentence, example in commands:
         settings = {} if name in without_overrides else OVERRIDES
-        app.command(name, cls=LazyCommand, help=sentence, context_settings=dict(settings))(unloaded)
+        # One line, to be copied, however wide the terminal is.
+        epilog = f"\b\nExample:\n{example}"
+        app.command(name, cls=LazyCommand, help=sentence, epilog=epilog, context_settings=dict(settings))(unloaded)

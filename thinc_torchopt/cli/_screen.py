@@ -23,7 +23,8 @@ from ..core.config_checks import PREFIXES, mentions_ours
 from ..core.errors import ConfigError, TorchOptError, TorchOptWarning
 from ..core.host import cli_util
 from ..core.launched import is_launched
-from ..core.near_misses import did_you_mean
+from ..core.near_misses import option_meant
+from ..core.text_files import decode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +56,7 @@ def _names_ours(argument: str) -> bool:
         return True
     with suppress(OSError, ValueError):  # no path, or no text
         path = Path(argument, "config.cfg") if Path(argument).is_dir() else Path(argument)
-        return path.is_file() and path.stat().st_size <= _LARGEST_CONFIG and mentions_ours(path.read_text("utf8"))
+        return path.is_file() and path.stat().st_size <= _LARGEST_CONFIG and mentions_ours(decode(path.read_bytes()))
     return False
 
 
@@ -137,7 +138,7 @@ def text_of(error: Exception) -> str | None:
         return str(error.from_error(error, show_config=False)).strip()
     if isinstance(error, NoSuchOption):
         # spaCy raises it for an override without a dot. A typer with its own click does not catch it.
-        return f"{error.format_message()}{did_you_mean(error.option_name, _options())}"
+        return f"{error.format_message()}{option_meant(error.option_name, _options())}"
     if isinstance(error, ClickException):
         return error.format_message()
     return None

@@ -21,6 +21,8 @@ from spacy.util import load_config
 from ..core.config_checks import (
     check_corpora,
     check_gpu,
+    check_labels,
+    check_output,
     check_training_section,
     mentions_ours,
     names_our_optimizer,
@@ -29,6 +31,7 @@ from ..core.config_checks import (
 from ..core.host_errors import plain_errors
 from ..core.launched import is_launched, rank_in_environment
 from ..core.replaced import SPACY, Replaced, replace
+from ..core.text_files import check_encoding, decode
 
 
 def guide_command() -> None:
@@ -51,12 +54,15 @@ def _train(original: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         text = ""
         with suppress(Exception):  # spaCy will report errors of the file
-            text = Path(config_path).read_text("utf8")
+            text = decode(Path(config_path).read_bytes())
         is_ours = False
         if mentions_ours(text):
+            check_encoding(Path(config_path), f"'{config_path}'")
             with plain_errors(path=Path(config_path)), suppress(InterpolationError):
                 is_ours = names_our_optimizer(load_config(config_path, overrides=overrides))
             check_gpu(use_gpu)
+        if is_ours and output_path is not None and rank_in_environment() == 0:
+            check_output(Path(output_path))
         if is_ours and is_launched():
             import_module("thinc_torchopt.core.optimizer")  # installs the hooks
             import_module("thinc_torchopt.core.hooks").check_all_in_place()
@@ -76,6 +82,7 @@ def _init_nlp(original: Callable[..., Any]) -> Callable[..., Any]:
         with plain_errors(config):
             check_training_section(config)
             check_corpora(config)
+            check_labels(config)
             return original(config, use_gpu=use_gpu)
 
     return init_nlp

@@ -36,16 +36,17 @@ from ..addons.controller import (
     value_at,
 )
 from ..addons.controller.run_rules import names_in_run
+from ..addons.preview import actions_of, tell_limits
 from ..addons.recipes import put
 from ..addons.report import COUNTS, read_history
 from ..core.errors import ConfigError, ControllerError
 from ..core.host import cli_util
+from ..core.words import count
 from ..loop.events import EVENTS
 from ._command import CODE, JSON
-from ._lines import actions_of, tell_limits
 from ._screen import errors_shown, make_console
 from ._setup import config_errors_shown, read_overrides, resolve_optimizer
-from ._terminal import count, print_json, print_notes, print_table, short
+from ._terminal import print_json, print_notes, print_table, short
 
 # The JSON has all rows.
 _MAX_ROWS = 50

@@ -1,61 +1,204 @@
-"""`spacy torchopt init`: put one of our optimizers into a config."""
+"""`spacy torchopt init`: make a config from texts, or put one of our optimizers into a config."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import typer
+from confection import Config
+from spacy import util
+from spacy.language import Language
 from typer import Argument as Arg
 from typer import Option as Opt
 from wasabi.printer import Printer
 
-from ..addons.recipes import Recipe, rewrite
+from ..addons.recipes import Recipe, choose_components, read_corpus, rewrite
+from ..core.annotations import annotations_of, survey
+from ..core.errors import ConfigError
 from ..core.host import cli_util
+from ..loop.progress_bars import show_activity
 from ._command import CODE
+from ._new_config import NewConfig, Wish, in_a_row, make
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides, read_text, write_config
 
 
 def init(
     ctx: typer.Context,
-    config_path: Path = Arg(..., help="Path to config file, or - for stdin"),
-    output_path: Path = Arg(..., help="Path to output .cfg file (may be the input file), or - for stdout"),
-    recipe: str = Opt(..., "--recipe", "-r", help=f"How to set up the optimizer: {Recipe.names()}"),
+    config_path: Path = Arg(..., help="The config to write; with two paths, the config to read, or - for stdin"),
+    output_path: Optional[Path] = Arg(
+        None, help="The config to write, if there is one to read (may be the same), or - for stdout"
+    ),
+    recipe: Optional[str] = Opt(
+        None, "--recipe", "-r", help=f"How to set up the optimizer, several comma-separated: {Recipe.names()}"
+    ),
+    lang: Optional[str] = Opt(None, "--lang", "-l", help="Language of the texts, for a new config: en; xx for several"),
+    gpu: bool = Opt(False, "--gpu", help="For a new config: a transformer. Needs spacy-transformers"),
+    pretrained: bool = Opt(False, "--pretrained", help="For a new config: word vectors, which must be installed"),
+    split: Optional[float] = Opt(None, "--split", help="For a new config: share of the texts to evaluate on"),
+    seed: int = Opt(0, "--seed", help="Seed of --split"),
+    force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
-        None, "--log", help="Also write a log of each step, for spacy torchopt report", dir_okay=False
+        None, "--log", help="Write a log of each step, for spacy torchopt report", dir_okay=False
     ),
     code_path: Optional[Path] = CODE,
 ) -> None:
     """
-    Put one of our optimizers into a config. Rewrites [training.optimizer] by a recipe. best: the settings that scored
-    best in our benchmark, with a learning rate and a number of steps computed from the corpus (--paths.train
-    train.spacy); drop-in: thinc's arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for
-    pretrained params, a higher one for new ones; low-memory: Adafactor; robust: guards, checkpoints and averages. All
-    recipes but best keep the learning rate and its schedules. The rest of the config stays as it is, comments too.
+    Make a config from texts, or put our optimizer into a config. With one path, a new config is made for the components
+    that the annotations of the texts can teach. With two paths, [training.optimizer] is rewritten by a recipe, and the
+    rest stays as it is, comments too. best: the settings that scored best in
+    our benchmark, with a learning rate and a number of steps computed from the corpus (--paths.train train.spacy);
+    drop-in: thinc's arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a
+    higher one for new ones; low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep
+    the learning rate and its schedules.
     """
+    if output_path is not None and str(output_path).startswith("--"):  # the first override
+        ctx.args.insert(0, str(output_path))
+        output_path = None
     # With "-", only the config is printed to stdout.
-    to_stdout = str(output_path) == "-"
+    to_stdout = str(output_path or config_path) == "-"
     with errors_shown(as_json=to_stdout):
-        chosen = Recipe.of(recipe)
-        stem = next((path.stem for path in (output_path, config_path) if str(path) != "-"), "config")
+        recipes = [Recipe.of(name.strip()) for name in (recipe or "").split(",") if name.strip()]
         overrides = read_overrides(ctx.args, code_path)
-        given = read_text(config_path)
-        with config_errors_shown(config_path):
-            draft, text = rewrite(given, config_path, chosen, f"training/{stem}-state", overrides, log_path)
-        if not to_stdout:
-            write_config(output_path, text)
+        if output_path is None:
+            wish = Wish(lang, gpu, pretrained, recipes, split, seed, log_path, overrides)
+            new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
+        else:
+            _check_options({"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}, config_path)
+            if not recipes:
+                raise ConfigError(
+                    f"Can't rewrite '{config_path}': expected a recipe, found none. Name one: --recipe best. There "
+                    f"are: {Recipe.names()}."
+                )
+            changes, warnings, text = _rewrite_all(config_path, output_path, recipes, overrides, log_path)
+            if not to_stdout:
+                write_config(output_path, text)
+    if output_path is None:
+        _show_new(config_path, new, to_stdout=to_stdout)
+        return
     if to_stdout:
-        sys.stdout.write(text)
-        for line in draft.warnings:
-            print(f"Warning: {line}", file=sys.stderr)
+        _print_text(text, [], warnings)
         return
     msg = Printer(pretty=sys.stdout.isatty())
-    msg.good(f"Saved config with the recipe '{chosen.value}'", output_path)
-    for line in draft.changes:
+    named = "', '".join(chosen.value for chosen in recipes)
+    msg.good(f"Saved config with the recipe{'s' * (len(recipes) > 1)} '{named}'", output_path)
+    for line in changes:
         msg.text(f"- {line}")
-    for line in draft.warnings:
+    for line in warnings:
         msg.warn(line)
     msg.text("To check it and see what it will do:")
     print(f"{cli_util().COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")
+
+
+def _print_text(text: str, lines: Sequence[str], warnings: Sequence[str]) -> None:
+    sys.stdout.write(text)
+    for line in lines:
+        print(line, file=sys.stderr)
+    for line in warnings:
+        print(f"Warning: {line}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------- a new config
+
+
+def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewConfig:
+    """Make and write a config. RAISES (ConfigError): It can't be made, or something is in its place."""
+    if path.is_dir():
+        raise ConfigError(f"Can't write '{path}': expected a file, found a folder. Add the name of a file.")
+    if path.exists() and not force and not to_stdout:
+        raise ConfigError(
+            f"Can't make the config '{path}': it is there already. To change it, give it as input and name an output, "
+            f"which may be the same: init {path} {path} --recipe best. To write it anew: --force."
+        )
+    new = make(path, "config" if to_stdout else path.stem, wish)
+    if not to_stdout:
+        write_config(path, new.text)
+    return new
+
+
+def _show_new(path: Path, new: NewConfig, *, to_stdout: bool) -> None:
+    if to_stdout:
+        _print_text(new.text, new.lines, new.warnings)
+        return
+    msg = Printer(pretty=sys.stdout.isatty())
+    msg.good("Saved config", path)
+    for line in new.lines:
+        msg.text(line)
+    for line in new.warnings:
+        msg.warn(line)
+    msg.text("To train:")
+    print(f"{cli_util().COMMAND} train {path} --output training{'' if new.has_dev else ' --paths.dev dev.spacy'}")
+
+
+# ---------------------------------------------------------------------- an existing config
+
+
+def _check_options(new_only: Mapping[str, Any], path: Path) -> None:
+    if given := [name for name, value in new_only.items() if value]:
+        raise ConfigError(
+            f"Can't use {' and '.join(given)}: for a new config only, and there is an input, '{path}'. Leave one of "
+            "the two paths out, or leave these options out."
+        )
+
+
+def _rewrite_all(
+    path: Path, output_path: Path, recipes: Sequence[Recipe], overrides: Mapping[str, Any], log_path: Path | None
+) -> tuple[list[str], list[str], str]:
+    """Apply recipes, one after the other. RETURNS (tuple): What was done, warnings, and the new text."""
+    stem = next((one.stem for one in (output_path, path) if str(one) != "-"), "config")
+    text, changes, warnings = read_text(path), [], []
+    with config_errors_shown(path):
+        if "paths.train" in overrides:
+            _check_annotations(text, path, overrides)
+        for recipe in recipes:
+            log = log_path if recipe == recipes[-1] else None
+            draft, text = rewrite(text, path, recipe, f"training/{stem}-state", overrides, log)
+            changes += draft.changes
+            warnings += [line for line in draft.warnings if line not in warnings]
+    return changes, warnings, text
+
+
+def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> None:
+    """Check that the new components of a config have something to learn. RAISES (ConfigError): One hasn't."""
+    config = Config().from_str(text, interpolate=False, overrides=dict(overrides))
+    if config.get("training", {}).get("max_epochs") == -1:  # a stream, of which the first texts may have none
+        return
+    nlp = util.load_model_from_config(config, auto_fill=True)
+    wanted = _new_components(nlp)
+    if not wanted:
+        return
+    with show_activity("Reading the texts"):
+        found = survey(
+            example.reference for example in read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="check")
+        )
+    faults = {name: fault for name, (factory, key) in wanted.items() if (fault := found.fault(factory, key))}
+    if not faults:
+        return
+    choice = choose_components(found)
+    there = [annotations_of(component.factory, component.spans_key) for component in choice.components]
+    named = "the config" if str(path) == "-" else f"'{path}'"
+    reasons = [
+        f" '{name}': {fault}." for name, fault in faults.items() if (of := found.of(*wanted[name])) is None or of.texts
+    ]
+    raise ConfigError(
+        f"Can't use {named} for '{overrides['paths.train']}': it trains {in_a_row(list(faults))}, and the texts have "
+        f"{in_a_row(there) + ' only' if there else 'no annotations'}."
+        f"{''.join(reasons)} For a config from these texts leave the input out: spacy torchopt init new.cfg --lang "
+        f"{nlp.lang} --paths.train {overrides['paths.train']}. Or remove {'it' if len(faults) == 1 else 'them'} from "
+        "'pipeline' in [nlp]."
+    )
+
+
+def _new_components(nlp: Language) -> dict[str, tuple[str, str]]:
+    """Factory and key for spans of each component that learns its labels from the texts."""
+    config = nlp.config.interpolate()
+    frozen, given = config["training"]["frozen_components"], config["initialize"]["components"]
+    sourced = util.get_sourced_components(config)
+    return {
+        name: (nlp.get_pipe_meta(name).factory, str(getattr(nlp.get_pipe(name), "key", "") or "sc"))
+        for name in nlp.pipe_names
+        if name not in frozen and name not in sourced and given.get(name, {}).get("labels") is None
+    }

@@ -13,7 +13,7 @@ from typer import Option as Opt
 
 from ..addons.report import check_picture, plot_schedule
 from ..core.errors import ConfigError
-from ..core.optimizer import TorchOptimizer
+from ..loop.schedule_check import rates_over_steps
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
 from ._screen import errors_shown, make_console
 from ._setup import build, note_on_scores, schedule_notes
@@ -62,21 +62,6 @@ def schedule(
     print_notes(console, notes)
     if output_path is not None:
         console.print(f"Saved the picture to {output_path}")
-
-
-def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
-    """The rate of each param group at the steps 0 to `steps`. spaCy's last step is `max_steps`."""
-    # One param per group: describing all of them at each step is slow.
-    one_of = {info.group: info.name for info in optimizer.describe()}
-    names = set(one_of.values())
-    found: dict[str, list[float]] = {group: [] for group in one_of or ["default"]}
-    for step in range(steps + 1):
-        if step:
-            optimizer.step_schedules()
-        now = {info.group: info.learn_rate for info in optimizer.describe(names)} or {"default": optimizer.learn_rate}
-        for group, rate in now.items():
-            found[group].append(rate)
-    return found
 
 
 def _print(console: Console, rates: dict[str, list[float]], steps: int, *, log: bool) -> None:

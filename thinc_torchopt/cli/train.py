@@ -19,11 +19,11 @@ from ..addons.recipes import TORCH, put
 from ..core.checks import Section
 from ..core.config_checks import check_corpora
 from ..core.errors import ConfigError
+from ..core.words import plain
 from ..loop.first_rates import rates_of_settings
 from ._command import CODE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, print_error
 from ._setup import config_errors_shown, load_config, read_overrides, resolve_optimizer
-from ._terminal import plain
 
 _SECTION = Section("spacy torchopt train", verb="use")
 _DEFAULT_RATE = 0.001

@@ -123,6 +123,14 @@ class Section:
 OPTIMIZER = Section("[training.optimizer]")
 
 
+def check_ops_threads(section: Section, name: str, value: int | str) -> int | str:
+    """Check a number of threads. RAISES (ConfigError): Neither a whole number of at least 1 nor "auto"."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool) and value >= 1
+    if value != "auto" and not is_whole:
+        section.refuse(name, 'a whole number of at least 1, or "auto"', value)
+    return value
+
+
 def check_texts(what: str, value: Any, expected: str) -> None:
     """Check a list of at least one text. what (str): For errors: "Can't {what}: ...".
 

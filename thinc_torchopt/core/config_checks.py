@@ -4,7 +4,10 @@ device there? spaCy tells these late, or not at all.
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from thinc.api import require_gpu
 
 from .errors import ConfigError, ConfigKeyError
 from .near_misses import did_you_mean, there_are
+from .text_files import check_encoding
 
 # Prefixes of our registered names, and the registries in which all names are ours.
 PREFIXES: Final = ("thinc-torchopt.", "thinc_torchopt.", "torch.", "torch.optim.", "pytorch-optimizer.")
@@ -90,11 +94,41 @@ def check_training_section(config: Mapping[str, Any]) -> None:
     RAISES (ConfigKeyError): An unknown setting.
     """
     known = [*ConfigSchemaTraining.model_fields]
+    _check_numbers(config.get("training", {}))
     for key in config.get("training", {}):
         if key not in known:
             raise ConfigKeyError(
                 f"Can't read [training]: there is no setting '{key}', and spaCy would ignore it."
                 f"{did_you_mean(key, known, is_setting=True) or there_are(known)}"
+            )
+
+
+# The least and the largest values of numbers in [training].
+_RANGES: Final = {
+    "max_steps": (0, math.inf),
+    "max_epochs": (-1, math.inf),
+    "patience": (0, math.inf),
+    "eval_frequency": (1, math.inf),
+    "accumulate_gradient": (1, math.inf),
+    "dropout": (0, 1),
+}
+
+
+def _check_numbers(training: Mapping[str, Any]) -> None:
+    """RAISES (ConfigError): A number that spaCy would stumble over in the middle of a training, or take as it is."""
+    for key, (least, most) in _RANGES.items():
+        value = training.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value <= most:
+            bounds = f"at least {least}" if most == math.inf else f"a number from {least} to {most}"
+            raise ConfigError(f"Can't set '{key}' in [training]: expected {bounds}, found {value}.")
+    weights = training.get("score_weights", {})
+    for key, value in weights.items() if isinstance(weights, Mapping) else ():
+        if isinstance(value, str) and value.startswith("${"):
+            continue
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ConfigError(
+                f"Can't set '{key}' in [training.score_weights]: expected a number, or null to leave this score out, "
+                f"found {value!r}."
             )
 
 
@@ -134,6 +168,55 @@ def check_corpora(
             _check_file(name, block.get("path"), written.get("path"), ending, files=files)
 
 
+def check_labels(config: Mapping[str, Any]) -> None:
+    """Check the files of labels that components are initialized with.
+
+    config (Mapping): Interpolated, or with variables.
+    RAISES (ConfigError): One is missing, although it is required, or is no JSON in UTF-8.
+    """
+    values = config.interpolate() if isinstance(config, Config) else config
+    for section in sections_of({"initialize": values.get("initialize", {})}):
+        path = section.block.get("path")
+        if section.block.get("@readers") != "spacy.read_labels.v1" or path is None:
+            continue
+        file = Path(str(path))
+        if not file.is_file():
+            if section.block.get("require", False):
+                raise ConfigError(
+                    f"Can't read [{section.path}]: there is no file '{path}'. Correct the path; spacy init labels "
+                    "writes such files."
+                )
+            continue
+        check_encoding(file, f"[{section.path}], '{path}'")
+        try:
+            json.loads(file.read_text("utf8"))
+        except ValueError as error:
+            raise ConfigError(
+                f"Can't read [{section.path}]: '{path}' is not JSON ({error}). Write it with spacy init labels."
+            ) from None
+
+
+def check_output(path: Path) -> None:
+    """Check the folder for models before anything is computed. Nothing is left there.
+
+    RAISES (ConfigError): It is a file, or can't be written to.
+    """
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise ConfigError(
+            f"Can't save models to --output '{path}': expected a folder, found a file, '{there}'. Give another name."
+        )
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(65_536))
+            file.flush()
+    except OSError as error:
+        raise ConfigError(
+            f"Can't save models to --output '{path}': '{there}' can't be written to ({error.strerror or error}). Give "
+            "another folder, or make room there and allow writing."
+        ) from error
+
+
 def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool) -> None:
     variable = re.fullmatch(r"\$\{(.+)\}", written) if isinstance(written, str) else None
     flag = f"--{variable[1].replace(':', '.')}" if variable else f"--{name}.path"
@@ -151,6 +234,8 @@ def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool)
             f"another: {example}."
         )
     is_binary = ending == ".spacy"
+    if not is_binary:
+        check_encoding(file, f"[{name}], '{path}'")
     if is_binary and file.is_file() and file.stat().st_size:
         with file.open("rb") as opened:
             if opened.read(1) != _ZLIB:

@@ -10,6 +10,7 @@ When TorchOptimizer is first imported (a config that names it does that):
 - `spacy.training.loop.train` and `clean_output_dir`: tell our loop the output folder, and when the training ends. With
   several processes, only rank 0 has an output folder, a logger and printed output. The line about the first learning
   rate says where it rises to.
+- `spacy.training.loop.create_before_to_disk_callback`: lets our loop write the models that spaCy saves.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not support, and a missing
   corpus.
 - `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer.
@@ -35,7 +36,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from io import StringIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import spacy.language
 import spacy.training.loop
@@ -121,14 +122,27 @@ class OutputListener(Protocol):
     def after_cleaning(self, output: Path | None) -> None: ...
 
 
-# The training that was started and has not begun yet, and the end of the current one.
+class ModelWriter(Protocol):
+    """An object that writes the models that spaCy saves."""
+
+    def open(self, folder: Path | None) -> None: ...
+
+    def to_disk(self, nlp: Any, path: Path) -> None: ...
+
+
+# The training that was started and has not begun yet, who writes its models, and the end of the current one.
 _begun: ContextVar[Callable[[], OutputListener | None]] = ContextVar("_begun", default=lambda: None)
+_writer: ContextVar[ModelWriter | None] = ContextVar("_writer", default=None)
 _end: ContextVar[ExitStack | None] = ContextVar("_end", default=None)
 
 
-def tell_output_to(run: OutputListener) -> None:
-    """Tell a run the folder that spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does."""
+def tell_output_to(run: OutputListener, writer: ModelWriter) -> None:
+    """Tell a run the folder that spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does.
+
+    writer (ModelWriter): Writes the models that spaCy saves there.
+    """
     _begun.set(weakref.ref(run))
+    _writer.set(writer)
 
 
 def end_of_training() -> ExitStack | None:
@@ -175,14 +189,24 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
             output = None
             if _is_for_us(nlp) and "stdout" in kwargs:
                 output = kwargs["stdout"] = _Output(kwargs["stdout"])
-            token, token_of_output = _end.set(end), _stdout.set(output)
+            tokens = _end.set(end), _writer.set(None), _stdout.set(output)
             try:
                 return original(nlp, output_path, **kwargs)
             finally:
-                _stdout.reset(token_of_output)
-                _end.reset(token)
+                _end.reset(tokens[0])
+                _writer.reset(tokens[1])
+                _stdout.reset(tokens[2])
 
     return train
+
+
+# The components that were trained before, as those with a 'source'.
+_resumed: weakref.WeakKeyDictionary[spacy.language.Language, set[str]] = weakref.WeakKeyDictionary()
+
+
+def resumed_components(nlp: spacy.language.Language) -> list[str]:
+    """The components of a pipeline that `resume_training` was called for, as spaCy does for those with a 'source'."""
+    return sorted(_resumed.get(nlp, ()))
 
 
 def _is_for_us(nlp: Any) -> bool:
@@ -215,8 +239,33 @@ def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:
         original(path)
         if run is not None:
             run.after_cleaning(path)
+            if (writer := _writer.get()) is not None:
+                writer.open(path)
 
     return clean_output_dir
+
+
+class _ForDisk(NamedTuple):
+    """A pipeline that spaCy is about to save."""
+
+    nlp: Any
+    writer: ModelWriter
+
+    def to_disk(self, path: Path) -> None:
+        self.writer.to_disk(self.nlp, path)
+
+
+def _create_before_to_disk_callback(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_before_to_disk_callback(callback: Any) -> Any:
+        prepare = original(callback)
+
+        def before_to_disk(nlp: Any) -> Any:
+            writer = _writer.get()
+            return prepare(nlp) if writer is None else _ForDisk(prepare(nlp), writer)
+
+        return before_to_disk
+
+    return create_before_to_disk_callback
 
 
 def _create_pretraining_model(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,6 +298,8 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
             optimizer = original(self, *args, **kwargs)
             if isinstance(optimizer, _ours):
                 optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]
+                if not anew:
+                    _resumed.setdefault(self, set()).update(self.pipe_names)
             else:
                 for _, model in components_with_model(self):
                     leave_to_others(model)
@@ -328,6 +379,13 @@ _SPACY = (
             "path",
             _clean_output_dir,
             "runs with checkpoints do not keep the best model",
+        ),
+        Replaced(
+            spacy.training.loop,
+            "create_before_to_disk_callback",
+            "callback",
+            _create_before_to_disk_callback,
+            "a full disk ends a training",
         ),
         Replaced(
             spacy.training.pretrain,

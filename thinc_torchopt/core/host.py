@@ -7,6 +7,7 @@ are replaced.
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,11 @@ import torch
 from thinc.api import Model, PyTorchShim, Shim
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    _use_grad_for_differentiable,
+)
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
@@ -246,6 +251,60 @@ def run_last(optimizer: torch.optim.Optimizer, hook: RemovableHandle) -> None:
     """
     hooks: Any = optimizer._optimizer_step_pre_hooks  # an OrderedDict
     hooks.move_to_end(hook.id)
+
+
+def call_without_compiler() -> None:
+    """Let methods of torch's optimizers run as they are while nobody has imported torch's compiler.
+
+    Each of them begins by importing it (torch._dynamo, with sympy and much else, for a second) to tell it that it
+    should not compile them. Once somebody else has imported it, they tell it as torch wants it.
+    SOURCE: torch/_compile.py, `_disable_dynamo`, whose wrappers keep the function to call in `__dynamo_disable`.
+    """
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        wrapper = getattr(torch.optim.Optimizer, name)
+        function = getattr(wrapper, "__wrapped__", None)
+        if function is not None and not hasattr(function, _TO_CALL):
+            setattr(function, _TO_CALL, _until_imported(wrapper, function))
+
+
+_TO_CALL = "__dynamo_disable"
+
+
+def _until_imported(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _has_compiler():
+            return function(*args, **kwargs)
+        if getattr(function, _TO_CALL, None) is call:
+            delattr(function, _TO_CALL)
+        return wrapper(*args, **kwargs)
+
+    return call
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()`, without importing torch's compiler. See `call_without_compiler`.
+
+    SOURCE: torch/optim/optimizer.py, `_use_grad_for_differentiable`, around the steps of torch's own optimizers.
+    """
+    around = getattr(type(optimizer).step, "__wrapped__", None)
+    plain = getattr(around, "__wrapped__", None)
+    is_torchs = getattr(around, "__code__", None) is _AROUND_STEPS
+    if plain is None or not is_torchs or _has_compiler() or "step" in vars(optimizer):
+        optimizer.step()
+        return
+
+    def with_grad(one: torch.optim.Optimizer) -> Any:
+        with torch.set_grad_enabled(one.defaults["differentiable"]):
+            return plain(one)
+
+    torch.optim.Optimizer.profile_hook_step(with_grad)(optimizer)
+
+
+_AROUND_STEPS = _use_grad_for_differentiable(lambda: None).__code__
+
+
+def _has_compiler() -> bool:
+    return sys.modules.get("torch._dynamo") is not None
 
 
 def default_store() -> Any:

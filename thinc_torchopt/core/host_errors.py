@@ -8,7 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from configparser import DuplicateOptionError, DuplicateSectionError
+from configparser import DuplicateOptionError, DuplicateSectionError, MissingSectionHeaderError
 from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
@@ -16,9 +16,12 @@ from traceback import walk_tb
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from catalogue import RegistryError
-from confection import ConfigValidationError
+from confection import Config, ConfigValidationError
+from spacy.tokens import DocBin
+from spacy.training.corpus import walk_corpus
 from spacy.util import registry
 
+from .annotations import annotations_of
 from .config_checks import REGISTRIES, ConfigSection, sections_of
 from .errors import ConfigError, ConfigKeyError, ConfigTypeError
 from .near_misses import did_you_mean, near_misses, there_are
@@ -60,19 +63,29 @@ def plain_error(
         # A reader or a component may read files of that format, too.
         return ConfigError(_message_of_duplicate(error, path)) if _raised_by(error) in ("confection", None) else None
     if isinstance(error, ConfigValidationError):
+        if isinstance(error.__context__, MissingSectionHeaderError) or "no section headers" in str(error):
+            return ConfigError(
+                f"Can't read {_file(path)}: expected sections, as in [training], found text before the first one. Is "
+                "it a config?"
+            )
         return _plain_validation(error, config or {}, path, within)
     if isinstance(error, RegistryError):
         return _plain_unknown(str(error), config or {})
+    if isinstance(error, NotImplementedError) and (unset := re.match(r"\[E200\] Can't set (\w+)", str(error))):
+        return ConfigError(_message_of_unset(unset[1], error, config or {}))
     if config is not None and is_spacys_own(error):
-        return ConfigError(_message_of_unannotated(str(error), config) or str(error))
+        text = str(error)
+        found = _message_of_unannotated(text, config) or _message_of_broken_corpus(text, config)
+        return ConfigError(found or _message_of_others(text, config) or text)
     return None
 
 
-def is_spacys_own(error: Exception) -> bool:
+def is_spacys_own(error: BaseException) -> bool:
     """Whether spaCy raised an error whose message explains it, e.g. a component without a section, or vectors that are
     not installed. If other code provoked it, the user needs the line of that code.
     """
-    is_numbered = isinstance(error, (ValueError, OSError, AssertionError)) and re.match(r"\[E\d+\]", str(error))
+    kinds = (ValueError, OSError, AssertionError, ImportError)
+    is_numbered = isinstance(error, kinds) and re.match(r"\[E\d+\]", str(error))
     return bool(is_numbered) and line_of_others(error) is None
 
 
@@ -163,6 +176,11 @@ def _message_of_argument(
     """The message for a wrong setting of a section that names a function. text (str): confection's message."""
     hints, known = _arguments(block)
     if text.startswith("unexpected argument"):
+        if function == "pytorch-optimizer.create.v1":
+            return ConfigKeyError, (
+                f"Can't read [{section}]: '{function}' has no setting '{name}'. Options of the optimizer that 'name' "
+                f"chooses are in a section of their own: did you mean '{name}' in [{section}.options]?"
+            )
         is_in_training = section.partition(".")[0] in ("training", "pretraining", "optimizer")
         near = did_you_mean(name, known, is_setting=is_in_training) or there_are(known)
         return ConfigKeyError, f"Can't read [{section}]: '{function}' has no setting '{name}'.{near}"
@@ -234,26 +252,6 @@ def _message_of_override(place: Sequence[str], path: Path | None) -> str:
 
 # The first texts of a stream, in which spaCy looks for labels. SOURCE: spacy/training/initialize.py (3.8), `init_nlp`.
 _STREAMED: Final = 100
-_ANNOTATIONS: Final = {
-    "tagger": "tags",
-    "morphologizer": "morphological features",
-    "trainable_lemmatizer": "lemmas",
-    "parser": "dependency trees",
-    "senter": "sentence boundaries",
-    "ner": "entities",
-    "beam_ner": "entities",
-    "entity_linker": "entities with an id of the knowledge base",
-    "textcat": "categories",
-    "textcat_multilabel": "categories",
-    "spancat": "spans",
-    "spancat_singlelabel": "spans",
-}
-
-
-def annotations_of(factory: str, spans_key: str) -> str:
-    """The annotations that a component learns from, in words. Empty: unknown. spans_key (str): Only for spans."""
-    found = _ANNOTATIONS.get(factory, "")
-    return f"{found} under the key '{spans_key}'" if found == "spans" else found
 
 
 def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
@@ -276,6 +274,81 @@ def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
         f"the component from 'pipeline' in [nlp], or begin with a config for what the texts have, such as entities: "
         f"spacy init config start.cfg --lang {config.get('nlp', {}).get('lang', 'en')} --pipeline ner{one}"
     )
+
+
+def _message_of_broken_corpus(text: str, config: Mapping[str, Any]) -> str | None:
+    """The message for a file that is no whole DocBin, from spaCy's, which does not say which file."""
+    if not text.startswith("[E1014]"):
+        return None
+    config = config.interpolate() if isinstance(config, Config) else config
+    for section in sections_of({"corpora": config.get("corpora", {})}):
+        path = section.block.get("path")
+        if section.block.get("@readers") == "spacy.Corpus.v1" and isinstance(path, str):
+            for file in walk_corpus(path, ".spacy"):
+                try:
+                    DocBin().from_disk(file)
+                except Exception:  # of zlib, msgpack or spaCy
+                    return (
+                        f"Can't read [{section.path}]: '{file}' is damaged, or was cut off. Write or copy the corpus "
+                        "again."
+                    )
+    return None
+
+
+# What to install for factories of other packages.
+_FACTORIES_OF: Final = {
+    "transformer": "spacy-transformers",
+    "curated_transformer": "spacy-curated-transformers",
+    "coref": "spacy-experimental",
+    "span_resolver": "spacy-experimental",
+    "llm": "spacy-llm",
+}
+
+
+def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
+    """The message for more errors of spaCy: E002, E024, E923."""
+    corpus = config.get("training", {}).get("train_corpus", "corpora.train")
+    blocks = config.get("components", {})
+    if missing := re.match(r"\[E002\] Can't find factory for '(.*?)' for language", text):
+        factory = missing[1]
+        where = next((f"[components.{name}]" for name, block in blocks.items() if block.get("factory") == factory), "")
+        known = names_in(registry.factories)
+        package = _FACTORIES_OF.get(factory) or ("spacy-experimental" * factory.startswith("experimental_"))
+        advice = (
+            f" It is in the package {package}: pip install {package}"
+            if package
+            else f"{did_you_mean(factory, known)} If it is your own, give its file with --code."
+        )
+        return f"Can't build {where or 'the pipeline'}: there is no factory '{factory}' here.{advice}"
+    if text.startswith("[E024]"):
+        names = [f"[components.{name}]" for name, block in blocks.items() if block.get("factory") in _TRANSITIONS]
+        return (
+            f"Can't train {' or '.join(names) or 'a parser'}: a text of [{corpus}] has a tree or entities that spaCy "
+            "can't learn, such as an entity that begins or ends with white space, or a label that the component does "
+            "not know. Correct the text: spacy debug data finds it. If labels are given in [initialize.components], "
+            "add those that are missing."
+        )
+    if empty := re.match(r"\[E923\] .*Model of component '(.*?)'", text):
+        block = blocks.get(empty[1], {})
+        what = annotations_of(str(block.get("factory")), block.get("spans_key", "sc"))
+        return (
+            f"Can't initialize [components.{empty[1]}]: expected texts{f' with {what}' * bool(what)} in [{corpus}], "
+            f"found none. Add them, or remove the component from 'pipeline' in [nlp]."
+        )
+    return None
+
+
+def _message_of_unset(attribute: str, error: Exception, config: Mapping[str, Any]) -> str:
+    """The message for a reader that sets an attribute of a Span, E200."""
+    corpus = config.get("training", {}).get("train_corpus", "corpora.train")
+    at = f" at {line}" if (line := line_of_others(error)) else ""
+    return (
+        f"Can't read [{corpus}]: '{attribute}' of a Span is set{at}, which spaCy does not allow. Give it when the Span "
+        "is made: Span(doc, start, end, label, kb_id=..., span_id=...)."
+    )
+
+
+_TRANSITIONS: Final = ("parser", "beam_parser", "ner", "beam_ner")
 
 
 # ---------------------------------------------------------------------- registered names

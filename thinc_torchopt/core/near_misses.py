@@ -44,6 +44,7 @@ _AVERAGES = Ours("averages", _OPTIMIZER, ', a block with @misc = "thinc-torchopt
 _EPOCHS = Ours("max_epochs", _TRAINING)
 _STEPS = Ours("max_steps", _TRAINING)
 _ACCUMULATE = Ours("accumulate_gradient", _TRAINING)
+_SIZE = Ours("size", "[training.batcher]")
 _CHECKPOINT = Ours("checkpoint", _OPTIMIZER, ', a block with @misc = "thinc-torchopt.Checkpoint.v1"')
 
 # Names in thinc, torch, Hugging Face's Trainer and PyTorch Lightning, and our names for the same.
@@ -101,6 +102,9 @@ OF_OTHERS: Final[dict[str, Ours]] = {
     "gradient_accumulation_steps": _ACCUMULATE,
     "accumulate_grad_batches": _ACCUMULATE,
     "accumulate_gradient": _ACCUMULATE,
+    "batch_size": _SIZE,
+    "train_batch_size": _SIZE,
+    "per_device_train_batch_size": _SIZE,
     "eval_steps": Ours("eval_frequency", _TRAINING),
     "early_stopping_patience": Ours("patience", _TRAINING),
     "save_steps": _CHECKPOINT,
@@ -123,6 +127,57 @@ def did_you_mean(found: object, known: Iterable[object] = (), *, is_setting: boo
     if ours is not None and (not near or ours.name == str(found)):
         return f" Did you mean '{ours.name}' in {ours.section}{ours.how}?"
     return _question(near)
+
+
+# Options of other programs, and spaCy's.
+_OPTIONS: Final = {
+    "gpu": "--gpu-id",
+    "use_gpu": "--gpu-id",
+    "device": "--gpu-id",
+    "train": "--paths.train",
+    "train_path": "--paths.train",
+    "train_data": "--paths.train",
+    "dev": "--paths.dev",
+    "dev_path": "--paths.dev",
+    "dev_data": "--paths.dev",
+    "valid": "--paths.dev",
+    "output_dir": "--output",
+    "out": "--output",
+    "n_iter": "--training.max_epochs",
+    "lang": "--nlp.lang",
+    "pipeline": "--nlp.pipeline",
+    "vectors": "--paths.vectors",
+    "seed": "--training.seed",
+    "dropout": "--training.dropout",
+    "patience": "--training.patience",
+    "eval_frequency": "--training.eval_frequency",
+    "frozen_components": "--training.frozen_components",
+    "learn_rate": "--training.optimizer.learn_rate",
+    "grad_clip": "--training.optimizer.grad_clip",
+}
+
+
+def option_meant(found: str, options: Iterable[str]) -> str:
+    """The end of a message about an unknown option: " Did you mean '--training.max_steps'?" Empty: none is similar.
+
+    options (Iterable[str]): The options of the command. If it takes none with a dot, settings are no options of it.
+    """
+    names = [*options]
+    key = found.lstrip("-").replace("-", "_")
+    if (option := _OPTIONS.get(key)) is not None:
+        return _question([option])
+    ours = OF_OTHERS.get(key)
+    near = near_misses(found, names)
+    if ours is not None and not ours.how:
+        return _question([f"--{ours.section.strip('[]')}.{ours.name}"])
+    if ours is not None:
+        return f" Did you mean '{ours.name}' in {ours.section}{ours.how}?"
+    return _question(near) or _question(near_misses(found, [*_OPTIONS.values(), *_of_training()]))
+
+
+def _of_training() -> list[str]:
+    """Overrides of settings that have these names in other programs, too."""
+    return [f"--{ours.section.strip('[]')}.{ours.name}" for ours in OF_OTHERS.values() if not ours.how]
 
 
 def near_misses(found: object, known: Iterable[object], *, cutoff: float = _CUTOFF) -> list[str]:

@@ -29,7 +29,7 @@ from . import hooks
 from .algorithms import AN_ALGORITHM, Algorithm
 from .attachments import Attachment, collect_attachments, taking_blocks
 from .averages import AverageSettings, check_not_in_use, chosen_averages
-from .checks import OPTIMIZER, known_settings, own_errors
+from .checks import OPTIMIZER, check_ops_threads, known_settings, own_errors
 from .errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from .lock import lock_for
 from .near_misses import did_you_mean
@@ -63,6 +63,8 @@ from .types import (
     OnGrowth,
     OnOutsideWrite,
     OnSpike,
+    OpsChoice,
+    OpsThreads,
     ParamInfos,
     Precision,
     SkipDecay,
@@ -125,10 +127,16 @@ class TorchOptimizer(Optimizer):
     precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
         torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
         NVIDIA's GPUs. Params, gradients, the optimizer and all evaluations stay in float32.
+    ops ("thinc" | "fastest"): Which library computes matrix products of thinc's layers on a CPU in a training run.
+        "thinc": BLIS. "fastest": that, NumPy or torch, as measured when the run begins. They differ in rounding.
+    ops_threads (int | "auto"): With ops = "fastest", threads for each product. "auto": as many as are fastest.
+    allow_untrainable (bool): Only warn of what keeps `spacy train` from learning anything, such as texts without the
+        annotations of a component.
     attachments (dict): Blocks that take part in a run: any `Attachment`, by a name of your own.
         Those with a block of their own name, such as `checkpoint`, are arguments of that name, here `blocks`.
 
-    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `attachments` (by the names of their blocks);
+    Public beside thinc's attributes: `params`, `grad_norm`, `precision`; `ops`, `ops_threads` and `allow_untrainable`,
+        which the training loop follows; `attachments` (by the names of their blocks);
         `rollback` (settings for the training loop, or None); `rates` (writes the learning rates); `batch_size`
         (`types.BatchSize` or None), for algorithms that normalize gradients: spaCy's loop sets it for each step, other
         loops set it before an update.
@@ -161,11 +169,19 @@ class TorchOptimizer(Optimizer):
         new_params_warmup: int = 100,
         enable_runtime_guards: bool = True,
         precision: Precision = "float32",
+        ops: OpsChoice = "thinc",
+        ops_threads: OpsThreads = 1,
+        allow_untrainable: bool = False,
         attachments: Optional[Dict[str, Any]] = {},
         **blocks: Optional[Attachment],
     ):
         self._lock = lock_for(self)
         self.precision: Precision = OPTIMIZER.choice("precision", precision, get_args(Precision))
+        self.ops: OpsChoice = OPTIMIZER.choice("ops", ops, get_args(OpsChoice))
+        self.ops_threads = check_ops_threads(OPTIMIZER, "ops_threads", ops_threads)
+        if self.ops_threads != 1 and self.ops == "thinc":
+            OPTIMIZER.refuse("ops_threads", 'ops = "fastest" beside it', ops_threads, "thinc's have one thread.")
+        self.allow_untrainable = OPTIMIZER.flag("allow_untrainable", allow_untrainable)
         self.attachments = collect_attachments(blocks, attachments)
         self._settings = Schedules(learn_rate=learn_rate, grad_clip=grad_clip)
         clip_by = OPTIMIZER.choice("clip_by", clip_by, get_args(ClipBy))

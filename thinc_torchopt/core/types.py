@@ -20,6 +20,8 @@ OnGrowth = Literal["mean", "zero", "reset"]
 OnOutsideWrite = Literal["restore", "adopt", "raise"]
 OnSpike = Literal["skip", "clip"]
 Accountant = Literal["prv", "rdp"]
+OpsChoice = Literal["thinc", "fastest"]
+OpsThreads = Union[int, str]  # a number, or "auto"
 Precision = Literal["float32", "bf16", "tf32"]
 # thinc's `(node.id, name)`, or the `id` of a torch tensor. Means nothing outside this process.
 Key = Hashable

@@ -65,6 +65,21 @@ class Batches:
     def _draw(self) -> Batch:
         return next(self._batches)
 
+    def all_examples(self) -> list[Example]:
+        """All examples of a corpus in memory. They are read now, as spaCy does before the first batch, and not again.
+        Empty: the corpus is streamed, or these are not spaCy's batches.
+
+        SOURCE: spacy.training.loop.create_train_batches
+        """
+        found = self._locals_of_spacys
+        if found.get("max_epochs", -1) < 0:
+            return []
+        if "examples" in found:
+            return _examples_in(found["examples"])
+        read = list(found["corpus"](found["nlp"]))
+        self._batches = create_train_batches(found["nlp"], lambda nlp: read, found["batcher"], found["max_epochs"])
+        return _examples_in(read)
+
     @property
     def next_epoch(self) -> int | None:
         """The epoch of the next batch, which is drawn early for that. None: there are no more."""

@@ -22,6 +22,7 @@ from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
 from ..core.errors import ConfigError, PipelineError
+from ..core.host_errors import plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
 from ..core.types import BatchSize
@@ -54,11 +55,16 @@ from .param_norms import ParamNorms
 from .processes import Alone, Scores, processes_of
 from .progress import Progress, TimeSpent
 from .rollback import Rollback
+from .run_ops import RunOps
 from .saved_models import SavedModels
 from .signals import RunCooldown
+from .spacys_models import SpacysModels
+from .training_check import TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
+# That for an annotation that a parser or NER can't learn.
+_NO_MOVE = "[E024]"
 
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]
 
@@ -104,7 +110,8 @@ def _steps(run: Run) -> Iterator[_Step]:
             score, scores, is_best = run.evaluate()
             spent.on("evaluations")
             info = run.info(score, scores)
-            yield batch, info, is_best
+            # Who writes spaCy's models keeps the best one, too.
+            yield batch, info, False if is_best and run.keeps_best else is_best
             is_over = run.save(info, is_best)
             spent.on("saving")
             if is_over:
@@ -170,6 +177,7 @@ class Run:
         self.cooldown = RunCooldown(optimizer)
         self.ranks = Alone()
         self.checkpoints: RunCheckpoints | None = None
+        self._spacys_models = SpacysModels(nlp)
         self._evaluate = evaluate
         drop = arguments.dropout
         self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
@@ -192,7 +200,9 @@ class Run:
             self._is_open = True
             self._listeners.before_run()
             # spaCy cleans its folder next.
-            hooks.tell_output_to(self.models if self.checkpoints is None else self.checkpoints.output)
+            hooks.tell_output_to(
+                self.models if self.checkpoints is None else self.checkpoints.output, self._spacys_models
+            )
             if end is not None:  # errors of spaCy's part of a step, as in loggers
                 end.push(lambda kind, error, trace: self.close(error))
             if isinstance(self.batches, DataStream):
@@ -201,6 +211,8 @@ class Run:
                 self._tell_end()
             if end is not None:
                 hooks.tell_first_rates(first_rates(nlp, optimizer, self.progress.step + 1))
+            if end is not None and not (self.checkpoints is not None and self.checkpoints.goes_on):
+                self._check_training()
             self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)
         except BaseException as error:
             self.close(error)
@@ -243,6 +255,8 @@ class Run:
         output = None if self.checkpoints is None else self.checkpoints.output
         self.models = SavedModels(self.nlp, self.optimizer, output)
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
+        if self.optimizer.ops == "fastest":
+            self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))
         differ = {one.comes_first for one in self.optimizer.attachments.values() if not one.decides_alike}
         for listener in listeners:
             self._listeners.add(listener)
@@ -284,6 +298,14 @@ class Run:
         may_change = self.checkpoints is not None and self.checkpoints.settings.on_config_change == "warn"
         self.optimizer.set_total_steps(self.batches.count_steps(self.max_steps), may_change=may_change)
 
+    def _check_training(self) -> None:
+        """Tell what keeps a new run of `spacy train` from learning. RAISES (ConfigError): Nothing can be learned."""
+        check = TrainingCheck(self.nlp, self.optimizer, self._evaluate)
+        examples = self.batches.all_examples()
+        self._evaluate = check.begin(examples)
+        if not examples:
+            self._add(check)
+
     def __enter__(self) -> Run:
         return self
 
@@ -298,7 +320,7 @@ class Run:
             self._listeners.emit_error(error, self.progress.step, self.progress.epoch, self)
         try:
             if not self._is_closed:
-                self._is_closed = True
+                self._is_closed = self._spacys_models.is_over = True
                 self._listeners.close()
         finally:
             self.ranks.close(error)
@@ -387,6 +409,8 @@ class Run:
                     self.emit(SubstepEnd, i, examples)
                 self._listeners.after_backward(losses)
             except ValueError as error:
+                if str(error).startswith(_NO_MOVE) and (plain := plain_error(error, nlp.config)) is not None:
+                    raise plain from error
                 if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
                     raise
                 spoiled_by = error
@@ -451,6 +475,8 @@ class Run:
         is over.
         """
         progress, control = self.progress, self.control
+        if is_best and self.keeps_best:
+            self._spacys_models.keep_best()
         self.models.keep_asked()
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
@@ -473,6 +499,11 @@ class Run:
         return is_over
 
     # ------------------------------------------------------------------ facts
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the run itself keeps spaCy's best model."""
+        return self._spacys_models.has_folder
 
     @property
     def losses(self) -> dict[str, float]:

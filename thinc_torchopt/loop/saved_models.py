@@ -12,6 +12,7 @@ model again. Nor would hard links do: writing to one of two linked files changes
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -322,7 +323,7 @@ class SavedModels:
             self._warn(f"Can't save the model to '{path}': something else is there. Move it.")
             return False
         settings = {"before_to_disk": nlp.config.interpolate()["training"].get("before_to_disk")}
-        prepare = create_before_to_disk_callback(registry.resolve(settings)["before_to_disk"])
+        prepare = inspect.unwrap(create_before_to_disk_callback)(registry.resolve(settings)["before_to_disk"])
         try:
             with nlp.use_params(self._optimizer.averages), replacing(path) as unfinished:
                 prepare(nlp).to_disk(unfinished)

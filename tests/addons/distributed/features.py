@@ -47,6 +47,32 @@ def words_of_all(folder):
     return train(nlp, pipelines.modular_words())
 
 
+class NotesMultiply:
+    """The functions by which nodes multiply."""
+
+    name = "notes"
+
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, event, control):
+        nodes = [node for _, pipe in event.run.nlp.pipeline for node in pipe.model.walk()]
+        self.seen.append(sorted({node.ops.multiply.__name__ for node in nodes}))
+
+
+@scenario
+def fastest_ops(folder):
+    """Each rank measures another library as the fastest."""
+    from thinc_torchopt.core import ops
+    from thinc_torchopt.loop import run_ops
+
+    library = ("numpy", "torch")[RANK]
+    run_ops.fastest = lambda nlp, threads: ops.Choice(ops.products_by(library), "measured.")
+    listener = NotesMultiply()
+    optimizer = pipelines.optimizer(ops="fastest", distributed=Distributed(check_every=1))
+    return train(pipelines.pipeline(["tagger"]), optimizer, listeners=[listener]) | {"seen": listener.seen}
+
+
 class StopsOnRank0(Attachment):
     """And its own listener."""
 

@@ -58,6 +58,12 @@ def test_features_requests_of_attachments_on_rank_0_hold_for_all(ranks):
         assert found["steps"] == [3, 3]
 
 
+def test_features_products_are_those_of_rank_0(ranks):
+    first, second = ranks("fastest_ops")
+    assert_same_on_both(first, second)
+    assert first["seen"] == second["seen"] == [["_by_numpy"]] * len(first["steps"])
+
+
 def test_features_losses_under_other_names_are_added(ranks):
     """Also where a name comes in mid-training."""
     first, second = ranks("own_losses")

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from ...core.near_misses import did_you_mean
+from ...core.near_misses import did_you_mean, there_are
 from .sandbox import FUNCTIONS, KEYS, MAX_BITS, Sandbox, refuse
 
 # The keys in a metric's value, nested. None: anything, or unknown before the training.
@@ -341,7 +341,7 @@ class Compiler:
 
 def _check_key(metric: str, keys: Keys, key: object) -> None:
     if key not in keys:
-        refuse(f"expected a key of {metric} ({', '.join(keys)}), found {reprlib.repr(key)}.{did_you_mean(key, keys)}")
+        refuse(f"expected a key of {metric}, found {reprlib.repr(key)}.{did_you_mean(key, keys)}{there_are(keys)}")
 
 
 def _is_number_or_text(node: ast.expr) -> bool:

@@ -261,8 +261,8 @@ class _Reader:
             elif operation not in operation_names:
                 self._fault(
                     f"{place}.operations[{i}]",
-                    f"expected operation.action, found {short(text)}; operations are {', '.join(known)}"
-                    f"{self._near(operation, known)}",
+                    f"expected operation.action, found {short(text)}{self._near(operation, known) or '.'} Operations "
+                    f"are {', '.join(known)}.",
                 )
         settings = self._section(place, item, "config", ("trigger_log_level",))
         name = settings.get("trigger_log_level")
@@ -480,8 +480,8 @@ def _check_action(operation: Any, name: str, action: str) -> None:
     actions = sorted(method for method in dir(operation) if method.startswith("should_") and method != "should_")
     if action not in actions:
         raise ValueError(
-            f"expected an action of '{name}' ({', '.join(actions) or 'it has none'}), found {short(action)}."
-            f"{did_you_mean(action, actions)}"
+            f"expected an action of '{name}', found {short(action)}.{did_you_mean(action, actions)} It has: "
+            f"{', '.join(actions) or 'none'}."
         )
     asked = _check_method(name, action, getattr(operation, action))
     _check_carried(name, f"{action}()", asked, ("event_name", "control_name", "firing", "values"), EVENTS)

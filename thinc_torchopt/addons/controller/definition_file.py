@@ -16,6 +16,7 @@ from srsly.ruamel_yaml.composer import Composer
 from srsly.ruamel_yaml.nodes import Node
 
 from ...core.errors import ControllerError
+from ...core.text_files import decode
 from .sandbox import MAX_BITS
 
 MAX_SIZE: Final = 100_000  # bytes of a file; characters of all texts in a definition
@@ -35,7 +36,7 @@ def read_file(path: str | Path, label: str) -> Any:
             f"Can't use {label}: expected the path of a file, or a dict, found {type(path).__name__}."
         )
     try:
-        text = _content_of(path).decode("utf-8-sig")
+        text = decode(_content_of(path))
         _check_brackets(text)
         return _from_json(text) if Path(path).suffix.lower() == ".json" else _from_yaml(text)
     except OSError as error:

@@ -1,23 +1,53 @@
 """Recipes: what `spacy torchopt init` writes into a config, and why. Open recipes.py first.
 
-rewrite.py applies one to a config, translation.py translates other optimizers, config_text.py changes a config and
-keeps its comments. corpora.py reads the corpora, and decides where a training ends.
+from_texts.py makes a config from the annotations of texts, split.py takes texts to evaluate on from it. rewrite.py
+applies a recipe to a config, translation.py translates other optimizers, config_text.py changes a config and keeps its
+comments. source.py reads and writes the config of a user; corpora.py reads the corpora, and decides where a training
+ends. measured.yaml says what was measured.
 """
 
 from .config_text import cut_section, put, with_settings
 from .corpora import Setting, read_corpus
-from .recipes import Recipe
+from .from_texts import (
+    Choice,
+    blank_pipeline,
+    choose_components,
+    languages_of,
+    make_config,
+    notes_on,
+    notes_on_language,
+)
+from .measured import Measured, measured_of, measurements
+from .recipes import Recipe, find_pretrained
 from .rewrite import rewrite
+from .source import ConfigSource, open_source, read_text, write_config
+from .split import split_corpus
 from .translation import THINC, TORCH
 
 __all__ = [
     "THINC",
     "TORCH",
+    "Choice",
+    "ConfigSource",
+    "Measured",
     "Recipe",
     "Setting",
+    "blank_pipeline",
+    "choose_components",
     "cut_section",
+    "find_pretrained",
+    "languages_of",
+    "make_config",
+    "measured_of",
+    "measurements",
+    "notes_on",
+    "notes_on_language",
+    "open_source",
     "put",
     "read_corpus",
+    "read_text",
     "rewrite",
+    "split_corpus",
     "with_settings",
+    "write_config",
 ]

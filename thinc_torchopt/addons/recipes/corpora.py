@@ -18,7 +18,7 @@ from spacy.util import dot_to_object, registry, resolve_dot_names
 
 from ...core.config_checks import check_corpora
 from ...core.errors import ConfigError, TorchOptError
-from ...core.host_errors import line_of_others
+from ...core.host_errors import line_of_others, plain_error
 
 Reader = Callable[[Language], Iterable[Example]]
 Setting = Literal["train_corpus", "dev_corpus"]
@@ -56,6 +56,8 @@ def read_corpus(
     except TorchOptError:
         raise
     except Exception as error:  # a user's reader may raise anything
+        if (plain := plain_error(error, config)) is not None and str(plain) != str(error):
+            raise plain from error
         found = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.strerror:
             found = f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror

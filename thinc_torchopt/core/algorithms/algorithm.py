@@ -16,10 +16,13 @@ import torch
 
 from ..checks import Section
 from ..errors import ConfigError, ScheduleError, StateError
+from ..host import call_without_compiler, step
 from ..kernels import NO_KERNEL, FusedKernel
 from ..schedules import Schedule, current
 from .state_beside import check_plain, collect_beside
 from .state_roles import roles_of
+
+call_without_compiler()
 
 IN_ALGORITHM = "[training.optimizer.algorithm]"
 # How to make one.
@@ -187,9 +190,9 @@ def try_out(
             entry = _RecordingGroup(optimizer.param_groups[0])
             before = dict(entry)
             optimizer.param_groups = [entry]
-            for step in range(_STEPS):
-                param.grad = torch.eye(2, device=device) + step
-                optimizer.step()
+            for number in range(_STEPS):
+                param.grad = torch.eye(2, device=device) + number
+                step(optimizer)
             reads = frozenset(entry.read - (entry.keys() - options.keys()))
             if has_eval_form := hasattr(optimizer, "eval") and hasattr(optimizer, "train"):
                 optimizer.eval()

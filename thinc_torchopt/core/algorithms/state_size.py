@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..host import step
 from .algorithm import Algorithm, may_move, same_generators, small_matrix
 
 # Larger than the factors 2 and 3, which algorithms may add.
@@ -77,7 +78,7 @@ def example_state(
         optimizer = algorithm.build([param], lr=0.001, **options)
         for _ in range(updates):
             param.grad = torch.randn(shape, device=device, dtype=dtype)
-            optimizer.step()
+            step(optimizer)
     return dict(optimizer.state.get(param, {}))
 
 

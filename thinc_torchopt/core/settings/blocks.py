@@ -122,8 +122,8 @@ class BlockReader:
             unknown, there_are = sorted(set(options) - known), sorted(known | set(_NOT_OPTIONS))
             advice = _NO_POLICY if "policy" in unknown else did_you_mean(unknown[0], there_are, is_setting=True)
             raise ConfigError(
-                f"Can't set {', '.join(unknown)} in {where}: param groups and '{label}' have no such setting. "
-                f"Available: {', '.join(there_are)}.{advice}"
+                f"Can't set {', '.join(unknown)} in {where}: param groups and '{label}' have no such setting."
+                f"{advice} Available: {', '.join(there_are)}."
             )
         read: dict[int, dict[str, Any] | ConfigError] = {}
         for i in possible:

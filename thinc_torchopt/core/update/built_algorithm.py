@@ -28,7 +28,7 @@ from ..algorithms import (
     small_matrix,
 )
 from ..errors import ConfigError
-from ..host import is_hooked_after_step, is_hooked_before_step
+from ..host import is_hooked_after_step, is_hooked_before_step, step
 from ..params import Param
 from ..rates import OptimizerRecord, RateWriter
 from ..schedules import current, is_moving
@@ -228,7 +228,7 @@ class BuiltAlgorithm:
     def _step_once(self) -> None:
         """Let torch step. RAISES (ConfigError): A learning rate is too high for the dtype of the params."""
         try:
-            self.optimizer.step()
+            step(self.optimizer)
         except RuntimeError as error:
             if "without overflow" not in str(error):
                 raise

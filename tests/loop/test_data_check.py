@@ -6,7 +6,7 @@ from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.training.loop import create_evaluation_callback
 
-from thinc_torchopt.cli._data_check import MOST_WORDS, Corpus, check_data
+from thinc_torchopt.loop.data_check import MOST_WORDS, Corpus, check_data
 
 WORDS = ["Anna", "likes", "red", "London", "."]
 GOLD = {

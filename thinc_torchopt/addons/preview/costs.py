@@ -20,15 +20,15 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry
 from thinc.api import fix_random_seed
 
-from ..addons.privacy import PoissonBatcher
-from ..addons.trials import WRITES, begin_training
-from ..core.algorithms import StateSizes
-from ..core.errors import TorchOptWarning
-from ..core.types import ParamInfo
-from ..loop.checkpoint_folder import steps_of
-from ._data_check import Corpus
-from ._setup import Setup
-from ._terminal import count, size_in_words, time_in_words
+from ...core.algorithms import StateSizes
+from ...core.errors import TorchOptWarning
+from ...core.types import ParamInfo
+from ...core.words import count, size_in_words, time_in_words
+from ...loop.checkpoint_folder import steps_of
+from ...loop.data_check import Corpus
+from ...loop.setup import Setup
+from ..privacy import PoissonBatcher
+from ..trials import WRITES, begin_training
 from .params import ParamRow
 
 # At most this many batches are counted; the rest is assumed to be like them.

@@ -1,7 +1,7 @@
 """Check that the corpora of a training have the annotations that its components learn from and are scored by.
 
 spaCy answers both questions. Its scorers get the annotations themselves as predictions: a score of 0 even then means
-that the corpus has no annotations for it. Labels and unusable annotations are counted by the code of
+that the corpus has no annotations for it. A thorough check also looks for unusable annotations, by the slow code of
 `spacy debug data`.
 """
 
@@ -13,30 +13,28 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from spacy.attrs import DEP, MORPH, POS, TAG
 from spacy.language import Language
-from spacy.pipeline import SpanCategorizer
+from spacy.morphology import Morphology
+from spacy.pipeline import Morphologizer, SpanCategorizer, TextCategorizer
+from spacy.tokens import Doc
 from spacy.training import Example
 from thinc.api import Model
 
+from ..core.annotations import annotations_of
 from ..core.host import compile_gold
-from ..core.host_errors import annotations_of
-from ._terminal import count
+from ..core.words import count
 
-# Labels are counted in the first texts, up to this many words: spaCy's code counts some 40,000 words a second.
+# Labels are counted in the first texts, up to this many words: spaCy's code looks at some 40,000 words a second.
 MOST_WORDS = 200_000
 _MOST_NAMED = 5
+# A label with a smaller share of those in the training data may be missing in the development data by chance.
+_FREQUENT = 0.01
 # A larger share of tokens that don't align is worth a note.
 _MISALIGNED = 0.02
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
-# The key under which `compile_gold` counts the labels of a component.
-_COUNTED_AS = {
-    "tagger": "tags",
-    "morphologizer": "morphs",
-    "parser": "deps",
-    "ner": "ner",
-    "textcat": "cats",
-    "textcat_multilabel": "cats",
-}
+_PARSERS = ("parser", "beam_parser")
+_NERS = ("ner", "beam_ner")
 # An unknown label is a KeyError in these; other components treat it as missing.
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _STRICT = ("tagger", "spancat", "spancat_singlelabel")
@@ -47,13 +45,16 @@ class Corpus:
     """A corpus.
 
     name (str): Its section in the config: "corpora.train".
+    examples (list[Example]): What was read of it.
     is_whole (bool): Whether all of it was read.
+    is_first (bool): If not, whether these are its first texts.
     best (dict): By component, its main scores with the annotations as predictions. None: its scorer raised an error.
     """
 
     name: str
     examples: list[Example]
     is_whole: bool = True
+    is_first: bool = True
     best: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
     @property
@@ -64,7 +65,9 @@ class Corpus:
     def told(self) -> str:
         """In words: "72 texts in [corpora.train]"."""
         n = count(len(self.examples), "text")
-        return f"{n} in [{self.name}]" if self.is_whole else f"first {n} in [{self.name}]"
+        if self.is_whole:
+            return f"{n} in [{self.name}]"
+        return f"first {n} in [{self.name}]" if self.is_first else f"{n} looked at in [{self.name}]"
 
     def counted(self) -> tuple[list[Example], bool]:
         """The texts whose labels are counted, and whether these are all."""
@@ -89,6 +92,7 @@ def check_data(
     *,
     sourced: Sequence[str],
     is_initialized: bool,
+    is_thorough: bool = True,
 ) -> Findings:
     """Compare corpora with the components of a pipeline.
 
@@ -96,6 +100,7 @@ def check_data(
     train, dev (Corpus | None): None: the corpus could not be read.
     sourced (Sequence[str]): Components from another pipeline.
     is_initialized (bool): Whether components have their labels.
+    is_thorough (bool): Also look for unusable annotations, which takes seconds.
     """
     found = Findings()
     frozen = config["training"]["frozen_components"]
@@ -110,6 +115,8 @@ def check_data(
         _check_scores(nlp, config["training"]["score_weights"], dev, found)
     if train is not None and is_initialized:
         _check_labels(nlp, train, dev, frozen, sourced, found)
+        if is_thorough:
+            _check_annotations(nlp, train, dev, found)
     if train is not None and dev is not None:
         texts = {example.reference.text for example in train.examples}
         twice = sum(example.reference.text in texts for example in dev.examples)
@@ -179,9 +186,10 @@ def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: S
     for name in empty:
         what = f"none of the {train.told} has {_what(nlp, name)}."
         other = _other_spans(nlp, name, train)
-        if name in sourced:
+        if name in sourced or not train.is_whole or not _is_spacys(nlp, name):
+            of = " (sourced)" * (name in sourced)
             advice = other or " To keep it as it is, add it to [training] frozen_components."
-            found.notes.append(f"'{name}' (sourced) has nothing to learn: {what}{advice}")
+            found.notes.append(f"'{name}'{of} has nothing to learn: {what}{advice}")
         else:
             advice = other or " Add them, or remove the component from [nlp] pipeline."
             found.stops.append(f"'{name}' has nothing to learn: {what}{advice}")
@@ -221,7 +229,15 @@ def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
     scores = corpus.best.get(name)
     # If all texts have the same categories, some scores are 0.
     has_cats = "textcat" in _factory(nlp, name) and any(example.reference.cats for example in corpus.examples)
-    return bool(scores) and not any(scores.values()) and not has_cats  # type: ignore[union-attr]
+    # A tree after a text without one is not counted. SOURCE: spacy/scorer.py, `score_deps`: `missing_indices`.
+    is_parser = _factory(nlp, name) in _PARSERS
+    has_trees = is_parser and any(example.reference.has_annotation("DEP") for example in corpus.examples)
+    return bool(scores) and not any(scores.values()) and not has_cats and not has_trees  # type: ignore[union-attr]
+
+
+def _is_spacys(nlp: Language, name: str) -> bool:
+    """Whether it is a component of spaCy that learns from annotations that are known."""
+    return bool(annotations_of(_factory(nlp, name), ""))
 
 
 def _factory(nlp: Language, name: str) -> str:
@@ -251,20 +267,13 @@ def _check_labels(
     nlp: Language, train: Corpus, dev: Corpus | None, frozen: Sequence[str], sourced: Sequence[str], found: Findings
 ) -> None:
     texts, is_all = train.counted()
-    try:
-        in_train = compile_gold(texts, nlp)
-        in_dev = None if dev is None else compile_gold(dev.counted()[0], nlp)
-    except Exception as error:  # e.g. annotations that contradict each other
-        found.notes.append(f"Labels were not compared: spacy debug data can't count them ({type(error).__name__}).")
-        return
     for name, pipe in nlp.pipeline:
         labels = set(getattr(pipe, "labels", ()))
-        of_train = _labels(nlp, name, in_train)
+        of_train = _labels(nlp, name, texts)
         is_trained = name not in frozen and getattr(pipe, "is_trainable", False)
         if of_train is None:
             continue
-        is_parser = _factory(nlp, name) == "parser"  # rare labels are "dep" to it
-        if is_parser:
+        if _factory(nlp, name) in _PARSERS:  # rare labels are "dep" to it
             labels = labels | of_train.keys() if is_trained else labels
         elif is_trained:
             _check_known(name, _factory(nlp, name), labels, of_train, train, found)
@@ -274,33 +283,64 @@ def _check_labels(
                     f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
                     f"{'it' if len(gone) == 1 else 'them'}."
                 )
-        of_dev = None if in_dev is None or dev is None else _labels(nlp, name, in_dev)
-        if of_dev and dev is not None and labels and (never := sorted(of_dev.keys() - labels)):
-            share = sum(of_dev[label] for label in never) / sum(of_dev.values())
+        of_dev = None if dev is None else _labels(nlp, name, dev.counted()[0])
+        if dev is None or not of_dev:
+            continue
+        if labels and (never := sorted(of_dev.keys() - labels)):
+            share = sum(of_dev[label] for label in never) / max(1, sum(of_dev.values()))
             why = f"[{train.name}] does not have" if is_trained else "it does not know (it is frozen)"
             if is_all or not is_trained:
                 found.notes.append(
                     f"'{name}' is never right on {_listed(never)} ({share:.1%} of the labels in [{dev.name}]), which "
                     f"{why}."
                 )
-    _check_annotations(nlp, in_train, train, in_dev, dev, found)
+        least = _FREQUENT * sum(of_train.values())
+        unscored = sorted(label for label, n in of_train.items() if n > least and not of_dev[label])
+        if is_trained and unscored and dev.counted()[1]:
+            found.notes.append(
+                f"'{name}' is not scored on {_listed(unscored)}: [{dev.name}] does not have "
+                f"{'it' if len(unscored) == 1 else 'them'}, and [{train.name}] does."
+            )
 
 
-def _labels(nlp: Language, name: str, gold: Mapping[str, Any]) -> Counter[str] | None:
-    """The labels of a component in a corpus. None: unknown for this kind of component."""
+def _labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
+    """How often a corpus has each label of a component. None: unknown for this kind of component."""
     pipe, factory = nlp.get_pipe(name), _factory(nlp, name)
-    if isinstance(pipe, SpanCategorizer):
-        return Counter(gold["spancat"].get(pipe.key, {}))
-    if factory not in _COUNTED_AS:
-        return None
-    counted = Counter(dict(gold[_COUNTED_AS[factory]]))
+    docs = [example.reference for example in examples]
     found: Counter[str] = Counter()
-    for label, number in counted.items():
-        # A label of a projectivized tree names two: "conj||nmod". "-": a missing entity. Empty: no label at all.
-        plain = label.partition("||")[0] if factory == "parser" else label
-        if plain and not (factory == "ner" and plain == "-"):
-            found[plain] += number
+    if isinstance(pipe, SpanCategorizer):
+        for doc in docs:
+            found.update(span.label_ for span in doc.spans.get(pipe.key, ()))
+    elif isinstance(pipe, TextCategorizer):
+        for doc in docs:
+            for label, value in doc.cats.items():
+                found[label] += value >= 0.5  # it knows a label that no text has
+    elif factory in _NERS:
+        found.update(ent.label_ for doc in docs for ent in doc.ents)
+    elif factory == "tagger":
+        found = _of_tokens(nlp, docs, TAG)
+    elif factory in _PARSERS:
+        found = _of_tokens(nlp, docs, DEP)
+    elif factory == "morphologizer":
+        pairs: Counter[tuple[int, int]] = Counter()
+        for doc in docs:
+            pairs.update(map(tuple, doc.to_array([MORPH, POS]).tolist()))
+        for (morph, pos), number in pairs.items():
+            features = Morphology.feats_to_dict(nlp.vocab.strings[morph])
+            if pos:
+                features[Morphologizer.POS_FEAT] = nlp.vocab.strings[pos]
+            found[Morphology.dict_to_feats(features)] += number
+    else:
+        return None
+    found.pop("", None)
     return found
+
+
+def _of_tokens(nlp: Language, docs: Sequence[Doc], attr: int) -> Counter[str]:
+    keys: Counter[int] = Counter()
+    for doc in docs:
+        keys.update(doc.to_array(attr).tolist())
+    return Counter({nlp.vocab.strings[key]: number for key, number in keys.items()})
 
 
 def _check_known(
@@ -319,15 +359,16 @@ def _check_known(
             found.notes.append(f"{text}: it can't learn {'it' if len(unknown) == 1 else 'them'}.")
 
 
-def _check_annotations(
-    nlp: Language,
-    in_train: Mapping[str, Any],
-    train: Corpus,
-    in_dev: Mapping[str, Any] | None,
-    dev: Corpus | None,
-    found: Findings,
-) -> None:
+def _check_annotations(nlp: Language, train: Corpus, dev: Corpus | None, found: Findings) -> None:
     """Find the faults in annotations that `spacy debug data` counts."""
+    try:
+        in_train = compile_gold(train.counted()[0], nlp)
+        in_dev = None if dev is None else compile_gold(dev.counted()[0], nlp)
+    except Exception as error:  # e.g. annotations that contradict each other
+        found.notes.append(
+            f"Unusable annotations were not looked for: spacy debug data can't count them ({type(error).__name__})."
+        )
+        return
     words = in_train["n_words"]
     if (misaligned := in_train["n_misaligned_words"]) > _MISALIGNED * words:
         found.notes.append(

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from itertools import groupby, pairwise
 from typing import Any
 
 from spacy.util import registry
 from thinc.api import Model
 
-from ..addons.budget import Budget
-from ..addons.controller import ControllerSpec, HFControls
-from ..addons.distributed import Distributed
-from ..addons.online import describe as describe_layers
-from ..addons.recipes import THINC
-from ..core.optimizer import TorchOptimizer
-from ..core.rates import RateWriter
-from ..core.types import ParamInfo
-from ._setup import Setup
-from ._terminal import count, plain
+from ...core.optimizer import TorchOptimizer, create_optimizer
+from ...core.rates import RateWriter
+from ...core.types import ParamInfo
+from ...core.words import count, plain
+from ...loop.schedule_check import Rates
+from ...loop.setup import Setup
+from ..budget import Budget
+from ..controller import ControllerSpec, HFControls
+from ..distributed import Distributed
+from ..online import describe as describe_layers
+from ..recipes import THINC
 from .params import ParamRow, sums_by_component
 
 # Label and text.
 Line = tuple[str, str]
-# The learning rates of each param group, step by step.
-Rates = Mapping[str, Sequence[float]]
 
+# The settings that a line is about. At their defaults they have never hurt anybody.
+_SETTINGS = {
+    "Rates": ("on_outside_write", "enable_runtime_guards"),
+    "Clipping": ("grad_clip", "clip_by"),
+    "On NaN": ("max_nonfinite",),
+    "Averages": ("averages", "use_averages"),
+}
 _MOST_GROUPS = 6
 _MOST_TURNS = 6
 _MODULAR = "thinc-torchopt.Modular.v1"
@@ -40,6 +47,7 @@ _PRECISION = {
     "tf32": "While they are trained, torch modules multiply matrices in TF32, on GPUs that have it. Evaluations are in "
     "full float32.",
 }
+_ON_THREADS: dict[Any, str] = {1: "one thread", "auto": "as many threads as are fastest"}
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
@@ -55,6 +63,8 @@ def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo
         yield "Recurrent", recurrent
     if (precision := setup.optimizer.precision) != "float32":
         yield "Precision", _PRECISION[precision]
+    if setup.optimizer.ops == "fastest":
+        yield "Products", _products(setup.optimizer.ops_threads)
     yield "Optimizer", _algorithm(settings, list(now.values()), is_thinc)
     yield from _rates(setup, now, rows, rates)
     if not is_thinc:
@@ -88,6 +98,18 @@ def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo
             yield "Attached", f"{type(attachment).__name__}, by [training.optimizer.{name}]."
 
 
+def usual_labels(block: dict[str, Any]) -> set[str]:
+    """The labels of lines about settings that are at their defaults. block (dict): [training.optimizer]."""
+    settings = registry.fill({"optimizer": block})["optimizer"]
+    defaults = {name: param.default for name, param in signature(create_optimizer).parameters.items()}
+    usual = {
+        label
+        for label, names in _SETTINGS.items()
+        if all(settings.get(name, defaults[name]) == defaults[name] for name in names)
+    }
+    return usual - {"On NaN"} if block["@optimizers"] in THINC else usual  # thinc's have no guard
+
+
 def _recurrent(setup: Setup) -> str:
     """The recurrent layers, and whether their gradients are exact."""
     ways = {"d-rtrl": "D-RTRL", "bptt": "BPTT"}
@@ -98,6 +120,13 @@ def _recurrent(setup: Setup) -> str:
         for layer in describe_layers(model)
     ]
     return " ".join(dict.fromkeys(found))
+
+
+def _products(threads: int | str) -> str:
+    return (
+        "On a CPU, thinc's layers multiply matrices by thinc's BLIS, NumPy or torch, whichever is the fastest when the "
+        f"training begins, on {_ON_THREADS.get(threads, f'{threads} threads')}. They differ in rounding."
+    )
 
 
 def _trained(rows: Sequence[ParamRow]) -> str:

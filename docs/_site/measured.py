@@ -1,0 +1,32 @@
+"""Writes the table of docs/which-recipe.md from what was measured: thinc_torchopt/addons/recipes/measured.yaml.
+
+`make reference` runs it. tests/addons/recipes/test_measured.py checks that the page is up to date.
+"""
+
+import textwrap
+from pathlib import Path
+
+from thinc_torchopt.addons.recipes import measurements
+
+PAGE = Path(__file__).resolve().parents[1] / "which-recipe.md"
+BEGIN = "<!-- Written by `make reference` from measured.yaml. Change it there. -->"
+END = "<!-- The end of what was written. -->"
+
+
+def table() -> str:
+    """The table, and the words below it."""
+    rows, about = measurements()
+    lines = ["| you train | on | take | what to expect |", "| --- | --- | --- | --- |"]
+    lines += [f"| {row.train} | {row.on} | {row.instead or f'`{row.take}`'} | {row.expect} |" for row in rows]
+    return "\n".join([*lines, "", *textwrap.wrap(about, 120, break_long_words=False, break_on_hyphens=False)])
+
+
+def written() -> str:
+    """The page as it should be."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")

@@ -1,0 +1,79 @@
+"""The help of the commands: their order, and that each example works as it stands there."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import srsly
+from typer.main import get_command
+
+from thinc_torchopt.cli import COMMANDS, torchopt_cli
+from thinc_torchopt.core.compat import has_matplotlib
+
+from ..addons.streams.streams import make_model, write_stream
+from ..conftest import ROOT
+from ..spacy_cli import QUICK, flags_of, spacy_cli, toy_corpus
+
+ORDER = "init explain train report params schedule checkpoint try tune find-lr learn controller"
+# These train, for long: see the tests of these commands. Here, their arguments are read.
+LONG = ("train", "try", "tune", "find-lr")
+RULES = {
+    "controller_metrics": [{"name": "loss", "class": "Loss"}],
+    "controllers": [
+        {
+            "name": "stop",
+            "triggers": ["on_step_end"],
+            "rule": "loss['per_word'] < 0.2",
+            "operations": ["hfcontrols.should_training_stop"],
+        }
+    ],
+}
+
+
+def test_help_lists_commands_in_the_order_of_use():
+    listed = spacy_cli("torchopt", "--help").stdout.partition("Commands:")[2]
+    assert re.findall(r"^  (\S+)", listed, flags=re.MULTILINE) == ORDER.split()
+
+
+@pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
+def test_help_examples_work(tmp_path, monkeypatch):
+    """One after the other, as in a first hour, with a training after the config was made."""
+    monkeypatch.chdir(tmp_path)
+    toy_corpus(tmp_path)
+    srsly.write_yaml("rules.yaml", RULES)
+    loaded = get_command(torchopt_cli).commands
+    for name, _, example in COMMANDS:
+        words = shlex.split(example)
+        assert words[:3] == ["spacy", "torchopt", name]
+        assert spacy_cli("torchopt", name, "--help").stdout.endswith(f"  Example:\n  {example}\n")
+        if name == "learn":
+            shutil.rmtree("training/model-best")
+            make_model(Path("training/model-best"))
+            write_stream(Path("stream.jsonl"), 3)
+        if name in LONG:
+            loaded[name].make_context(name, words[3:])
+        else:
+            spacy_cli(*words[1:])
+        if name == "init":
+            spacy_cli("torchopt", "init", "config.cfg", "config.cfg", "--recipe", "robust")
+            spacy_cli("train", "config.cfg", "--output", "training", *flags_of(QUICK))
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+def test_help_completion_of_the_docs_completes():
+    """Typer's own script for bash has the words `python -m spacy` where the name of a program must be."""
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    script = re.search(r"```text\n(_spacy_.*?)```", page, flags=re.DOTALL)[1]
+    program = f'spacy() {{ "{sys.executable}" -m spacy; }}; export -f spacy\n'
+    typed = 'COMP_WORDS=(spacy torchopt tr); COMP_CWORD=2; _spacy_completion; echo "${COMPREPLY[@]}"'
+    run = subprocess.run(
+        ["bash", "-c", program + script.replace(" spacy )", " bash -c spacy )") + typed],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == ["train", "try"]

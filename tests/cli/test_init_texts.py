@@ -1,0 +1,332 @@
+"""`spacy torchopt init` without an input: a config for what texts are annotated with, or a refusal by name."""
+
+import shutil
+from importlib.util import find_spec
+
+import numpy
+import pytest
+import spacy
+from confection import Config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spacy.tokens import Doc, DocBin, Span
+from spacy.training import Example
+from spacy.vocab import Vocab
+
+from thinc_torchopt.addons.recipes import choose_components
+from thinc_torchopt.core.annotations import survey
+
+from ..spacy_cli import spacy_cli
+
+KINDS = ("tags", "morphology", "lemmas", "trees", "sentences", "entities", "spans", "categories")
+COMPONENTS = {
+    "tags": "tagger",
+    "morphology": "morphologizer",
+    "lemmas": "trainable_lemmatizer",
+    "trees": "parser",
+    "sentences": "senter",
+    "entities": "ner",
+    "spans": "spancat",
+    "categories": "textcat",
+}
+EVAL = ("--training.max_steps", 2, "--training.eval_frequency", 1)
+
+
+def text(number, *kinds, key="sc"):
+    """A text with two sentences, and the annotations of some kinds."""
+    words = ["Ada", "went", "home", ".", f"Bob{number}", "sleeps", "."]
+    annotations = {
+        "tags": {"tags": ["NNP", "VBD", "RB", ".", "NNP", "VBZ", "."]},
+        "morphology": {"pos": ["PROPN", "VERB", "ADV", "PUNCT", "PROPN", "VERB", "PUNCT"]},
+        "lemmas": {"lemmas": ["Ada", "go", "home", ".", f"Bob{number}", "sleep", "."]},
+        "trees": {
+            "heads": [1, 1, 1, 1, 5, 5, 5],
+            "deps": ["nsubj", "ROOT", "advmod", "punct", "nsubj", "ROOT", "punct"],
+        },
+        "sentences": {"sent_starts": [True, False, False, False, True, False, False]},
+        "entities": {"ents": ["B-PERSON", "O", "O", "O", "B-PERSON", "O", "O"]},
+    }
+    merged = {name: value for kind in kinds for name, value in annotations.get(kind, {}).items()}
+    if "trees" in kinds:
+        merged.pop("sent_starts", None)
+    doc = Doc(Vocab(), words=words, **merged)
+    if "categories" in kinds:
+        doc.cats = {"A": float(number % 2), "B": float(1 - number % 2)}
+    if "spans" in kinds:
+        doc.spans[key] = [Span(doc, 0, 1, label="X"), Span(doc, 0, 3, label="Y")]
+    return doc
+
+
+def write(path, docs):
+    DocBin(docs=docs, store_user_data=True).to_disk(path)
+    return path
+
+
+def init(folder, *args, check=True, **options):
+    return spacy_cli("torchopt", "init", folder / "new.cfg", *options.get("first", ()), *args, check=check)
+
+
+def made(folder):
+    return Config().from_disk(folder / "new.cfg", interpolate=False)
+
+
+def trained(config):
+    return [name for name in config["nlp"]["pipeline"] if name not in ("tok2vec", "transformer")]
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        found = spacy_cli("torchopt", "init", *args, check=False)
+        assert found.returncode == 1 and not found.stdout
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        return found.stderr
+
+    return run
+
+
+# ---------------------------------------------------------------------- the components
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_init_chooses_the_component_of_each_kind(kind, tmp_path):
+    train = write(tmp_path / "train.spacy", [text(i, kind) for i in range(15)])
+    run = init(tmp_path, "--lang", "en", "--paths.train", train, "--recipe", "drop-in")
+    # A tree says where sentences start, too.
+    assert trained(made(tmp_path)) == [COMPONENTS[kind]]
+    assert "on 15 of 15 texts" in run.stdout and "--paths.dev dev.spacy" in run.stdout
+
+
+@pytest.mark.parametrize("kinds", [("entities",), ("categories", "spans"), KINDS[:4]], ids="+".join)
+def test_init_config_trains_without_more(kinds, tmp_path, monkeypatch):
+    """The two commands, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    train = write(tmp_path / "train.spacy", [text(i, *kinds, key="my key") for i in range(15)])
+    shutil.copy(train, tmp_path / "dev.spacy")
+    paths = ("--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
+    told = spacy_cli("torchopt", "init", "new.cfg", "--lang", "en", *paths, *EVAL).stdout
+    assert "python -m spacy train new.cfg --output training\n" in told
+    config = made(tmp_path)
+    assert config["paths"]["train"] == "train.spacy" and config["training"]["max_steps"] == 2
+    logger = config["training"]["logger"]
+    assert logger["logger1"]["@loggers"] == "spacy.ConsoleLogger.v3" and logger["logger1"]["progress_bar"] == "train"
+    spacy_cli("train", "new.cfg", "--output", "training")
+    assert (tmp_path / "training" / "model-best").is_dir()
+    assert '"step": 1' in (tmp_path / "training" / "log.jsonl").read_text()
+
+
+def test_init_gives_spans_a_key_and_a_score(tmp_path):
+    docs = [text(i, "spans", key="имена лиц") for i in range(4)]
+    for doc in docs:
+        doc.spans["long"] = [Span(doc, 0, 6, label="Z")]
+        doc.spans["a:b"] = [Span(doc, 0, 1, label="Z")]
+    init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs))
+    config = made(tmp_path)
+    assert trained(config) == ["spancat", "spancat_other"] or len(trained(config)) == 2
+    keys = {name: config["components"][name]["spans_key"] for name in trained(config)}
+    assert set(keys.values()) == {"имена лиц", "long"}
+    weights = {name: weight for name, weight in config["training"]["score_weights"].items() if weight}
+    assert weights == {"spans_имена лиц_f": 0.5, "spans_long_f": 0.5}
+    sizes = {keys[name]: config["components"][name]["suggester"] for name in keys}
+    assert sizes["long"]["max_size"] == 6 and sizes["имена лиц"]["sizes"] == [1, 2, 3]
+
+
+def test_init_says_what_it_leaves_out_and_what_is_partial(tmp_path):
+    docs = [text(i, "entities", *["tags"] * (i == 0), *["categories"] * (i < 15)) for i in range(30)]
+    told = init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs)).stdout
+    assert trained(made(tmp_path)) == ["ner", "textcat"]
+    assert "Left out: tags: on 1 of 30 texts only." in told
+    assert "'textcat': 15 of 30 texts are not annotated for it" in told
+
+
+def test_init_tells_of_dev_texts_that_say_nothing(tmp_path):
+    train = write(tmp_path / "train.spacy", [text(i, "entities", "tags") for i in range(4)])
+    dev = write(tmp_path / "dev.spacy", [text(9, "entities")])
+    told = init(tmp_path, "--lang", "en", "--paths.train", train, "--paths.dev", dev).stdout
+    assert "'tagger' can't be scored: no text in" in told and "'ner' can't" not in told
+
+
+def test_init_reads_folders(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    for i in range(3):
+        write(tmp_path / "corpus" / f"{i}.spacy", [text(i, "entities")])
+    assert "on 3 of 3 texts" in init(tmp_path, "--lang", "en", "--paths.train", tmp_path / "corpus").stdout
+
+
+def test_init_again_needs_force(tmp_path):
+    train = write(tmp_path / "train.spacy", [text(i, "entities") for i in range(4)])
+    args = ("--lang", "en", "--paths.train", train)
+    init(tmp_path, *args)
+    once = (tmp_path / "new.cfg").read_bytes()
+    again = init(tmp_path, *args, check=False)
+    assert again.returncode == 1 and "give it as input and name an output" in again.stderr
+    init(tmp_path, *args, "--force")
+    assert (tmp_path / "new.cfg").read_bytes() == once
+    printed = spacy_cli("torchopt", "init", "-", *args)
+    assert printed.stdout.encode() == once and "Entities on 4 of 4 texts" in printed.stderr
+
+
+def test_init_recipes_in_a_row(tmp_path):
+    train = write(tmp_path / "train.spacy", [text(i, "entities") for i in range(4)])
+    told = init(tmp_path, "--lang", "en", "--paths.train", train, "--recipe", "best,robust").stdout
+    optimizer = made(tmp_path)["training"]["optimizer"]
+    assert "Recipes best, then robust" in told
+    assert optimizer["learn_rate"]["@schedules"] == "thinc-torchopt.warmup_linear.v1" and "checkpoint" in optimizer
+    both = init(tmp_path, first=[tmp_path / "two.cfg", "--recipe", "adamw, robust"])
+    assert "the recipes 'adamw', 'robust'" in both.stdout
+    assert "max_rollbacks" in Config().from_disk(tmp_path / "two.cfg")["training"]["optimizer"]
+
+
+# ---------------------------------------------------------------------- languages
+
+
+@pytest.mark.parametrize(
+    ("said", "args", "lang", "note"),
+    [
+        ([], ("--lang", "de"), "de", ""),
+        (["fi"], (), "fi", ""),
+        (["fi", "de"], (), "xx", ""),
+        (["fi"], ("--lang", "de"), "de", "The texts say to be in 'fi' (4 texts)"),
+    ],
+)
+def test_init_language(said, args, lang, note, tmp_path):
+    docs = [text(i, "entities") for i in range(4)]
+    for i, doc in enumerate(docs):
+        if said:
+            doc.user_data["lang"] = said[i % len(said)]
+    told = init(tmp_path, *args, "--paths.train", write(tmp_path / "train.spacy", docs)).stdout
+    assert made(tmp_path)["nlp"]["lang"] == lang and note in told
+
+
+def test_init_notes_scripts_and_tokens_of_another_language(tmp_path):
+    docs = [text(i, "entities") for i in range(4)]
+    docs += [Doc(Vocab(), words=["Анна", "спит"], ents=["B-PERSON", "O"]) for _ in range(4)]
+    told = init(tmp_path, "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", docs)).stdout
+    assert "4 in Latin and 4 in Cyrillic" in told
+    whole = [Doc(Vocab(), words=["Ada went home.", "Bob"], spaces=[True, False], ents=["B-PERSON", "O"])]
+    told = init(tmp_path, "--force", "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", whole)).stdout
+    assert "are not those of spaCy's tokenizer for 'en'" in told
+
+
+# ---------------------------------------------------------------------- --split
+
+
+def test_init_split_is_by_documents_and_never_overwrites(tmp_path):
+    docs = [text(i % 20, "entities", "categories") for i in range(40)]  # each twice
+    train = write(tmp_path / "all.spacy", docs)
+    args = ("--lang", "en", "--paths.train", train, "--split", "0.2")
+    init(tmp_path, *args)
+    paths = made(tmp_path)["paths"]
+    assert paths["train"].endswith("all-split-train.spacy") and paths["dev"].endswith("all-split-dev.spacy")
+    parts = [[*DocBin(store_user_data=True).from_disk(paths[name]).get_docs(Vocab())] for name in ("train", "dev")]
+    assert [len(part) for part in parts] == [32, 8]
+    assert not {doc.text for doc in parts[0]} & {doc.text for doc in parts[1]}
+    whole, rest = survey([*parts[0], *parts[1]]), survey(docs)
+    assert whole == rest
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.spacy")}
+    init(tmp_path, *args, "--force")  # the same parts
+    other = init(tmp_path, *args, "--force", "--seed", "1", check=False)
+    assert other.returncode == 1 and "it is there already, with other texts" in other.stderr
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.spacy")} == before
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_init_refuses_texts_that_teach_nothing(refused, tmp_path):
+    write(tmp_path / "train.spacy", [text(0), text(1)])
+    said = refused("new.cfg", "--lang", "en", "--paths.train", "train.spacy")
+    assert "found 2 texts with nothing that a component learns from" in said
+    write(tmp_path / "train.spacy", [])
+    assert "expected texts in [corpora.train], found none" in refused(
+        "new.cfg", "--lang", "en", "--paths.train", "train.spacy"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (("--lang", "en"), "--paths.train train.spacy"),
+        (("--paths.train", "train.spacy"), "Name it: --lang en"),
+        (("--paths.train", "train.spacy", "--lang", "qq"), "--lang qq: spaCy has no language of that code"),
+        (("--paths.train", "no.spacy", "--lang", "en"), "there is no file or folder 'no.spacy'"),
+        (("--paths.train", "train.spacy", "--lang", "en", "--recipe", "bests"), "Did you mean 'best'?"),
+        (("--paths.train", "train.spacy", "--lang", "en", "--split", "2"), "between 0 and 1 for --split, found 2"),
+        (("--paths.train", "train.spacy", "--lang", "en", "--split", "0.2"), "at least two different ones, found 1"),
+        (
+            ("--paths.train", "train.spacy", "--paths.dev", "train.spacy", "--lang", "en", "--split", "0.2"),
+            "there is --paths.dev too",
+        ),
+        (("--paths.train", "train.spacy", "--lang", "en", "--pretrained"), "download en_core_web_lg"),
+        (("--paths.train", "train.spacy", "--lang", "fi", "--pretrained"), "Can't make a config with --pretrained"),
+        (("out.cfg", "--lang", "en", "--gpu"), "Can't use --lang and --gpu: for a new config only"),
+        (("out.cfg",), "expected a recipe, found none"),
+        (("--paths.train", "train.spacy", "--lang", "en", "--training.max_step", "3"), "no setting 'max_step'"),
+    ],
+)
+def test_init_refuses(args, names, refused, tmp_path):
+    write(tmp_path / "train.spacy", [text(0, "entities")])
+    assert names in " ".join(refused("new.cfg", *args).split())
+
+
+def test_init_gpu_needs_a_transformer(refused, tmp_path):
+    if find_spec("spacy_transformers"):
+        pytest.skip("spacy-transformers is installed")
+    write(tmp_path / "train.spacy", [text(0, "entities")])
+    said = refused("new.cfg", "--paths.train", "train.spacy", "--lang", "en", "--gpu")
+    assert "pip install 'thinc-torchopt[transformers]'" in said
+
+
+def test_init_refuses_a_config_for_other_annotations(refused, tmp_path):
+    spacy_cli("init", "config", tmp_path / "in.cfg", "--pipeline", "tagger,parser,ner")
+    write(tmp_path / "train.spacy", [text(i, "entities") for i in range(4)])
+    args = ("in.cfg", "out.cfg", "--recipe", "robust", "--paths.train", "train.spacy")
+    said = " ".join(refused(*args).split())
+    assert "it trains tagger and parser, and the texts have entities only" in said and "init new.cfg --lang en" in said
+    write(tmp_path / "train.spacy", [text(i, "entities", "tags", "trees") for i in range(15)])
+    spacy_cli("torchopt", "init", *args)
+
+
+# ---------------------------------------------------------------------- what was measured
+
+
+def test_init_takes_the_recipe_that_was_measured(tmp_path):
+    """A text classifier with a CNN is no case for `best`, unless it is asked for."""
+    train = write(tmp_path / "train.spacy", [text(i, "categories", "entities") for i in range(4)])
+    vectors = tmp_path / "vectors"
+    nlp = spacy.blank("en")
+    nlp.vocab.set_vector("Ada", numpy.ones(4, dtype="f"))
+    nlp.to_disk(vectors)
+    args = ("--lang", "en", "--paths.train", train, "--pretrained", "--paths.vectors", vectors)
+    told = init(tmp_path, *args).stdout
+    assert made(tmp_path)["components"]["textcat"]["model"]["@architectures"] == "spacy.TextCatEnsemble.v2"
+    assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.Adam.v1"
+    assert "Recipe drop-in, as measured for this kind (text classifier with a CNN)" in told and "--recipe best" in told
+    told = init(tmp_path, *args, "--force", "--recipe", "best").stdout
+    assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.TorchOptimizer.v1"
+    assert "Measured for this kind (text classifier with a CNN)" in told
+
+
+# ---------------------------------------------------------------------- a property
+
+
+@settings(max_examples=15, deadline=None)
+@given(kinds=st.lists(st.sets(st.sampled_from(KINDS)), min_size=1, max_size=5))
+def test_init_chooses_what_can_be_learned(kinds):
+    """Whatever annotations are taken away: spaCy finds labels for each component."""
+    docs = [text(i, *of_text) for i, of_text in enumerate(kinds)]
+    choice = choose_components(survey(docs))
+    nlp = spacy.blank("en")
+    for component in choice.components:
+        nlp.add_pipe(component.factory, name=component.name)
+    examples = [Example(nlp.make_doc(doc.text), doc) for doc in DocBin(docs=docs).get_docs(nlp.vocab)]
+    nlp.initialize(lambda: examples)  # E143, E867 or E895 for one that can't learn
+    for name, pipe in nlp.pipeline:
+        assert len(pipe.labels) > 0, name
+    learned = {component.factory for component in choice.components}
+    for kind in ("entities", "tags", "spans", "morphology"):
+        n = sum(kind in of_text for of_text in kinds)
+        assert (COMPONENTS[kind] in learned) == (n > 0), kind

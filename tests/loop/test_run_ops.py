@@ -1,0 +1,123 @@
+"""`ops = "fastest"` in a run: chosen once, for its time, and kept by a resumed run."""
+
+import shutil
+
+import pytest
+import spacy
+from thinc.api import NumpyOps
+
+from thinc_torchopt.core.errors import CheckpointWarning, StateError
+from thinc_torchopt.core.ops import Choice, FastOps, products_by
+from thinc_torchopt.core.state.files import read_folder, write_folder
+from thinc_torchopt.loop.checkpoint_folder import steps_of
+from thinc_torchopt.loop.processes import Alone
+from thinc_torchopt.loop.run_ops import RunOps
+
+from ..runs import config_for, digests, run
+
+SMALL = {"nlp__pipeline": ["tok2vec", "tagger"], "components__parser": None, "training__optimizer__ops": "fastest"}
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The libraries that measuring finds to be the fastest, and the number of times it was done."""
+    choices, made = ["numpy"], []
+
+    def fastest(nlp, threads):
+        made.append(threads)
+        return Choice(products_by(choices[0]), "as the test wants it.")
+
+    monkeypatch.setattr("thinc_torchopt.loop.run_ops.fastest", fastest)
+    return choices, made
+
+
+def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog):
+    """Also where another library has become the fastest."""
+    choices, made = chosen
+    whole, stopped, thincs = tmp_path / "whole", tmp_path / "stopped", tmp_path / "thincs"
+    infos = run(config_for(whole, corpus, steps=12, **SMALL), whole)
+    choices[0] = "thinc"
+    others = run(config_for(thincs, corpus, steps=12, **SMALL), thincs)
+    assert digests(whole) != digests(thincs) and infos.keys() == others.keys()
+    choices[0] = "numpy"
+    config = config_for(stopped, corpus, steps=12, **SMALL)
+    run(config, stopped, crash_at=8)
+    choices[0] = "torch"
+    caplog.clear()
+    resumed = run(config, stopped)
+    assert digests(stopped) == digests(whole)
+    assert all(resumed[step] == infos[step] for step in resumed) and 11 in resumed
+    assert f"Matrix products by {products_by('numpy')}: as before the run was stopped." in caplog.messages
+    assert made == [1, 1, 1]
+
+
+def test_run_ops_from_another_machine(tmp_path, corpus, chosen, recwarn):
+    """A checkpoint of a processor that the library takes for another one."""
+    config = config_for(tmp_path, corpus, steps=12, **SMALL)
+    run(config, tmp_path, crash_at=5)
+    for step in steps_of(tmp_path / "state"):
+        state = read_folder(step)
+        state["listeners"]["ops"]["kernel"] = "NumPy 0.1 (openblas Elsewhere)"
+        shutil.rmtree(step)
+        write_folder(step, state)
+    with pytest.warns(CheckpointWarning, match="expected NumPy 0.1 .openblas Elsewhere., found NumPy"):
+        run(config, tmp_path)
+
+
+def of_pipeline(nlp):
+    return {type(node.ops) for _, pipe in nlp.pipeline for node in pipe.model.walk()}
+
+
+@pytest.mark.parametrize("crash_at", [None, 3])
+def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch, crash_at):
+    """In updates and evaluations; nodes get thinc's back at the end, also after an error. It is told in one line."""
+    seen, pipelines = [], []
+
+    @spacy.registry.callbacks("test-run-ops.Note.v1")
+    def note():
+        return lambda nlp: pipelines.append(nlp) or nlp
+
+    @spacy.registry.scorers("test-run-ops.Score.v1")
+    def scorer():
+        return lambda examples, **kwargs: seen.append(of_pipeline(pipelines[0])) or {"tag_acc": 0.5}
+
+    changes = {
+        "initialize__after_init": {"@callbacks": "test-run-ops.Note.v1"},
+        "components__tagger__scorer": {"@scorers": "test-run-ops.Score.v1"},
+        "training__optimizer__ops_threads": "auto",
+        "training__optimizer__checkpoint": None,
+    }
+    run(config_for(tmp_path, corpus, steps=6, **SMALL, **changes), tmp_path, crash_at=crash_at)
+    assert seen and all(found == {FastOps} for found in seen)
+    assert of_pipeline(pipelines[0]) == {NumpyOps}
+    assert caplog.messages.count(f"Matrix products by {products_by('numpy')}: as the test wants it.") == 1
+    assert chosen[1] == ["auto"]
+
+
+def test_run_ops_reach_a_new_label(tmp_path, corpus, chosen):
+    """Whose layer was made after the run began."""
+    seen, pipelines = {}, []
+
+    @spacy.registry.callbacks("test-run-ops.NoteToo.v1")
+    def note():
+        return lambda nlp: pipelines.append(nlp) or nlp
+
+    def act(step):
+        if step == 2:
+            pipelines[0].get_pipe("parser").add_label("NEW")
+        seen[step] = of_pipeline(pipelines[0])
+
+    changes = {
+        "initialize__after_init": {"@callbacks": "test-run-ops.NoteToo.v1"},
+        "training__optimizer__checkpoint": None,
+        "training__optimizer__ops": "fastest",
+    }
+    run(config_for(tmp_path, corpus, steps=4, **changes), tmp_path, act=act)
+    assert seen[1] == {FastOps} and NumpyOps in seen[2] and seen[3] == {FastOps}
+
+
+def test_run_ops_damaged_state():
+    listener = RunOps(spacy.blank("xx"), Alone(), 1)
+    for wrong in ({"library": "mine", "threads": 1, "kernel": "x"}, {"library": "numpy", "threads": 0, "kernel": "x"}):
+        with pytest.raises(StateError, match="the matrix products of the run"):
+            listener.load_state_dict(wrong)

@@ -1,0 +1,76 @@
+"""spaCy's models on a disk that is full for a while: a training goes on, and no model is half written."""
+
+import errno
+import json
+
+import pytest
+import spacy
+from spacy.language import Language
+
+from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
+from thinc_torchopt.core.text_files import check_encoding, decode
+
+from ..runs import config_for
+from .test_checkpoint import train
+
+
+@pytest.fixture
+def full_at(monkeypatch):
+    """Let saves fail, by their number."""
+    saved = []
+
+    def fill(*numbers):
+        original = Language.to_disk
+
+        def to_disk(self, path, **kwargs):
+            saved.append(path)
+            original(self, path, **kwargs)
+            if len(saved) in numbers:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        monkeypatch.setattr(Language, "to_disk", to_disk)
+        return saved
+
+    return fill
+
+
+def steps_of(corpus, tmp_path):
+    return config_for(tmp_path, corpus, steps=15, training__optimizer__checkpoint=None)
+
+
+def test_a_training_without_faults_saves_as_spacy_does(corpus, tmp_path):
+    train(steps_of(corpus, tmp_path), tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model-best", "model-last"]
+    assert (
+        spacy.load(tmp_path / "out" / "model-best").pipe_names == spacy.load(tmp_path / "out" / "model-last").pipe_names
+    )
+
+
+def test_a_full_disk_in_mid_run_does_not_end_it(corpus, tmp_path, full_at):
+    saved = full_at(2)
+    with (
+        pytest.warns(CheckpointWarning, match=r"Can't save the model to '.*model-last': No space left.*tries again"),
+        pytest.warns(CheckpointWarning, match=r"The best model so far is not in '.*model-best'"),
+    ):
+        train(steps_of(corpus, tmp_path), tmp_path / "out")
+    assert len(saved) == 5  # at steps 0, 5, 10, 15 and at the end
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model-best", "model-last"]
+    for name in ("model-best", "model-last"):
+        spacy.load(tmp_path / "out" / name)
+    meta = json.loads((tmp_path / "out" / "model-last" / "meta.json").read_text())
+    assert meta["performance"]
+
+
+def test_a_last_model_that_is_lost_is_an_error(corpus, tmp_path, full_at):
+    full_at(5)
+    with pytest.raises(StateError, match="The training is over, and its last model is lost"):
+        train(steps_of(corpus, tmp_path), tmp_path / "out")
+    spacy.load(tmp_path / "out" / "model-last")  # that of step 15, whole
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_encodings_are_read_or_told(encoding, tmp_path):
+    (tmp_path / "a.txt").write_text("Grüße", encoding=encoding)
+    assert decode((tmp_path / "a.txt").read_bytes()) == "Grüße"
+    with pytest.raises(ConfigError, match="Can't read it: expected a text in UTF-8, found UTF"):
+        check_encoding(tmp_path / "a.txt", "it")

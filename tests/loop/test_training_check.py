@@ -1,0 +1,156 @@
+"""What `spacy train` tells before its first step, against what was taken away from the corpora."""
+
+import io
+import random
+import warnings
+
+import numpy
+import pytest
+import spacy
+import spacy.training.loop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spacy.tokens import Doc
+from spacy.training import Example
+from spacy.training.loop import create_train_batches
+from spacy.util import registry
+
+from thinc_torchopt.core.errors import ConfigError, PipelineWarning
+from thinc_torchopt.loop.data_stream import Batches
+from thinc_torchopt.loop.schedule_check import doubts_of_config
+from thinc_torchopt.loop.training_check import _evenly, _first_texts
+
+from .test_data_check import GOLD, LEARNERS, WORDS
+
+PLACE = {}
+
+
+@registry.readers("test-check.Examples.v1")
+def reader(of: str):
+    """The examples in PLACE, by a reader of the user: whoever reads them draws a number."""
+
+    def read(nlp):
+        for example in PLACE[of]:
+            random.random()
+            PLACE["reads"][of] += 1
+            yield Example(nlp.make_doc(example.reference.text), example.reference)
+
+    return read
+
+
+def texts(name, kept):
+    """Texts of which some have annotations."""
+    vocab = spacy.blank("xx").vocab
+    found = []
+    for i, is_kept in enumerate(kept):
+        doc = Doc(vocab, words=[*WORDS[:4], f"{name}{i}"])
+        cats = {"RED": float(i % 2), "BLUE": 1.0 - i % 2}
+        found.append(Example.from_dict(doc, GOLD | {"cats": cats} if is_kept else {}))
+    return found
+
+
+def run(component, train, dev, **changes):
+    """`spacy train` for one step. RETURNS: The texts of the warnings."""
+    PLACE.update(train=train, dev=dev, reads={"train": 0, "dev": 0})
+    nlp = spacy.blank("xx")
+    nlp.add_pipe(component)
+    # The pipeline is made as if all texts had annotations: spaCy refuses others, with messages of its own.
+    whole = texts("whole", [True] * 40)
+    optimizer = {
+        "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
+        "algorithm": {"@torch_optimizers": "torch.AdamW.v1"},
+        **changes.pop("optimizer", {}),
+    }
+    weights = {key: weight for key, weight in nlp.get_pipe_meta(component).default_score_weights.items() if weight}
+    nlp.config["corpora"] = {name: {"@readers": "test-check.Examples.v1", "of": name} for name in ("train", "dev")}
+    nlp.config["training"] |= {
+        "optimizer": optimizer, "max_steps": 1, "eval_frequency": 1, "seed": 0, "score_weights": weights, **changes
+    }  # fmt: skip
+    nlp.initialize(lambda: whole)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PipelineWarning)
+        spacy.training.loop.train(nlp, stdout=io.StringIO(), stderr=io.StringIO())
+    return [str(one.message) for one in caught if issubclass(one.category, PipelineWarning)]
+
+
+KEPT = st.lists(st.booleans(), min_size=4, max_size=8)
+
+
+@settings(max_examples=20, deadline=None)
+@given(component=st.sampled_from(LEARNERS), train=KEPT, dev=KEPT)
+def test_training_check_tells_of_annotations_that_were_taken_away(component, train, dev):
+    """None in the training data: an error. None in the development data: a warning. Otherwise neither is told."""
+    if not any(train):
+        with pytest.raises(ConfigError, match=f"'{component}' has nothing to learn: none of the {len(train)} texts"):
+            run(component, texts("train", train), texts("dev", dev))
+        return
+    told = " ".join(run(component, texts("train", train), texts("dev", dev)))
+    assert (f"'{component}' can't be scored: none of the {len(dev)} texts" in told) is not any(dev)
+    assert "nothing to learn" not in told
+
+
+def test_training_check_allows_it_when_told():
+    bare = texts("train", [False] * 6)
+    told = run("parser", bare, texts("dev", [True] * 6), optimizer={"allow_untrainable": True})
+    assert told[0].startswith("'parser' has nothing to learn: none of the 6 texts in [corpora.train]")
+    with pytest.raises(ConfigError, match="allow_untrainable = true in"):
+        run("parser", bare, texts("dev", [True] * 6))
+
+
+def test_training_check_of_a_stream():
+    """The training goes on, and the warning comes at the first evaluation after step 0."""
+    told = run("parser", texts("train", [False] * 6), texts("dev", [True] * 6), max_epochs=-1)
+    assert [one for one in told if one.startswith("'parser' has nothing to learn: none of the first 12 texts in")]
+    assert not run("parser", texts("train", [True] * 6), texts("dev", [True] * 6), max_epochs=-1)
+
+
+def test_training_check_reads_nothing_twice():
+    """A reader of the user reads as often as spaCy's own trainer lets it."""
+    run("tagger", texts("train", [True] * 6), texts("dev", [True] * 5))
+    assert PLACE["reads"] == {"train": 6, "dev": 10}
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_training_check_changes_no_batch(is_early):
+    """Nor what the random generators draw next."""
+    PLACE.update(train=texts("train", [True] * 20), reads={"train": 0})
+    random.seed(0)
+    numpy.random.seed(0)
+    batcher = registry.resolve(
+        {"b": {"@batchers": "spacy.batch_by_words.v1", "size": 20, "tolerance": 0.2, "discard_oversize": False}}
+    )["b"]
+    batches = Batches(create_train_batches(spacy.blank("xx"), reader("train"), batcher, 2))
+    if is_early:
+        assert len(batches.all_examples()) == 20
+    drawn = [[example.reference.text for example in batch] for _, batch in batches]
+    drawn.append(random.random())
+    assert PLACE.setdefault("drawn", drawn) == drawn and PLACE["reads"]["train"] == 20
+
+
+def test_training_check_looks_at_a_part_of_a_large_corpus():
+    long = [Example(doc, doc) for doc in [Doc(spacy.blank("xx").vocab, words=["word"] * 50_000)] * 10]
+    first = _first_texts("corpora.dev", iter(long))
+    assert (len(first.examples), first.told) == (4, "first 4 texts in [corpora.dev]")
+    whole = _first_texts("corpora.dev", long[:4])
+    assert whole.is_whole and _evenly(whole) is whole
+    whole.examples = long
+    assert (len(_evenly(whole).examples), _evenly(whole).told) == (4, "4 texts looked at in [corpora.dev]")
+
+
+@pytest.mark.parametrize(
+    ("learn_rate", "told"),
+    [
+        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 10}, "from step 10"),
+        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 9, "total_steps": 900}, "is still at"),
+        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 0}, "nothing is"),
+        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 100}, ""),
+        ({"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1}, ""),
+        ({"@schedules": "constant.v1", "rate": 0.1}, ""),
+        (0.1, ""),
+    ],
+)
+def test_training_check_of_schedules(learn_rate, told):
+    """Too short, too long, thinc's with a slip; and those that are as they should be."""
+    training = {"max_steps": 100, "max_epochs": 0, "optimizer": {"learn_rate": learn_rate}}
+    found = " ".join(doubts_of_config(training))
+    assert told in found and bool(found) == bool(told)

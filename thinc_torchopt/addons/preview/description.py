@@ -1,0 +1,468 @@
+"""Describe a training before it begins: whether it can begin, what it will do, and what it costs."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from confection import Config
+from spacy import util
+from spacy.language import Language
+from spacy.util import registry
+
+from ...core.config_checks import check_corpora, check_training_section
+from ...core.errors import ConfigError, ControllerError, MissingPackageError, ParamError
+from ...core.host_errors import is_spacys_own, line_of_others, plain_errors
+from ...core.optimizer import TorchOptimizer
+from ...core.tables import html_details, html_lines, html_of
+from ...core.types import ParamInfo
+from ...core.words import count, plain, size_in_words
+from ...loop.data_check import MOST_WORDS, Corpus, Findings, check_data
+from ...loop.data_stream import count_steps
+from ...loop.progress_bars import show_activity
+from ...loop.schedule_check import doubts_of_schedules, rates_over_steps, trained_groups
+from ...loop.setup import (
+    AnyConfig,
+    Setup,
+    build,
+    load_config,
+    note_on_scores,
+    path_of,
+    resolve_optimizer,
+    schedule_notes,
+)
+from ..controller.run_rules import Rules
+from ..privacy import Privacy, PrivacyHistory, epsilon_of
+from ..privacy.private_run import plan_private_training, what_is_not_covered
+from ..recipes import THINC, Setting, read_corpus
+from .costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
+from .doubts import (
+    device_problem,
+    doubts_of_device,
+    doubts_of_end,
+    doubts_of_rates,
+    lack_of_room,
+    why_nothing_is_trained,
+)
+from .lines import Line, lines_of, usual_labels
+from .params import ParamRow, describe, rows_of, tell_pipeline
+
+# Steps that are described of a training without an end.
+_NO_END = 20_000
+# Texts that are read of a streamed corpus.
+_STREAMED = 1_000
+# spaCy's errors for a corpus without a path, texts or labels.
+_OF_DATA = re.compile(r"\[E(913|143|867|923|930|986)\]")
+# Lines of the short form, at a width of _WIDTH.
+_SCREEN, _WIDTH = 40, 80
+# Labels that the short form shows first, if not all of it fits.
+_FIRST = [
+    *("Ends", "Steps", "Trains", "Doesn't train", "Learning rate", "Frozen", "Checked", "Saves", "Time", "Privacy"),
+    *("Budget", "Optimizer", "Processes", "Averages", "Rules", "Memory", "Disk"),
+]
+
+
+@dataclass(repr=False)
+class Description(Findings):
+    """The description of a training. A notebook shows it; as text it is one screen of 40 lines.
+
+    name (str): The config's.
+    checked (list[str]): What was read, and what was left out.
+    lines (list[Line]): What it will do. cost_lines (list[Line]): What it costs. costs (dict): The same in numbers.
+    usual (set[str]): The labels of lines about settings at their defaults.
+    error (Exception | None): What a component, a corpus or other code raised.
+    """
+
+    name: str = ""
+    checked: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    cost_lines: list[Line] = field(default_factory=list)
+    costs: dict[str, Any] = field(default_factory=dict)
+    usual: set[str] = field(default_factory=set)
+    error: Exception | None = None
+
+    def add(self, found: Findings) -> None:
+        self.stops += found.stops
+        self.notes += found.notes
+
+    @property
+    def is_one_error(self) -> bool:
+        """Whether one error is all that can be said."""
+        return len(self.stops) == 1 and not (self.notes or self.checked or self.lines)
+
+    @property
+    def title(self) -> str:
+        return f"What a training with {self.name} does"
+
+    @property
+    def findings(self) -> list[Line]:
+        """Reasons to stop the training, and possible mistakes. They come first, and are never left out."""
+        stops = [("Stops", text) for text in self.stops]
+        return [
+            *(stops or [("Stops", "Nothing that can be seen before the training.")]),
+            *(("Note", note) for note in self.notes),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        lines = [{"about": about, "text": text} for about, text in _filled([*self.lines, *self.cost_lines])]
+        whole = {"stops": self.stops, "notes": self.notes, "checked": self.checked}
+        return {**whole, "lines": lines, "costs": self.costs}
+
+    def rows(self, width: int = _WIDTH, *, is_whole: bool = False, hint: str = "") -> Iterator[Line]:
+        """The lines of the text below its title: a label or nothing, and a text of at most `width` with the label.
+
+        is_whole (bool): All lines. Otherwise one screen, without settings at their defaults.
+        hint (str): How to see what is left out.
+        """
+        blocks = self._blocks()
+        indent = max(len(label) for block in blocks for label, _ in block) + 2
+        kept = blocks if is_whole else self._short(blocks, max(30, width - indent))
+        begun = False
+        for block in kept:
+            before = ""
+            if begun and block:
+                yield "", ""
+            for label, text in block:
+                # "Stops" and "Note" begin each line, as each is about something else.
+                is_new = label != before or block is kept[0] or block is kept[1]
+                for i, part in enumerate(_wrapped(text, max(30, width - indent))):
+                    yield (label if is_new and not i else "").ljust(indent), part
+                before, begun = label, True
+        if (left := sum(map(len, blocks)) - sum(map(len, kept))) > 0:
+            yield "", ""
+            yield "".ljust(indent), f"{count(left, 'more line')}{hint}"
+
+    def __repr__(self) -> str:
+        return "\n".join([self.title, "", *(f"{label}{text}".rstrip() for label, text in self.rows())])
+
+    def _repr_html_(self) -> str:
+        kinds = {"Stops": "stops" if self.stops else "fine", "Note": "note"}
+        blocks = self._blocks()
+        short = self._short(blocks, _WIDTH)
+        rest = [[line for line in block if line not in kept] for block, kept in zip(blocks, short)]
+        shown = [line for block in short for line in _unfilled(block)]
+        more = [line for block in rest for line in _unfilled(block)]
+        return html_of(
+            f"<p>{escape(self.title)}</p>",
+            html_lines(shown, kinds=kinds),
+            html_details(count(len(more), "more line"), html_lines(more)) if more else "",
+        )
+
+    def _blocks(self) -> list[list[Line]]:
+        """Stops, notes, what was checked, what will happen, costs; each line with its label."""
+        stops = [line for line in self.findings if line[0] == "Stops"]
+        notes = [line for line in self.findings if line[0] == "Note"]
+        checked = [("Checked", text) for text in self.checked]
+        return [stops, notes, checked, list(_filled(self.lines)), list(_filled(self.cost_lines))]
+
+    def _short(self, blocks: Sequence[Sequence[Line]], width: int) -> list[list[Line]]:
+        """The lines that fit on one screen, the more important ones first."""
+        always, rest = blocks[:2], blocks[2:]
+        # Title, a line between two blocks, and two for what is left out.
+        room = _SCREEN - 1 - (len(blocks) - 1) - 2 - sum(_height(text, width) for block in always for _, text in block)
+        wanted = [
+            (_FIRST.index(label) if label in _FIRST else len(_FIRST), i, n)
+            for i, block in enumerate(rest)
+            for n, (label, _) in enumerate(block)
+            if label not in self.usual
+        ]
+        kept: set[tuple[int, int]] = set()
+        for _, i, n in sorted(wanted):
+            height = _height(rest[i][n][1], width)
+            if height <= room:
+                room -= height
+                kept.add((i, n))
+        return [
+            *(list(block) for block in always),
+            *([line for n, line in enumerate(block) if (i, n) in kept] for i, block in enumerate(rest)),
+        ]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False) or [""]
+
+
+def _height(text: str, width: int) -> int:
+    return len(_wrapped(text, width))
+
+
+def _filled(lines: Sequence[Line]) -> Iterator[Line]:
+    """Fill in empty labels with the label of the line before."""
+    about = ""
+    for label, text in lines:
+        about = label or about
+        yield about, text
+
+
+def _unfilled(lines: Sequence[Line]) -> Iterator[Line]:
+    """Remove labels that are the same as in the line before."""
+    about = ""
+    for label, text in lines:
+        yield "" if label == about else label, text
+        about = label
+
+
+def explain(
+    config: AnyConfig, overrides: Mapping[str, Any] = {}, *, is_timed: bool = False, gpu_id: int = -1
+) -> Description:
+    """Check a training before it begins, and say what it will do and cost. Nothing is written.
+
+    config (AnyConfig): A config, its file, or the folder of a trained pipeline.
+    overrides (Mapping): Other values, by paths such as "paths.train".
+    is_timed (bool): Train for a few steps, to estimate how long the training takes.
+    gpu_id (int): The GPU. -1: the CPU.
+    RETURNS (Description): The description. Its `stops` say why the training would stop.
+    RAISES (ConfigError): The config is so wrong that nothing can be said.
+    """
+    path = path_of(config)
+    told = Description(name="this config" if path is None else path.name)
+    if path is not None and str(path) == "-":
+        config = load_config(path, overrides)  # stdin can't be read again
+        overrides = {}
+    with schedule_notes() as notes:
+        if problem := device_problem(gpu_id):
+            told.stops.append(problem)
+            gpu_id = -1
+        try:
+            setup = build(config, overrides, use_gpu=gpu_id, resolve=_resolve)
+        except ImportError:
+            raise
+        except Exception as error:  # components may raise anything when they are initialized
+            _tell_without_pipeline(told, config, overrides, error)
+        else:
+            _tell(told, setup, is_timed=is_timed, use_gpu=gpu_id)
+            notes += note_on_scores(setup.optimizer)
+    told.notes += notes
+    return told
+
+
+def _resolve(block: dict[str, Any]) -> TorchOptimizer:
+    """The optimizer of a config. For one of thinc's, our drop-in, which does the same."""
+    name = block["@optimizers"]
+    return resolve_optimizer(block | {"@optimizers": f"thinc-torchopt.{name}"} if name in THINC else block)
+
+
+# ---------------------------------------------------------------------- the description
+
+
+def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
+    training = setup.config["training"]
+    train, dev = _read_corpora(told, setup.nlp, setup.config)
+    told.add(check_data(setup.nlp, setup.config, train, dev, sourced=setup.sourced, is_initialized=True))
+    unmatched, problem = tell_pipeline(setup)
+    told.stops += [*(found["message"] for found in unmatched), *([problem] if problem else [])]
+    now = describe(setup)
+    rows = list(rows_of(setup, now, None))
+    has_end = bool(training["max_steps"] or training["max_epochs"] > 0) and (train is not None or training["max_steps"])
+    last = _count_steps(setup, train) - 1 if has_end else _NO_END
+    # This moves the optimizer's schedules.
+    rates = rates_over_steps(setup.optimizer, last)
+    trained = trained_groups(now, rates)
+    if nothing := why_nothing_is_trained(setup, trained, rates):
+        told.stops.append(nothing)
+    told.notes += [
+        *doubts_of_rates(setup, trained),
+        *doubts_of_schedules(training, setup.optimizer, trained, last, has_end=bool(has_end)),
+        *doubts_of_end(training, last, has_end=bool(has_end), has_budget="budget" in setup.optimizer.attachments),
+        *doubts_of_device(setup, use_gpu),
+    ]
+    if (rules := setup.optimizer.attachments.get("controller")) is not None:
+        try:
+            told.notes += Rules(rules, setup.optimizer).doubts_of_names(setup.nlp)
+        except (ConfigError, ControllerError) as error:
+            told.stops.append(str(error))
+    if training["optimizer"]["@optimizers"] in THINC:
+        told.notes.append(
+            "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
+        )
+    told.lines += lines_of(setup, rows, now, rates)
+    told.usual = usual_labels(training["optimizer"])
+    privacy = setup.optimizer.attachments.get("privacy")
+    if privacy is not None and train is not None:
+        _tell_privacy(told, setup, privacy, train, last + 1 if has_end else None)
+    _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
+
+
+def _tell_privacy(told: Description, setup: Setup, settings: Privacy, train: Corpus, steps: int | None) -> None:
+    """Say what a private training uses, or why it would be refused. steps (int | None): None: it has no end."""
+    examples = train.examples
+    try:
+        plan = plan_private_training(settings, setup.nlp, setup.config, setup.optimizer, lambda nlp: iter(examples))
+    except (ConfigError, ParamError, MissingPackageError) as error:
+        told.stops.append(str(error))
+        return
+    text = f"Each example's gradient is clipped, and noise is added: {plan.in_words()}"
+    if plan.last is None and steps is not None and plan.noise_multiplier:
+        history: PrivacyHistory = [(plan.noise_multiplier, plan.sample_rate, steps)]
+        epsilon = epsilon_of(history, settings.delta, settings.accountant)
+        text += f" {count(steps, 'update')} {'uses' if steps == 1 else 'use'} epsilon {plain(epsilon)}."
+    told.lines.append(("Privacy", text))
+    told.notes += what_is_not_covered(settings, setup.config["training"]["seed"])
+    if not plan.noise_multiplier:
+        told.notes.append("Nothing is private: noise_multiplier = 0 in [training.optimizer.privacy].")
+
+
+def _count_steps(setup: Setup, train: Corpus | None) -> int:
+    examples = [] if train is None else train.examples
+    return count_steps(setup.nlp, setup.config, lambda nlp: iter(examples))
+
+
+def _tell_without_pipeline(
+    told: Description, source: AnyConfig, overrides: Mapping[str, Any], error: Exception
+) -> None:
+    """Say why the pipeline could not be built, and check the corpora. error (Exception): The one that was raised."""
+    read: list[str] = []
+    path = path_of(source)
+    if path is None or not path.is_dir():
+        try:
+            config = load_config(source, overrides)
+            problems = _problems(config)
+        except Exception:
+            raise error from None
+        try:
+            nlp = util.load_model_from_config(config, auto_fill=True)
+        except Exception:  # no pipeline can be made of the config
+            texts = dict.fromkeys([str(error), *problems])
+            if not isinstance(error, ConfigError):
+                raise error from None
+            told.stops += texts
+            return
+        filled = nlp.config.interpolate()
+        train, dev = _read_corpora(told, nlp, filled)
+        sourced = util.get_sourced_components(config)
+        told.add(check_data(nlp, filled, train, dev, sourced=list(sourced), is_initialized=False))
+        read = [*told.stops]
+        told.stops += [problem for problem in problems if problem not in read]
+    text = str(error).strip() or type(error).__name__
+    is_told = any(text.rstrip(".") in stop for stop in told.stops)
+    if not is_told and not (read and (isinstance(error, OSError) or _OF_DATA.search(str(error.__cause__ or error)))):
+        told.stops.append(
+            text if isinstance(error, ConfigError) else f"The pipeline can't be initialized: {_in_full(told, error)}"
+        )
+    told.checked.append("The rest can be checked once this is fixed.")
+
+
+def _problems(config: Config) -> list[str]:
+    """The problems of a config that can be found without a pipeline. config (Config): Not interpolated."""
+    problems = []
+    for check in (
+        lambda: check_training_section(config),
+        lambda: check_corpora(config, ["train_corpus"]),
+        lambda: check_corpora(config, ["dev_corpus"]),
+        lambda: _resolve(config.interpolate()["training"]["optimizer"]),
+    ):
+        try:
+            with plain_errors(config):
+                check()
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _in_full(told: Description, error: Exception) -> str:
+    """The text of an error, with the line if it is in other code."""
+    told.error = error
+    if is_spacys_own(error):
+        return str(error)
+    line = line_of_others(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ") + (f" (at {line})" if line else "")
+
+
+def _read_corpora(told: Description, nlp: Language, config: Mapping[str, Any]) -> tuple[Corpus | None, Corpus | None]:
+    """Read both corpora. None: it can't be read; the reason is in `told.stops`."""
+    limit = _STREAMED if config["training"]["max_epochs"] < 0 else None
+    with show_activity("Reading the corpora"):
+        train, dev = _read(told, nlp, config, "train_corpus", limit), _read(told, nlp, config, "dev_corpus", None)
+    for corpus in (train, dev):
+        if corpus is not None:
+            _, is_counted = corpus.counted()
+            part = f", its labels in the first {MOST_WORDS:,} words" if corpus.is_whole and not is_counted else ""
+            told.checked.append(f"{corpus.told} with {corpus.words:,} words{part}.")
+    return train, dev
+
+
+def _read(
+    told: Description, nlp: Language, config: Mapping[str, Any], setting: Setting, limit: int | None
+) -> Corpus | None:
+    name = config["training"][setting]
+    try:
+        examples = read_corpus(nlp, config, setting, limit=limit)
+    except ConfigError as error:
+        told.stops.append(str(error))
+        return None
+    return Corpus(name, examples, is_whole=limit is None or len(examples) < limit)
+
+
+# ---------------------------------------------------------------------- costs
+
+
+def _tell_costs(
+    told: Description,
+    setup: Setup,
+    rows: Sequence[ParamRow],
+    infos: Mapping[str, ParamInfo],
+    train: Corpus | None,
+    dev: Corpus | None,
+    *,
+    is_timed: bool,
+) -> None:
+    block = registry.fill({"optimizer": setup.config["training"]["optimizer"]})["optimizer"]
+    is_averaged = bool(block.get("averages") or block.get("use_averages"))
+    work = None
+    if train is not None:
+        problem = (
+            f"There would be no batch: each text in [{train.name}] is longer than a batch may be, and spaCy's loop "
+            "would never end. Set discard_oversize = false in [training.batcher], or a larger size."
+        )
+        try:
+            work = count_work(setup, train)
+        except ConfigError as error:  # the batcher's
+            problem = str(error)
+        if work is None and problem not in told.stops:
+            told.stops.append(problem)
+    if work is not None and train is not None:
+        if work.left_out:
+            told.notes.append(
+                f"{work.left_out:,} of the {train.words:,} words in [{train.name}] are in no batch: their texts are "
+                "longer than a batch may be (discard_oversize = true in [training.batcher])."
+            )
+        told.cost_lines.append(("Steps", tell_work(work, train)))
+        told.costs |= asdict(work) | {"words": work.words}
+    sizes = find_sizes(setup, rows, infos, is_averaged=is_averaged)
+    told.stops += lack_of_room(setup, sizes)
+    models = f"About {size_in_words(sizes.model)} each for model-best and model-last"
+    checkpoint = setup.optimizer.attachments.get("checkpoint")
+    copied = sizes.checkpoint if checkpoint is not None and checkpoint.in_background else 0
+    told.cost_lines.append(("Memory", tell_memory(sizes, copied)))
+    told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
+    if checkpoint is None:
+        told.cost_lines.append(("Disk", f"{models}."))
+    else:
+        disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)
+        told.cost_lines.append(
+            (
+                "Disk",
+                f"{models}, and {size_in_words(sizes.checkpoint)} for each checkpoint: up to {checkpoint.keep + 1} of "
+                f"them while one is written. {size_in_words(disk.free)} are free in '{disk.folder}'.",
+            )
+        )
+        told.costs["bytes"] |= {"checkpoint": sizes.checkpoint, "free": disk.free}
+    if not is_timed:
+        told.cost_lines.append(("Time", "Not measured. --time trains for a few steps to measure it."))
+    elif train is not None and work is not None and not told.stops:
+        try:
+            with show_activity("Training for a few steps"):
+                times = time_steps(setup, train, dev, mean_words=work.batch_words)
+        except Exception as error:  # it would stop the training too
+            told.stops.append(f"One of the first steps fails: {_in_full(told, error)}")
+        else:
+            told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
+            told.costs["seconds"] = asdict(times)
+            if times.peak is not None:
+                told.cost_lines.append(("", f"At most {size_in_words(times.peak)} of the GPU were in use."))

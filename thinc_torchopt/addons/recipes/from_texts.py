@@ -1,0 +1,259 @@
+"""A config from texts: the components that they can teach, in spaCy's own template for these."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from confection import Config
+from spacy.language import Language
+from spacy.training import Example
+from spacy.util import is_package, load_model_from_config
+
+from ...core.annotations import LEARNS_FROM, Annotations, annotations_of, in_words
+from ...core.errors import ConfigError
+
+# The order of spaCy's own pipelines. A senter is for texts without trees, which say where sentences start, too.
+_ORDER: Final = ("tagger", "morphologizer", "trainable_lemmatizer", "parser", "senter", "ner", "spancat")
+# A kind on fewer texts than this share of those of the most common kind is left out.
+LEAST_SHARE: Final = 0.1
+# The suggester of spaCy's template proposes spans of up to 3 tokens: enough, if at most this share is longer.
+_LONGER: Final = 0.05
+_LONGEST: Final = 12
+# Shares of texts, above which there is a note on their language.
+_OTHER_SCRIPT: Final = 0.1
+_OTHER_TOKENS: Final = 0.1
+# A score's name has the key of its spans, and is a key of the config, too.
+_NO_KEY: Final = ":=\n\r$"
+_EAST_ASIAN: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
+
+
+@dataclass(frozen=True)
+class Component:
+    """A component that has something to learn.
+
+    found (str): What it learns from, in words: "entities on 711 of 711 texts, 1 label".
+    """
+
+    name: str
+    factory: str
+    found: str
+    spans_key: str = ""
+
+
+@dataclass
+class Choice:
+    """The components for some texts.
+
+    left_out (list[str]): Kinds of annotations that are there and are not learned, with the reason.
+    """
+
+    components: list[Component] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def choose_components(found: Annotations) -> Choice:
+    """Choose the components that texts can teach."""
+    choice = Choice()
+    wanted = [(factory, "") for factory in _ORDER[:-1]]
+    wanted += [("spancat", key) for key in sorted(found.spans, key=lambda key: (-found.spans[key].texts, key))]
+    rest = found.categories
+    wanted.append(("textcat" if rest.are_exclusive and len(rest.names) > 1 else "textcat_multilabel", ""))
+    there = {}
+    for factory, key in wanted:
+        of_kind = found.of(factory, key)
+        if of_kind is None or not of_kind.texts:
+            continue
+        if key and (key != key.strip() or any(char in key for char in _NO_KEY)):
+            choice.left_out.append(f"{annotations_of(factory, key)}: a config can't name the scores of this key")
+        elif fault := found.fault(factory, key):
+            if factory != "senter":  # a text with one sentence is annotated, too
+                choice.left_out.append(f"{annotations_of(factory, key)}: {fault}")
+        else:
+            there[factory, key] = of_kind
+    most = max((of_kind.texts for of_kind in there.values()), default=0)
+    for (factory, key), of_kind in there.items():
+        what = annotations_of(factory, key)
+        on = f"on {of_kind.texts:,} of {found.texts:,} texts"
+        if of_kind.texts < LEAST_SHARE * most:
+            choice.left_out.append(f"{what}: {on} only")
+        elif factory != "senter" or "parser" not in {component.factory for component in choice.components}:
+            n = len(of_kind.labels)
+            labels = "" if LEARNS_FROM[factory] in ("lemmas", "sentences") else f", {n} label{'s' * (n != 1)}"
+            name = _name(factory, key, [component.name for component in choice.components])
+            choice.components.append(Component(name, factory, f"{what} {on}{labels}", key))
+    if found.kinds["links"].texts:
+        choice.left_out.append(f"{in_words('links')}: entity_linker needs the knowledge base itself")
+    return choice
+
+
+def _name(factory: str, key: str, taken: Sequence[str]) -> str:
+    """A name for a component: of several for spans, those after the first have their key in theirs."""
+    if factory not in taken:
+        return factory
+    plain = "".join(char if char.isascii() and char.isalnum() else "_" for char in key).strip("_") or "other"
+    name, number = f"{factory}_{plain}", 2
+    while name in taken:
+        name, number = f"{factory}_{plain}_{number}", number + 1
+    return name
+
+
+# ---------------------------------------------------------------------- the config
+
+
+def make_config(
+    choice: Choice, found: Annotations, *, lang: str, gpu: bool, pretrained: bool, vectors: str | None = None
+) -> Config:
+    """Fill in spaCy's template for the chosen components.
+
+    gpu (bool): On a transformer. pretrained (bool): With pretrained word vectors, in spaCy's larger network.
+    vectors (str | None): A package or folder of word vectors. Default: spaCy's for the language.
+    RAISES (ConfigError): A package for it is not installed.
+    """
+    from spacy.cli.init_config import init_config
+
+    if gpu and find_spec("spacy_transformers") is None:
+        raise ConfigError(
+            "Can't make a config for --gpu: it trains a transformer, which needs spacy-transformers, and this is not "
+            "installed. Install it: pip install 'thinc-torchopt[transformers]'. Or leave --gpu out: spacy train "
+            "--gpu-id 0 also trains the config for a CPU on a GPU."
+        )
+    factories = list(dict.fromkeys(component.factory for component in choice.components))
+    optimize = "accuracy" if pretrained and not gpu else "efficiency"
+    config: Config = init_config(lang=lang, pipeline=factories, optimize=optimize, gpu=gpu)
+    if optimize == "accuracy":
+        config["paths"]["vectors"] = vectors or config["paths"]["vectors"]
+        _check_vectors(config["paths"]["vectors"], lang)
+    keys = {component.spans_key: component for component in choice.components if component.factory == "spancat"}
+    if keys:
+        _set_spans(config, keys, found)
+    return config
+
+
+def _check_vectors(name: str | None, lang: str) -> None:
+    if name is None:
+        raise ConfigError(
+            f"Can't make a config with --pretrained: spaCy's template has no word vectors for the language '{lang}'. "
+            "Name some: --paths.vectors FOLDER. Or leave --pretrained out, or use --gpu: transformers are pretrained."
+        )
+    if not is_package(name) and not Path(name).exists():
+        raise ConfigError(
+            f"Can't make a config with --pretrained: it needs the word vectors of '{name}', which is not installed. "
+            f"Install it: python -m spacy download {name}. Or leave --pretrained out."
+        )
+
+
+def _set_spans(config: Config, keys: Mapping[str, Component], found: Annotations) -> None:
+    """Give each key of spans its component, scores, and suggestions that are long enough."""
+    blocks, pipeline = config["components"], config["nlp"]["pipeline"]
+    template = deepcopy(blocks["spancat"])
+    weights = config["training"]["score_weights"]
+    of_spans = {name: weights.pop(name) for name in list(weights) if name.startswith("spans_sc_")}
+    at = pipeline.index("spancat")
+    pipeline[at : at + 1] = [component.name for component in keys.values()]
+    for key, component in keys.items():
+        block = deepcopy(template)
+        block["spans_key"] = key
+        lengths = found.span_lengths[key]
+        longest = _longest(lengths)
+        if longest > 3:
+            block["suggester"] = {
+                "@misc": "spacy.ngram_range_suggester.v1",
+                "min_size": 1,
+                "max_size": min(longest, _LONGEST),
+            }
+        blocks[component.name] = block
+        for name, weight in of_spans.items():
+            share = weight / len(keys) if isinstance(weight, (int, float)) else weight
+            weights[name.replace("spans_sc_", f"spans_{key}_", 1)] = share
+    # spaCy's template weights the key "sc", and fills that in again unless it is said not to count.
+    weights.update({name: None for name in of_spans if "sc" not in keys})
+
+
+def _longest(lengths: Mapping[int, int]) -> int:
+    """The length that no more than a small share of spans exceeds."""
+    total, seen = sum(lengths.values()), 0
+    for length in sorted(lengths):
+        seen += lengths[length]
+        if seen >= (1 - _LONGER) * total:
+            return length
+    return 0
+
+
+def notes_on(choice: Choice, found: Annotations) -> list[str]:
+    """Notes on what the components won't learn from these texts."""
+    notes = []
+    for component in choice.components:
+        of_kind = found.of(component.factory, component.spans_key)
+        assert of_kind is not None
+        if of_kind.texts < found.texts:
+            rest = found.texts - of_kind.texts
+            how = "as texts without spans" if component.factory == "spancat" else "of which it learns nothing"
+            notes.append(f"'{component.name}': {rest:,} of {found.texts:,} texts are not annotated for it, {how}.")
+        if component.factory == "spancat" and (longest := _longest(found.span_lengths[component.spans_key])) > _LONGEST:
+            notes.append(
+                f"'{component.name}': spans have up to {longest} tokens and more; it finds those of up to {_LONGEST}."
+            )
+    return notes
+
+
+# ---------------------------------------------------------------------- the language
+
+
+def blank_pipeline(lang: str, paths: Mapping[str, str | None]) -> Language:
+    """An empty pipeline, to read texts with. RAISES (ConfigError): spaCy does not have the language."""
+    try:
+        return load_model_from_config(Config({"nlp": {"lang": lang}, "paths": dict(paths)}), auto_fill=True)
+    except ImportError as error:
+        if "[E048]" in str(error):
+            raise ConfigError(
+                f"Can't make a config for --lang {lang}: spaCy has no language of that code. They are listed in "
+                "https://spacy.io/usage/models#languages; xx is for any or several."
+            ) from error
+        found = " ".join(str(error).split())
+        raise ConfigError(f"Can't make a config for --lang {lang}: its tokenizer says: {found}") from error
+
+
+def languages_of(examples: Iterable[Example]) -> Counter[str]:
+    """The languages that texts say to be in: `doc.user_data["lang"]`."""
+    said = (example.reference.user_data.get("lang") for example in examples)
+    return Counter(lang for lang in said if isinstance(lang, str) and lang)
+
+
+def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
+    """Whether texts seem to be in another language, or in several."""
+    notes = []
+    said = languages_of(examples)
+    others = [other for other, _ in said.most_common() if other != lang]
+    if others and lang != "xx":
+        found = ", ".join(f"'{other}' ({said[other]:,} texts)" for other in others[:5])
+        notes.append(f"The texts say to be in {found}, and the config is for '{lang}'. For several: --lang xx.")
+    scripts = Counter(filter(None, map(_script, (example.reference.text for example in examples))))
+    usual = [script for script, n in scripts.most_common() if n >= _OTHER_SCRIPT * len(examples)]
+    if len(usual) > 1 and lang != "xx" and not others:
+        shares = " and ".join(f"{scripts[script]:,} in {script.title()}" for script in usual)
+        notes.append(f"Texts are in several scripts: {shares}. For several languages: --lang xx.")
+    words, other = 0, 0
+    for example in examples[:200]:
+        ours = {(token.idx, len(token)) for token in example.predicted}
+        words += len(example.reference)
+        other += sum((token.idx, len(token)) not in ours for token in example.reference)
+    if other > _OTHER_TOKENS * words:
+        notes.append(
+            f"{other:,} of the first {words:,} tokens are not those of spaCy's tokenizer for '{lang}', and their "
+            "annotations are lost in part. Is that their language?"
+        )
+    return notes
+
+
+def _script(text: str) -> str:
+    """The script of most letters of a text, as the first word of their names in Unicode."""
+    names = (unicodedata.name(char, "").partition(" ")[0] for char in text[:500] if char.isalpha())
+    counted = Counter("CJK" if name.startswith(_EAST_ASIAN) else name for name in names)
+    return counted.most_common(1)[0][0] if counted else ""

@@ -1,0 +1,68 @@
+"""What was measured of the recipes, by kind of pipeline: measured.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import srsly
+from spacy.language import Language
+
+from ...core.params import all_names, escape, trainable_components
+
+FILE = Path(__file__).with_name("measured.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A row of measured.yaml, which explains the fields."""
+
+    train: str
+    on: str
+    take: str
+    expect: str
+    instead: str = ""
+    factories: Sequence[str] = ()
+    network: str = ""
+
+
+@lru_cache(maxsize=1)
+def measurements() -> tuple[list[Measured], str]:
+    """All rows, and the words below their table."""
+    read: dict[str, Any] = srsly.read_yaml(FILE)  # type: ignore[attr-defined]
+    return [Measured(**row) for row in read["rows"]], read["about"]
+
+
+def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> list[Measured]:
+    """The rows of the components that are trained. There are none for those that were not measured.
+
+    nlp (Language): The pipeline; it need not be initialized.
+    has_encoder (bool): Whether the pipeline has a transformer.
+    """
+    rows, _ = measurements()
+    trained = {name for name, _ in trainable_components(nlp, frozen)}
+    kinds = {
+        (nlp.get_pipe_meta(name).factory, network_of(nlp, name, has_encoder=has_encoder))
+        for name in nlp.pipe_names
+        if escape(name) in trained
+    }
+    return [row for row in rows if any(row.network == kind and factory in row.factories for factory, kind in kinds)]
+
+
+def network_of(nlp: Language, name: str, *, has_encoder: bool) -> str:
+    """What a component is trained on, in the words of measured.yaml."""
+    names = [found for found in all_names(nlp) if found.split("/")[0] == escape(name)]
+    # A component that listens to a tok2vec or transformer has its output layer alone, too.
+    model = getattr(nlp.get_pipe(name), "model", None)
+    listens = model is not None and any(node.name.endswith("-listener") for node in model.walk())
+    if names and not listens and are_bags(names):
+        return "bow"
+    return "transformer" if has_encoder else "cnn"
+
+
+def are_bags(names: Sequence[str]) -> bool:
+    """Whether params are those of output layers alone, over bags of words, as in spacy.TextCatBOW.v3."""
+    return all(name.split("/")[1:-1] == ["output_layer"] for name in names)

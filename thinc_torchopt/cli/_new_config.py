@@ -1,0 +1,273 @@
+"""Make a config from texts alone, for `spacy torchopt init` without an input config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confection import Config
+from spacy import util
+from spacy.language import Language
+from spacy.training import Example
+
+from ..addons.recipes import (
+    Choice,
+    Recipe,
+    blank_pipeline,
+    choose_components,
+    find_pretrained,
+    languages_of,
+    make_config,
+    measured_of,
+    notes_on,
+    notes_on_language,
+    read_corpus,
+    rewrite,
+    split_corpus,
+    with_settings,
+)
+from ..core.annotations import Annotations, survey
+from ..core.config_checks import check_training_section
+from ..core.errors import ConfigError
+from ..core.host_errors import plain_errors
+from ..core.words import count
+from ..loop.progress_bars import show_activity
+
+LOG = "training/log.jsonl"
+_PATHS = ("paths.train", "paths.dev")
+
+
+@dataclass
+class Wish:
+    """What the command line asks for.
+
+    recipes (list[Recipe]): None named: the measured one for this kind of pipeline.
+    split (float | None): Share of the texts to evaluate on.
+    overrides (dict): Values by dotted path, which are written into the config.
+    """
+
+    lang: str | None
+    gpu: bool
+    pretrained: bool
+    recipes: list[Recipe]
+    split: float | None
+    seed: int
+    log_path: Path | None
+    overrides: dict[str, Any]
+
+
+@dataclass
+class NewConfig:
+    """A config that was made from texts.
+
+    lines (list[str]): What was found and chosen. warnings (list[str]): What the user should check.
+    has_dev (bool): Whether it names texts to evaluate on.
+    """
+
+    text: str
+    lines: list[str]
+    warnings: list[str] = field(default_factory=list)
+    has_dev: bool = True
+
+
+def make(path: Path, stem: str, wish: Wish) -> NewConfig:
+    """Make a config from the texts that the command line names.
+
+    path (Path): The config's, for errors. stem (str): Its name.
+    RAISES (ConfigError): The texts can't be read, or no component can learn from them.
+    """
+    train, dev = (wish.overrides.get(name) for name in _PATHS)
+    if train is None:
+        raise ConfigError(
+            f"Can't make the config '{path}' from texts: expected their file, found none. Give it: --paths.train "
+            f"train.spacy. To change an existing config, name two: init {path} new.cfg --recipe best."
+        )
+    if dev is not None and wish.split is not None:
+        raise ConfigError(
+            "Can't use --split: there is --paths.dev too, so the texts to evaluate on are known. Leave one of them out."
+        )
+    paths = {"train": str(train), "dev": None if dev is None else str(dev)}
+    examples, lang = _read(paths, wish.lang)
+    found = survey(example.reference for example in examples)
+    choice = choose_components(found)
+    if not choice.components:
+        raise ConfigError(_nothing_to_learn(paths["train"], found, choice))
+    if wish.split is not None:
+        files = split_corpus(Path(str(train)), wish.split, wish.seed)
+        paths |= {name: _as_given(file, Path(str(train))) for name, file in zip(("train", "dev"), files)}
+        examples, _ = _read(paths, lang)
+    with plain_errors(path=path):
+        vectors = wish.overrides.get("paths.vectors")
+        config = make_config(choice, found, lang=lang, gpu=wish.gpu, pretrained=wish.pretrained, vectors=vectors)
+        text, told, warned = _write(config, paths, path, stem, wish)
+    new = NewConfig(text, [], has_dev=paths["dev"] is not None)
+    new.lines = [
+        f"Found in {paths['train'] if wish.split is None else train}: {count(found.texts, 'text')}, "
+        f"{count(found.words, 'word')}. " + _listed([component.found for component in choice.components]) + ".",
+        f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
+        f"{_hardware(wish)}. {told}",
+        _evaluation(paths, wish, dev=_read_dev(paths, lang)),
+    ]
+    new.warnings = [f"Left out: {one}." for one in choice.left_out]
+    new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
+    new.warnings += _without(choice, paths, _read_dev(paths, lang)) + warned
+    return new
+
+
+def _read(paths: Mapping[str, str | None], lang: str | None) -> tuple[list[Example], str]:
+    """Read the texts, and find their language, if none is named."""
+    nlp = blank_pipeline(lang or "xx", paths)
+    with show_activity("Reading the texts"):
+        examples = read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="make a config")
+    if lang is not None:
+        return examples, lang
+    said = languages_of(examples)
+    if not said:
+        raise ConfigError(
+            "Can't make a config: expected the language of the texts, found none. Name it: --lang en for English, "
+            "--lang xx for any or several."
+        )
+    return examples, next(iter(said)) if len(said) == 1 else "xx"
+
+
+def _read_dev(paths: Mapping[str, str | None], lang: str) -> Annotations | None:
+    if paths["dev"] is None:
+        return None
+    nlp = blank_pipeline(lang, paths)
+    examples = read_corpus(nlp, nlp.config.interpolate(), "dev_corpus", purpose="make a config")
+    return survey(example.reference for example in examples)
+
+
+def _as_given(file: Path, given: Path) -> str:
+    """The path of a file beside another one, relative if that was."""
+    return str(file if given.is_absolute() or given.resolve().parent != file.parent else _beside(given, file))
+
+
+def _beside(given: Path, file: Path) -> Path:
+    return given.parent / file.name if given.name else file
+
+
+def _nothing_to_learn(train: str | None, found: Annotations, choice: Choice) -> str:
+    reason = f" ({'; '.join(choice.left_out)})" if choice.left_out else ""
+    return (
+        f"Can't make a config for '{train}': expected texts with annotations, such as entities or categories, found "
+        f"{count(found.texts, 'text')} with nothing that a component learns from{reason}. Annotate them, or convert "
+        "them again: spacy convert keeps annotations, a pipeline's make_doc has none."
+    )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def in_a_row(names: Sequence[str]) -> str:
+    """In words: "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _hardware(wish: Wish) -> str:
+    if wish.gpu:
+        return "with a transformer, for a GPU"
+    return "with word vectors" if wish.pretrained else "for a CPU"
+
+
+# ---------------------------------------------------------------------- the text of the config
+
+
+def _write(
+    config: Config, paths: Mapping[str, str | None], path: Path, stem: str, wish: Wish
+) -> tuple[str, str, list[str]]:
+    """Put everything into the text. RETURNS (tuple): It, what was chosen, and warnings."""
+    config["paths"].update(paths)
+    # A recipe reads the corpora, and sets the end of the training: the user's own values come after it.
+    before = {key: value for key, value in wish.overrides.items() if key not in _PATHS}
+    after = {key: before.pop(key) for key in list(before) if key.startswith("training.")}
+    text = Config().from_str(config.to_str(), interpolate=False, overrides=before).to_str()
+    nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
+    recipes, told = (wish.recipes, "") if wish.recipes else _usual_recipe(nlp)
+    names = ", then ".join(recipe.value for recipe in recipes)
+    config = Config().from_str(text, interpolate=False)
+    config["training"]["logger"] = _loggers(wish.log_path or Path(LOG), recipes)
+    text, warned = config.to_str(), []
+    for recipe in recipes:
+        draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
+        warned += draft.warnings
+    text = with_settings(text, after)
+    checked = Config().from_str(text, interpolate=False)
+    check_training_section(checked)
+    told = told or _told(nlp, recipes)
+    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.", warned
+
+
+def _loggers(log_path: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """spaCy's table with its bar, and the log. The bar shows the whole training, if a recipe sets its end."""
+    bar = "train" if Recipe.best in recipes else "eval"
+    return {
+        "@loggers": "spacy.ChainLogger.v1",
+        "logger1": {
+            "@loggers": "spacy.ConsoleLogger.v3",
+            "progress_bar": bar,
+            "console_output": True,
+            "output_file": None,
+        },
+        "logger2": {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(log_path)},
+    }
+
+
+def _rows(nlp: Language) -> list[Any]:
+    config = nlp.config.interpolate()
+    has_encoder = bool(find_pretrained(nlp, config).encoders)
+    return measured_of(nlp, config["training"]["frozen_components"], has_encoder=has_encoder)
+
+
+def _usual_recipe(nlp: Language) -> tuple[list[Recipe], str]:
+    """The recipe that was measured to be right for a kind of pipeline, and why it is not `best`."""
+    worse = [row for row in _rows(nlp) if row.take != Recipe.best.value]
+    if not worse:
+        return [Recipe.best], ""
+    row = worse[0]
+    expect = row.expect.rstrip(".").replace("`", "")
+    return [Recipe.of(row.take)], f", as measured for this kind ({row.train}): {expect}. For best all the same: " + (
+        "--recipe best"
+    )
+
+
+def _told(nlp: Language, recipes: Sequence[Recipe]) -> str:
+    """What was measured of `best` where another recipe is to be taken."""
+    if Recipe.best not in recipes:
+        return ""
+    worse = [row for row in _rows(nlp) if row.take != Recipe.best.value]
+    if worse:
+        return f". Measured for this kind ({worse[0].train}): {worse[0].expect.rstrip('.').replace('`', '')}"
+    return "" if _rows(nlp) else ", which was not measured for this kind of pipeline"
+
+
+# ---------------------------------------------------------------------- texts to evaluate on
+
+
+def _evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | None) -> str:
+    if dev is None:
+        return (
+            "No texts to evaluate on, which the training needs: give it --paths.dev dev.spacy. Or let init split them "
+            "off: --split 0.2."
+        )
+    told = f"Evaluates on {count(dev.texts, 'text')} of {paths['dev']}"
+    if wish.split is not None:
+        told += f", {wish.split:.0%} of the texts, drawn with the seed {wish.seed}; the others are in {paths['train']}"
+    return f"{told}. Logs each step to {wish.log_path or LOG}."
+
+
+def _without(choice: Choice, paths: Mapping[str, str | None], dev: Annotations | None) -> list[str]:
+    """Components that texts to evaluate on say nothing about."""
+    if dev is None:
+        return []
+    found = []
+    for component in choice.components:
+        of_kind = dev.of(component.factory, component.spans_key)
+        if of_kind is not None and not of_kind.labels:
+            found.append(f"'{component.name}' can't be scored: no text in '{paths['dev']}' is annotated for it.")
+    return found

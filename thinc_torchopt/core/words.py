@@ -1,0 +1,39 @@
+"""Numbers in words."""
+
+from __future__ import annotations
+
+
+def plain(value: float) -> str:
+    """A number of three digits, without an exponent where that is readable."""
+    rounded = float(f"{value:.3g}")
+    if rounded and not 1e-6 <= abs(rounded) < 1e6:
+        return f"{rounded:g}"
+    text = f"{rounded:.9f}".rstrip("0").rstrip(".")
+    return text or "0"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things: "1 text", "2,000 texts"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def short(value: float | None) -> str:
+    """A number with three digits. None: empty."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def size_in_words(size: float) -> str:
+    """Bytes in words: "12 MB"."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:,.{0 if size >= 9.95 * scale else 1}f} {unit}"
+    return f"{size:,.0f} bytes"
+
+
+def time_in_words(seconds: float) -> str:
+    """A duration in words: "2.5 hours", "14 minutes", "0.03 seconds"."""
+    if seconds >= 5_400:
+        return f"{seconds / 3_600:,.1f} hours"
+    if seconds >= 90:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds:.2g} seconds" if seconds < 10 else f"{seconds:.0f} seconds"

@@ -1,0 +1,124 @@
+"""spaCy's model-last and model-best, written whole or not at all: a full disk does not end a training.
+
+spaCy writes over model-last, and removes model-best before it copies the better one. Here each is written beside the
+old one first. If that fails, the training goes on, and the next save tries again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from spacy.language import Language
+from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST
+from thinc.api import Model
+
+from ..core.errors import CheckpointWarning, ConfigError, StateError
+from ..core.host import module_of
+from ..core.params import components_with_model
+from ..core.state import replacing
+
+
+class SpacysModels:
+    """Writes the models that spaCy saves in a run.
+
+    nlp (Language): The run's pipeline.
+
+    Public: `is_over` (whether the run has ended: then a model that can't be saved is an error), `has_folder` (whether
+    there is a folder, and so a best model to keep).
+    """
+
+    def __init__(self, nlp: Language):
+        self._nlp = nlp
+        self._folder: Path | None = None
+        self._is_saved = True
+        self._is_best_missing = False
+        self.is_over = False
+
+    @property
+    def has_folder(self) -> bool:
+        return self._folder is not None
+
+    def open(self, folder: Path | None) -> None:
+        """Begin to write into a folder. RAISES (ConfigError): The disk has no room for one model."""
+        self._folder = folder
+        if folder is None or not folder.is_dir():
+            return
+        needed = sum(_sizes(self._nlp))
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise ConfigError(
+                f"Can't save models to '{folder}': expected room for a model of {needed / 1e6:,.0f} MB, found "
+                f"{free / 1e6:,.0f} MB free on that disk. Make room, or give --output a folder on another disk."
+            )
+
+    def to_disk(self, nlp: Any, path: Path) -> None:
+        """Write a model, as spaCy would. nlp (Any): What is saved, as `before_to_disk` gave it.
+
+        Warns if the disk is full, for example, or raises an error of ours if the run is over.
+        """
+        has_failed = sys.exc_info()[0] is not None  # the training, with an error that is shown
+        if self._is_best_missing:
+            self.keep_best()
+        try:
+            with replacing(path) as unfinished:
+                nlp.to_disk(unfinished)
+        except OSError as error:
+            self._is_saved = False
+            text = f"Can't save the model to '{path}': {error.strerror or error}."
+            if self.is_over and not has_failed:
+                raise StateError(
+                    f"{text} The training is over, and its last model is lost. What was saved before is unchanged. "
+                    "Make room on the disk, and train again."
+                ) from error
+            self._warn(f"{text} Training continues; the next evaluation tries again. Make room on the disk.")
+        else:
+            self._is_saved = True
+
+    def keep_best(self) -> None:
+        """Copy the model that was just saved, as it is the best one."""
+        if self._folder is None:
+            return
+        last, best = self._folder / DIR_MODEL_LAST, self._folder / DIR_MODEL_BEST
+        if not self._is_saved:
+            self._is_best_missing = False
+            self._warn(f"The best model so far is not in '{best}', as it could not be saved.")
+            return
+        try:
+            with replacing(best) as unfinished:
+                shutil.copytree(last, unfinished)
+        except (OSError, shutil.Error) as error:
+            self._is_best_missing = not self._is_best_missing  # once more, before `last` is written again
+            self._warn(f"Can't copy the best model to '{best}': {_first_line(error)}. Make room on the disk.")
+        else:
+            self._is_best_missing = False
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(CheckpointWarning(text), stacklevel=4)
+
+
+def _first_line(error: Exception) -> str:
+    strerror = getattr(error, "strerror", None)
+    return str(strerror or error).splitlines()[0][:200]
+
+
+def _sizes(nlp: Language) -> Iterator[int]:
+    """Bytes of each array and tensor of a pipeline that is saved."""
+    yield int(nlp.vocab.vectors.data.nbytes)
+    for _, model in components_with_model(nlp):
+        yield from _sizes_of(model)
+
+
+def _sizes_of(model: Model[Any, Any]) -> Iterator[int]:
+    for node in model.walk():
+        for name in node.param_names:
+            if (value := node.maybe_get_param(name)) is not None:
+                yield int(value.nbytes)
+        for shim in node.shims:
+            module = module_of(shim)
+            for tensor in () if module is None else module.parameters():
+                yield tensor.numel() * tensor.element_size()
