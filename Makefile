@@ -18,6 +18,7 @@ GPU_PYTHON ?= $(GPU)/bin/python
 # What builds the documentation needs nothing of the package.
 SITE := .venv-docs
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+, := ,
 # Two workers with one thread each: torch's own threads would only get into each other's way.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -27,15 +28,21 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
 
+# pip, with one line for each package that it downloads, and its errors, which are on stderr.
+pip = { $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --constraint constraints.txt $(1) \
+	|| echo pip-failed; } | awk '/^pip-failed$$/ { exit 1 } \
+	/^ *(Downloading|Using cached|Building|Installing|Successfully) / && !/\.metadata/ { sub(/^ */, "  "); \
+	print substr($$0, 1, 79); fflush() }'
+
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
-	@echo "Setting up $(VENV), once: torch, spaCy and others, 1.5 GB on disk. pip is silent for some minutes."
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
+	@echo "Setting up $(VENV), once: torch, spaCy and others, 1.5 GB on disk. This takes some minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "1 of 2: torch"
-	$(PIP) torch setuptools
+	@$(call pip,torch setuptools)
 	@echo "2 of 2: this package, spaCy, and what the tests need"
-	$(PIP) --editable '.[dev,optimizers,plot,privacy,tensorboard,tune]'
-	touch $@
+	@$(call pip,--editable '.[dev$(,)optimizers$(,)plot$(,)privacy$(,)tensorboard$(,)tune]')
+	@touch $@
 
 $(VENV)/installed-slow: $(VENV)/installed
 	$(PIP) --editable '.[transformers]'
@@ -67,9 +74,9 @@ $(GPU)/installed: setup.cfg pyproject.toml
 gpu:
 	@ls /dev/nvidia[0-9]* /dev/dxg 2>/dev/null | grep -q . || nvidia-smi -L >/dev/null 2>&1 || { echo "Can't run the tests on a GPU: expected an NVIDIA GPU, found none on this machine." >&2; exit 1; }
 
-demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (two minutes)
-	@echo "Training two small models. This takes about two minutes."
-	$(BIN)/python examples/demo.py --output training/demo
+demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (a minute)
+	@echo "Training a small model. This takes about a minute."
+	@$(BIN)/python examples/demo.py --output training/demo
 
 test: $(VENV)/installed  ## Run the tests (15 minutes)
 	@echo "Running the tests. This takes about 15 minutes on two cores."

@@ -427,16 +427,16 @@ def test_docs_name_only_what_is_registered():
 
 @pytest.mark.parametrize(("steps", "least"), [(100, 0.6), pytest.param(400, 0.8, marks=pytest.mark.slow)])
 def test_docs_demo(steps, least, tmp_path):
-    """`make demo`, without its set-up: a model that scores well, side by side with thinc's Adam. At first for a quarter
-    of its steps.
+    """`make demo`, without its set-up: a model that scores well. At first for a quarter of its steps. In a pipe there
+    are neither bars nor colours.
     """
     overrides = [] if steps == 400 else ["--training.max_steps", str(steps), "--training.eval_frequency", str(steps)]
     command = [sys.executable, ROOT / "examples" / "demo.py", "--output", tmp_path / "demo", *overrides]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
-    models = [path.parent for path in (tmp_path / "demo").rglob("model-best/meta.json")]
-    scores = [spacy.load(path).meta["performance"]["ents_f"] for path in models]
-    assert len(scores) == 2 and max(scores) > least
+    score = spacy.load(tmp_path / "demo" / "model-best").meta["performance"]["ents_f"]
+    assert score > least and f"{score:.1%} is both combined" in run.stdout
+    assert not re.search("[\r\x1b]", run.stdout + run.stderr)
 
 
 def test_docs_faq_answers_twenty_questions_in_brief():

@@ -1,6 +1,7 @@
 """`spacy torchopt try` on a small pipeline: what it says is what trials of the written configs score."""
 
 import json
+import re
 from statistics import fmean
 
 import pytest
@@ -46,7 +47,9 @@ def run(*args, check=True):
 def test_try_finds_a_better_recipe_and_writes_it(folder):
     before = contents(folder)
     output = ["--recipes", "drop-in,adamw", "--steps", 12, "--output", "best.cfg"]
-    shown = run("slow.cfg", *output, "--training.batcher.size", 60).stdout
+    done = run("slow.cfg", *output, "--training.batcher.size", 60)
+    shown = done.stdout
+    assert re.search(r"left\] adamw, seed 2 of 2: 0\.\d{4}$", done.stderr, re.MULTILINE)  # a line for each trial
     assert "adamw is better than the config as it is:" in shown and "With 2 seeds" in shown
     assert "Saved the config with the recipe 'adamw' to best.cfg" in shown
     after = contents(folder)

@@ -16,11 +16,11 @@ from typer import Option as Opt
 from ..addons.budget import read_limit
 from ..addons.distributed import wait_for_store
 from ..addons.recipes import TORCH, put
-from ..addons.trials import rates_of_settings
 from ..core.checks import Section
 from ..core.config_checks import check_corpora
 from ..core.errors import ConfigError
 from ..core.words import plain
+from ..loop.first_rates import rates_of_settings
 from ._command import CODE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, print_error
 from ._setup import config_errors_shown, load_config, read_overrides, resolve_optimizer

@@ -37,7 +37,7 @@ from ..addons.trials import (
 from ..core.checks import Section
 from ..core.compat import import_optuna
 from ..core.errors import ConfigError
-from ..loop.progress_bars import show_progress
+from ..loop.progress_bars import Bar, Lines, show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console
 from ._setup import ConfigSource, check_output_file, config_errors_shown, open_source, write_config
@@ -123,19 +123,34 @@ def tune(
         own = _filled(source)
         study.begin_with({path: _value_at(own, path) for path in space})
 
+        was_stopped, other_seeds = False, [source.seed + 1 + i for i in range(seeds)]
+        per_trial = steps + 1
+        bar: Bar | Lines
+
         def train(values: Mapping[str, Any], seed: int, on_evaluation: Callable[[int, float], None]) -> TrialResult:
             config, _ = shorten(source.load(overrides=values), steps)
-            return run_trial(config, seed=seed, use_gpu=use_gpu, on_evaluation=on_evaluation)
+            return run_trial(config, seed=seed, use_gpu=use_gpu, on_step=bar.update, on_evaluation=on_evaluation)
 
-        was_stopped, other_seeds = False, [source.seed + 1 + i for i in range(seeds)]
+        def tell(name: str, found: TrialRecord, done: int) -> None:
+            bar.move_to(done * per_trial)  # a trial may have ended early, or been done by another process
+            bar.tell(f"{name}: {found.state if found.score is None else f'{found.score:.4f}'}")
+
+        def tell_trial(found: TrialRecord) -> None:
+            tell(_name(found.number), found, study.count_done())
+
+        def tell_repeat(number: int, seed: int, found: TrialRecord) -> None:
+            tell(f"{_name(number)}, seed {seed}", found, study.count_repeated(again, other_seeds))
+
         try:
-            with show_progress(trials, "Searching") as bar:
-                bar.update(min(trials, sum(found.state in ("complete", "pruned") for found in study.found())))
-                study.search(trials, train, bar.update)
+            done = min(trials, study.count_done())
+            with show_progress(trials * per_trial, "Searching", done=done * per_trial) as bar:
+                study.search(trials, train, tell_trial)
             best = [found.number for found in study.best(_BEST)]
             if best:
-                with show_progress((len(best) + 1) * seeds, "The best again, with other seeds") as bar:
-                    study.repeat([AS_IT_IS, *best], other_seeds, train, bar.update)
+                again = [AS_IT_IS, *best]
+                all_steps, done = len(again) * seeds * per_trial, study.count_repeated(again, other_seeds)
+                with show_progress(all_steps, "The best again, with other seeds", done=done * per_trial) as bar:
+                    study.repeat(again, other_seeds, train, tell_repeat)
         except KeyboardInterrupt:
             was_stopped = True
         result = _StudyResult(study, other_seeds)
@@ -295,7 +310,7 @@ class _StudyResult:
         self.importances = study.importances()
         again = study.repeated([AS_IT_IS, *(found.number for found in self.best)], other_seeds)
         self.scores = scores = {number: list(found.values()) for number, found in again.items() if found}
-        self._names = {number: "as it is" if number == AS_IT_IS else f"trial {number}" for number in scores}
+        self._names = {number: _name(number) for number in scores}
         self.comparison: Comparison | None = None
         base = next((number for number in scores if number == AS_IT_IS), None)
         if base is not None and len(scores) > 1:
@@ -366,7 +381,7 @@ class _StudyResult:
     def _row(self, found: TrialRecord | None, paths: Sequence[str]) -> list[str]:
         """found (TrialRecord | None): None: the config as it is."""
         number = AS_IT_IS if found is None else found.number
-        name = "as it is" if found is None else f"trial {number}"
+        name = _name(number)
         scores = self.scores.get(number, [])
         compared = self.comparison
         difference = compared.difference(name) if compared is not None and name in compared.margins else None
@@ -402,6 +417,11 @@ class _StudyResult:
             "verdict": self.verdict,
             "notes": list(notes),
         }
+
+
+def _name(number: int) -> str:
+    """The name of a trial in output."""
+    return "as it is" if number == AS_IT_IS else f"trial {number}"
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:

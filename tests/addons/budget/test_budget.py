@@ -44,6 +44,11 @@ def falling(begin, steps):
     return list(islice(warmup_stable_decay(0.01, 2, steps, begin + steps, decay_type="linear"), begin, begin + steps))
 
 
+def evaluations_in(infos):
+    """The steps that were evaluated."""
+    return [step for step in sorted(infos) if "('score', None)" not in infos[step]]
+
+
 # ---------------------------------------------------------------------- what a config says
 
 
@@ -107,8 +112,8 @@ def test_budget_wants_a_rate_that_falls():
 def test_budget_of_steps_is_a_schedule_that_knew_the_end(corpus, tmp_path):
     infos = train(tmp_path, corpus, "20 steps")
     assert rates_in(infos) == list(islice(warmup_stable_decay(0.01, 2, 4, 20, decay_type="linear"), 20))
-    evaluated = [step for step in infos if "('score', None)" not in infos[step]]
-    assert evaluated == [0, 7, 14, 19]
+    # By eval_frequency = 7, and after a ninth of the budget at the latest.
+    assert evaluations_in(infos) == [0, 3, 6, 7, 10, 13, 14, 17, 19]
     assert train(tmp_path, corpus, "20 steps") == {}  # it is over
 
 
@@ -137,7 +142,7 @@ def test_budget_of_a_run_that_was_killed(corpus, tmp_path):
     whole = train(tmp_path / "whole", corpus, "20 steps")
     parts = [train(tmp_path / "parts", corpus, "20 steps", crash_at=step) for step in (9, 16, 18, None)]
     assert {step: info for part in parts for step, info in part.items()} == whole
-    assert [min(part) for part in parts] == [0, 8, 16, 16]  # it went on, and not from the start
+    assert [min(part) for part in parts] == [0, 8, 16, 18]  # it went on, and not from the start
     assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
 
 
@@ -236,16 +241,22 @@ class Clock:
         monkeypatch.setattr(Language, "update", slow_update)
 
 
-@pytest.mark.parametrize(("evaluation", "limit"), [(0.0, "40s"), (3.0, "1m10s"), (20.0, "160s")])
-def test_budget_of_seconds_ends_in_time(evaluation, limit, corpus, tmp_path, monkeypatch):
-    """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before."""
+@pytest.mark.parametrize(
+    ("evaluation", "limit", "frequency", "least"),
+    [(0.0, "40s", 1000, 8), (3.0, "1m10s", 7, 8), (3.0, "1m10s", 1000, 8), (20.0, "160s", 7, 4)],
+)
+def test_budget_of_seconds_ends_in_time(evaluation, limit, frequency, least, corpus, tmp_path, monkeypatch):
+    """Evaluations are counted in: the run ends within its budget, and less than an evaluation and two steps before.
+    There are eight, unless they would take more than about half of the time.
+    """
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=evaluation)
-    rates = rates_in(train(tmp_path, corpus, limit))
-    budget = Budget(limit).amount
+    infos = train(tmp_path, corpus, limit, training__eval_frequency=frequency)
+    rates, budget = rates_in(infos), Budget(limit).amount
     used = clock.now - 1000.0
     assert budget - 2.0 - evaluation <= used <= budget + 1.0
     first = rates.index(rates[-1]) - len([rate for rate in rates if 0 < rate < 0.01]) + 2
     assert rates[-1] > 0 and first > 2 and max(rates) == 0.01
+    assert len(evaluations_in(infos)) >= least
 
 
 def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path, monkeypatch):

@@ -216,27 +216,43 @@ def test_loggers_console_shows_any_norm(norm, text):
     assert log(ConsoleLogger(), info_of(0, grad_norm=norm)).splitlines()[2].partition("1.00e-03  ")[2].strip() == text
 
 
-@pytest.mark.parametrize("kind,described", [("train", "Last Eval Epoch: 2"), ("eval", "Epoch 3")])
-def test_loggers_console_progress_bar_shows_the_rate(kind, described):
+@pytest.mark.parametrize(
+    "kind,begins,goes_on",
+    [("train", "Step 4/20 |", "Step 5/20 |"), ("eval", "To the evaluation: 0/4 |", "To the evaluation: 1/4 |")],
+)
+def test_loggers_console_progress_bar_shows_time_loss_and_rate(kind, begins, goes_on):
     screen = Terminal()
     (mine, theirs), _ = train(ours(), ConsoleLogger(progress_bar=kind), ConsoleLogger(), stderr=screen)
     assert mine == theirs
-    bars = [bar for bar in screen.getvalue().split("\r") if bar.strip()]
-    assert any(described in bar for bar in bars) and bars[0].rstrip().endswith("?it/s]")
-    # tqdm draws ten times a second at most, so not every step is seen; drawn anew after the last step, the bar has its
-    # rate.
+    # tqdm draws ten times a second at most: draw each time.
     nlp = pipeline()
-    loop_info = {**info_of(5), "learn_rates": {"a": 0.01, "b": 0.02}}
+    loop_info = {**info_of(5), "learn_rates": {"a": 0.01, "b": 0.02}, "losses": {"tagger": 2.5}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("thinc_torchopt.loop.log_numbers.latest_info", lambda nlp: loop_info)
+        patch.setattr("tqdm.tqdm.update", lambda bar, n: (setattr(bar, "n", bar.n + n), bar.refresh()))
         log_step, finalize = ConsoleLogger(progress_bar=kind)(nlp, StringIO(), screen := Terminal())
         log_step(info_of(4))
-        patch.setattr("tqdm.tqdm.update", lambda bar, n: (setattr(bar, "n", bar.n + n), bar.refresh()))
         log_step(None)
-    total, done = (20, 5) if kind == "train" else (4, 1)
-    assert f"{done}/{total}" in screen.getvalue() and "LR 1.00e-02 to 2.00e-02" in screen.getvalue()
+        loop_info["losses"]["tagger"] = 4.0  # a sum since the evaluation
+        log_step(None)
+    bars = [bar for bar in screen.getvalue().split("\r") if bar.strip()]
+    assert bars[0].startswith(begins) and bars[1].startswith(goes_on)
+    assert bars[1].endswith("left, loss 2.5, LR 1.00e-02 to 2.00e-02") and "loss 2, LR" in bars[2]
+    assert re.search(r"\| \d\d:\d\d left", bars[2])
     finalize()
     assert screen.getvalue().endswith("\r")  # wiped
+
+
+def test_loggers_console_progress_bar_goes_on_after_an_evaluation():
+    """The time left counts evaluations. Without max_steps, a bar goes to the next evaluation."""
+    nlp = pipeline()
+    for max_steps, found in ((20, "Step 8/20 |"), (0, "To the evaluation: 0/4 |")):
+        nlp.config["training"]["max_steps"] = max_steps
+        log_step, finalize = ConsoleLogger(progress_bar="train")(nlp, StringIO(), screen := Terminal())
+        for info in (info_of(4), None, None, None, info_of(8)):
+            log_step(info)
+        assert screen.getvalue().rpartition("\r")[2].startswith(found)
+        finalize()
 
 
 def test_loggers_console_progress_bar_needs_a_terminal():

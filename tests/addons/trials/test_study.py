@@ -45,9 +45,9 @@ def open_study(path, settings={}, space=SPACE, warmup_steps=None):
 def test_study_searches_in_its_space_and_finds_the_best(tmp_path):
     opened = open_study(tmp_path / "new" / "study.db")
     calls = []
-    opened.search(25, train, lambda: calls.append(1))
+    opened.search(25, train, calls.append)
     found = opened.found()
-    assert len(found) == len(calls) == 25 and {one.state for one in found} == {"complete"}
+    assert found == calls and opened.count_done() == len(found) == 25 and {one.state for one in found} == {"complete"}
     for one in found:
         assert 1e-4 <= one.values["a.rate"] <= 1e-2 and one.values["a.kind"] in ("x", 7, [1, 2])
         assert one.score == pytest.approx(score_of(one.values)) == one.scores[10]
@@ -119,8 +119,11 @@ def test_study_repeats_with_other_seeds_once(tmp_path):
         return train(values, seed, report)
 
     numbers = [AS_IT_IS, *(one.number for one in opened.best(2))]
-    opened.repeat(numbers, [1, 2], counted)
+    told = {}
+    opened.repeat(numbers, [1, 2], counted, lambda number, seed, found: told.update({(number, seed): found.score}))
     scores = opened.repeated(numbers, [1, 2])
+    assert told == {(number, seed): score for number in numbers for seed, score in scores[number].items()}
+    assert opened.count_repeated(numbers, [1, 2]) == 6
     assert len(seeds) == 6 and {seed for _, seed in seeds} == {1, 2}
     values = {one.number: one.values for one in opened.found()} | {AS_IT_IS: {}}
     for number in numbers:

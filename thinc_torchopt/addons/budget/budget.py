@@ -5,11 +5,15 @@
 
 The length of the fall is decided when it begins, from the *cost* of steps and evaluations so far, in the unit of the
 budget. Seconds are the running time of the loop, with evaluations and saving; they are part of the checkpoint.
+
+Evaluations come by `eval_frequency`, and also so often that there are eight within the budget: `model-best` is chosen
+from them. They take at most about half of it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,6 +29,8 @@ logger = logging.getLogger("spacy.torchopt")
 
 # Weight of a step in the mean cost, relative to the step after it.
 _MEMORY = 0.98
+# Evaluations come after this part of the budget at the latest: with the last one, there are eight or more.
+_MOST_BETWEEN = 1 / 9
 
 
 @dataclass
@@ -50,12 +56,14 @@ class BudgetState:
     unit (str): Unit of all amounts.
     fell_for (float | None): The limit when the fall began. None: it has not begun.
     end (float | None): An earlier end of the run, if one was requested.
+    evaluated_at (float): What was used when the last evaluation began.
     step_cost, eval_cost (Cost): Cost of an update; of an evaluation, with the saving after it.
     """
 
     unit: str
     fell_for: NotNegative | None = None
     end: NotNegative | None = None
+    evaluated_at: NotNegative = 0.0
     step_cost: Cost = field(default_factory=Cost)
     eval_cost: Cost = field(default_factory=Cost)
 
@@ -96,7 +104,7 @@ class BudgetKeeper:
         run.cooldown.begin = self.end_now
         self._state = BudgetState(settings.unit)
         self._began = self._ended = 0.0
-        self._was_evaluated = False
+        self._was_evaluated = self._is_due = False
 
     # ------------------------------------------------------------------ the fall
 
@@ -124,8 +132,12 @@ class BudgetKeeper:
             state.step_cost.total += max(0.0, now - self._ended)  # drawing the batch, logging
         self._was_evaluated = False
         self._began = now
-        if state.fell_for is None and is_known and self._agreed(now + self._cost_of_fall(event.step, end) >= end):
-            steps = self._steps_of_fall(event.step, end - now)
+        falls = False
+        if is_known:
+            is_due = now + state.step_cost.mean - state.evaluated_at >= self._between
+            falls, self._is_due = self._agreed((now + self._cost_of_fall(event.step, now, end) >= end, is_due))
+        if state.fell_for is None and falls:
+            steps = self._steps_of_fall(event.step, now, end)
             state.fell_for = self._settings.amount
             self._optimizer.begin_decay(steps)
             logger.info(
@@ -138,27 +150,46 @@ class BudgetKeeper:
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         self._ended = self._used(event, done=event.step + 1)
         self._state.step_cost.add(self._ended - self._began)
+        if self._is_due:
+            control.should_evaluate = True
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
         self._was_evaluated = True
+        self._state.evaluated_at = self._ended
 
-    def _cost_of_fall(self, first: int, end: float) -> float:
-        """The cost of a fall to `end` that begins with a step, with its evaluations."""
+    @property
+    def _between(self) -> float:
+        """The most that may be used from one evaluation to the next."""
+        return max(_MOST_BETWEEN * self._end, 2 * self._state.eval_cost.mean)
+
+    def _cost_of_fall(self, first: int, now: float, end: float) -> float:
+        """The cost of a fall to `end` that begins with a step, with its evaluations. now (float): What is used."""
         cost = max(self._settings.decay_ratio * end, self._state.step_cost.mean)
-        return cost + self._cost_of_evaluations(first, int(cost / (self._state.step_cost.mean or cost)))
+        return cost + self._cost_of_evaluations(first, int(cost / (self._state.step_cost.mean or cost)), now)
 
-    def _cost_of_evaluations(self, first: int, steps: int) -> float:
+    def _cost_of_evaluations(self, first: int, steps: int, now: float) -> float:
         """The cost of evaluations in `steps` steps from a step on. The last of them is always evaluated."""
-        before_last = (first + max(1, steps) - 2) // self._eval_frequency - (first - 1) // self._eval_frequency
-        return self._state.eval_cost.mean * (before_last + 1)
+        cost, per_step = self._state.eval_cost.mean, self._state.step_cost.mean
+        if not cost:
+            return 0.0
+        found, step, last = 1, first, first + max(1, steps) - 1
+        since, between = now - self._state.evaluated_at, self._between
+        while True:
+            by_frequency = -step % self._eval_frequency
+            due = max(0, math.ceil((between - since) / per_step) - 1) if per_step else by_frequency
+            step += min(by_frequency, due)
+            if step >= last:
+                return cost * found
+            found, step, since = found + 1, step + 1, cost
 
-    def _steps_of_fall(self, first: int, left: float) -> int:
-        """The steps of a fall that begins with a step. left (float): What is left of the budget."""
+    def _steps_of_fall(self, first: int, now: float, end: float) -> int:
+        """The steps of a fall to `end` that begins with a step. now (float): What is used."""
+        left = end - now
         if self._settings.unit == "steps":
             return max(1, int(left))
         per_step = self._state.step_cost.mean or left
         steps = int(left / per_step)
-        while steps > 1 and steps * per_step + self._cost_of_evaluations(first, steps) > left:
+        while steps > 1 and steps * per_step + self._cost_of_evaluations(first, steps, now) > left:
             steps -= 1
         return self._agreed(max(1, steps))
 

@@ -52,8 +52,9 @@ def ConsoleLogger(
     spaCy's columns come first, unchanged. The header is printed with the first row, and again when param groups change.
     A row ends with a remark if updates were skipped or rules of the trainer controller fired since the row before.
 
-    progress_bar ("train" | "eval" | None): Show the progress to the end of the training or to the next evaluation, with
-        the learning rate. Only if stderr is a terminal.
+    progress_bar ("train" | "eval" | None): Show the steps to the end of the training (where `max_steps` sets one) or to
+        the next evaluation, the time left, the mean loss per step since the last evaluation, and the learning rate.
+        Only if stderr is a terminal.
     console_output (bool): Print the table. Without it there is no progress bar either.
     output_file (str | Path | None): As in spacy.ConsoleLogger.v3, which writes it.
     RETURNS (Callable): The logger for [training.logger].
@@ -69,8 +70,6 @@ def ConsoleLogger(
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
     ) -> tuple[LogStep, Callable[[], None]]:
-        from ...loop.log_numbers import latest_info
-
         printed = StringIO()
         log_theirs, finalize_theirs = spacys(nlp, printed, stderr)
         lines = printed.getvalue().splitlines()
@@ -78,31 +77,28 @@ def ConsoleLogger(
         for line in lines:
             print(line, file=stdout, flush=True)
         table = ConsoleTable(nlp, *header) if header else None
-        bar: tqdm.tqdm | None = None
+        bar = TrainingBar(nlp, progress_bar, stderr) if progress_bar is not None and table is not None else None
 
         def log_step(info: Info | None) -> None:
-            nonlocal bar
             if info is None:
                 if bar is not None:
-                    if not bar.disable and (latest := latest_info(nlp)):
-                        bar.set_postfix_str(_rates_in_brief(latest), refresh=False)
-                    bar.update(1)
+                    bar.update()
                 return
             printed.seek(0)
             printed.truncate()
             log_theirs(info)
-            if bar is not None:
-                bar.close()
             if table is None:
                 return
             since = info.get("since_evaluation", {})
             told = [f"{since[counter]} {word}" for counter, word in _TOLD.items() if since.get(counter)]
             told += [f"{name} fired" + f" {n} times" * (n > 1) for name, n in info.get("fired", {}).items()]
             remark = "  ".join(told)
+            if bar is not None:
+                bar.hide()
             for line in table.lines(printed.getvalue(), info, remark, terminal_width(stdout)):
                 print(line, file=stdout, flush=True)
-            if progress_bar is not None:
-                bar = _start_bar(nlp, progress_bar, info, stderr)
+            if bar is not None:
+                bar.go_on(info)
 
         def finalize() -> None:
             if bar is not None:
@@ -114,19 +110,70 @@ def ConsoleLogger(
     return setup
 
 
+class TrainingBar:
+    """A bar with the steps that are done and to do, the time left, the loss and the learning rate.
+
+    kind ("train" | "eval"): To the end of the training, if it has one; or to the next evaluation.
+    """
+
+    def __init__(self, nlp: Language, kind: Literal["train", "eval"], stream: IO[str]):
+        from ...loop.components import sums_of_gradients
+
+        training = nlp.config.interpolate()["training"]
+        self._nlp = nlp
+        self._stream = stream
+        self._to_end = kind == "train" and training["max_steps"] > 0
+        self._total = training["max_steps" if self._to_end else "eval_frequency"]
+        self._not_losses = sums_of_gradients(nlp)
+        self._steps = 0  # since the last evaluation
+        self._bar: tqdm.tqdm | None = None
+
+    def go_on(self, info: Info) -> None:
+        """Show it after an evaluation. info (dict): The log entry of the step."""
+        self._steps = 0
+        if self._bar is not None and self._to_end:
+            self._bar.refresh()
+            return
+        what = "Step" if self._to_end else "To the evaluation:"
+        self._bar = tqdm.tqdm(
+            total=self._total,
+            initial=info["step"] if self._to_end else 0,
+            bar_format=f"{what} {{n_fmt}}/{{total_fmt}} |{{bar}}| {{remaining}} left{{postfix}}",
+            smoothing=0.0 if self._to_end else 0.3,  # evaluations take a part of the time that is left
+            disable=None,  # off if it is no terminal
+            leave=False,
+            file=self._stream,
+        )
+
+    def update(self) -> None:
+        """A step is done."""
+        from ...loop.log_numbers import latest_info
+
+        if self._bar is None:
+            return
+        self._steps += 1
+        if not self._bar.disable and (info := latest_info(self._nlp)):
+            loss = sum(float(loss) for name, loss in info["losses"].items() if name not in self._not_losses)
+            told = f"loss {loss / self._steps:.4g}, {_rates_in_brief(info)}"
+            self._bar.set_postfix_str(told, refresh=False)
+        self._bar.update(1)
+
+    def hide(self) -> None:
+        """Make room for a row of the table."""
+        if self._bar is not None and self._to_end:
+            self._bar.update(1)  # the step that was evaluated
+            self._bar.clear()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
 def _rates_in_brief(info: Info) -> str:
     low, high = lowest_and_highest(info["learn_rates"])
     return f"LR {high:.2e}" if low == high else f"LR {low:.2e} to {high:.2e}"
-
-
-def _start_bar(nlp: Language, kind: str, info: Info, stderr: IO[str]) -> tqdm.tqdm:
-    """SOURCE: spacy/training/loggers.py (3.8), console_logger_v3."""
-    training = nlp.config.interpolate()["training"]
-    total, initial = (training["max_steps"], info["step"]) if kind == "train" else (training["eval_frequency"], 0)
-    # disable=None: off if stderr is no terminal.
-    bar = tqdm.tqdm(total=total, disable=None, leave=False, file=stderr, initial=initial)
-    bar.set_description(f"Last Eval Epoch: {info['epoch']}" if kind == "train" else f"Epoch {info['epoch'] + 1}")
-    return bar
 
 
 # ---------------------------------------------------------------------- the table

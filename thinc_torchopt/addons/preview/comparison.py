@@ -262,7 +262,8 @@ def _run(source: ConfigSource, tried: dict[str, Candidate], seeds: Sequence[int]
             for found in tried.values():
                 if found.problem is not None:
                     continue
-                bar.set_description(f"Trying {found.name}, seed {n + 1} of {len(seeds)}")
+                which = f"{found.name}, seed {n + 1} of {len(seeds)}"
+                bar.set_description(f"Trying {which}")
                 try:
                     with config_errors(found.config, path=source.path):
                         trial = run_trial(found.config, seed=seed, use_gpu=use_gpu, on_step=bar.update)
@@ -277,6 +278,7 @@ def _run(source: ConfigSource, tried: dict[str, Candidate], seeds: Sequence[int]
                     continue
                 found.trials[seed] = trial
                 found.problem = trial.problem
+                bar.tell(f"{which}: {trial.problem or f'{trial.score:.4f}'}")
     return False
 
 

@@ -6,7 +6,7 @@ learning rate range test.
 """
 
 from .comparison import Comparison, compare
-from .lr_finder import RangeTest, learn_rate_settings, make_ramp, rates_of_settings, run_range_test
+from .lr_finder import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from .study import AS_IT_IS, Choice, Space, Study, TrialRecord, parse_space
 from .trial import WRITES, TrialResult, begin_training, run_trial, shorten
 
@@ -25,7 +25,6 @@ __all__ = [
     "learn_rate_settings",
     "make_ramp",
     "parse_space",
-    "rates_of_settings",
     "run_range_test",
     "run_trial",
     "shorten",

@@ -22,27 +22,22 @@ from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
-from numbers import Real
 from typing import Any, Literal, cast
 
 import numpy
 from confection import Config
 from spacy.language import Language
 from spacy.training import Example
-from spacy.util import registry, resolve_dot_names
+from spacy.util import resolve_dot_names
 
 from ...core.errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
 from ...core.optimizer import TorchOptimizer
-from ...core.schedules import with_end
 from ...loop.components import sums_of_gradients
 from ...loop.dev_loss import DevLosses
+from ...loop.first_rates import Place, rates_of_settings
 from ...loop.random_state import preserved_random
 from .trial import WRITES, begin_training
 
-Place = tuple[str, ...]
-
-# Without an end of the training, a schedule's peak is looked for in so many steps.
-_STEPS_WITHOUT_END = 10_000
 # Fewer points than that are no curve.
 _MIN_POINTS = 10
 # So many steps from one point to the next.
@@ -204,26 +199,6 @@ def learn_rate_settings(config: Mapping[str, Any]) -> dict[Place, float]:
     RETURNS (dict): Peaks by path below [training.optimizer], e.g. ("param_groups", "encoder", "learn_rate").
     """
     return {place: max(rates) for place, rates in rates_of_settings(config).items()}
-
-
-def rates_of_settings(config: Mapping[str, Any]) -> dict[Place, list[float]]:
-    """The rates of every setting over the training; of one that does not move, only that."""
-    block = config["training"]["optimizer"]
-    given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
-    groups = block.get("param_groups", {})
-    given |= {("param_groups", name, "learn_rate"): group.get("learn_rate") for name, group in groups.items()}
-    given |= {("per_param_lr", pattern): rate for pattern, rate in (block.get("per_param_lr") or {}).items()}
-    given = {path: value for path, value in given.items() if value is not None}
-    # Under numbers: what is in a path may be no name of a section.
-    resolved = registry.resolve({"rates": {str(i): value for i, value in enumerate(given.values())}})["rates"]
-    steps = (config["training"].get("max_steps") or _STEPS_WITHOUT_END) + 1
-    return {path: _rates(resolved[str(i)], steps) for i, path in enumerate(given)}
-
-
-def _rates(value: Any, steps: int) -> list[float]:
-    if isinstance(value, Real):
-        return [float(value)]
-    return [float(rate) for rate in islice(with_end(value, steps), steps)]
 
 
 def with_ramp(block: Mapping[str, Any], peaks: Mapping[Place, float], ramp: Sequence[float]) -> dict[str, Any]:

@@ -191,9 +191,9 @@ class Study:
             )
         self._check(settings)
 
-    def search(self, trials: int, train: Train, on_trial: Callable[[], Any] = lambda: None) -> None:
-        """Search until the study has `trials` trials of all its processes. on_trial (Callable): Called after each
-        trial.
+    def search(self, trials: int, train: Train, on_trial: Callable[[TrialRecord], Any] = lambda found: None) -> None:
+        """Search until the study has `trials` trials of all its processes. on_trial (Callable): Called with each trial
+        of this process.
         """
         failures = 0
 
@@ -209,16 +209,23 @@ class Study:
 
         while self._wait_for_room(self._search, trials):
             number = self._run(self._search, objective)
-            on_trial()
-            problem = self._search.trials[number].user_attrs.get(_PROBLEM)
+            found = self._record(self._search.trials[number])
+            on_trial(found)
+            problem = found.problem
             failures += problem is not None
             if failures >= _MOST_FAILURES and not any(trial.state.name in _FINISHED for trial in self._search.trials):
                 raise ConfigError(f"Can't tune: all {failures} trials failed. The last one: {problem}")
 
     def repeat(
-        self, numbers: Sequence[int], seeds: Sequence[int], train: Train, on_trial: Callable[[], Any] = lambda: None
+        self,
+        numbers: Sequence[int],
+        seeds: Sequence[int],
+        train: Train,
+        on_trial: Callable[[int, int, TrialRecord], Any] = lambda number, seed, found: None,
     ) -> None:
-        """Repeat trials with other seeds, except those that this or another process has done already."""
+        """Repeat trials with other seeds, except those that this or another process has done already. on_trial
+        (Callable): Called with the number and seed of each, and its result.
+        """
         values = {found.number: found.values for found in self.found()} | {AS_IT_IS: {}}
         for seed in seeds:
             for number in numbers:
@@ -232,8 +239,18 @@ class Study:
             return self._score(trial, lambda: train(values[number], seed, lambda step, score: None))
 
         while self._wait_for_queue():
-            self._run(self._repeats, objective)
-            on_trial()
+            done = self._run(self._repeats, objective)
+            trial = self._repeats.trials[done]
+            if trial.state.name != "PRUNED":
+                on_trial(trial.params["trial"], trial.params["seed"], self._record(trial))
+
+    def count_done(self) -> int:
+        """The trials of the search that are done, by all processes."""
+        return sum(trial.state.name in _FINISHED for trial in self._search.trials)
+
+    def count_repeated(self, numbers: Sequence[int], seeds: Sequence[int]) -> int:
+        """The same for repeats."""
+        return sum(map(len, self.repeated(numbers, seeds).values()))
 
     def repeated(self, numbers: Sequence[int], seeds: Sequence[int]) -> dict[int, dict[int, float]]:
         """The scores of repeated trials. RETURNS (dict): By number and seed."""
@@ -254,17 +271,18 @@ class Study:
 
     def found(self) -> list[TrialRecord]:
         """All trials of the search, in order. A trial that was repeated after a failure is there twice."""
-        return [
-            TrialRecord(
-                trial.number,
-                {path: self.space[path].value_of(value) for path, value in trial.params.items()},
-                trial.value if trial.state.name == "COMPLETE" else None,
-                dict(trial.intermediate_values),
-                "failed" if trial.state.name == "FAIL" else trial.state.name.lower(),
-                trial.user_attrs.get(_PROBLEM),
-            )
-            for trial in self._search.trials
-        ]
+        return [self._record(trial) for trial in self._search.trials]
+
+    def _record(self, trial: Any) -> TrialRecord:
+        """A trial of the search, or of the repeats, which have no values of their own."""
+        return TrialRecord(
+            trial.number,
+            {path: self.space[path].value_of(value) for path, value in trial.params.items() if path in self.space},
+            trial.value if trial.state.name == "COMPLETE" else None,
+            dict(trial.intermediate_values),
+            "failed" if trial.state.name == "FAIL" else trial.state.name.lower(),
+            trial.user_attrs.get(_PROBLEM),
+        )
 
     def best(self, n: int) -> list[TrialRecord]:
         """The best finished trials, the best one first, without duplicates of values."""
