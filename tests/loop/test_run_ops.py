@@ -1,13 +1,17 @@
 """`ops = "fastest"` in a run: chosen once, for its time, and kept by a resumed run."""
 
+import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import spacy
+from numpy.testing import assert_allclose
 from thinc.api import NumpyOps
 
 from thinc_torchopt.core.errors import CheckpointWarning, StateError
-from thinc_torchopt.core.ops import Choice, FastOps, products_by
+from thinc_torchopt.core.ops import Choice, FastOps, PipelineOps, products_by
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.processes import Alone
@@ -15,7 +19,8 @@ from thinc_torchopt.loop.run_ops import RunOps
 
 from ..runs import config_for, digests, run
 
-SMALL = {"nlp__pipeline": ["tok2vec", "tagger"], "components__parser": None, "training__optimizer__ops": "fastest"}
+FASTEST = {"training__optimizer__ops": "fastest"}
+SMALL = {"nlp__pipeline": ["tok2vec", "tagger"], "components__parser": None, **FASTEST}
 
 
 @pytest.fixture
@@ -32,15 +37,15 @@ def chosen(monkeypatch):
 
 
 def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog):
-    """Also where another library has become the fastest."""
+    """Also where another library has become the fastest, and with the parser's backward pass in one piece."""
     choices, made = chosen
     whole, stopped, thincs = tmp_path / "whole", tmp_path / "stopped", tmp_path / "thincs"
-    infos = run(config_for(whole, corpus, steps=12, **SMALL), whole)
+    infos = run(config_for(whole, corpus, steps=12, **FASTEST), whole)
     choices[0] = "thinc"
-    others = run(config_for(thincs, corpus, steps=12, **SMALL), thincs)
+    others = run(config_for(thincs, corpus, steps=12, **FASTEST), thincs)
     assert digests(whole) != digests(thincs) and infos.keys() == others.keys()
     choices[0] = "numpy"
-    config = config_for(stopped, corpus, steps=12, **SMALL)
+    config = config_for(stopped, corpus, steps=12, **FASTEST)
     run(config, stopped, crash_at=8)
     choices[0] = "torch"
     caplog.clear()
@@ -71,7 +76,7 @@ def of_pipeline(nlp):
 @pytest.mark.parametrize("crash_at", [None, 3])
 def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch, crash_at):
     """In updates and evaluations; nodes get thinc's back at the end, also after an error. It is told in one line."""
-    seen, pipelines = [], []
+    seen, pipelines, begun = [], [], []
 
     @spacy.registry.callbacks("test-run-ops.Note.v1")
     def note():
@@ -79,7 +84,12 @@ def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch
 
     @spacy.registry.scorers("test-run-ops.Score.v1")
     def scorer():
-        return lambda examples, **kwargs: seen.append(of_pipeline(pipelines[0])) or {"tag_acc": 0.5}
+        def score(examples, **kwargs):
+            if begun:  # not in the check of the data
+                seen.append(of_pipeline(pipelines[0]))
+            return {"tag_acc": 0.5}
+
+        return score
 
     changes = {
         "initialize__after_init": {"@callbacks": "test-run-ops.Note.v1"},
@@ -87,7 +97,8 @@ def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch
         "training__optimizer__ops_threads": "auto",
         "training__optimizer__checkpoint": None,
     }
-    run(config_for(tmp_path, corpus, steps=6, **SMALL, **changes), tmp_path, crash_at=crash_at)
+    config = config_for(tmp_path, corpus, steps=6, **SMALL, **changes)
+    run(config, tmp_path, crash_at=crash_at, act=begun.append)
     assert seen and all(found == {FastOps} for found in seen)
     assert of_pipeline(pipelines[0]) == {NumpyOps}
     assert caplog.messages.count(f"Matrix products by {products_by('numpy')}: as the test wants it.") == 1
@@ -121,3 +132,30 @@ def test_run_ops_damaged_state():
     for wrong in ({"library": "mine", "threads": 1, "kernel": "x"}, {"library": "numpy", "threads": 0, "kernel": "x"}):
         with pytest.raises(StateError, match="the matrix products of the run"):
             listener.load_state_dict(wrong)
+
+
+def test_run_ops_leave_nothing_in_the_model(tmp_path, corpus, chosen):
+    """It loads and predicts where this package is missing: the same, to rounding."""
+    config = config_for(tmp_path, corpus, steps=6, **FASTEST)
+    run(config, tmp_path)
+    code = """
+import json, sys
+sys.modules["thinc_torchopt"] = None  # can't be imported
+import spacy
+from thinc.api import NumpyOps
+nlp = spacy.load(sys.argv[1])
+assert {type(node.ops) for _, pipe in nlp.pipeline for node in pipe.model.walk()} == {NumpyOps}
+assert not [name for name in sys.modules if name.startswith("thinc_torchopt.")]
+doc = nlp("some words and others")
+print(json.dumps([nlp.get_pipe("tagger").model.predict([doc])[0].tolist(), [t.head.i for t in doc]]))
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "model-last"], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    scores, heads = json.loads(process.stdout)
+    nlp = spacy.load(tmp_path / "model-last")
+    with PipelineOps(nlp, products_by("numpy")):
+        doc = nlp("some words and others")
+        assert_allclose(nlp.get_pipe("tagger").model.predict([doc])[0], scores, rtol=1e-4, atol=1e-6)
+    assert [token.head.i for token in doc] == heads

@@ -7,7 +7,8 @@ a time, and `fastest_ops` is both for the user's own loops.
 
 `FastOps` is not registered: `thinc.api.get_ops` looks for classes by their `name`, and would give it to everybody.
 Other classes than `NumpyOps` itself (for GPUs, Apple's) are left alone, and so are products inside Cython code, which
-go through `Ops.cblas()`: those of the parser's and NER's predictions.
+go through `Ops.cblas()`: those of the parser's and NER's predictions. Their backward passes are batched:
+parser_backprop.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from time import perf_counter
 from typing import Any, Literal
@@ -29,6 +31,7 @@ from thinc.api import Model, NumpyOps
 
 from .checks import Section, check_ops_threads
 from .params import components_with_model
+from .parser_backprop import Batched, batch_backprop, put_back
 from .schema import Positive
 from .types import OpsThreads
 
@@ -107,15 +110,11 @@ class FastOps(NumpyOps):
         return mask
 
     def __reduce__(self) -> Any:
-        return _plain, (self.device_type, self.device_id, self.use_blis)
+        return partial(NumpyOps, use_blis=self.use_blis), (self.device_type, self.device_id)
 
 
 def _is_matrix(array: Any) -> bool:
     return type(array) is numpy.ndarray and array.dtype == _FLOAT32 and array.ndim == 2
-
-
-def _plain(device_type: Any, device_id: int, use_blis: bool) -> NumpyOps:
-    return NumpyOps(device_type, device_id, use_blis=use_blis)
 
 
 # ---------------------------------------------------------------------- libraries
@@ -281,7 +280,8 @@ def _time_each(ops: NumpyOps, work: list[tuple[list[Any], int]]) -> list[float]:
 
 
 class PipelineOps:
-    """The ops of a pipeline's nodes, while other products are in use: a context manager.
+    """The ops of a pipeline's nodes, while other products are in use: a context manager. The backward passes of parsers
+    and NER, which make the most products, make fewer of them.
 
     nlp (Language): The pipeline. products (Products): The ones to use inside.
     """
@@ -293,6 +293,8 @@ class PipelineOps:
         # The ops before, by the `id` of ours. Each of a pipeline's ops has one, that its nodes share as before.
         self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
         self._nodes: list[Model] = []
+        self._batched = Batched()
+        self._parsers: list[Model] = []
 
     def __enter__(self) -> PipelineOps:
         if self._products.library != "thinc":
@@ -314,6 +316,8 @@ class PipelineOps:
                 _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
                 node.ops = ours
                 self._nodes.append(node)
+                if batch_backprop(node, self._batched):
+                    self._parsers.append(node)
 
     def _put_back(self) -> None:
         """Also into layers that were taken out of the pipeline. Whatever else has our ops computes as before."""
@@ -322,7 +326,10 @@ class PipelineOps:
             node.ops = before.get(id(node.ops), node.ops)
         for _, ours in self._ours.values():
             ours.multiply = None
-        self._nodes, self._ours = [], {}
+        for node in self._parsers:
+            put_back(node, self._batched)
+        self._batched.is_on = False
+        self._nodes, self._ours, self._parsers = [], {}, []
 
 
 @contextmanager

@@ -1,0 +1,115 @@
+"""The backward pass of spaCy's parser and NER in one piece.
+
+The parser makes one transition of each text at a time. spaCy's backward pass multiplies, for each of these steps, two
+small matrices with the weights of the layer below the transitions (`PrecomputableAffine`), and adds the result to a
+gradient as large as the weights. `batched` collects the gradients of the steps, and calls the same backward function
+once for many of them. Its sums have another order: results differ in rounding only.
+
+Forward passes stay spaCy's, and so do all passes on a GPU, of predictions, and of other layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import update_wrapper
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+from spacy.ml import _precomputable_affine, tb_framework
+from thinc.api import Model, NumpyOps
+
+from .host import forward_of, swap_forward
+
+# States (a text before one of its transitions) whose gradients are computed at once: for each, the vectors of up to 13
+# words are copied together, so this bounds the memory.
+_STATES = 4096
+
+
+class Batched:
+    """The forward function of a parser's model, with its backward pass in one piece.
+
+    Public: `is_on`. Where it is off, it is spaCy's function: for copies of the model that outlive the use of it. Its
+    own copies and pickles are spaCy's function: the pipeline goes where this package may be missing.
+    """
+
+    def __init__(self) -> None:
+        update_wrapper(self, tb_framework.forward)
+        self.is_on = True
+
+    def __call__(self, model: Model, X: Any, is_train: bool) -> tuple[Any, Callable]:
+        tok2vec, lower, upper = model.layers
+        if not (
+            self.is_on
+            and is_train
+            and forward_of(lower) is _precomputable_affine.forward
+            and isinstance(lower.ops, NumpyOps)
+        ):
+            return tb_framework.forward(model, X, is_train)
+        collecting = _Collecting(lower)
+        layers = [tok2vec, collecting, upper]
+        step_model, _ = tb_framework.forward(SimpleNamespace(layers=layers, attrs=model.attrs), X, is_train)
+
+        def finish_steps(golds: Any) -> Any:
+            words, width = step_model.tokvecs.shape
+            # The last row is for words that a state lacks, whose id is -1.
+            d_tokvecs = step_model.ops.alloc((words + 1, width))
+            for ids, d_vector, backprop in step_model.backprops:
+                backprop((d_vector, ids))
+            for ids, d_features in collecting.backprop():
+                step_model.ops.scatter_add(d_tokvecs, ids, d_features)
+            step_model.bp_tokvecs(d_tokvecs[:-1])
+            return d_tokvecs
+
+        return step_model, finish_steps
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (tb_framework.forward,)
+
+
+class _Collecting:
+    """Stands for a PrecomputableAffine: it computes the same, and keeps what comes back."""
+
+    def __init__(self, lower: Model):
+        self._lower = lower
+        self._backprop: Callable | None = None
+        self._gradients: list[Any] = []
+        self._ids: list[Any] = []
+
+    def __call__(self, X: Any, is_train: bool) -> tuple[Any, Callable]:
+        Y, self._backprop = self._lower(X, is_train)
+        return Y, self._collect
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lower, name)
+
+    def _collect(self, gradient_and_ids: tuple[Any, Any]) -> None:
+        gradient, ids = gradient_and_ids
+        self._gradients.append(gradient)
+        self._ids.append(ids)
+
+    def backprop(self) -> Any:
+        """Compute the gradients of the weights. YIELDS: ids of words, and the gradients of their vectors."""
+        if self._backprop is None or not self._ids:
+            return
+        gradients, all_ids = numpy.concatenate(self._gradients), numpy.concatenate(self._ids)
+        self._gradients, self._ids = [], []
+        for i in range(0, len(all_ids), _STATES):
+            ids = all_ids[i : i + _STATES]
+            d_features = self._backprop((gradients[i : i + _STATES], ids))
+            yield ids.ravel(), d_features.reshape((ids.size, -1))
+
+
+def batch_backprop(node: Model, batched: Batched) -> bool:
+    """Give a node the batched backward pass if it is a parser's. RETURNS: Whether it is."""
+    if forward_of(node) is not tb_framework.forward:
+        return False
+    swap_forward(node, batched)
+    return True
+
+
+def put_back(node: Model, batched: Batched) -> None:
+    """Give a node spaCy's own function again, unless it has got another one meanwhile."""
+    if forward_of(node) is batched:
+        swap_forward(node, tb_framework.forward)
