@@ -17,7 +17,7 @@ from .random_state import preserved_random
 # A path below [training.optimizer], e.g. ("param_groups", "encoder", "learn_rate").
 Place = tuple[str, ...]
 
-# Without an end of the training, schedules are looked at for so many steps.
+# Without an end of the training, schedules are read for this many steps.
 _STEPS_WITHOUT_END = 10_000
 
 
