@@ -305,7 +305,11 @@ def test_init_takes_the_recipe_that_was_measured(tmp_path):
     assert made(tmp_path)["components"]["textcat"]["model"]["@architectures"] == "spacy.TextCatEnsemble.v2"
     assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.Adam.v1"
     assert "Recipe drop-in, as measured for this kind (text classifier with a CNN)" in told and "--recipe best" in told
+    assert "has no setting ops." in told and "ops" not in made(tmp_path)["training"]["optimizer"]
     told = init(tmp_path, *args, "--force", "--recipe", "best").stdout
+    assert 'ops = "fastest"' in told and made(tmp_path)["training"]["optimizer"]["ops"] == "fastest"
+    mine = init(tmp_path, *args, "--force", "--recipe", "best", "--training.optimizer.ops", "thinc").stdout
+    assert "ops" not in mine and made(tmp_path)["training"]["optimizer"]["ops"] == "thinc"
     assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.TorchOptimizer.v1"
     assert "Measured for this kind (text classifier with a CNN)" in told
 

@@ -13,6 +13,7 @@ from spacy.language import Language
 from spacy.training import Example
 
 from ..addons.recipes import (
+    TORCH,
     Choice,
     Recipe,
     blank_pipeline,
@@ -196,11 +197,26 @@ def _write(
     for recipe in recipes:
         draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
         warned += draft.warnings
-    text = with_settings(text, after)
+    text, products = with_settings(text, after), ""
+    if not wish.gpu:
+        text, products = _with_fast_products(text)
     checked = Config().from_str(text, interpolate=False)
     check_training_section(checked)
     told = told or _told(nlp, recipes)
-    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.", warned
+    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{products}", warned
+
+
+def _with_fast_products(text: str) -> tuple[str, str]:
+    """RETURNS (tuple): The text with matrix products by the fastest library, and what was done. The recipe's optimizer
+    may have no such setting, or the user another value.
+    """
+    optimizer = Config().from_str(text, interpolate=False)["training"]["optimizer"]
+    if "ops" in optimizer:
+        return text, ""
+    if optimizer["@optimizers"] != TORCH:
+        return text, f' Matrix products stay thinc\'s: "{optimizer["@optimizers"]}" has no setting ops.'
+    text = with_settings(text, {"training.optimizer.ops": "fastest"})
+    return text, ' ops = "fastest": matrix products by the library that is the fastest on the CPU.'
 
 
 def _loggers(log_path: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:
