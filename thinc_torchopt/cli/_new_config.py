@@ -42,7 +42,7 @@ _PATHS = ("paths.train", "paths.dev")
 
 @dataclass
 class Wish:
-    """What the command line asks for.
+    """The choices of the command line.
 
     recipes (list[Recipe]): None named: the measured one for this kind of pipeline.
     split (float | None): Share of the texts to evaluate on.
@@ -253,7 +253,7 @@ def _usual_recipe(nlp: Language) -> tuple[list[Recipe], str]:
 
 
 def _told(nlp: Language, recipes: Sequence[Recipe]) -> str:
-    """What was measured of `best` where another recipe is to be taken."""
+    """The measurement of `best` where another recipe is to be taken."""
     if Recipe.best not in recipes:
         return ""
     worse = [row for row in _rows(nlp) if row.take != Recipe.best.value]

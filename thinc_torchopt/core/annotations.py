@@ -20,7 +20,7 @@ Kind = Literal[
     "tags", "morphology", "lemmas", "trees", "sentences", "entities", "links", "categories", "spans"
 ]  # fmt: skip
 
-# What the factories of spaCy learn from.
+# The annotations that the factories of spaCy learn from.
 LEARNS_FROM: Final[dict[str, Kind]] = {
     "tagger": "tags",
     "morphologizer": "morphology",
@@ -119,7 +119,7 @@ class Annotations:
     right_arcs: int = 0
 
     def of(self, factory: str, spans_key: str = "sc") -> Found | None:
-        """What a component learns from. None: unknown for this factory."""
+        """The kind of annotations that a component learns from. None: unknown for this factory."""
         kind = LEARNS_FROM.get(factory)
         return self.spans.get(spans_key, Found()) if kind == "spans" else self.kinds.get(kind) if kind else None
 

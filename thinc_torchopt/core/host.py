@@ -127,6 +127,16 @@ def forward_of(node: Model) -> Callable[..., Any]:
     return node._func
 
 
+def forward_of_parsers_lower_layer() -> Callable[..., Any]:
+    """The forward function of a parser's layer that is computed for all words at once.
+
+    SOURCE: spacy/ml/_precomputable_affine.py, `forward`.
+    """
+    from spacy.ml import _precomputable_affine  # later, as it imports much
+
+    return _precomputable_affine.forward
+
+
 def swap_forward(node: Model, forward: Callable[..., Any]) -> None:
     """Set the forward function of a layer. SOURCE: thinc/model.py, `Model._func`."""
     node._func = forward

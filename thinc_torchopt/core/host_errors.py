@@ -295,7 +295,7 @@ def _message_of_broken_corpus(text: str, config: Mapping[str, Any]) -> str | Non
     return None
 
 
-# What to install for factories of other packages.
+# Packages to install for factories that are not spaCy's.
 _FACTORIES_OF: Final = {
     "transformer": "spacy-transformers",
     "curated_transformer": "spacy-curated-transformers",

@@ -130,7 +130,7 @@ class TorchOptimizer(Optimizer):
     ops ("thinc" | "fastest"): Which library computes matrix products of thinc's layers on a CPU in a training run.
         "thinc": BLIS. "fastest": that, NumPy or torch, as measured when the run begins. They differ in rounding.
     ops_threads (int | "auto"): With ops = "fastest", threads for each product. "auto": as many as are fastest.
-    allow_untrainable (bool): Only warn of what keeps `spacy train` from learning anything, such as texts without the
+    allow_untrainable (bool): Only warn if something keeps `spacy train` from learning, such as texts without the
         annotations of a component.
     attachments (dict): Blocks that take part in a run: any `Attachment`, by a name of your own.
         Those with a block of their own name, such as `checkpoint`, are arguments of that name, here `blocks`.

@@ -17,14 +17,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
-from spacy.ml import _precomputable_affine, tb_framework
+from spacy.ml import tb_framework
 from thinc.api import Model, NumpyOps
 
-from .host import forward_of, swap_forward
+from .host import forward_of, forward_of_parsers_lower_layer, swap_forward
 
 # States (a text before one of its transitions) whose gradients are computed at once: for each, the vectors of up to 13
 # words are copied together, so this bounds the memory.
 _STATES = 4096
+_LOWER_FORWARD = forward_of_parsers_lower_layer()
 
 
 class Batched:
@@ -40,12 +41,7 @@ class Batched:
 
     def __call__(self, model: Model, X: Any, is_train: bool) -> tuple[Any, Callable]:
         tok2vec, lower, upper = model.layers
-        if not (
-            self.is_on
-            and is_train
-            and forward_of(lower) is _precomputable_affine.forward
-            and isinstance(lower.ops, NumpyOps)
-        ):
+        if not (self.is_on and is_train and forward_of(lower) is _LOWER_FORWARD and isinstance(lower.ops, NumpyOps)):
             return tb_framework.forward(model, X, is_train)
         collecting = _Collecting(lower)
         layers = [tok2vec, collecting, upper]

@@ -23,7 +23,7 @@ def encoding_of(content: bytes) -> str:
 
 
 def decode(content: bytes) -> str:
-    """The text of a file. RAISES (UnicodeDecodeError): It is no text in UTF-8, nor one with a byte order mark."""
+    """The text of a file. RAISES (UnicodeDecodeError): It is not in UTF-8, nor one with a byte order mark."""
     return content.decode(encoding_of(content))
 
 

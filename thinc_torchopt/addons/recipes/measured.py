@@ -1,4 +1,4 @@
-"""What was measured of the recipes, by kind of pipeline: measured.yaml."""
+"""The measurements of the recipes, by kind of pipeline: measured.yaml."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> l
 
 
 def network_of(nlp: Language, name: str, *, has_encoder: bool) -> str:
-    """What a component is trained on, in the words of measured.yaml."""
+    """The kind of network that a component is trained on, in the words of measured.yaml."""
     names = [found for found in all_names(nlp) if found.split("/")[0] == escape(name)]
     # A component that listens to a tok2vec or transformer has its output layer alone, too.
     model = getattr(nlp.get_pipe(name), "model", None)
