@@ -10,7 +10,7 @@ from thinc_torchopt.addons.recipes import measurements
 
 PAGE = Path(__file__).resolve().parents[1] / "which-recipe.md"
 BEGIN = "<!-- Written by `make reference` from measured.yaml. Change it there. -->"
-END = "<!-- The end of what was written. -->"
+END = "<!-- End of the generated part. -->"
 
 
 def table() -> str:
