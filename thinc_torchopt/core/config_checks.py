@@ -29,6 +29,7 @@ REGISTRIES: Final = ("torch_optimizers", "gradient_modules", "regularizers")
 # zlib's, at its usual settings.
 _READERS: Final = {"spacy.Corpus.v1": ".spacy", "spacy.JsonlCorpus.v1": ".jsonl", "spacy.PlainTextCorpus.v1": ".txt"}
 _ZLIB: Final = b"\x78"
+_LFS: Final = b"version https://git-lfs"
 
 
 class ConfigSection(NamedTuple):
@@ -95,6 +96,7 @@ def check_training_section(config: Mapping[str, Any]) -> None:
     """
     known = [*ConfigSchemaTraining.model_fields]
     _check_numbers(config.get("training", {}))
+    _check_components(config)
     for key in config.get("training", {}):
         if key not in known:
             raise ConfigKeyError(
@@ -130,6 +132,18 @@ def _check_numbers(training: Mapping[str, Any]) -> None:
                 f"Can't set '{key}' in [training.score_weights]: expected a number, or null to leave this score out, "
                 f"found {value!r}."
             )
+
+
+def _check_components(config: Mapping[str, Any]) -> None:
+    """RAISES (ConfigError): [training] names a component that is not in the pipeline."""
+    pipeline = config.get("nlp", {}).get("pipeline")
+    for key in ("frozen_components", "annotating_components"):
+        for name in config.get("training", {}).get(key) or ():
+            if isinstance(pipeline, list) and isinstance(name, str) and name not in pipeline and "${" not in name:
+                raise ConfigError(
+                    f"Can't set '{key}' in [training]: there is no component '{name}' in the pipeline."
+                    f"{did_you_mean(name, pipeline) or there_are(pipeline)}"
+                )
 
 
 def check_corpora(
@@ -238,7 +252,12 @@ def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool)
         check_encoding(file, f"[{name}], '{path}'")
     if is_binary and file.is_file() and file.stat().st_size:
         with file.open("rb") as opened:
-            if opened.read(1) != _ZLIB:
+            start = opened.read(len(_LFS))
+            if start == _LFS:
+                raise ConfigError(
+                    f"Can't read [{name}]: '{path}' is a pointer of Git LFS. Fetch the file: git lfs pull."
+                )
+            if start[:1] != _ZLIB:
                 raise ConfigError(
                     f"Can't read [{name}]: '{path}' is not in spaCy's binary format. Convert it: spacy convert {path} "
                     "./corpus."

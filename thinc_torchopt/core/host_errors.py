@@ -178,8 +178,8 @@ def _message_of_argument(
     if text.startswith("unexpected argument"):
         if function == "pytorch-optimizer.create.v1":
             return ConfigKeyError, (
-                f"Can't read [{section}]: '{function}' has no setting '{name}'. Options of the optimizer that 'name' "
-                f"chooses are in a section of their own: did you mean '{name}' in [{section}.options]?"
+                f"Can't read [{section}]: did you mean '{name}' in [{section}.options]? The options of the optimizer "
+                f"that 'name' chooses have a section of their own."
             )
         is_in_training = section.partition(".")[0] in ("training", "pretraining", "optimizer")
         near = did_you_mean(name, known, is_setting=is_in_training) or there_are(known)
@@ -320,6 +320,16 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
             else f"{did_you_mean(factory, known)} If it is your own, give its file with --code."
         )
         return f"Can't build {where or 'the pipeline'}: there is no factory '{factory}' here.{advice}"
+    if missing := re.match(r"\[E050\] Can't find model '(.*?)'", text):
+        places = [
+            f"'{key}' in [{section.path}]"
+            for section in sections_of(config.interpolate() if isinstance(config, Config) else config)
+            for key, value in section.block.items()
+            if value == missing[1]
+        ]
+        if not places:
+            return None
+        return f"Can't use {places[0]}: there is no pipeline '{missing[1]}', installed or as a folder."
     if text.startswith("[E024]"):
         names = [f"[components.{name}]" for name, block in blocks.items() if block.get("factory") in _TRANSITIONS]
         return (
