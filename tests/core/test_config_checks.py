@@ -1,9 +1,7 @@
 """Checks of configs that spaCy would fail at late, or pass over."""
 
-import os
 import shutil
 import warnings
-from pathlib import Path
 
 import pytest
 import spacy
@@ -18,7 +16,6 @@ from thinc_torchopt.core.config_checks import (
     names_ours,
 )
 from thinc_torchopt.core.errors import ConfigError, ConfigKeyError
-from thinc_torchopt.core.text_files import check_config_file
 
 from ..conftest import CONFIGS
 
@@ -106,14 +103,3 @@ def test_output_may_be_a_link_to_a_folder_only(tmp_path):
         check_output(tmp_path / "link")
     (tmp_path / "folder").mkdir()
     check_output(tmp_path / "link")
-
-
-@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no pipes with a path")
-def test_a_config_from_a_pipe_is_left_in_it():
-    """As of a shell: explain <(sed ... config.cfg)."""
-    read, write = os.pipe()
-    with open(read, encoding="utf8") as pipe, open(write, "w", encoding="utf8") as text:
-        text.write("[training]")
-        text.close()
-        check_config_file(Path(f"/dev/fd/{read}"))
-        assert pipe.read() == "[training]"

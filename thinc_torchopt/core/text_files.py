@@ -28,14 +28,11 @@ def decode(content: bytes) -> str:
 
 
 def check_encoding(path: Path, where: str) -> None:
-    """Check a file that a host is about to read as UTF-8. A missing file is left to others, and so is a pipe, which can
-    be read only once.
+    """Check a file that a host is about to read as UTF-8. A missing file is left to others.
 
     where (str): What it is, for the error: "'config.cfg'".
     RAISES (ConfigError): It begins with a byte order mark.
     """
-    if not path.is_file():
-        return
     try:
         with path.open("rb") as file:
             found = encoding_of(file.read(4))
