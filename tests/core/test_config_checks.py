@@ -8,7 +8,13 @@ import spacy
 from confection import Config
 from spacy.tokens import DocBin
 
-from thinc_torchopt.core.config_checks import check_corpora, check_training_section, mentions_ours, names_ours
+from thinc_torchopt.core.config_checks import (
+    check_corpora,
+    check_output,
+    check_training_section,
+    mentions_ours,
+    names_ours,
+)
 from thinc_torchopt.core.errors import ConfigError, ConfigKeyError
 
 from ..conftest import CONFIGS
@@ -89,3 +95,11 @@ def test_training_section_is_checked_against_spacys_schema(config):
         ConfigKeyError, match=r"\[training\]: there is no setting 'zzz'.*There are: accumulate_gradient"
     ):
         check_training_section(config)
+
+
+def test_output_may_be_a_link_to_a_folder_only(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with pytest.raises(ConfigError, match=r"'.*link': it is a link to '.*folder', where nothing is"):
+        check_output(tmp_path / "link")
+    (tmp_path / "folder").mkdir()
+    check_output(tmp_path / "link")

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import subprocess
 import sys
 import warnings
@@ -543,3 +544,12 @@ def test_hooks_use_params_does_not_copy_what_has_no_average():
     with torch.profiler.profile(profile_memory=True) as run, model.use_params(optimizer.averages):
         assert module[1].weight.data_ptr() != trained
     assert sum(max(event.self_cpu_memory_usage, 0) for event in run.key_averages()) < 1000 * 1000
+
+
+def test_hooks_silence_other_ranks_whose_loop_is_imported_later(caplog):
+    logger = logging.getLogger("spacy.torchopt")
+    with hooks._silence(spacy.blank("xx")), caplog.at_level("INFO", "spacy.torchopt"):  # as the loop sets it
+        logger.info("told by rank 0 too")
+    with caplog.at_level("INFO", "spacy.torchopt"):
+        logger.info("told")
+    assert caplog.messages == ["told"]

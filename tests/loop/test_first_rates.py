@@ -44,3 +44,10 @@ def test_first_rates_of_a_schedule_that_ends_with_the_training():
     optimizer = TorchOptimizer(AdamW(), learn_rate=curves.warmup_linear(0.002, warmup_ratio=0.1))
     optimizer.set_total_steps(61)
     assert first_rates(nlp, optimizer, 0) == "rises to 0.002 by step 6"
+
+
+def test_first_rates_of_an_optimizer_that_code_of_the_user_builds():
+    """Its settings may be called as ours are, and be something else."""
+    nlp = spacy.blank("en")
+    nlp.config["training"]["optimizer"] = {"@optimizers": "my.Optimizer.v1", "learn_rate": "high", "param_groups": None}
+    assert first_rates(nlp, TorchOptimizer(AdamW(), learn_rate=0.002), 0) == "0.002 at step 0"

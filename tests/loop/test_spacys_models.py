@@ -6,6 +6,7 @@ import json
 import pytest
 import spacy
 from spacy.language import Language
+from spacy.util import registry
 
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
 from thinc_torchopt.core.text_files import check_encoding, decode
@@ -66,6 +67,50 @@ def test_a_last_model_that_is_lost_is_an_error(corpus, tmp_path, full_at):
     with pytest.raises(StateError, match="The training is over, and its last model is lost"):
         train(steps_of(corpus, tmp_path), tmp_path / "out")
     spacy.load(tmp_path / "out" / "model-last")  # that of step 15, whole
+
+
+def test_a_last_model_that_is_lost_is_an_error_while_another_is_handled(corpus, tmp_path, full_at):
+    full_at(5)
+    try:
+        raise KeyError("of the program around")
+    except KeyError:
+        with pytest.raises(StateError, match="The training is over, and its last model is lost"):
+            train(steps_of(corpus, tmp_path), tmp_path / "out")
+
+
+@registry.loggers("test-models.Failing.v1")
+def failing():
+    def setup(nlp, stdout, stderr):
+        def log(info):
+            raise RuntimeError("no network")
+
+        return log, lambda: None
+
+    return setup
+
+
+def test_a_failed_training_does_not_say_that_it_continues(corpus, tmp_path, full_at):
+    full_at(2)
+    config = steps_of(corpus, tmp_path)
+    config["training"]["logger"] = {"@loggers": "test-models.Failing.v1"}
+    with (
+        pytest.warns(CheckpointWarning, match="No space left on device. What was saved before is unchanged"),
+        pytest.raises(RuntimeError, match="no network"),
+    ):
+        train(config, tmp_path / "out")
+    # The best model is there before the logger hears of it, as spaCy's is.
+    spacy.load(tmp_path / "out" / "model-best")
+
+
+def test_leftovers_of_a_killed_training_are_removed(corpus, tmp_path):
+    for name in (".unfinished-new-model-last-1", ".unfinished-new-model-best-1", ".unfinished-new-other-1"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    train(steps_of(corpus, tmp_path), tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".unfinished-new-other-1",
+        "model-best",
+        "model-last",
+    ]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])

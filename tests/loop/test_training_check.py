@@ -154,3 +154,18 @@ def test_training_check_of_schedules(learn_rate, told):
     training = {"max_steps": 100, "max_epochs": 0, "optimizer": {"learn_rate": learn_rate}}
     found = " ".join(doubts_of_config(training))
     assert told in found and bool(found) == bool(told)
+
+
+@registry.schedules("test-check.noise.v1")
+def noise():
+    while True:
+        yield 0.001 + 0.001 * random.random()
+
+
+def test_training_check_of_schedules_draws_no_number():
+    random.seed(0)
+    expected = random.random()
+    random.seed(0)
+    schedule = {"@schedules": "test-check.noise.v1"}
+    doubts_of_config({"max_steps": 9, "max_epochs": 0, "optimizer": {"learn_rate": schedule}})
+    assert random.random() == expected

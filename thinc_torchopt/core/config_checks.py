@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import tempfile
 import warnings
@@ -215,7 +216,12 @@ def check_output(path: Path) -> None:
 
     RAISES (ConfigError): It is a file, or can't be written to.
     """
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(
+            f"Can't save models to --output '{path}': it is a link to '{os.readlink(path)}', where nothing is. Make "
+            "that folder, or give another name."
+        )
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     if not there.is_dir():
         raise ConfigError(
             f"Can't save models to --output '{path}': expected a folder, found a file, '{there}'. Give another name."

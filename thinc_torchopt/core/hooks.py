@@ -218,16 +218,20 @@ def _is_for_us(nlp: Any) -> bool:
 def _silence(nlp: Any) -> Iterator[None]:
     """Inside, a training logs nothing and shows none of our warnings."""
     training, log = nlp.config["training"], logging.getLogger("spacy.torchopt")
-    logger, level = training["logger"], log.level
+    logger = training["logger"]
     training["logger"] = {"@loggers": "spacy.ConsoleLogger.v3", "progress_bar": None, "console_output": False}
-    log.setLevel(logging.CRITICAL)
+    log.addFilter(_drop)  # its level is set later, when the loop is imported
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TorchOptWarning)
             yield
     finally:
         training["logger"] = logger
-        log.setLevel(level)
+        log.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:

@@ -10,6 +10,7 @@ from typing import Any
 from spacy.language import Language
 from spacy.util import registry
 
+from ..core.config_checks import names_our_optimizer
 from ..core.optimizer import TorchOptimizer
 from ..core.schedules import with_end
 from .random_state import preserved_random
@@ -50,7 +51,8 @@ def first_rates(nlp: Language, optimizer: TorchOptimizer, step: int) -> str:
 
     step (int): The first step, which is not 0 if the run goes on.
     """
-    if step:
+    # The settings of an optimizer that code of the user builds are not known.
+    if step or not names_our_optimizer(nlp.config):
         return f"{optimizer.learn_rate:.3g} at step {step:,}"
     ends = (getattr(source, "total_steps", None) for source in optimizer.schedules.values())
     with preserved_random():

@@ -110,8 +110,7 @@ def _steps(run: Run) -> Iterator[_Step]:
             score, scores, is_best = run.evaluate()
             spent.on("evaluations")
             info = run.info(score, scores)
-            # Who writes spaCy's models keeps the best one, too.
-            yield batch, info, False if is_best and run.keeps_best else is_best
+            yield batch, info, run.is_best_to_spacy(is_best)
             is_over = run.save(info, is_best)
             spent.on("saving")
             if is_over:
@@ -470,13 +469,18 @@ class Run:
         self.emit(Log, info)
         return info
 
+    def is_best_to_spacy(self, is_best: bool | None) -> bool | None:
+        """What to tell spaCy before it saves its model: who writes spaCy's models keeps the best one, too."""
+        self._spacys_models.is_next_best = bool(is_best) and self._spacys_models.has_folder
+        return False if self._spacys_models.is_next_best else is_best
+
     def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
         """Save the state, if it is due. spaCy has logged the step and saved its model. RETURNS (bool): Whether the run
         is over.
         """
         progress, control = self.progress, self.control
-        if is_best and self.keeps_best:
-            self._spacys_models.keep_best()
+        if self._spacys_models.is_next_best:
+            self._spacys_models.keep_best()  # the model was not written by ours
         self.models.keep_asked()
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
@@ -499,11 +503,6 @@ class Run:
         return is_over
 
     # ------------------------------------------------------------------ facts
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether the run itself keeps spaCy's best model."""
-        return self._spacys_models.has_folder
 
     @property
     def losses(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ from spacy.util import registry
 from ..core.optimizer import TorchOptimizer
 from ..core.types import ParamInfo
 from ..core.words import plain
+from .random_state import preserved_random
 
 # The learning rates of each param group, step by step.
 Rates = Mapping[str, Sequence[float]]
@@ -118,10 +119,12 @@ def doubts_of_config(training: Mapping[str, Any]) -> list[str]:
         if is_inner or not (path.startswith("per_param_lr.") or path.rpartition(".")[2] in ("learn_rate", "lr_scale")):
             continue
         found[path] = block
-        source = registry.resolve({"schedule": dict(block)})["schedule"]
-        if not isinstance(source, Iterator) or hasattr(source, "observe") or getattr(source, "spans_training", False):
-            continue
-        rates = [float(rate) for rate in islice(source, last + 1)]
+        with preserved_random():  # one of the user may draw numbers
+            source = registry.resolve({"schedule": dict(block)})["schedule"]
+            is_curve = isinstance(source, Iterator) and not hasattr(source, "observe")
+            if not is_curve or getattr(source, "spans_training", False):
+                continue
+            rates = [float(rate) for rate in islice(source, last + 1)]
         rates += rates[-1:] * (last + 1 - len(rates))  # the last value stays
         if any(rates):
             curves.append(Trained(path, rates))

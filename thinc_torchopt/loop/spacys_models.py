@@ -20,7 +20,7 @@ from thinc.api import Model
 from ..core.errors import CheckpointWarning, ConfigError, StateError
 from ..core.host import module_of
 from ..core.params import components_with_model
-from ..core.state import replacing
+from ..core.state import clear_leftovers, replacing
 
 
 class SpacysModels:
@@ -29,7 +29,7 @@ class SpacysModels:
     nlp (Language): The run's pipeline.
 
     Public: `is_over` (whether the run has ended: then a model that can't be saved is an error), `has_folder` (whether
-    there is a folder, and so a best model to keep).
+    there is a folder, and so a best model to keep), `is_next_best` (whether the model that is saved next is the best).
     """
 
     def __init__(self, nlp: Language):
@@ -37,7 +37,8 @@ class SpacysModels:
         self._folder: Path | None = None
         self._is_saved = True
         self._is_best_missing = False
-        self.is_over = False
+        self.is_over = self.is_next_best = False
+        self._error_around: BaseException | None = None
 
     @property
     def has_folder(self) -> bool:
@@ -46,8 +47,11 @@ class SpacysModels:
     def open(self, folder: Path | None) -> None:
         """Begin to write into a folder. RAISES (ConfigError): The disk has no room for one model."""
         self._folder = folder
+        self._error_around = sys.exc_info()[1]
         if folder is None or not folder.is_dir():
             return
+        for name in (DIR_MODEL_LAST, DIR_MODEL_BEST):
+            clear_leftovers(folder, name)
         needed = sum(_sizes(self._nlp))
         free = shutil.disk_usage(folder).free
         if free < needed:
@@ -61,7 +65,8 @@ class SpacysModels:
 
         Warns if the disk is full, for example, or raises an error of ours if the run is over.
         """
-        has_failed = sys.exc_info()[0] is not None  # the training, with an error that is shown
+        # The training, with an error that is shown. The user's code may train because of another one.
+        has_failed = sys.exc_info()[1] is not self._error_around
         if self._is_best_missing:
             self.keep_best()
         try:
@@ -75,12 +80,18 @@ class SpacysModels:
                     f"{text} The training is over, and its last model is lost. What was saved before is unchanged. "
                     "Make room on the disk, and train again."
                 ) from error
-            self._warn(f"{text} Training continues; the next evaluation tries again. Make room on the disk.")
+            after = "What was saved before is unchanged"
+            if not has_failed:
+                after = "Training continues; the next evaluation tries again"
+            self._warn(f"{text} {after}. Make room on the disk.")
         else:
             self._is_saved = True
+        if self.is_next_best:
+            self.keep_best()
 
     def keep_best(self) -> None:
         """Copy the model that was just saved, as it is the best one."""
+        self.is_next_best = False
         if self._folder is None:
             return
         last, best = self._folder / DIR_MODEL_LAST, self._folder / DIR_MODEL_BEST

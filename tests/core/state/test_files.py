@@ -1,10 +1,12 @@
 """Folders of tensors and values: written whole or not at all, and refused when they are damaged."""
 
+import errno
 import itertools
 import math
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 import zlib
@@ -291,6 +293,21 @@ def test_replacing_keeps_the_permissions_of_folders(can_exchange, monkeypatch, t
         # The owner can always write: it is replaced all the same.
         assert folder.stat().st_mode & 0o777 == mode | 0o700
         assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_replacing_on_a_drive_that_does_not_sync_folders(monkeypatch, tmp_path):
+    original = os.fsync
+
+    def fsync(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")  # as SMB's
+        original(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with replacing(tmp_path / "model") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "file").write_text("whole")
+    assert (tmp_path / "model" / "file").read_text() == "whole"
 
 
 def test_clear_leftovers_of_one_name_leaves_others(tmp_path):

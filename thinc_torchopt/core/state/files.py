@@ -8,6 +8,7 @@ runs no code, and refuses files that have changed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -34,6 +35,8 @@ _UNFINISHED = ".unfinished-"
 _NEW, _OLD = f"{_UNFINISHED}new-", f"{_UNFINISHED}old-"
 # A manifest is a few hundred bytes.
 _LARGEST_MANIFEST = 100_000
+# Errors of a system that can't sync folders.
+_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 # Bytes that are read at once.
 _BLOCK = 1 << 20
 
@@ -251,11 +254,15 @@ def _remove(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk. Windows can't open folders."""
-    if path.is_dir() and os.name == "nt":
+    """Wait until a file or folder is on the disk. Windows can't open folders; some network drives don't sync them."""
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":
         return
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
+    except OSError as error:
+        if not (is_folder and error.errno in _NO_SYNC):
+            raise
     finally:
         os.close(file)
