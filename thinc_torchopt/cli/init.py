@@ -26,6 +26,8 @@ from ._new_config import NewConfig, Wish, in_a_row, make
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides, read_text, write_config
 
+_RECIPES = Recipe.names()
+
 
 def init(
     ctx: typer.Context,
@@ -34,7 +36,7 @@ def init(
         None, help="The config to write, if there is one to read (may be the same), or - for stdout"
     ),
     recipe: Optional[list[str]] = Opt(
-        None, "--recipe", "-r", help=f"How to set up the optimizer, several comma-separated: {Recipe.names()}"
+        None, "--recipe", "-r", help=f"How to set up the optimizer, several comma-separated: {_RECIPES}"
     ),
     lang: Optional[str] = Opt(None, "--lang", "-l", help="Language of the texts, for a new config: en; xx for several"),
     gpu: bool = Opt(False, "--gpu", help="For a new config: a transformer. Needs spacy-transformers"),

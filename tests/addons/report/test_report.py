@@ -771,6 +771,12 @@ def test_report_shows_itself_in_a_notebook(tmp_path):
     assert unescape(page) == found.html()
 
 
+def test_report_prints_as_the_command_does(tmp_path):
+    log = write(tmp_path / "log.jsonl", rows(3), end='{"step"')
+    printed = repr(read_report(log))
+    assert printed.startswith("run ") and "last step" in printed and "Note: log.jsonl ends in half a line" in printed
+
+
 # ---------------------------------------------------------------------- where the time went
 
 
@@ -829,6 +835,7 @@ def test_report_refuses_what_does_not_go_together(tmp_path):
         (tmp_path / name / "config.cfg").write_text("[nlp]\n")
     texts = write(tmp_path / "dev.spacy", [])
     for logs, options, said in [
+        ([], {}, "expected the log of a training, found none"),
         ([log], {"texts": texts}, "no trained pipeline to make them. Add --model training/model-best"),
         ([log, other], {"model": spacy.blank("en")}, "expected the log of one"),
         ([log], {"model": tmp_path}, "meta.json and config.cfg, found one without"),
