@@ -279,13 +279,17 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
         "The run was stopped, and resumed at step 11; 3 steps were done again (in log-2.jsonl).",
         "The run was stopped, and resumed at step 18; 2 steps were done again (in log-3.jsonl).",
     ]
-    # One of them is enough.
+    # One of them is enough. Another training is not taken for it.
+    later = "A later training has written log-4.jsonl, which is not in this report."
     for path in (first, second, third):
-        assert only(read_runs([path])).paths == run.paths and only(read_runs([path])).notes == run.notes
+        assert only(read_runs([path])).paths == run.paths and only(read_runs([path])).notes == [*run.notes, later]
     assert only(read_runs([other])).paths == [other]
     first.unlink()
     alone = only(read_runs([third]))
-    assert alone.notes[-1] == "log-2.jsonl begins at step 11: the log of the steps before is not beside it."
+    assert alone.notes[-2:] == [
+        "log-2.jsonl begins at step 11: the log of the steps before is not beside it.",
+        later,
+    ]
     assert alone.paths == [second, third]
 
 
