@@ -1,5 +1,6 @@
 """`spacy torchopt init` without an input: a config for what texts are annotated with, or a refusal by name."""
 
+import shlex
 import shutil
 from importlib.util import find_spec
 
@@ -178,6 +179,9 @@ def test_init_recipes_in_a_row(tmp_path):
     both = init(tmp_path, first=[tmp_path / "two.cfg", "--recipe", "adamw, robust"])
     assert "the recipes 'adamw', 'robust'" in both.stdout
     assert "max_rollbacks" in Config().from_disk(tmp_path / "two.cfg")["training"]["optimizer"]
+    options = ("--force", "--recipe", "best,best", "--recipe", "robust")
+    again = init(tmp_path, "--lang", "en", "--paths.train", train, *options).stdout
+    assert "Recipes best, then robust" in again and made(tmp_path)["training"]["optimizer"] == optimizer
 
 
 # ---------------------------------------------------------------------- languages
@@ -270,6 +274,25 @@ def test_init_refuses_texts_that_teach_nothing(refused, tmp_path):
 def test_init_refuses(args, names, refused, tmp_path):
     write(tmp_path / "train.spacy", [text(0, "entities")])
     assert names in " ".join(refused("new.cfg", *args).split())
+
+
+def test_init_needs_a_name_for_the_config(refused, tmp_path):
+    write(tmp_path / "train.spacy", [text(0, "entities")])
+    args = ("--paths.train", "train.spacy", "--lang", "en")
+    assert "expected the name of the file to write, found none" in " ".join(refused(*args).split())
+    # Nothing leads to texts that are overwritten by a config.
+    said = " ".join(refused("train.spacy", *args, "--force").split())
+    assert "found that of texts" in said and "init config.cfg --lang en --paths.train train.spacy" in said
+
+
+def test_init_prints_commands_for_a_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "train.spacy", [text(i, "entities") for i in range(4)])
+    name, other = "my 'first'.cfg", "my second.cfg"
+    told = spacy_cli("torchopt", "init", name, "--lang", "en", "--paths.train", "train.spacy").stdout
+    assert shlex.split(told.splitlines()[-1])[3:6] == ["train", name, "--output"]
+    told = spacy_cli("torchopt", "init", name, other, "--recipe", "robust").stdout
+    assert shlex.split(told.splitlines()[-1])[3:6] == ["torchopt", "explain", other]
 
 
 def test_init_gpu_needs_a_transformer(refused, tmp_path):

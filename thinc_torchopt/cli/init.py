@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from ._new_config import NewConfig, Wish, in_a_row, make
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides, read_text, write_config
 
+_RECIPES = Recipe.names()
+
 
 def init(
     ctx: typer.Context,
@@ -32,8 +35,8 @@ def init(
     output_path: Optional[Path] = Arg(
         None, help="The config to write, if there is one to read (may be the same), or - for stdout"
     ),
-    recipe: Optional[str] = Opt(
-        None, "--recipe", "-r", help=f"How to set up the optimizer, several comma-separated: {Recipe.names()}"
+    recipe: Optional[list[str]] = Opt(
+        None, "--recipe", "-r", help=f"How to set up the optimizer, several comma-separated: {_RECIPES}"
     ),
     lang: Optional[str] = Opt(None, "--lang", "-l", help="Language of the texts, for a new config: en; xx for several"),
     gpu: bool = Opt(False, "--gpu", help="For a new config: a transformer. Needs spacy-transformers"),
@@ -61,7 +64,13 @@ def init(
     # With "-", only the config is printed to stdout.
     to_stdout = str(output_path or config_path) == "-"
     with errors_shown(as_json=to_stdout):
-        recipes = [Recipe.of(name.strip()) for name in (recipe or "").split(",") if name.strip()]
+        if str(config_path).startswith("--"):  # the first override
+            raise ConfigError(
+                "Can't make a config: expected the name of the file to write, found none. Name it before the options: "
+                f"{cli_util().COMMAND} torchopt init config.cfg --lang en --paths.train train.spacy."
+            )
+        names = [name.strip() for name in ",".join(recipe or []).split(",") if name.strip()]
+        recipes = [Recipe.of(name) for name in dict.fromkeys(names)]
         overrides = read_overrides(ctx.args, code_path)
         if output_path is None:
             wish = Wish(lang, gpu, pretrained, recipes, split, seed, log_path, overrides)
@@ -90,7 +99,8 @@ def init(
     for line in warnings:
         msg.warn(line)
     msg.text("To check it and see what it will do:")
-    print(f"{cli_util().COMMAND} torchopt explain {output_path} --paths.train ./train.spacy --paths.dev ./dev.spacy")
+    quoted = shlex.quote(str(output_path))
+    print(f"{cli_util().COMMAND} torchopt explain {quoted} --paths.train ./train.spacy --paths.dev ./dev.spacy")
 
 
 def _print_text(text: str, lines: Sequence[str], warnings: Sequence[str]) -> None:
@@ -108,6 +118,11 @@ def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewCon
     """Make and write a config. RAISES (ConfigError): It can't be made, or something is in its place."""
     if path.is_dir():
         raise ConfigError(f"Can't write '{path}': expected a file, found a folder. Add the name of a file.")
+    if path.suffix == ".spacy":
+        raise ConfigError(
+            f"Can't make the config '{path}': expected a name such as config.cfg, found that of texts. Name the config "
+            f"first, and the texts by an option: init config.cfg --lang en --paths.train {path}."
+        )
     if path.exists() and not force and not to_stdout:
         raise ConfigError(
             f"Can't make the config '{path}': it is there already. To change it, give it as input and name an output, "
@@ -130,7 +145,8 @@ def _show_new(path: Path, new: NewConfig, *, to_stdout: bool) -> None:
     for line in new.warnings:
         msg.warn(line)
     msg.text("To train:")
-    print(f"{cli_util().COMMAND} train {path} --output training{'' if new.has_dev else ' --paths.dev dev.spacy'}")
+    quoted = shlex.quote(str(path))
+    print(f"{cli_util().COMMAND} train {quoted} --output training{'' if new.has_dev else ' --paths.dev dev.spacy'}")
 
 
 # ---------------------------------------------------------------------- an existing config

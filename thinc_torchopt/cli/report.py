@@ -11,18 +11,16 @@ from rich.console import Console
 from typer import Argument as Arg
 from typer import Option as Opt
 
-from ..addons.report import Report, check_output, facts_of, read_report, with_others
+from ..addons.report import Report, check_output, read_report, with_others
 from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..loop.run_lock import is_held
 from ._command import CODE, JSON
 from ._screen import errors_shown, make_console
-from ._terminal import print_json, print_notes, print_table
+from ._terminal import print_json, print_notes
 
 # Seconds between two writes of a watched report; longer if writing takes more than 1/_SHARE of that.
 _SECONDS, _SHARE = 10, 4
-# Labels of a kind that are printed.
-_MAX_LABELS = 30
 
 
 def report(
@@ -68,28 +66,10 @@ def report(
     if as_json:
         print_json(found.summary())
         return
-    _print(console, found)
+    found.print(console)
+    print_notes(console, [note for run in found.runs for note in run.notes])
     if output_path is not None:
         console.print(f"Saved the report to {output_path}")
-
-
-def _print(console: Console, found: Report) -> None:
-    rows = [facts_of(run) for run in found.runs]
-    headers = [fact.name for i, fact in enumerate(rows[0]) if any(row[i].value for row in rows)]
-    cells = [
-        [run.label, *(f"{fact.value} {fact.more}".strip() for fact in row if fact.name in headers)]
-        for run, row in zip(found.runs, rows)
-    ]
-    print_table(console, ["run", *headers], cells, numbers=headers)
-    if any(run.best for run in found.runs):
-        console.print("Scores are from 0 to 1, as SCORE in spaCy's table.\n")
-    for table in found.labels:
-        headers, labels = table.headers, table.cells(_MAX_LABELS)
-        console.print(f"{table.title}:", markup=False)
-        print_table(console, headers, labels, numbers=headers[1:])
-    for line in found.told:
-        console.print(line, markup=False)
-    print_notes(console, [note for run in found.runs for note in run.notes])
 
 
 def _watch(paths: Sequence[Path], output_path: Path, console: Console | None) -> None:

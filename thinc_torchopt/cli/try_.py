@@ -41,7 +41,7 @@ def try_(
         found = compare_recipes(
             config_path,
             read_overrides(ctx.args, code_path),
-            recipes=[name.strip() for name in recipes.split(",") if name.strip()],
+            recipes=recipes,
             steps=steps,
             seeds=seeds,
             output=output_path,

@@ -174,6 +174,7 @@ def test_errors_need_texts(foretold, tmp_path):
     for name, said in [
         ("no", "expected a file in spaCy's format"),
         ("empty", "found none"),
+        ("lost", "there is no file or folder"),
         ("fails", "fails on these"),
     ]:
         with pytest.raises(ConfigError, match=said):

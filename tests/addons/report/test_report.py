@@ -279,13 +279,17 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
         "The run was stopped, and resumed at step 11; 3 steps were done again (in log-2.jsonl).",
         "The run was stopped, and resumed at step 18; 2 steps were done again (in log-3.jsonl).",
     ]
-    # One of them is enough.
+    # One of them is enough. Another training is not taken for it.
+    later = "A later training has written log-4.jsonl, which is not in this report."
     for path in (first, second, third):
-        assert only(read_runs([path])).paths == run.paths and only(read_runs([path])).notes == run.notes
+        assert only(read_runs([path])).paths == run.paths and only(read_runs([path])).notes == [*run.notes, later]
     assert only(read_runs([other])).paths == [other]
     first.unlink()
     alone = only(read_runs([third]))
-    assert alone.notes[-1] == "log-2.jsonl begins at step 11: the log of the steps before is not beside it."
+    assert alone.notes[-2:] == [
+        "log-2.jsonl begins at step 11: the log of the steps before is not beside it.",
+        later,
+    ]
     assert alone.paths == [second, third]
 
 
@@ -771,6 +775,12 @@ def test_report_shows_itself_in_a_notebook(tmp_path):
     assert unescape(page) == found.html()
 
 
+def test_report_prints_as_the_command_does(tmp_path):
+    log = write(tmp_path / "log.jsonl", rows(3), end='{"step"')
+    printed = repr(read_report(log))
+    assert printed.startswith("run ") and "last step" in printed and "Note: log.jsonl ends in half a line" in printed
+
+
 # ---------------------------------------------------------------------- where the time went
 
 
@@ -829,6 +839,7 @@ def test_report_refuses_what_does_not_go_together(tmp_path):
         (tmp_path / name / "config.cfg").write_text("[nlp]\n")
     texts = write(tmp_path / "dev.spacy", [])
     for logs, options, said in [
+        ([], {}, "expected the log of a training, found none"),
         ([log], {"texts": texts}, "no trained pipeline to make them. Add --model training/model-best"),
         ([log, other], {"model": spacy.blank("en")}, "expected the log of one"),
         ([log], {"model": tmp_path}, "meta.json and config.cfg, found one without"),

@@ -75,7 +75,7 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         *taken, free = until_free(path)
-        which = f"{free} (a resumed run: {taken[-1]}, if it ends before it)" if taken else free
+        which = f"{free}, as {taken[-1]} exists; a resumed run may go on in that" if taken else free
         print(Printer(no_print=True).info(f"Logging steps to {which}"), file=stdout, flush=True)
         file: FileIO | None = None
 

@@ -185,7 +185,7 @@ def compare_recipes(
     config: AnyConfig,
     overrides: Mapping[str, Any] = {},
     *,
-    recipes: Sequence[str] = ("best", "adamw", "robust"),
+    recipes: str | Sequence[str] = ("best", "adamw", "robust"),
     steps: int = 200,
     seeds: int = 2,
     output: str | Path | None = None,
@@ -195,7 +195,7 @@ def compare_recipes(
 
     config (AnyConfig): A config or its file.
     overrides (Mapping): Other values, by paths such as "paths.train".
-    recipes (Sequence[str]): Their names.
+    recipes (str | Sequence[str]): Their names; in one text, with commas between them.
     steps (int): Steps of each trial. seeds (int): Trials of each recipe.
     output (str | Path | None): A file for the best config.
     gpu_id (int): The GPU. -1: the CPU.
@@ -205,7 +205,8 @@ def compare_recipes(
     # Refuse what can be refused before the trainings.
     _SECTION.whole("--steps", steps, at_least=1)
     _SECTION.whole("--seeds", seeds, at_least=1)
-    chosen = [Recipe.of(name) for name in recipes]
+    names = recipes.split(",") if isinstance(recipes, str) else recipes
+    chosen = [Recipe.of(name.strip()) for name in names if name.strip()]
     if not chosen:
         _SECTION.refuse("--recipes", "names of recipes with commas between them", "none")
     path = None if output is None else Path(output)

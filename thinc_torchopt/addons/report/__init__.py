@@ -9,7 +9,7 @@ from .log_file import COUNTS, read_history
 from .page import check_output
 from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
-from .runs import LoggedRun, facts_of, with_others
+from .runs import LoggedRun, with_others
 
 __all__ = [
     "COUNTS",
@@ -18,7 +18,6 @@ __all__ = [
     "Report",
     "check_output",
     "check_picture",
-    "facts_of",
     "plot_range_test",
     "plot_schedule",
     "plot_study",

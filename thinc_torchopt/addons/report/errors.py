@@ -113,6 +113,8 @@ def compare(nlp: Language, path: Path) -> Compared:
     path (Path): A .spacy file, or a folder of such files.
     RAISES (ConfigError): It is no such file, has no texts, or the pipeline fails.
     """
+    if not path.exists():
+        raise ConfigError(f"Can't read the texts {path}: there is no file or folder of that name. Correct the path.")
     try:
         examples = list(Corpus(path)(nlp))
     except Exception as error:  # srsly's and zlib's own kinds

@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import spacy
+from rich.console import Console
 from spacy.language import Language
 
 from ...core.errors import ConfigError
+from ...core.tables import as_text, print_table
 from .about import lines_of
 from .errors import Compared, compare
 from .labels import Labels, Texts, count_texts, tables_of
 from .page import make_page, write_page
-from .runs import LoggedRun, read_runs, summarize
+from .runs import LoggedRun, facts_of, read_runs, summarize
 from .trained import Trained, read_folder
 
+# Labels of a kind that are printed.
+_MAX_LABELS = 30
 
-@dataclass
+
+@dataclass(repr=False)
 class Report:
     """A report. A notebook shows it.
 
@@ -50,6 +55,26 @@ class Report:
             to draw.
         """
         write_page(self, path, reload_seconds=reload_seconds)
+
+    def print(self, console: Console) -> None:
+        """Print the summary of each run, the scores of labels, and what is told."""
+        facts = [facts_of(run) for run in self.runs]
+        headers = [fact.name for i, fact in enumerate(facts[0]) if any(row[i].value for row in facts)]
+        cells = [
+            [run.label, *(f"{fact.value} {fact.more}".strip() for fact in row if fact.name in headers)]
+            for run, row in zip(self.runs, facts)
+        ]
+        print_table(console, ["run", *headers], cells, numbers=headers)
+        if any(run.best for run in self.runs):
+            console.print("Scores are from 0 to 1, as SCORE in spaCy's table.\n")
+        for table in self.labels:
+            console.print(f"{table.title}:", markup=False)
+            print_table(console, table.headers, table.cells(_MAX_LABELS), numbers=table.headers[1:])
+        for line in self.told:
+            console.print(line, markup=False)
+
+    def __repr__(self) -> str:
+        return "\n".join([as_text(self.print), *(f"Note: {note}" for run in self.runs for note in run.notes)])
 
     def _repr_html_(self) -> str:
         # In an iframe, so that its styles and the notebook's don't affect each other.
@@ -116,6 +141,8 @@ def read_report(
             f"Can't show errors on {texts}: there is no trained pipeline to make them. Add --model training/model-best."
         )
     trained = read_folder(Path(model)) if isinstance(model, (str, Path)) else None
+    if not logs:
+        raise ConfigError("Can't make a report: expected the log of a training, found none. Name training/log.jsonl.")
     runs = read_runs([Path(log) for log in logs])
     if model is not None and len(runs) > 1:
         raise ConfigError(

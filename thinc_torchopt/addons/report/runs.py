@@ -8,7 +8,7 @@ not a number is a gap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -256,7 +256,7 @@ def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, LogFile]) -> Lo
         again = run.steps[-1] - log.steps[0] + 1
         run.go_on_with(log)
         run.notes.append(_resumed(log, again))
-    notes = [*run.notes, *_hints(chain, run.steps[0])]
+    notes = [*run.notes, *_hints(chain, run.steps[0], logs)]
     steps, columns = numpy.array(run.steps, dtype="int64"), _as_arrays(run)
     given_up = run.sums_of_gradients & set(columns.get("losses", {}))
     events = sorted(_events(steps, columns, run), key=lambda event: event.step)
@@ -270,10 +270,15 @@ def _resumed(log: LogFile, again: int) -> str:
     return f"The run was stopped, and resumed at step {log.steps[0]:,}{what} (in {log.path.name})."
 
 
-def _hints(chain: Sequence[Path], first_step: int) -> Iterator[str]:
-    """Notes on a log that is not there."""
+def _hints(chain: Sequence[Path], first_step: int, logs: Collection[Path]) -> Iterator[str]:
+    """Notes on a log that is not there, or not in the report. logs (Collection[Path]): All that are in it."""
     if first_step > 0:
         yield f"{chain[0].name} begins at step {first_step:,}: the log of the steps before is not beside it."
+    newest, beside = chain[-1], _sibling(chain[-1], 1)
+    while beside is not None and beside.is_file():
+        newest, beside = beside, _sibling(beside, 1)
+    if newest not in logs and _first_step(newest) is not None:
+        yield f"A later training has written {newest.name}, which is not in this report."
 
 
 def _first_step(path: Path) -> int | None:
