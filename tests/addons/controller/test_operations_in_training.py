@@ -19,6 +19,9 @@ from .test_going_back import scores  # noqa: F401  # a fixture
 from .test_saved_models import digests
 from .test_training import STEP, config_for, definition, firings, rule, run, same_params
 
+# No component computes the score that these tests give.
+pytestmark = pytest.mark.filterwarnings("ignore:.*score_weights. counts score_of_test")
+
 SCORES = {"name": "scores", "class": "EvalMetrics"}
 EMA = {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.5, "warmup": "ignite", "start_step": 1000}
 FALL = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.01, "warmup_steps": 0}
