@@ -281,6 +281,10 @@ def test_init_needs_a_name_for_the_config(refused, tmp_path):
     args = ("--paths.train", "train.spacy", "--lang", "en")
     assert "expected the name of the file to write, found none" in " ".join(refused(*args).split())
     # Nothing leads to texts that are overwritten by a config.
+    shutil.copy(tmp_path / "train.spacy", tmp_path / "a$b.spacy")
+    for more in ((), ("--split", "0.5")):
+        said = refused("new.cfg", "--lang", "en", "--paths.train", "a$b.spacy", *more)
+        assert "reads $ in a path as the start of a variable" in " ".join(said.split())
     said = " ".join(refused("train.spacy", *args, "--force").split())
     assert "found that of texts" in said and "init config.cfg --lang en --paths.train train.spacy" in said
 
@@ -288,7 +292,7 @@ def test_init_needs_a_name_for_the_config(refused, tmp_path):
 def test_init_prints_commands_for_a_shell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "train.spacy", [text(i, "entities") for i in range(4)])
-    name, other = "my 'first'.cfg", "my second.cfg"
+    name, other = "my 'first'.cfg", "my $second.cfg"
     told = spacy_cli("torchopt", "init", name, "--lang", "en", "--paths.train", "train.spacy").stdout
     assert shlex.split(told.splitlines()[-1])[3:6] == ["train", name, "--output"]
     told = spacy_cli("torchopt", "init", name, other, "--recipe", "robust").stdout

@@ -553,3 +553,18 @@ def test_hooks_silence_other_ranks_whose_loop_is_imported_later(caplog):
     with caplog.at_level("INFO", "spacy.torchopt"):
         logger.info("told")
     assert caplog.messages == ["told"]
+
+
+def test_hooks_forget_who_wrote_the_models_of_the_training_before():
+    class Run:
+        pass
+
+    run = Run()
+    hooks.tell_output_to(run, object())
+    arguments = dict.fromkeys(
+        ("dropout", "eval_frequency", "accumulate_gradient", "patience", "max_steps", "exclude",
+         "annotating_components", "before_update")
+    )  # fmt: skip
+    spacy.training.loop.train_while_improving(spacy.blank("xx"), None, [], None, **arguments)
+    nlp = spacy.blank("xx")
+    assert spacy.training.loop.create_before_to_disk_callback(None)(nlp) is nlp

@@ -94,7 +94,7 @@ def test_a_failed_training_does_not_say_that_it_continues(corpus, tmp_path, full
     config = steps_of(corpus, tmp_path)
     config["training"]["logger"] = {"@loggers": "test-models.Failing.v1"}
     with (
-        pytest.warns(CheckpointWarning, match="No space left on device. What was saved before is unchanged"),
+        pytest.warns(CheckpointWarning, match="No space left on device. The model that was saved before is unchanged"),
         pytest.raises(RuntimeError, match="no network"),
     ):
         train(config, tmp_path / "out")

@@ -90,6 +90,11 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
             "Can't use --split: there is --paths.dev too, so the texts to evaluate on are known. Leave one of them out."
         )
     paths = {"train": str(train), "dev": None if dev is None else str(dev)}
+    if dollar := [given for given in paths.values() if given is not None and "$" in given]:
+        raise ConfigError(
+            f"Can't make a config for '{dollar[0]}': a config reads $ in a path as the start of a variable. Rename the "
+            "file or the folder."
+        )
     examples, lang = _read(paths, wish.lang)
     found = survey(example.reference for example in examples)
     choice = choose_components(found)

@@ -105,6 +105,7 @@ def _begin_update(original: Callable[..., Any]) -> Callable[..., Any]:
 def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     def train_while_improving(nlp: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         _begun.set(lambda: None)
+        _writer.set(None)  # that of a training before, by a `train` that was imported before the hooks
         if isinstance(optimizer, _ours):
             # The loop is in a higher room than the optimizer, which imports this: it is imported late, by its public
             # name.

@@ -470,7 +470,7 @@ class Run:
         return info
 
     def is_best_to_spacy(self, is_best: bool | None) -> bool | None:
-        """What to tell spaCy before it saves its model: who writes spaCy's models keeps the best one, too."""
+        """The answer for spaCy before it saves its model: who writes spaCy's models keeps the best one, too."""
         self._spacys_models.is_next_best = bool(is_best) and self._spacys_models.has_folder
         return False if self._spacys_models.is_next_best else is_best
 

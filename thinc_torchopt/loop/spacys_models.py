@@ -80,7 +80,7 @@ class SpacysModels:
                     f"{text} The training is over, and its last model is lost. What was saved before is unchanged. "
                     "Make room on the disk, and train again."
                 ) from error
-            after = "What was saved before is unchanged"
+            after = "The model that was saved before is unchanged"
             if not has_failed:
                 after = "Training continues; the next evaluation tries again"
             self._warn(f"{text} {after}. Make room on the disk.")

@@ -45,7 +45,7 @@ def rewrite(
             section=lines.section,
             config=config,
             build_nlp=lambda: util.load_model_from_config(raw, auto_fill=True),
-            state_path=state_path,
+            state_path=state_path.replace("$", "_"),  # a config reads $ as a variable
         )
         draft.apply(recipe)
     passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
