@@ -48,6 +48,8 @@ TRAINED = {
 }
 
 all_configs = pytest.mark.parametrize("name", sorted(TRAINED))
+# spancat.cfg has another spans_key than its weights of scores, as such configs do.
+unscored = pytest.mark.filterwarnings("ignore:.*score_weights. counts spans_sc_f")
 
 
 class Result(NamedTuple):
@@ -190,6 +192,7 @@ def test_foreign_configs_are_all_tested():
 
 
 @all_configs
+@unscored
 def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
     """With the drop-in: step by step the same updates, so about the same losses."""
     theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, lockstep)
@@ -202,6 +205,7 @@ def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
 
 
 @all_configs
+@unscored
 def test_foreign_configs_train_with_a_torch_optimizer(name, files, with_thinc, tmp_path):
     """Every param is updated that thinc's optimizer updates, and no other; what was trained is on disk."""
     theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, adamw, output=tmp_path / "out")

@@ -571,7 +571,6 @@ OTHER = {
     "loggers ConsoleLogger.v1 output_file": ("log.txt", {}),
     "loggers JSONLinesLogger.v1 path": ("other.jsonl", {}),
     "loggers TensorBoardLogger.v1 path": ("other", {}),
-    "optimizers TorchOptimizer.v1 allow_untrainable": "spacy train asks it: tests/loop/test_training_check.py",
     "misc EMA.v1 device": ("cpu", {}),
     "misc EMA.v1 dtype": ("float64", {}),
     "misc SWA.v1 device": ("cpu", {}),
@@ -688,6 +687,7 @@ ROUNDING = {name for name in ARGUMENTS if name.endswith((" foreach", " fused"))}
 # What neither shows.
 SAME = "the same gradient, with less memory: tests/addons/online/test_gradients.py"
 HIDDEN = {
+    "optimizers TorchOptimizer.v1 allow_untrainable": "spacy train asks it: tests/loop/test_training_check.py",
     "schedules plateau.v1 metric": "the optimizer gives it this score: tests/core/schedules/test_schedule.py",
     "misc TrainerController.v1 definition": "the training loop asks it: tests/addons/controller/test_training.py",
     "optimizers TorchOptimizer.v1 master_weights": "params here are float32: tests/core/params/test_masters.py",

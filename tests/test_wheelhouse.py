@@ -52,10 +52,10 @@ def registry(tmp_path, monkeypatch):
 
 def pip_in_this_process(args):
     """pip takes most of its time to start."""
-    from pip._internal.cli.main import main
-
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # also of setuptools, if another test has imported distutils
+        from pip._internal.cli.main import main
+
         return main(args)
 
 

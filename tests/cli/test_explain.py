@@ -103,7 +103,7 @@ def test_explain_rules(corpus):
     assert "A rule may fail" not in found.get("Note", "")
     found = told(CONFIGS / "controller_in_config.cfg", corpus, f"{path}.of", "scores['f1']")
     assert "A rule may fail in the training: metric 'stop_early_best_so_far'" in found["Note"]
-    assert "expected a key of scores (tag_acc, " in found["Note"] and "found 'f1'" in found["Note"]
+    assert "expected a key of scores, found 'f1'" in found["Note"] and "found 'f1'" in found["Note"]
 
 
 def test_explain_guards_checkpoints_and_averages(corpus):
