@@ -25,9 +25,11 @@ from spacy.training.loop import train as spacy_train
 
 from thinc_torchopt.addons.report.about import about
 from thinc_torchopt.addons.report.figures import make_panels
+from thinc_torchopt.addons.report.labels import title_of
 from thinc_torchopt.addons.report.report import Report, read_report
 from thinc_torchopt.addons.report.runs import facts_of, read_runs, summarize
 from thinc_torchopt.addons.report.style import COLOURS
+from thinc_torchopt.addons.report.trained import Trained
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, RollbackWarning
 from thinc_torchopt.loop.checkpoint_folder import steps_of
@@ -779,6 +781,11 @@ def test_report_prints_as_the_command_does(tmp_path):
     log = write(tmp_path / "log.jsonl", rows(3), end='{"step"')
     printed = repr(read_report(log))
     assert printed.startswith("run ") and "last step" in printed and "Note: log.jsonl ends in half a line" in printed
+    scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(40)}
+    trained = Trained("en", [], {}, {"ents_per_type": scores})
+    printed = repr(Report(read_runs([log]), trained))
+    assert "L29" in printed and "L30" not in printed and "Left out: 10 rarer labels." in printed
+    assert title_of("pos") == "Parts of speech"
 
 
 # ---------------------------------------------------------------------- where the time went

@@ -21,7 +21,14 @@ from .log_file import number, printable
 
 # "ents_per_type", "spans_sc_per_type", "dep_las_per_type", "morph_per_feat", "cats_f_per_type", "cats_auc_per_type"
 _BY_LABEL = re.compile(r"(.+?)(?:_(las|uas|f|auc|macro_f|micro_f))?_per_(?:type|feat)")
-_TITLES = {"ents": "Entities", "cats": "Categories", "tag": "Tags", "dep": "Dependencies", "morph": "Morphology"}
+_TITLES = {
+    "ents": "Entities",
+    "cats": "Categories",
+    "tag": "Tags",
+    "pos": "Parts of speech",
+    "dep": "Dependencies",
+    "morph": "Morphology",
+}
 _COLUMNS = (
     ("precision", "p"),
     ("recall", "r"),

@@ -15,6 +15,7 @@ from spacy.language import Language
 
 from ...core.errors import ConfigError
 from ...core.tables import as_text, print_table
+from ...core.words import count
 from .about import lines_of
 from .errors import Compared, compare
 from .labels import Labels, Texts, count_texts, tables_of
@@ -70,6 +71,8 @@ class Report:
         for table in self.labels:
             console.print(f"{table.title}:", markup=False)
             print_table(console, table.headers, table.cells(_MAX_LABELS), numbers=table.headers[1:])
+            if (rest := len(table.rows) - _MAX_LABELS) > 0:
+                console.print(f"Left out: {count(rest, 'rarer label')}.\n")
         for line in self.told:
             console.print(line, markup=False)
 
