@@ -376,6 +376,7 @@ def press_ctrl_c(args, after_lines):
     assert process.returncode == 130, output
 
 
+@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils")  # which another test may have imported
 @pytest.mark.parametrize("site", ["", "https://docs.example.org/here"])
 def test_docs_links_of_the_wheel_lead_out_of_the_clone(site):
     """The wheel's README: relative links become links to the site, or text while it has no address."""
