@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shlex
 import signal
 import subprocess
@@ -376,12 +375,14 @@ def press_ctrl_c(args, after_lines):
     assert process.returncode == 130, output
 
 
-@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils")  # which another test may have imported
 @pytest.mark.parametrize("site", ["", "https://docs.example.org/here"])
 def test_docs_links_of_the_wheel_lead_out_of_the_clone(site):
     """The wheel's README: relative links become links to the site, or text while it has no address."""
     text = (ROOT / "README.md").read_text()
-    shown = runpy.run_path(str(ROOT / "setup.py"))["description"](text, site)
+    # In a process of its own: setuptools replaces distutils, which another test may have imported.
+    code = "import runpy, sys; print(runpy.run_path('setup.py')['description'](sys.stdin.read(), sys.argv[1]))"
+    command = [sys.executable, "-c", code, site]
+    shown = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not re.findall(r"\]\((?!https://)", shown)
     assert f"[Start here]({site}/docs/start-here.html)" in shown if site else "**Start here**" in shown
     assert site == "" or f"]({site}/docs/report.svg)" in shown
