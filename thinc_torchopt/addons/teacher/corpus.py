@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Optional, Union
 
 from spacy.language import Language
 from spacy.training import Example
+
+from ...loop.filling import Filled, fill, rules_for
+from ...loop.teacher import Teacher
+
+_WHERE = "of 'thinc-torchopt.TaughtCorpus.v1'"
+# Texts that are read and annotated at once.
+_LEAST, _MOST = 128, 4096
 
 Reader = Callable[[Language], Iterable[Example]]
 
@@ -44,8 +52,39 @@ class TaughtCorpus:
         old: Optional[Reader] = None,
         seed: int = 0,
     ):
-        self._corpus = corpus
+        self._corpus, self._old = corpus, old
+        self._name = teacher
+        self._components = components
+        self._complete, self._replaces = complete, replaces
+        self._cache = cache
+        self._texts, self._share, self._max_words, self._seed = texts, share, max_words, seed
+        self._teacher = None if teacher is None else Teacher(teacher, cache=cache, where=f"'teacher' {_WHERE}")
 
     def __call__(self, nlp: Language) -> Iterator[Example]:
         """Read the texts. YIELDS (Example): Their references are filled in."""
-        raise NotImplementedError
+        teacher = self._teacher
+        assert teacher is not None
+        rules = rules_for(
+            nlp,
+            teacher.components,
+            self._components,
+            complete=self._complete,
+            replaces=self._replaces,
+            where=f"fill in 'components' {_WHERE},",
+        )
+        counted = Filled()
+        try:
+            for examples in _pieces(self._corpus(nlp)):
+                references = [example.reference for example in examples]
+                for example, predicted in zip(examples, teacher.predict(references, rules)):
+                    yield Example(example.predicted, fill(example.reference, predicted, rules, counted))
+        finally:
+            teacher.free()
+
+
+def _pieces(examples: Iterable[Example]) -> Iterator[List[Example]]:
+    """Examples, some at once: few at first, as spaCy may want no more, and then more."""
+    rest, size = iter(examples), _LEAST
+    while piece := list(islice(rest, size)):
+        yield piece
+        size = min(_MOST, 2 * size)
