@@ -275,7 +275,7 @@ def _check_labels(
     texts, is_all = train.counted()
     for name, pipe in nlp.pipeline:
         labels = set(getattr(pipe, "labels", ()))
-        of_train = _labels(nlp, name, texts)
+        of_train = labels_in(nlp, name, texts)
         is_trained = name not in frozen and getattr(pipe, "is_trainable", False)
         if of_train is None:
             continue
@@ -289,7 +289,7 @@ def _check_labels(
                     f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
                     f"{'it' if len(gone) == 1 else 'them'}."
                 )
-        of_dev = None if dev is None else _labels(nlp, name, dev.counted()[0])
+        of_dev = None if dev is None else labels_in(nlp, name, dev.counted()[0])
         if dev is None or not of_dev:
             continue
         if labels and (never := sorted(of_dev.keys() - labels)):
@@ -309,7 +309,7 @@ def _check_labels(
             )
 
 
-def _labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
+def labels_in(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
     """How often a corpus has each label of a component. None: unknown for this kind of component."""
     pipe, factory = nlp.get_pipe(name), _factory(nlp, name)
     docs = [example.reference for example in examples]
