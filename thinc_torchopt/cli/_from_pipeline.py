@@ -8,7 +8,7 @@ from typing import Any
 from spacy.language import Language
 from spacy.training import Example
 
-from ..addons.recipes import Plan, make_config_from, plan_for, read_corpus
+from ..addons.recipes import Plan, Setting, blank_pipeline, make_config_from, plan_for, read_corpus
 from ..core.annotations import Annotations, survey
 from ..core.host_errors import plain_errors
 from ..core.words import count
@@ -36,24 +36,24 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     assert wish.source is not None
     paths = paths_of(path, wish)
     nlp = load_pipeline(wish.source, "--from")
-    examples = _read(nlp, "train", paths["train"])
+    examples = _read(nlp, paths["train"])
     found = survey(example.reference for example in examples)
     with show_activity("Comparing the texts with the pipeline"), preserved_random():
         plan = plan_for(nlp, found, examples)
     train = paths["train"]
     if wish.split is not None:
         paths |= split_off(paths, wish)
-    olds = {"old": wish.old, "old_dev": wish.old_dev}
-    olds = {name: str(given) for name, given in olds.items() if given is not None}
-    for name, given in olds.items():
-        _read(nlp, name, given)
+    given = {"old": wish.old, "old_dev": wish.old_dev}
+    olds = {name: str(file) for name, file in given.items() if file is not None}
+    for file in olds.values():
+        _read(nlp, file)
     log = f"training/{stem}/log.jsonl"
     with plain_errors(path=path):
         config = make_config_from(nlp, wish.source, plan)
         config["paths"] |= {**paths, **olds}
         text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds))
     new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=f"training/{stem}")
-    dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, "dev", paths["dev"]))
+    dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
     new.lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan, found)}",
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
@@ -63,18 +63,11 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     return new
 
 
-def _read(nlp: Language, name: str, path: str | None) -> list[Example]:
-    """Read a file of texts. RAISES (ConfigError): It can't be read, or is empty."""
-    corpora = {name: {"@readers": "spacy.Corpus.v1", "path": path}}
-    nlp.config["paths"] = {}
-    config: dict[str, Any] = {"corpora": corpora, "training": {"train_corpus": f"corpora.{name}"}}
-    before = {key: nlp.config[key] for key in ("corpora", "training")}
-    nlp.config["corpora"], nlp.config["training"] = corpora, {**before["training"], **config["training"]}
-    try:
-        with show_activity("Reading the texts"):
-            return read_corpus(nlp, config, "train_corpus", purpose="make a config")
-    finally:
-        nlp.config["corpora"], nlp.config["training"] = before["corpora"], before["training"]
+def _read(nlp: Language, path: str | None, setting: Setting = "train_corpus") -> list[Example]:
+    """Read a file of texts, with the tokenizer of a pipeline. RAISES (ConfigError): It can't be read, or is empty."""
+    reading = blank_pipeline(nlp.lang, {"train": path, "dev": path}, like=nlp)
+    with show_activity("Reading the texts"):
+        return read_corpus(reading, reading.config.interpolate(), setting, purpose="make a config")
 
 
 def _taught(plan: Plan, olds: dict[str, str]) -> dict[str, dict[str, Any]]:

@@ -187,7 +187,8 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
     """
     nlp = load_pipeline(name, "--teacher")
     theirs = components_of(nlp)
-    components, complete, doubts, lacking = [], set(), [], []
+    complete: set[str] = set()
+    components, doubts, lacking = [], [], []
     for component in choice.components:
         of_kind = found.of(component.factory, component.spans_key)
         kind = LEARNS_FROM[component.factory]

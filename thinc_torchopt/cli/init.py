@@ -88,7 +88,7 @@ def init(
             _check_wish(wish)
             new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
         else:
-            new_only = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
+            new_only: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
             new_only |= {"--teacher": teacher, "--texts": texts, "--share": share}
             _check_options(new_only | {"--from": source, "--old": old, "--old-dev": old_dev}, config_path)
             if not recipes:
@@ -131,19 +131,18 @@ def _print_text(text: str, lines: Sequence[str], warnings: Sequence[str]) -> Non
 def _check_wish(wish: Wish) -> None:
     """RAISES (ConfigError): Options of a new config don't go together, or have an impossible value."""
     if wish.source is not None:
-        of_others = {"--lang": wish.lang, "--gpu": wish.gpu, "--pretrained": wish.pretrained}
+        of_others: dict[str, Any] = {"--lang": wish.lang, "--gpu": wish.gpu, "--pretrained": wish.pretrained}
         of_others |= {"--teacher": wish.teacher, "--texts": wish.texts, "--share": wish.share}
         if given := [name for name, value in of_others.items() if value]:
             raise ConfigError(
                 f"Can't use {' and '.join(given)} with --from: that pipeline has its language and its components, and "
                 "is the teacher of the new texts. Leave one of them out."
             )
-    if given := [name for name, path in (("--old", wish.old), ("--old-dev", wish.old_dev)) if path is not None]:
-        if wish.source is None:
-            raise ConfigError(
-                f"Can't use {given[0]}: it is for texts with the labels of the pipeline of --from, and there is none. "
-                "Name the pipeline: --from training/model-best."
-            )
+    elif wish.old is not None or wish.old_dev is not None:
+        raise ConfigError(
+            f"Can't use {'--old' if wish.old is not None else '--old-dev'}: it is for texts with the labels of the "
+            "pipeline of --from, and there is none. Name the pipeline: --from training/model-best."
+        )
     if wish.teacher is None and (wish.texts is not None or wish.share is not None):
         option = "--texts" if wish.texts is not None else "--share"
         raise ConfigError(
@@ -192,9 +191,8 @@ def _show_new(path: Path, new: NewConfig, *, to_stdout: bool) -> None:
         msg.warn(line)
     msg.text("To train:")
     quoted = shlex.quote(str(path))
-    print(
-        f"{cli_util().COMMAND} train {quoted} --output {shlex.quote(new.output)}{'' if new.has_dev else ' --paths.dev dev.spacy'}"
-    )
+    dev = "" if new.has_dev else " --paths.dev dev.spacy"
+    print(f"{cli_util().COMMAND} train {quoted} --output {shlex.quote(new.output)}{dev}")
 
 
 # ---------------------------------------------------------------------- an existing config

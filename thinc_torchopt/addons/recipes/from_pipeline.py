@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confection import Config
-from spacy.attrs import DEP, LEMMA, SENT_START, TAG
+from spacy.attrs import LEMMA, SENT_START, TAG
 from spacy.language import Language
 from spacy.pipeline import Morphologizer
 from spacy.tokens import Doc
