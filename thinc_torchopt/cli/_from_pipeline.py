@@ -65,7 +65,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
 
 def _read(nlp: Language, path: str | None, setting: Setting = "train_corpus") -> list[Example]:
     """Read a file of texts, with the tokenizer of a pipeline. RAISES (ConfigError): It can't be read, or is empty."""
-    reading = blank_pipeline(nlp.lang, {"train": path, "dev": path}, like=nlp)
+    reading = blank_pipeline(str(nlp.lang), {"train": path, "dev": path}, like=nlp)
     with show_activity("Reading the texts"):
         return read_corpus(reading, reading.config.interpolate(), setting, purpose="make a config")
 
