@@ -159,7 +159,9 @@ def rules_for(
         labels; or a label of `complete` or `replaces` is unknown to both.
     """
     frozen = nlp.config["training"].get("frozen_components", [])
-    wanted = [name for name in nlp.pipe_names if name not in frozen] if components is None else list(components)
+    # spaCy switches those with a source off while it initializes the others.
+    able = [name for name in nlp.component_names if name in nlp.pipe_names or name in (names or {})]
+    wanted = [name for name in able if name not in frozen] if components is None else list(components)
     taught = components_of(teacher) if isinstance(teacher, Language) else teacher
     rules = []
     for name in wanted:
@@ -179,7 +181,8 @@ def rules_for(
     if not rules:
         raise ConfigError(
             f"Can't fill in for any component{where}: expected one that learns here and that the teacher has too, with "
-            f"labels in common; found {', '.join(wanted) or 'none'} here, and in the teacher {', '.join(taught) or 'none'}."
+            f"labels in common; found {', '.join(wanted) or 'none'} here, and in the teacher "
+            f"{', '.join(taught) or 'none'}."
         )
     _check_labels(rules, complete, replaces or {}, where)
     return sorted(rules, key=lambda rule: _FILLED.index(rule.kind))
