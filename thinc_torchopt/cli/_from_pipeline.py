@@ -118,7 +118,8 @@ def _apart(plan: Plan, dev: str | None, stem: str) -> str:
     """How to see old and new labels apart."""
     if not plan.new or dev is None:
         return ""
-    return f" Scores of each label: spacy torchopt report training/{stem}/log.jsonl."
+    log, model = f"training/{stem}/log.jsonl", f"training/{stem}/model-best"
+    return f" The score of each label: spacy torchopt report {log} --model {model}."
 
 
 def _warnings(plan: Plan, wish: Wish) -> list[str]:
