@@ -98,7 +98,9 @@ def test_data_check_labels_that_the_corpus_does_not_have():
     nlp.initialize(lambda: corpus(nlp, NEW).examples)
     gold = GOLD | {"cats": {"RED": 1.0, "BLUE": 0.0}}
     notes = check(nlp, corpus(nlp, gold), sourced=["textcat_multilabel"]).notes
-    assert any("'textcat_multilabel' (sourced) knows NEW, which [corpora.train] does not have" in note for note in notes)
+    assert any(
+        "'textcat_multilabel' (sourced) knows NEW, which [corpora.train] does not have" in note for note in notes
+    )
     nlp = pipeline("tagger")
     nlp.initialize(lambda: corpus(nlp, GOLD).examples)
     found = check(nlp, corpus(nlp, GOLD), corpus(nlp, NEW, "dev"))
