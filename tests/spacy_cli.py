@@ -94,8 +94,8 @@ def flags_of(settings: dict[str, Any]) -> list[str | Path]:
 
 
 def toy_corpus(folder: Path) -> dict[str, Path]:
-    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl; and new.spacy, in which only COLOR is annotated. Each label
-    30 times at least: less is no label to the parser.
+    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl, and new.spacy, in which only COLOR is annotated. Each
+    label 30 times at least: less is no label to the parser.
     """
     docs = [example.reference for example in toy_examples(toy_pipeline(["tagger"]), 90)]
     for name, part in (("train", docs[:72]), ("dev", docs[72:])):
