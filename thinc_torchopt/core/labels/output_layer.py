@@ -7,7 +7,8 @@ softmax: as the mean of the old rows, with a bias that is lower by `MARGIN`. A m
     whatever the text: no new label is predicted before it was learned, and its probability is at most 1/10 of the
     average of the old ones. (Weights of 0 would win wherever all old scores are below 0. A softmax does not see what
     all of its rows share, so for it a mean of rows is what 0 is for others.)
-sigmoid: weights of 0, and the bias of a probability of `PRIOR`. The scores of old labels don't depend on it.
+sigmoid: weights of 0, and the bias of a probability of `PRIOR`, or of half the threshold if that is less. The scores of
+    old labels don't depend on it.
     SOURCE: Lin et al. 2017, Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002, section 3.3.
 none: weights and bias of 0, which is the target for "no".
 
@@ -39,7 +40,7 @@ from ..host import forward_of, insertions_into, set_insertions
 from ..inserted import Insertion
 
 MARGIN = math.log(10)
-PRIOR = 0.01
+PRIOR = 0.05
 _WITH_ROWS = (_linear, _softmax, _sparse_linear, _sigmoid)
 _SOFTMAX = (_softmax, _softmax_activation)
 _SIGMOID = (_sigmoid, _logistic, _sigmoid_activation)
@@ -98,19 +99,22 @@ def _has_weights(model: Model) -> bool:
     return any(node.param_names or node.shims for node in model.walk())
 
 
-def grow(model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool = False) -> None:
+def grow(
+    model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool = False, prior: float = PRIOR
+) -> None:
     """Make the output layer of an initialized model larger.
 
     n_labels (int): The labels so far. n_new (int): The labels to add.
     n_last (int): Outputs that are no labels, and stay the last ones.
     is_exclusive (bool): Whether only the largest score counts, whatever it goes through.
+    prior (float): The probability that new labels begin with, after a sigmoid.
     RAISES (PipelineError): It can't grow; without the name of the component. Nothing has changed.
     """
-    _grow_layers(model, model, n_labels, n_new, n_last=n_last, is_exclusive=is_exclusive)
+    _grow_layers(model, model, n_labels, n_new, n_last=n_last, is_exclusive=is_exclusive, prior=prior)
 
 
 def _grow_layers(
-    root: Model, model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool = False
+    root: Model, model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool, prior: float
 ) -> None:
     """See `grow`. model (Model): The root, or the part of it that has a score for each label."""
     found = find_output_layer(model)
@@ -122,11 +126,11 @@ def _grow_layers(
         )
     layer, inner = found.layer, _classifier_below(found)
     if inner is not None:
-        _grow_layers(root, inner, n_labels, n_new, is_exclusive=is_exclusive)
+        _grow_layers(root, inner, n_labels, n_new, is_exclusive=is_exclusive, prior=prior)
     larger = _larger(layer, n_new, has_scores_below=inner is not None)
     for name in layer.param_names:
         rows = _rows_of(layer, name, layer.get_param(name))
-        new = _new_rows(found, name, rows[:n_labels], n_new, is_exclusive)
+        new = _new_rows(found, name, rows[:n_labels], n_new, None if is_exclusive else prior)
         larger.set_param(name, values := _insert(layer, name, rows, new, n_labels, in_columns=inner is not None))
         if inner is not None and name == "W":
             for i in range(n_labels, n_labels + n_new):
@@ -207,16 +211,18 @@ def _insert(layer: Model, name: str, rows: Any, new: Any, at: int, *, in_columns
     return found.reshape((-1,)) if _is_flat(layer, name) else found
 
 
-def _new_rows(found: OutputLayer, name: str, rows: Any, n_new: int, is_exclusive: bool) -> Any:
-    """Rows for new labels. rows (Array): Those of the old ones. Shape: (n_labels, ...)."""
+def _new_rows(found: OutputLayer, name: str, rows: Any, n_new: int, prior: float | None) -> Any:
+    """Rows for new labels. rows (Array): Those of the old ones. Shape: (n_labels, ...). prior (float | None): As in
+    `grow`. None: only the largest score counts.
+    """
     new = found.layer.ops.xp.zeros((n_new, *rows.shape[1:]), dtype=rows.dtype)
     # The rows of SparseLinear.v1 overlap: each is the one before it, from the second cell on.
     is_apart = not (_is_flat(found.layer, name) and found.layer.attrs.get("v1_indexing"))
-    if found.is_softmax or (is_exclusive and found.is_sigmoid):
+    if found.is_softmax or (prior is None and found.is_sigmoid):
         new += rows.mean(axis=0) if len(rows) and is_apart else 0.0
         new -= MARGIN if name == "b" else 0.0
-    elif found.is_sigmoid and name == "b":
-        new += math.log(PRIOR / (1 - PRIOR))
+    elif prior is not None and found.is_sigmoid and name == "b":
+        new += math.log(prior / (1 - prior))
     return new
 
 
