@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .core.algorithms import Algorithm
     from .core.attachments import Attachment
     from .core.drop_ins import SGD, Adam, RAdam
+    from .core.labels import add_labels
     from .core.ops import fastest_ops
     from .core.optimizer import TorchOptimizer
     from .core.state import StateMapping, preserve_optimizer_state
@@ -28,6 +29,7 @@ _HOME = {
     "SGD": "core.drop_ins",
     "StateMapping": "core.state",
     "TorchOptimizer": "core.optimizer",
+    "add_labels": "core.labels",
     "fastest_ops": "core.ops",
     "preserve_optimizer_state": "core.state",
     "train_while_improving": "loop.run",
@@ -44,6 +46,7 @@ __all__ = [
     "StateMapping",
     "TorchOptimizer",
     "__version__",
+    "add_labels",
     "fastest_ops",
     "preserve_optimizer_state",
     "train_while_improving",

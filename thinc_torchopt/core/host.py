@@ -167,6 +167,15 @@ def first_optimizer(nlp: Language) -> Any:
     return nlp._optimizer
 
 
+def rehearsal_model_of(pipe: Any) -> Model | None:
+    """The copy of a component's model from when it was resumed, for `nlp.rehearse`. None: there is none.
+
+    SOURCE: spacy/language.py, `Language.resume_training`.
+    """
+    model = getattr(pipe, "_rehearsal_model", None)
+    return model if isinstance(model, Model) else None
+
+
 def link_components(nlp: Language) -> None:
     """Connect listeners to their tok2vec, as `Language.initialize` and `select_pipes` expect.
 

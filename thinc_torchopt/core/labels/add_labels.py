@@ -1,0 +1,170 @@
+"""Add labels to a component, trained or not.
+
+| component | outputs | new ones |
+| --- | --- | --- |
+| ner, parser | transitions: actions with labels | spaCy adds them; they begin as the mean of their action's |
+| tagger, morphologizer | labels | at the end |
+| textcat, textcat_multilabel | labels; in an ensemble those of the bag of words, too | at the end |
+| spancat, spancat_singlelabel | labels, then perhaps one for "none of them" | after the last label |
+
+All that is saved is spaCy's own: the pipeline loads without this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from spacy.language import Language
+from spacy.morphology import Morphology
+from spacy.parts_of_speech import IDS
+from spacy.pipeline import Morphologizer, SentenceRecognizer, SpanCategorizer, Tagger, TextCategorizer
+from spacy.pipeline.textcat_multilabel import MultiLabel_TextCategorizer
+from spacy.pipeline.transition_parser import Parser
+
+from ..errors import ConfigError, ConfigTypeError, PipelineError
+from ..host import rehearsal_model_of
+from .output_layer import MARGIN, find_output_layer, grow
+
+
+def add_labels(nlp: Language, name: str, labels: Iterable[str]) -> list[str]:
+    """Add labels to a component. It keeps what it has learned, and predicts the same as before until it is trained on
+    texts with the new labels.
+
+    An optimizer needs no call: it notices the larger layer at the next update, and its state grows.
+
+    nlp (Language): The pipeline.
+    name (str): The component.
+    labels (Iterable[str]): The labels. Those that it has are left alone.
+    RETURNS (list[str]): Those that are new, in their order in the component.
+    RAISES (ConfigError): No such component, or labels that it can't have. (PipelineError): The component can't get
+        labels. Nothing has changed.
+    """
+    if name not in nlp.component_names:
+        raise ConfigError(
+            f"Can't add labels to '{name}': expected a component of the pipeline, found none of that name. There are: "
+            f"{', '.join(nlp.component_names) or 'none'}."
+        )
+    pipe: Any = nlp.get_pipe(name)
+    new = _check(pipe, name, labels)
+    try:
+        if new:
+            _add(pipe, new)
+    except PipelineError as error:
+        raise PipelineError(
+            f"Can't add {_listed(new)} to '{name}': {error}. Train a component with all labels from the start, or give "
+            "it another model."
+        ) from error
+    return new
+
+
+def _check(pipe: Any, name: str, labels: Iterable[str]) -> list[str]:
+    """RETURNS (list[str]): The labels that a component does not have, as it writes them."""
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise ConfigTypeError(f"Can't add labels to '{name}': expected a list of texts, found {labels!r}.")
+    found = []
+    for label in labels:
+        if not isinstance(label, str) or not label:
+            raise ConfigTypeError(f"Can't add a label to '{name}': expected a text that is not empty, found {label!r}.")
+        found.append(_normalized(pipe, name, label) if isinstance(pipe, Morphologizer) else label)
+    return [label for label in dict.fromkeys(found) if label not in pipe.labels]
+
+
+def _normalized(pipe: Morphologizer, name: str, label: str) -> str:
+    """A label of a morphologizer in spaCy's spelling. SOURCE: spacy/pipeline/morphologizer.pyx, `add_label`."""
+    try:
+        pos = Morphology.feats_to_dict(label).get(Morphologizer.POS_FEAT, "")
+    except ValueError:
+        raise ConfigError(
+            f"Can't add a label to '{name}': expected features as in 'Number=Sing|POS=NOUN', found '{label}'."
+        ) from None
+    if pos not in IDS:
+        raise ConfigError(
+            f"Can't add the label '{label}' to '{name}': expected a coarse part of speech as {Morphologizer.POS_FEAT}, "
+            f"such as NOUN, found '{pos}'."
+        )
+    normalized: str = pipe.vocab.morphology.normalize_features(label)
+    return normalized
+
+
+def _add(pipe: Any, labels: list[str]) -> None:
+    if isinstance(pipe, Parser):
+        _add_moves(pipe, labels)
+    elif isinstance(pipe, Tagger) and not isinstance(pipe, SentenceRecognizer):
+        _grow(pipe, len(labels), is_exclusive=True)
+        for label in labels:
+            pipe.add_label(label)
+    elif isinstance(pipe, SpanCategorizer):
+        _grow(pipe, len(labels), n_last=int(pipe.add_negative_label), is_exclusive=pipe.cfg["max_positive"] == 1)
+        _append(pipe, labels)
+    elif isinstance(pipe, TextCategorizer):
+        _grow(pipe, len(labels), is_exclusive=not isinstance(pipe, MultiLabel_TextCategorizer))
+        _append(pipe, labels)
+    else:
+        _add_to_other(pipe, labels)
+
+
+def _append(pipe: Any, labels: list[str]) -> None:
+    """As `add_label` does, which would resize the layer by itself, or refuse to.
+
+    SOURCE: spacy/pipeline/textcat.py and spancat.py, `add_label`.
+    """
+    pipe.cfg["labels"] += labels
+    for label in labels:
+        pipe.vocab.strings.add(label)
+
+
+def _add_to_other(pipe: Any, labels: list[str]) -> None:
+    """Add labels to a component that is not spaCy's, or has none."""
+    try:
+        for label in labels:
+            pipe.add_label(label)
+    except (AttributeError, NotImplementedError, ValueError) as error:
+        raise PipelineError(f"a component of the class {type(pipe).__name__} takes no labels ({error})") from error
+
+
+# ---------------------------------------------------------------------- layers of labels
+
+
+def _grow(pipe: Any, n_new: int, *, n_last: int = 0, is_exclusive: bool) -> None:
+    """Make the output layer of a component larger, if it is initialized."""
+    if not find_output_layer(pipe.model).is_initialized:
+        return
+    grow(pipe.model, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive)
+    if (rehearsal := rehearsal_model_of(pipe)) is not None:
+        grow(rehearsal, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive)
+
+
+# ---------------------------------------------------------------------- transitions
+
+# The dimension of the transitions in each param of a parser's last layer: with a hidden layer below it, and without.
+# SOURCE: spacy/ml/models/parser.py, `_resize_upper` and `_resize_lower`.
+_OF_MOVES = {"upper": {"W": 0, "b": 0}, "lower": {"W": 1, "b": 0, "pad": 2}}
+
+
+def _add_moves(pipe: Any, labels: list[str]) -> None:
+    """Add labels to a parser or entity recognizer.
+
+    spaCy takes new transitions for impossible until it has seen one in a text, but forgets this when the pipeline is
+    saved. So they also begin with low scores: with the mean of the transitions with the same action, less `MARGIN`. One
+    of these is always at least as good, and is possible wherever the new one is.
+    """
+    ref = "upper" if pipe.model.attrs["has_upper"] else "lower"
+    before = pipe.model.get_ref(ref)
+    n_before = before.get_dim("nO") if before.has_param("b") else 0
+    for label in labels:
+        pipe.add_label(label)
+    layer = pipe.model.get_ref(ref)
+    if not n_before:
+        return
+    actions = [pipe.moves.get_class_name(i).partition("-")[0] for i in range(layer.get_dim("nO"))]
+    for name, axis in _OF_MOVES[ref].items():
+        rows = layer.ops.xp.moveaxis(layer.get_param(name), axis, 0)  # a view
+        for i in range(n_before, len(actions)):
+            same = [j for j in range(n_before) if actions[j] == actions[i]]
+            if same:
+                rows[i] = rows[same].mean(axis=0) - (MARGIN if name == "b" else 0.0)
+
+
+def _listed(labels: list[str]) -> str:
+    return ", ".join(f"'{label}'" for label in labels[:5]) + (f" and {len(labels) - 5:,} more" * (len(labels) > 5))

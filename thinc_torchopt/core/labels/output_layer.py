@@ -1,0 +1,177 @@
+"""Make the output layer of a model larger, for more labels.
+
+*rows*: the weights of one label: a row of W, and a cell of b. All old rows keep their values, and the new ones begin
+where they do no harm:
+
+softmax: as the mean of the old rows, with a bias that is lower by `MARGIN`. A mean is never above the largest score,
+    whatever the text: no new label is predicted before it was learned, and its probability is at most 1/10 of the
+    average of the old ones. (Weights of 0 would win wherever all old scores are below 0. A softmax does not see what
+    all of its rows share, so for it a mean of rows is what 0 is for others.)
+sigmoid: weights of 0, and the bias of a probability of `PRIOR`. The scores of old labels don't depend on it.
+    SOURCE: Lin et al. 2017, Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002, section 3.3.
+none: weights and bias of 0, which is the target for "no".
+
+A layer is not changed but replaced, as spaCy's own `resize_output` does it: optimizers keep state by the node's id.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from thinc.api import Model
+from thinc.layers.chain import forward as _chain
+from thinc.layers.linear import forward as _linear
+from thinc.layers.logistic import forward as _logistic
+from thinc.layers.residual import forward as _residual
+from thinc.layers.sigmoid import forward as _sigmoid
+from thinc.layers.sigmoid_activation import forward as _sigmoid_activation
+from thinc.layers.softmax import forward as _softmax
+from thinc.layers.softmax_activation import forward as _softmax_activation
+from thinc.layers.sparselinear import forward as _sparse_linear
+
+from ..errors import PipelineError
+from ..host import forward_of
+
+MARGIN = math.log(10)
+PRIOR = 0.01
+_WITH_ROWS = (_linear, _softmax, _sparse_linear, _sigmoid)
+_SOFTMAX = (_softmax, _softmax_activation)
+_SIGMOID = (_sigmoid, _logistic, _sigmoid_activation)
+
+
+class OutputLayer(NamedTuple):
+    """The layer whose rows are the labels.
+
+    layer (Model): The layer. around (list[Model]): The layers that it is in, the outermost first.
+    before (Model | None): The layer whose output it gets, if it is known.
+    is_softmax, is_sigmoid (bool): What its scores go through.
+    """
+
+    layer: Model
+    around: list[Model]
+    before: Model | None
+    is_softmax: bool
+    is_sigmoid: bool
+
+    @property
+    def is_initialized(self) -> bool:
+        return bool(self.layer.param_names) and all(self.layer.has_param(name) for name in self.layer.param_names)
+
+
+def find_output_layer(model: Model) -> OutputLayer:
+    """Find the output layer of a model. RAISES (PipelineError): It is of a kind that can't grow; without a name."""
+    around: list[Model] = []
+    after: list[Model] = []
+    before: Model | None = None
+    layer = model
+    while not layer.param_names:
+        if layer.shims:
+            raise PipelineError(
+                f"its last layer with weights, '{layer.name}', is a module of torch or another library, which only its "
+                "own code can make larger"
+            )
+        bearing = [i for i, below in enumerate(layer.layers) if _has_weights(below)]
+        is_chain = forward_of(layer) is _chain
+        if not bearing or not (is_chain or (len(layer.layers) == 1 and forward_of(layer) is not _residual)):
+            raise PipelineError(f"its output comes from a layer '{layer.name}', whose labels can't be told apart")
+        around.append(layer)
+        if is_chain:
+            after += layer.layers[bearing[-1] + 1 :]
+            before = layer.layers[bearing[-1] - 1] if bearing[-1] else before
+        layer = layer.layers[bearing[-1]]
+    if forward_of(layer) not in _WITH_ROWS:
+        raise PipelineError(
+            f"its output layer is '{layer.name}': expected Linear, Softmax, SparseLinear or Sigmoid, with a row of "
+            "weights for each label"
+        )
+    forwards = {forward_of(node) for one in (layer, *after) for node in one.walk()}
+    return OutputLayer(layer, around, before, not forwards.isdisjoint(_SOFTMAX), not forwards.isdisjoint(_SIGMOID))
+
+
+def _has_weights(model: Model) -> bool:
+    return any(node.param_names or node.shims for node in model.walk())
+
+
+def grow(model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool = False) -> None:
+    """Make the output layer of an initialized model larger.
+
+    n_labels (int): The labels so far. n_new (int): The labels to add.
+    n_last (int): Outputs that are no labels, and stay the last ones.
+    is_exclusive (bool): Whether only the largest score counts, whatever it goes through.
+    RAISES (PipelineError): It can't grow; without the name of the component. Nothing has changed.
+    """
+    found = find_output_layer(model)
+    n_outputs = found.layer.get_dim("nO")
+    if n_outputs != n_labels + n_last:
+        raise PipelineError(
+            f"its output layer '{found.layer.name}' has {n_outputs:,} outputs: expected {n_labels + n_last:,}, one for "
+            "each label"
+        )
+    layer, larger = found.layer, _larger(found.layer, n_new)
+    for name in layer.param_names:
+        rows = _rows_of(layer, name, layer.get_param(name))
+        new = _new_rows(found, name, rows[:n_labels], n_new, is_exclusive)
+        larger.set_param(name, _insert(layer, name, rows, new, n_labels))
+        if layer.has_grad(name):  # an update waits for more texts
+            rows = _rows_of(layer, name, layer.get_grad(name))
+            larger.set_grad(name, _insert(layer, name, rows, layer.ops.xp.zeros_like(new), n_labels))
+    for outer in found.around:
+        if outer.has_dim("nO"):
+            outer.set_dim("nO", outer.get_dim("nO") + n_new, force=True)
+    _replace(model, layer, larger)
+
+
+def _larger(layer: Model, n_new: int) -> Model:
+    """A layer with more outputs, and no weights yet."""
+    dims = {name: layer.maybe_get_dim(name) for name in layer.dim_names}
+    return Model(
+        layer.name,
+        forward_of(layer),
+        init=layer.init,
+        dims=dims | {"nO": layer.get_dim("nO") + n_new},
+        params=dict.fromkeys(layer.param_names),
+        attrs=dict(layer.attrs),
+        ops=layer.ops,
+    )
+
+
+def _is_flat(layer: Model, name: str) -> bool:
+    """Whether rows lie one behind the other, as in SparseLinear."""
+    return name == "W" and layer.has_dim("length") is True
+
+
+def _rows_of(layer: Model, name: str, values: Any) -> Any:
+    """Weights or gradients of a layer. Shape: (nO, ...)."""
+    return values.reshape((layer.get_dim("nO"), -1)) if _is_flat(layer, name) else values
+
+
+def _insert(layer: Model, name: str, rows: Any, new: Any, at: int) -> Any:
+    """Rows with new ones before the index `at`, in the form of the layer."""
+    found = layer.ops.xp.concatenate([rows[:at], new, rows[at:]])
+    return found.reshape((-1,)) if _is_flat(layer, name) else found
+
+
+def _new_rows(found: OutputLayer, name: str, rows: Any, n_new: int, is_exclusive: bool) -> Any:
+    """Rows for new labels. rows (Array): Those of the old ones. Shape: (n_labels, ...)."""
+    new = found.layer.ops.xp.zeros((n_new, *rows.shape[1:]), dtype=rows.dtype)
+    # The rows of SparseLinear.v1 overlap: each is the one before it, from the second cell on.
+    is_apart = not (_is_flat(found.layer, name) and found.layer.attrs.get("v1_indexing"))
+    if found.is_softmax or (is_exclusive and found.is_sigmoid):
+        new += rows.mean(axis=0) if len(rows) and is_apart else 0.0
+        new -= MARGIN if name == "b" else 0.0
+    elif found.is_sigmoid and name == "b":
+        new += math.log(PRIOR / (1 - PRIOR))
+    return new
+
+
+def _replace(model: Model, old: Model, new: Model) -> None:
+    """Replace a layer wherever it is used."""
+    for node in [*model.walk()]:
+        for i, layer in enumerate(node.layers):
+            if layer is old:
+                node.layers[i] = new
+    for node in model.walk():
+        for name in node.ref_names:
+            if node.maybe_get_ref(name) is old:
+                node.set_ref(name, new)
