@@ -263,10 +263,12 @@ def fit(
     from spacy.util import registry, resolve_dot_names
     from thinc.api import fix_random_seed
 
+    from thinc_torchopt import add_labels
+
     start = time.process_time()
     nlp = init_nlp(config)
     if new_labels is not None:
-        add_new_labels(nlp, new_labels)
+        add_labels(nlp, new_labels.pipe, new_labels.new)
     fix_random_seed(config["system"]["seed"])
     found = nlp.config.interpolate()
     T = registry.resolve(found["training"], schema=ConfigSchemaTraining)
@@ -329,7 +331,16 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
         texts = corpora.new if way == "hand" else new
     train = save(folder / "train.spacy", texts)
     config["paths"] |= {"train": train, "dev": train}
-    save(folder / "old.spacy", old)
+    old_path = save(folder / "old.spacy", old)
+    if way.startswith("teacher"):
+        reader = config["corpora"]["train"]
+        config["corpora"]["train"] = {
+            "@readers": "thinc-torchopt.TaughtCorpus.v1",
+            "corpus": reader,
+            "teacher": str(model),
+            "components": [task.pipe],
+            **({"old": {**reader, "path": old_path}} if way == "teacher+old" else {}),
+        }
     return config
 
 
@@ -367,13 +378,13 @@ def rehearsed(config: Config, task: Task, old: Path) -> tuple[Any, float]:
     from spacy.util import registry
     from thinc.api import fix_random_seed
 
-    from thinc_torchopt import fastest_ops
+    from thinc_torchopt import add_labels, fastest_ops
 
     start = time.process_time()
     nlp = init_nlp(config)
     nlp.replace_listeners("tok2vec", task.pipe, ["model.tok2vec"])
     nlp.remove_pipe("tok2vec")
-    add_new_labels(nlp, task)
+    add_labels(nlp, task.pipe, task.new)
     seed = config["system"]["seed"]
     fix_random_seed(seed)
     block = {**config["training"]["optimizer"], "ops": "thinc"}  # for this loop: fastest_ops
@@ -512,12 +523,6 @@ def speed_of(nlp: Any, docs: list[Any]) -> int:
 STEPS, LONG_STEPS = 200, 1000
 
 
-def add_new_labels(nlp: Any, task: Task) -> None:
-    pipe = nlp.get_pipe(task.pipe)
-    for label in task.new:
-        pipe.add_label(label)
-
-
 Key = tuple[str, str, int]
 
 
@@ -525,7 +530,7 @@ def product(tasks: Iterable[str], rows: Iterable[str], seeds: Iterable[int]) -> 
     return [(task, row, seed) for seed in seeds for task in tasks for row in rows]
 
 
-LABEL_ROWS = ["before", "plain", "teacher", "teacher+old", "replay", "hand", "rehearse", "missing"]
+LABEL_ROWS = ["before", "teacher", "plain", "rehearse", "replay", "hand", "missing", "teacher+old"]
 PLAN = [
     *product(["ADJ"], LABEL_ROWS, [0, 1, 2]),
     *product(["NUM", "NAME"], LABEL_ROWS, [0, 1, 2]),
