@@ -146,7 +146,7 @@ def rules_for(
     complete: Collection[str] = (),
     replaces: Mapping[str, str | Sequence[str]] | None = None,
     names: Mapping[str, str] | None = None,
-    where: str = "fill in for",
+    where: str = "",
 ) -> list[Rule]:
     """The rule of each component that a teacher can fill in for.
 
@@ -154,7 +154,7 @@ def rules_for(
     components (Sequence[str] | None): Those of `nlp`. None: all that the teacher has too.
     complete, replaces: See `Rule`.
     names (Mapping[str, str] | None): The teacher's components by those of `nlp`, where they have other names.
-    where (str): For errors: "Can't {where} 'ner'".
+    where (str): The section of the settings, for errors: " in [corpora.train]".
     RAISES (ConfigError): A component is unknown or can't be filled in for; the teacher has none like it, or none of its
         labels; or a label of `complete` or `replaces` is unknown to both.
     """
@@ -165,7 +165,7 @@ def rules_for(
     for name in wanted:
         if name not in nlp.component_names:
             near = did_you_mean(name, nlp.component_names) or there_are(nlp.component_names)
-            raise ConfigError(f"Can't {where} '{name}': there is no such component in the pipeline.{near}")
+            raise ConfigError(f"Can't set 'components'{where}: there is no component '{name}' in the pipeline.{near}")
         kind = LEARNS_FROM.get(nlp.get_pipe_meta(name).factory)
         theirs = None if kind not in _FILLED else _teachers(nlp, taught, name, kind, (names or {}).get(name, name))
         rule = None if theirs is None else _rule(nlp, taught, name, theirs, complete, replaces or {})
@@ -173,15 +173,15 @@ def rules_for(
             rules.append(rule)
         elif components is not None:
             raise ConfigError(
-                f"Can't {where} '{name}': expected {_lacking(nlp, taught, name, rule)} Take it out of 'components', or "
-                "give another teacher."
+                f"Can't fill in for '{name}'{where}: expected {_lacking(nlp, taught, name, rule)} Take it out of "
+                "'components', or give another teacher."
             )
     if not rules:
         raise ConfigError(
-            f"Can't {where} any component: expected one that learns here and that the teacher has too, with labels of "
-            f"its own; found {', '.join(wanted) or 'none'} here, and in the teacher {', '.join(taught) or 'none'}."
+            f"Can't fill in for any component{where}: expected one that learns here and that the teacher has too, with "
+            f"labels in common; found {', '.join(wanted) or 'none'} here, and in the teacher {', '.join(taught) or 'none'}."
         )
-    _check_labels(rules, complete, replaces or {})
+    _check_labels(rules, complete, replaces or {}, where)
     return sorted(rules, key=lambda rule: _FILLED.index(rule.kind))
 
 
@@ -238,7 +238,7 @@ def _as_list(labels: str | Sequence[str]) -> list[str]:
 
 
 def _check_labels(
-    rules: Sequence[Rule], complete: Collection[str], replaces: Mapping[str, str | Sequence[str]]
+    rules: Sequence[Rule], complete: Collection[str], replaces: Mapping[str, str | Sequence[str]], where: str
 ) -> None:
     """RAISES (ConfigError): A setting names a label that nothing has."""
     taught = {label for rule in rules for label in rule.labels or ()}
@@ -248,11 +248,13 @@ def _check_labels(
     replaced = {label for theirs in replaces.values() for label in _as_list(theirs)}
     if unknown := sorted(replaced - taught):
         near = did_you_mean(unknown[0], taught) or there_are(taught)
-        raise ConfigError(f"Can't set 'replaces': expected labels of the teacher, found '{unknown[0]}'.{near}")
+        raise ConfigError(
+            f"Can't set 'replaces'{where}: expected labels of the teacher as values, found '{unknown[0]}'.{near}"
+        )
     for setting, named in (("complete", complete), ("replaces", replaces)):
         if is_known and (unknown := sorted(set(named) - known)):
             near = did_you_mean(unknown[0], known) or there_are(known)
-            raise ConfigError(f"Can't set '{setting}': no component has the label '{unknown[0]}'.{near}")
+            raise ConfigError(f"Can't set '{setting}'{where}: no component has the label '{unknown[0]}'.{near}")
 
 
 def _some(labels: Iterable[str]) -> str:
@@ -315,6 +317,23 @@ def fill(reference: Doc, predicted: Doc | Predicted, rules: Sequence[Rule], coun
             is_any_open |= _FILL[rule.kind](doc, of_rule, rule, *counted.of(rule))
     counted.complete += not is_any_open
     return doc if is_any_open else reference
+
+
+def leave_open(reference: Doc, rules: Sequence[Rule]) -> Doc:
+    """Leave open, in a text on which only old labels are annotated, where new ones may be.
+
+    Only entities say of a token that it is none: tokens outside of them become missing, from which a component learns
+    nothing. Categories that the text does not name are open already.
+    SOURCE: spacy/pipeline/_parser_internals/ner.pyx: every move costs nothing at a missing token.
+    RETURNS (Doc): A copy; the text itself if nothing is to be left open, or if it declares all labels as complete.
+    """
+    if not any(rule.kind == "entities" for rule in rules) or reference.user_data.get(COMPLETE) is True:
+        return reference
+    doc = reference.copy()
+    iob, types = _column(doc, ENT_IOB), _column(doc, ENT_TYPE)
+    iob[iob == _OUTSIDE] = 0
+    _set(doc, [ENT_IOB, ENT_TYPE], iob, types)
+    return doc
 
 
 def _with_complete(rule: Rule, complete: Collection[str]) -> Rule:

@@ -53,8 +53,8 @@ class Teacher:
     where (str): The setting, for errors.
     RAISES (ConfigError): There is no such pipeline.
 
-    Public: `path` (its folder), `components` (as rules need them), `n_predicted` (texts that it has annotated; others
-    were in the cache).
+    Public: `path` (its folder), `components` (as rules need them), `language`, `n_predicted` (texts that it has
+    annotated; others were in the cache).
     """
 
     def __init__(self, pipeline: str | Path, *, cache: str | Path | None = None, where: str = "'teacher'"):
@@ -73,6 +73,7 @@ class Teacher:
         try:
             config = Config().from_disk(self.path / "config.cfg", interpolate=True)
             labels = json.loads((self.path / "meta.json").read_text("utf8")).get("labels", {})
+            self.language = str(config["nlp"]["lang"])
             disabled = config["nlp"].get("disabled", [])
             return {
                 name: taught_by(config["components"][name]["factory"], labels.get(name, ()), config["components"][name])
