@@ -331,7 +331,7 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
         texts = corpora.new if way == "hand" else new
     train = save(folder / "train.spacy", texts)
     config["paths"] |= {"train": train, "dev": train}
-    old_path = save(folder / "old.spacy", old)
+    old_path = save(folder / "old.spacy", old if way == "rehearse" else old[: len(new)])
     if way.startswith("teacher"):
         reader = config["corpora"]["train"]
         config["corpora"]["train"] = {
@@ -436,7 +436,7 @@ def lesson_tags() -> tuple[list[Any], list[Any], list[Any]]:
 
 
 LESSONS = {
-    "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 250),
+    "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 200),
     "taught-cooking": Lesson("textcat_multilabel", "cats_score", lesson_posts, 200, 1000, 200),
     "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 800, 200),
 }
@@ -451,9 +451,13 @@ def lesson_config(name: str, row: str, seed: int, folder: Path) -> Config:
     annotated, unlabelled, dev = lesson.read()
     steps = lesson.teacher_steps if is_transformer else lesson.steps
     changes = {"training.accumulate_gradient": 1, "training.batcher.size": 500} if is_transformer else {}
-    optimize = "transformer" if is_transformer else "efficiency"
+    optimize, every = ("transformer", steps // 2) if is_transformer else ("efficiency", steps // 10)
     config = score.config_of(
-        score.Task((lesson.pipe,), optimize, "food", steps, max(50, steps // 10), changes=changes), seed, folder
+        score.Task(
+            (lesson.pipe,), optimize, "food", steps, steps // 2 if is_transformer else steps // 10, changes=changes
+        ),
+        seed,
+        folder,
     )
     config["paths"]["train"] = save(folder / "train.spacy", annotated)
     config["paths"]["dev"] = save(folder / "dev.spacy", dev)
