@@ -452,13 +452,8 @@ def lesson_config(name: str, row: str, seed: int, folder: Path) -> Config:
     steps = lesson.teacher_steps if is_transformer else lesson.steps
     changes = {"training.accumulate_gradient": 1, "training.batcher.size": 500} if is_transformer else {}
     optimize, every = ("transformer", steps // 2) if is_transformer else ("efficiency", steps // 10)
-    config = score.config_of(
-        score.Task(
-            (lesson.pipe,), optimize, "food", steps, steps // 2 if is_transformer else steps // 10, changes=changes
-        ),
-        seed,
-        folder,
-    )
+    task = score.Task((lesson.pipe,), optimize, "food", steps, every, changes=changes)
+    config = score.config_of(task, seed, folder)
     config["paths"]["train"] = save(folder / "train.spacy", annotated)
     config["paths"]["dev"] = save(folder / "dev.spacy", dev)
     score.Recipe().edit(config, steps)
