@@ -7,6 +7,8 @@ that the corpus has no annotations for it. A thorough check also looks for unusa
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +40,14 @@ _NERS = ("ner", "beam_ner")
 # An unknown label is a KeyError in these; other components treat it as missing.
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _STRICT = ("tagger", "spancat", "spancat_singlelabel")
+_KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
+# What others do with labels that they lack. SOURCE: spacy/pipeline/ner.pyx, `_ensure_labels_are_added`;
+# spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
+_OF_UNKNOWN = {
+    **dict.fromkeys(_NERS, "spaCy adds {it} in the middle of the training, and no checkpoint can be saved then"),
+    **dict.fromkeys(_PARSERS, 'spaCy learns {it} as "dep"'),
+    **dict.fromkeys(("textcat", "textcat_multilabel", "morphologizer"), "spaCy ignores {it}"),
+}
 
 
 @dataclass
@@ -275,21 +285,23 @@ def _check_labels(
     texts, is_all = train.counted()
     for name, pipe in nlp.pipeline:
         labels = set(getattr(pipe, "labels", ()))
-        of_train = _labels(nlp, name, texts)
+        of_train = labels_in(nlp, name, texts)
         is_trained = name not in frozen and getattr(pipe, "is_trainable", False)
         if of_train is None:
             continue
+        if is_trained and labels:
+            known = _known(nlp, name, of_train, is_sourced=name in sourced)
+            _check_known(name, _factory(nlp, name), known, of_train, train, found, is_sourced=name in sourced)
         if _factory(nlp, name) in _PARSERS:  # rare labels are "dep" to it
             labels = labels | of_train.keys() if is_trained else labels
         elif is_trained:
-            _check_known(name, _factory(nlp, name), labels, of_train, train, found)
             gone = sorted(labels - of_train.keys())
             if gone and is_all and name in sourced and of_train:
                 found.notes.append(
                     f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
                     f"{'it' if len(gone) == 1 else 'them'}."
                 )
-        of_dev = None if dev is None else _labels(nlp, name, dev.counted()[0])
+        of_dev = None if dev is None else labels_in(nlp, name, dev.counted()[0])
         if dev is None or not of_dev:
             continue
         if labels and (never := sorted(of_dev.keys() - labels)):
@@ -309,7 +321,7 @@ def _check_labels(
             )
 
 
-def _labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
+def labels_in(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
     """How often a corpus has each label of a component. None: unknown for this kind of component."""
     pipe, factory = nlp.get_pipe(name), _factory(nlp, name)
     docs = [example.reference for example in examples]
@@ -349,20 +361,46 @@ def _of_tokens(nlp: Language, docs: Sequence[Doc], attr: int) -> Counter[str]:
     return Counter({nlp.vocab.strings[key]: number for key, number in keys.items()})
 
 
+def _known(nlp: Language, name: str, of_train: Mapping[str, int], *, is_sourced: bool) -> set[str]:
+    """The labels that a component can learn, as a corpus has them. A parser learns rare ones as "dep"."""
+    pipe: Any = nlp.get_pipe(name)
+    known = set(pipe.labels)
+    if _factory(nlp, name) in _PARSERS:
+        least = pipe.cfg["min_action_freq"] if is_sourced else math.inf
+        known |= {label for label, number in of_train.items() if number < least or label.upper() == "ROOT"}
+    return known
+
+
 def _check_known(
-    name: str, factory: str, labels: set[str], of_train: Mapping[str, int], train: Corpus, found: Findings
+    name: str,
+    factory: str,
+    labels: set[str],
+    of_train: Mapping[str, int],
+    train: Corpus,
+    found: Findings,
+    *,
+    is_sourced: bool,
 ) -> None:
     """Find labels of the corpus that a component does not know, as it was not initialized with the corpus."""
-    unknown = sorted(of_train.keys() - labels)
-    if unknown and labels:
-        text = f"'{name}' does not know {_listed(unknown)}, which [{train.name}] has"
-        if factory in _STRICT:
-            found.stops.append(
-                f"{text}: spaCy's loop stops with a KeyError at the first of them. Let it be initialized with the "
-                "corpus (without 'source', and without labels in [initialize.components]), or freeze it."
-            )
-        else:
-            found.notes.append(f"{text}: it can't learn {'it' if len(unknown) == 1 else 'them'}.")
+    unknown = sorted(label for label, number in of_train.items() if number and label not in labels)
+    if not unknown:
+        return
+    it = "it" if len(unknown) == 1 else "them"
+    text = f"'{name}'{' (sourced)' * is_sourced} does not know {_listed(unknown)}, which [{train.name}] has"
+    if is_sourced:
+        found.stops.append(
+            f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. To add {it} before the training and keep "
+            f'what it has learned: @callbacks = "thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} '
+            f"= [{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}] in "
+            "[initialize.after_init.labels]. spacy torchopt init --from writes such a config."
+        )
+    elif factory in _STRICT:
+        found.stops.append(
+            f"{text}: {_KEY_ERROR}. Let it be initialized with the corpus (without 'source', and without labels in "
+            "[initialize.components]), or freeze it."
+        )
+    else:
+        found.notes.append(f"{text}: it can't learn {it}.")
 
 
 def _check_annotations(nlp: Language, train: Corpus, dev: Corpus | None, found: Findings) -> None:

@@ -112,9 +112,8 @@ class Batches:
         """What the reader of spaCy's batches reads that no setting tells, such as the weights of a teacher: values by
         names, from its method `identity`. Empty: it has none.
         """
-        reader = self._locals_of_spacys.get("corpus")
-        found: dict[str, str] = reader.identity(nlp) if callable(getattr(reader, "identity", None)) else {}
-        return found
+        identity = getattr(self._locals_of_spacys.get("corpus"), "identity", None)
+        return dict(identity(nlp)) if callable(identity) else {}
 
     @property
     def batcher(self) -> Any:

@@ -159,7 +159,9 @@ def rules_for(
         labels; or a label of `complete` or `replaces` is unknown to both.
     """
     frozen = nlp.config["training"].get("frozen_components", [])
-    wanted = [name for name in nlp.pipe_names if name not in frozen] if components is None else list(components)
+    # spaCy switches those with a source off while it initializes the others.
+    able = [name for name in nlp.component_names if name in nlp.pipe_names or name in (names or {})]
+    wanted = [name for name in able if name not in frozen] if components is None else list(components)
     taught = components_of(teacher) if isinstance(teacher, Language) else teacher
     rules = []
     for name in wanted:
@@ -179,7 +181,8 @@ def rules_for(
     if not rules:
         raise ConfigError(
             f"Can't fill in for any component{where}: expected one that learns here and that the teacher has too, with "
-            f"labels in common; found {', '.join(wanted) or 'none'} here, and in the teacher {', '.join(taught) or 'none'}."
+            f"labels in common; found {', '.join(wanted) or 'none'} here, and in the teacher "
+            f"{', '.join(taught) or 'none'}."
         )
     _check_labels(rules, complete, replaces or {}, where)
     return sorted(rules, key=lambda rule: _FILLED.index(rule.kind))
@@ -348,7 +351,7 @@ def _column(doc: Doc, attr: int) -> numpy.ndarray:
 
 
 def _set(doc: Any, attrs: list[int], *columns: numpy.ndarray) -> None:
-    doc.from_array(attrs, numpy.stack(columns, axis=1).astype("uint64"))
+    doc.from_array(attrs, numpy.stack([column.astype("uint64") for column in columns], axis=1))
 
 
 def _fill_entities(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[str], conflicts: Counter[str]) -> bool:
@@ -531,15 +534,16 @@ def _fill_trees(
     taken = deps != 0
     taken[(numpy.arange(len(doc)) + heads)[taken]] = True
     sentences = _sentences(tree)
+    # In a parsed text spaCy makes up the boundaries around tokens without an arc. In another one they are annotated:
+    # some trees would hide which.
+    if not is_parsed and any(_crosses(starts, start, end) for start, end in sentences):
+        conflicts["sentence"] += sum(_crosses(starts, start, end) for start, end in sentences)
+        return True
     for start, end in sentences:
+        labels = [label for _, label in tree[start:end]]
         if taken[start:end].any():
             continue
-        # In a parsed text spaCy has made up the boundaries of sentences without arcs.
-        known = starts[start:end] if not is_parsed else starts[start:start]
-        labels = [label for _, label in tree[start:end]]
-        breaks = len(known) and ((known[1:] == 1).any() or (start and known[0] == -1))
-        follows = not is_parsed and end < len(doc) and starts[end] == -1
-        if breaks or follows or any(label in rule.complete for label in labels):
+        if any(label in rule.complete for label in labels):
             conflicts["sentence"] += 1
             continue
         for i in range(start, end):
@@ -553,8 +557,15 @@ def _fill_trees(
     return not taken.all()
 
 
+def _crosses(starts: numpy.ndarray, start: int, end: int) -> bool:
+    """Whether a sentence does not fit annotated boundaries: 1 begins one, -1 does not, 0 is open."""
+    begins = start == 0 or starts[start] != -1
+    ends = end == len(starts) or starts[end] != -1
+    return not begins or not ends or bool((starts[start + 1 : end] == 1).any())
+
+
 def _sentences(tree: Sequence[tuple[int, str]]) -> list[tuple[int, int]]:
-    """The least pieces that no arc leads out of."""
+    """The shortest pieces that no arc leads out of."""
     found, start, last = [], 0, 0
     reach = list(range(len(tree)))  # the last token that is joined to each token or to one before it
     for i, (head, _) in enumerate(tree):

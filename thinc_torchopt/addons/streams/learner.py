@@ -36,6 +36,7 @@ from thinc.api import fix_random_seed
 
 from ...core.checks import Section
 from ...core.errors import ConfigError, NonFiniteGradError, PipelineError, StateError, StreamError, TorchOptError
+from ...core.labels import add_labels, restore_trees
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder, write_text
@@ -268,6 +269,8 @@ class StreamLearner:
             self._memory.add(line)
 
     def _initialize(self) -> None:
+        for _, pipe in self._nlp.pipeline:
+            restore_trees(pipe)
         if not self._optimizer.knows(self._nlp):
             self._optimizer.initialize(self._nlp, self._frozen)
 
@@ -410,13 +413,9 @@ class StreamLearner:
         """
         for (component, label), where in self._new_labels.items():
             try:
-                self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
-            except (ValueError, NotImplementedError) as error:
-                reason = (
-                    f"Can't add the label '{label}' of {where} to '{component}', which can't get labels once it is "
-                    'initialized. Set --new-labels to "skip", or train a pipeline that has '
-                    f"it. {error}"
-                )
+                add_labels(self._nlp, component, [label])
+            except (ConfigError, PipelineError) as error:
+                reason = f'Can\'t learn from {where}: {error} Or set --new-labels to "skip".'
                 if self._settings.skip_bad:
                     self._refused_labels[component, label] = reason
                     continue
@@ -683,7 +682,7 @@ class StreamLearner:
             )
         check_generators(saved.random)
         for component, label in saved.added:
-            self._nlp.get_pipe(component).add_label(label)  # type: ignore[attr-defined]
+            add_labels(self._nlp, component, [label])
         self._added = list(saved.added)
         self._initialize()
         check_model(self._nlp, saved.model)

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from spacy.language import Language
+from spacy.pipeline import DependencyParser
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
 from ...core.errors import StreamError
 from ...core.schema import Count
+from ...loop.data_check import labels_in
 from .source import LineReader, Place
 
 _OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
@@ -132,30 +134,17 @@ def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
 
 
 def unknown_labels(nlp: Language, example: Example, exclude: Collection[str]) -> list[tuple[str, str]]:
-    """The labels of an example that components don't have: component and label. Components that spaCy trains without
-    labels of the example, or whose labels are made of others, are not looked at.
+    """The labels of an example that components don't have: component and label. Parsers are not looked at, which learn
+    a label that they don't have as "dep"; nor components without labels of the example, or with labels made of others.
 
     exclude (Collection[str]): Components that are not trained.
     """
     found = []
     for name, proc in nlp.pipeline:
-        if name in exclude:
-            continue
-        labels = _labels(nlp.get_pipe_meta(name).factory, proc, example.reference)
-        found += [(name, label) for label in sorted(labels - set(getattr(proc, "labels", ())))]
+        if name not in exclude and not isinstance(proc, DependencyParser):
+            labels = set(labels_in(nlp, name, [example]) or ())
+            found += [(name, label) for label in sorted(labels - set(getattr(proc, "labels", ())))]
     return found
-
-
-def _labels(factory: str, proc: Any, doc: Doc) -> set[str]:
-    if factory in ("ner", "beam_ner"):
-        return {span.label_ for span in doc.ents}
-    if factory in ("textcat", "textcat_multilabel"):
-        return set(doc.cats)
-    if factory in ("spancat", "spancat_singlelabel"):
-        return {span.label_ for span in doc.spans.get(proc.key, [])}
-    if factory == "tagger":
-        return {token.tag_ for token in doc if token.tag_}
-    return set()
 
 
 def _short(content: bytes) -> str:

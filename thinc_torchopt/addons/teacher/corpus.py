@@ -39,6 +39,7 @@ from .texts import draw_pieces, files_of, read_texts
 
 Reader = Callable[[Language], Iterable[Example]]
 logger = logging.getLogger("spacy.torchopt")
+logger.setLevel(logging.INFO)
 
 _SECTION = Section("the block of 'thinc-torchopt.TaughtCorpus.v1'", allows_texts=False)
 _IN = f" in {_SECTION.path}"

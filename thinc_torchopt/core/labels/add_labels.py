@@ -6,19 +6,27 @@
 | tagger, morphologizer | labels | at the end |
 | textcat, textcat_multilabel | labels; in an ensemble those of the bag of words, too | at the end |
 | spancat, spancat_singlelabel | labels, then perhaps one for "none of them" | after the last label |
+| trainable_lemmatizer | edit trees, which make a lemma of a word | at the end |
 
 All that is saved is spaCy's own: the pipeline loads without this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from spacy.language import Language
 from spacy.morphology import Morphology
 from spacy.parts_of_speech import IDS
-from spacy.pipeline import Morphologizer, SentenceRecognizer, SpanCategorizer, Tagger, TextCategorizer
+from spacy.pipeline import (
+    EditTreeLemmatizer,
+    Morphologizer,
+    SentenceRecognizer,
+    SpanCategorizer,
+    Tagger,
+    TextCategorizer,
+)
 from spacy.pipeline.textcat_multilabel import MultiLabel_TextCategorizer
 from spacy.pipeline.transition_parser import Parser
 
@@ -26,8 +34,10 @@ from ..errors import ConfigError, ConfigTypeError, PipelineError
 from ..host import rehearsal_model_of
 from .output_layer import MARGIN, find_output_layer, grow
 
+Label = str | tuple[str, str]
 
-def add_labels(nlp: Language, name: str, labels: Iterable[str]) -> list[str]:
+
+def add_labels(nlp: Language, name: str, labels: Iterable[str | Sequence[str]]) -> list[Label]:
     """Add labels to a component. It keeps what it has learned, and predicts the same as before until it is trained on
     texts with the new labels.
 
@@ -35,7 +45,8 @@ def add_labels(nlp: Language, name: str, labels: Iterable[str]) -> list[str]:
 
     nlp (Language): The pipeline.
     name (str): The component.
-    labels (Iterable[str]): The labels. Those that it has are left alone.
+    labels (Iterable[str]): The labels. Those that it has are left alone. For a trainable_lemmatizer: pairs of a word
+        and its lemma, such as ("mice", "mouse"), each an example of an edit tree.
     RETURNS (list[str]): Those that are new, in their order in the component.
     RAISES (ConfigError): No such component, or labels that it can't have. (PipelineError): The component can't get
         labels. Nothing has changed.
@@ -58,16 +69,40 @@ def add_labels(nlp: Language, name: str, labels: Iterable[str]) -> list[str]:
     return new
 
 
-def _check(pipe: Any, name: str, labels: Iterable[str]) -> list[str]:
-    """RETURNS (list[str]): The labels that a component does not have, as it writes them."""
+def _check(pipe: Any, name: str, labels: Iterable[str | Sequence[str]]) -> list[Label]:
+    """RETURNS (list): The labels that a component does not have, as it writes them, each once."""
     if isinstance(labels, str) or not isinstance(labels, Iterable):
-        raise ConfigTypeError(f"Can't add labels to '{name}': expected a list of texts, found {labels!r}.")
+        raise ConfigTypeError(f"Can't add labels to '{name}': expected a list of them, found {labels!r}.")
+    labels = list(labels)
+    if isinstance(pipe, EditTreeLemmatizer):
+        return _new_trees(pipe, name, labels)
     found = []
     for label in labels:
         if not isinstance(label, str) or not label:
             raise ConfigTypeError(f"Can't add a label to '{name}': expected a text that is not empty, found {label!r}.")
         found.append(_normalized(pipe, name, label) if isinstance(pipe, Morphologizer) else label)
-    return [label for label in dict.fromkeys(found) if label not in pipe.labels]
+    if isinstance(pipe, Parser):  # its `labels` leave out those of pseudo-projective trees
+        known = {label for labels in pipe.label_data.values() for label in labels}
+    else:
+        known = set(getattr(pipe, "labels", ()))
+    return [label for label in dict.fromkeys(found) if label not in known]
+
+
+def _new_trees(pipe: EditTreeLemmatizer, name: str, pairs: list[Any]) -> list[Label]:
+    found: dict[int, tuple[str, str]] = {}
+    for pair in pairs:
+        if (
+            isinstance(pair, str)
+            or not isinstance(pair, Sequence)
+            or len(pair) != 2
+            or not all(isinstance(one, str) and one for one in pair)
+        ):
+            raise ConfigTypeError(
+                f"Can't add a label to '{name}': expected a word and its lemma, such as ['mice', 'mouse'], found "
+                f"{pair!r}. The labels of a {type(pipe).__name__} are edit trees, which it makes of such pairs."
+            )
+        found.setdefault(pipe.trees.add(*pair), (pair[0], pair[1]))
+    return [pair for tree, pair in found.items() if tree not in pipe.labels]
 
 
 def _normalized(pipe: Morphologizer, name: str, label: str) -> str:
@@ -87,7 +122,7 @@ def _normalized(pipe: Morphologizer, name: str, label: str) -> str:
     return normalized
 
 
-def _add(pipe: Any, labels: list[str]) -> None:
+def _add(pipe: Any, labels: list[Any]) -> None:
     if isinstance(pipe, Parser):
         _add_moves(pipe, labels)
     elif isinstance(pipe, Tagger) and not isinstance(pipe, SentenceRecognizer):
@@ -100,8 +135,22 @@ def _add(pipe: Any, labels: list[str]) -> None:
     elif isinstance(pipe, TextCategorizer):
         _grow(pipe, len(labels), is_exclusive=not isinstance(pipe, MultiLabel_TextCategorizer))
         _append(pipe, labels)
+    elif isinstance(pipe, EditTreeLemmatizer):
+        _grow(pipe, len(labels), is_exclusive=True)
+        pipe.cfg["labels"] += [pipe.trees.add(*pair) for pair in labels]
+        restore_trees(pipe)
     else:
         _add_to_other(pipe, labels)
+
+
+def restore_trees(pipe: Any) -> None:
+    """Restore what a lemmatizer knows of its labels, which spaCy (3.8) does not load: a loaded one would be taught that
+    each word has the first edit tree. Leaves other components alone.
+
+    SOURCE: spacy/pipeline/edit_tree_lemmatizer.py, `from_disk`, `from_bytes` and `get_loss`.
+    """
+    if isinstance(pipe, EditTreeLemmatizer):
+        pipe.tree2label = {tree: i for i, tree in enumerate(pipe.cfg["labels"])}
 
 
 def _append(pipe: Any, labels: list[str]) -> None:
@@ -166,5 +215,5 @@ def _add_moves(pipe: Any, labels: list[str]) -> None:
                 rows[i] = rows[same].mean(axis=0) - (MARGIN if name == "b" else 0.0)
 
 
-def _listed(labels: list[str]) -> str:
+def _listed(labels: Sequence[Label]) -> str:
     return ", ".join(f"'{label}'" for label in labels[:5]) + (f" and {len(labels) - 5:,} more" * (len(labels) > 5))

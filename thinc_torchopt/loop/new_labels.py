@@ -1,0 +1,100 @@
+"""Labels for sourced components, before a training begins.
+
+What spaCy 3.8 does with labels in [initialize]:
+
+| component | its labels |
+| --- | --- |
+| without `source` | those of [corpora.train]; or those of `labels` in [initialize.components.NAME] alone |
+| with `source` | those of the pipeline that it comes from alone: spaCy does not initialize it |
+
+So one of the two is forgotten. In the training, a sourced ner gets a label at the first text that has it, in the middle
+of the run, so no checkpoint can be saved; a parser learns it as "dep"; textcat, morphologizer and trainable_lemmatizer
+ignore it; tagger and spancat stop with a KeyError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from spacy.language import Language
+from spacy.pipeline import DependencyParser, EditTreeLemmatizer
+from spacy.training import Example
+from spacy.util import resolve_dot_names
+from thinc.api import Config
+
+from ..core.errors import ConfigError
+from ..core.labels import add_labels
+from .data_check import labels_in
+from .random_state import preserved_random
+
+# As spaCy's own initialization reads of a corpus that is streamed. SOURCE: spacy/training/initialize.py, `init_nlp`.
+_OF_STREAM = 100
+
+
+def create_add_labels(
+    labels: dict[str, list[str | list[str]] | None] | None = None,
+) -> Callable[[Language], Language]:
+    """Add labels to components before the training, with the labels that they have. For [initialize.after_init].
+    Registered as `thinc-torchopt.add_labels.v1`.
+
+    labels (dict[str, list[str] | None] | None): The labels by component; for a trainable_lemmatizer pairs of a word and
+        its lemma. None for a component: those that [training.train_corpus] has, as spaCy would initialize it with; of
+        the first 100 texts if that is streamed. None for all: so for each sourced component that is trained.
+    RETURNS (Callable): Gets the pipeline. In a run that goes on after a checkpoint it does the same again: the texts
+        must be the same then, or the labels be given.
+    RAISES (ConfigError): When it is called: no such component, one that is frozen, or labels that it can't have.
+        (PipelineError): The component can't get labels.
+    """
+
+    def after_init(nlp: Language) -> Language:
+        config = nlp.config.interpolate()
+        frozen = config["training"]["frozen_components"]
+        wanted: Mapping[str, Sequence[Any] | None] = labels or {}
+        if labels is None:
+            # Those that are switched off while spaCy initializes the others.
+            wanted = {name: None for name in nlp.disabled if name not in (*frozen, *config["nlp"]["disabled"])}
+        elif stuck := [name for name in labels if name in frozen]:
+            raise ConfigError(
+                f"Can't add labels to '{stuck[0]}' in [initialize.after_init.labels]: expected a component that is "
+                "trained, found one in [training] frozen_components. Its new labels would never be predicted. Take it "
+                "out of one of the two."
+            )
+        examples: list[Example] = []
+        if None in wanted.values():
+            examples = _examples(nlp, config)
+        for name, given in wanted.items():
+            add_labels(nlp, name, _labels_of(nlp, name, examples) if given is None else given)
+        return nlp
+
+    return after_init
+
+
+def _examples(nlp: Language, config: Config) -> list[Example]:
+    """The training data."""
+    training = config["training"]
+    with preserved_random():
+        (reader,) = resolve_dot_names(config, [training["train_corpus"]])
+        return list(islice(reader(nlp), _OF_STREAM if training["max_epochs"] == -1 else None))
+
+
+def _labels_of(nlp: Language, name: str, examples: Sequence[Example]) -> Sequence[Any]:
+    """The labels that spaCy would initialize a component with. Empty for one without labels."""
+    pipe: Any = nlp.get_pipe(name) if name in nlp.component_names else None
+    if isinstance(pipe, DependencyParser):
+        actions = pipe.moves.get_actions(
+            examples=examples, min_freq=pipe.cfg["min_action_freq"], learn_tokens=pipe.cfg["learn_tokens"]
+        )
+        return sorted({label for labels in actions.values() for label in labels if label})
+    if isinstance(pipe, EditTreeLemmatizer):
+        pairs = Counter((token.text, token.lemma_) for one in examples for token in one.reference if token.lemma)
+        trees: Counter[int] = Counter()
+        by_tree: dict[int, tuple[str, str]] = {}
+        for pair, number in pairs.items():
+            tree = pipe.trees.add(*pair)
+            trees[tree] += number
+            by_tree.setdefault(tree, pair)
+        return [pair for tree, pair in by_tree.items() if trees[tree] >= pipe.min_tree_freq]
+    return sorted((pipe is not None and labels_in(nlp, name, examples)) or ())
