@@ -20,6 +20,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Callable, Dict, Iterable, List, Optional, Union
@@ -56,7 +57,7 @@ class TaughtCorpus:
     teacher (str | Path | None): The folder of a pipeline, or the name of its package. None: the pipeline that the
         components have as their source.
     components (list[str] | None): Those to fill in for. None: all that learn, and that the teacher has too.
-    complete (list[str]): Labels that these texts annotate completely: they are not filled in.
+    complete (list[str]): Labels that the annotated texts annotate completely: they are not filled in there.
     replaces (dict[str, str | list[str]]): By new label, the teacher's labels in whose place it stands.
     cache (Path | None): The folder of the teacher's predictions. None: they are kept in memory, and made again by the
         next reader.
@@ -106,6 +107,8 @@ class TaughtCorpus:
         teacher = self.teacher_of(nlp)
         rules = self.rules_of(nlp)
         self._check(nlp, rules)
+        # Nobody has annotated the others, for no label.
+        of_texts = [replace(rule, complete=frozenset()) for rule in rules]
         counted = {kind: Filled() for kind in ("annotated", "texts", "old")}
         pieces = self._draw(nlp)
         old = iter(() if self._old is None else self._old(nlp))
@@ -115,7 +118,7 @@ class TaughtCorpus:
                 filled = _filled(teacher, examples, rules, counted["annotated"])
                 more = round(self._share * (before + len(examples))) - round(self._share * before)
                 drawn = [_unannotated(piece) for piece in islice(pieces, more)]
-                taught = iter(_filled(teacher, drawn, rules, counted["texts"]))
+                taught = iter(_filled(teacher, drawn, of_texts, counted["texts"]))
                 for i, example in enumerate(filled):
                     yield from _augmented(self._corpus, nlp, example)
                     yield from islice(taught, len(drawn) * (i + 1) // len(filled) - len(drawn) * i // len(filled))
