@@ -207,12 +207,10 @@ class Recipe:
 
     def edit(self, config: Config, steps: int) -> None:
         """steps (int): For another end than that of the recipe. 0: its own."""
-        from thinc_torchopt.addons.recipes import recipes as _recipes
-        from thinc_torchopt.addons.recipes import rewrite as _rewrite
+        from thinc_torchopt.addons import recipes
 
         spacys = config.copy()
-        recipe = _recipes.Recipe.of(self.recipe)
-        _, text = _rewrite.rewrite(config.to_str(), Path("config.cfg"), recipe, "state")
+        _, text = recipes.rewrite(config.to_str(), Path("config.cfg"), recipes.Recipe.of(self.recipe), "state")
         config.clear()
         config.update(Config().from_str(text, interpolate=False))
         if steps:
