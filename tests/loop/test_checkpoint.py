@@ -355,6 +355,16 @@ def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
     assert min(run(config, tmp_path / "out")) == last + 1
 
 
+def test_checkpoint_of_a_finished_run_whose_rate_fell_to_the_end(corpus, tmp_path, caplog):
+    """More steps are no advice: the schedule has ended, and another length of it is refused."""
+    block = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_ratio": 0.2}
+    run(config_for(tmp_path, corpus, steps=6, training__optimizer__learn_rate=block), tmp_path / "out")
+    assert run(config_for(tmp_path, corpus, steps=6, training__optimizer__learn_rate=block), tmp_path / "out") == {}
+    assert "start from the beginning with a larger max_steps" in caplog.text and "raise" not in caplog.text
+    with pytest.raises(StateError):
+        run(config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=block), tmp_path / "out")
+
+
 def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypatch):
     """Where this run saves its models: a resumed run may be stopped before its first evaluation, or save elsewhere than
     the one before.

@@ -49,8 +49,8 @@ def texts(name, kept):
     return found
 
 
-def run(component, train, dev, **changes):
-    """`spacy train` for one step. RETURNS: The texts of the warnings."""
+def run(component, train, dev, blank=None, **changes):
+    """`spacy train` for one step. blank: A frozen component. RETURNS: The texts of the warnings."""
     PLACE.update(train=train, dev=dev, reads={"train": 0, "dev": 0})
     nlp = spacy.blank("xx")
     nlp.add_pipe(component)
@@ -67,6 +67,9 @@ def run(component, train, dev, **changes):
         "optimizer": optimizer, "max_steps": 1, "eval_frequency": 1, "seed": 0, "score_weights": weights, **changes
     }  # fmt: skip
     nlp.initialize(lambda: whole)
+    if blank is not None:
+        nlp.add_pipe(blank)
+        nlp.config["training"]["frozen_components"] = [blank]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PipelineWarning)
         spacy.training.loop.train(nlp, stdout=io.StringIO(), stderr=io.StringIO())
@@ -95,6 +98,15 @@ def test_training_check_allows_it_when_told():
     assert told[0].startswith("'parser' has nothing to learn: none of the 6 texts in [corpora.train]")
     with pytest.raises(ConfigError, match="allow_untrainable = true in"):
         run("parser", bare, texts("dev", [True] * 6))
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_training_check_of_a_frozen_component_without_weights(is_allowed):
+    """The setting does not help: spaCy stops at the first evaluation, with E900."""
+    kept = [True] * 6
+    with pytest.raises(ConfigError, match="'ner' is frozen and was never trained") as error:
+        run("tagger", texts("train", kept), texts("dev", kept), blank="ner", optimizer={"allow_untrainable": is_allowed})
+    assert "allow_untrainable" not in str(error.value)
 
 
 def test_training_check_of_a_stream():

@@ -94,8 +94,14 @@ def check_gpu(use_gpu: int) -> None:
 def check_training_section(config: Mapping[str, Any]) -> None:
     """Check the keys of [training]: spaCy ignores unknown ones.
 
-    RAISES (ConfigKeyError): An unknown setting.
+    RAISES (ConfigError): There is no such section, or no such setting.
     """
+    if not isinstance(config.get("training"), Mapping):
+        raise ConfigError(
+            "Can't train with this config: expected a section [training], found none. Make a config from texts: spacy "
+            "torchopt init config.cfg --lang en --paths.train train.spacy. Or fill in spaCy's defaults: spacy init "
+            "fill-config."
+        )
     known = [*ConfigSchemaTraining.model_fields]
     _check_numbers(config.get("training", {}))
     _check_components(config)

@@ -246,6 +246,11 @@ class RunCheckpoints:
         """Log where a run resumes. is_over (bool): The run was finished."""
         if is_over:
             longer = "To train longer, raise max_steps, max_epochs or patience in [training]."
+            if self._optimizer.spans_training:
+                longer = (
+                    "Its learning rate fell until there, so it can't go on: for a longer training, start from the "
+                    "beginning with a larger max_steps in [training]."
+                )
             logger.info(
                 "Nothing to do: the training in %s was finished, after step %d. %s To start from the beginning, add "
                 "--training.optimizer.checkpoint.resume never, or set another path.",

@@ -76,10 +76,14 @@ class Corpus:
 
 @dataclass
 class Findings:
-    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): Possible mistakes."""
+    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): Possible mistakes.
+
+    allowable (list[str]): Those of `stops` with which it would run to its end.
+    """
 
     stops: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    allowable: list[str] = field(default_factory=list)
 
 
 def check_data(
@@ -197,6 +201,7 @@ def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: S
         else:
             advice = other or " Add them, or remove the component from [nlp] pipeline."
             found.stops.append(f"'{name}' has nothing to learn: {what}{advice}")
+            found.allowable.append(found.stops[-1])
 
 
 def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpus, found: Findings) -> None:

@@ -93,7 +93,7 @@ class TrainingCheck:
     def _look(self, dev: Corpus | None) -> Findings:
         if dev is not None and not dev.examples:
             none = f"there is no text in [{dev.name}], so nothing can be scored. Add texts, or correct its path."
-            return Findings([none])
+            return Findings([none], allowable=[none])
         with preserved_random():
             return check_data(
                 self._nlp,
@@ -132,13 +132,14 @@ class TrainingCheck:
 
     def _tell(self, found: Findings) -> None:
         """Raise what would stop the training, and warn of the rest."""
-        stops = [stop for stop in found.stops if stop not in self._told]
-        if stops and not self._is_allowed:
+        allowed = [*found.allowable] if self._is_allowed else []
+        stops = [stop for stop in found.stops if stop not in (*allowed, *self._told)]
+        if stops:
             block = self._config["training"]["optimizer"]
-            has_setting = block.get("@optimizers") == _WITH_SETTING
-            setting = "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * has_setting
+            helps = block.get("@optimizers") == _WITH_SETTING and set(stops) <= set(found.allowable)
+            setting = "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * helps
             raise ConfigError("\n".join(f"Can't train: {stop}" for stop in stops) + setting)
-        notes = [note for note in (*stops, *found.notes) if note not in self._told]
+        notes = [note for note in (*allowed, *found.notes) if note not in self._told]
         self._told.update(notes)
         if len(notes) > _MOST_WARNINGS:
             rest = len(notes) - _MOST_WARNINGS + 1

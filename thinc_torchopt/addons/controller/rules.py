@@ -112,6 +112,19 @@ def names_in(text: Any) -> set[str]:
         return set()
 
 
+def compared_with(text: str, places: Collection[str]) -> list[tuple[str, float]]:
+    """The numbers that an expression compares values with. places (Collection[str]): The values: "scores['ents_f']"."""
+    found = []
+    for node in ast.walk(parse(text.strip())):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            for one, other in [*zip(sides, sides[1:]), *zip(sides[1:], sides)]:
+                number = other.value if isinstance(other, ast.Constant) else None
+                if isinstance(number, (int, float)) and (place := ast.unparse(one)) in places:
+                    found.append((place, float(number)))
+    return found
+
+
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """An expression with other names. It stays as it is if it has none of them, or does not parse."""
     if names_in(text).isdisjoint(names):
