@@ -105,7 +105,9 @@ def test_training_check_of_a_frozen_component_without_weights(is_allowed):
     """The setting does not help: spaCy stops at the first evaluation, with E900."""
     kept = [True] * 6
     with pytest.raises(ConfigError, match="'ner' is frozen and was never trained") as error:
-        run("tagger", texts("train", kept), texts("dev", kept), blank="ner", optimizer={"allow_untrainable": is_allowed})
+        run(
+            "tagger", texts("train", kept), texts("dev", kept), blank="ner", optimizer={"allow_untrainable": is_allowed}
+        )
     assert "allow_untrainable" not in str(error.value)
 
 

@@ -124,8 +124,8 @@ def check_data(
         twice = sum(example.reference.text in texts for example in dev.examples)
         if twice:
             found.notes.append(
-                f"{twice:,} of the {dev.told} {'is' if twice == 1 else 'are'} in [{train.name}] too: scores look better than they would on new "
-                "texts."
+                f"{twice:,} of the {dev.told} {'is' if twice == 1 else 'are'} in [{train.name}] too: scores look "
+                "better than they would on new texts."
             )
     return found
 

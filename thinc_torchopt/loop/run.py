@@ -245,6 +245,7 @@ class Run:
         block = self.optimizer.attachments.get("checkpoint")
         if isinstance(block, Checkpoint):
             self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, ranks=self.ranks)
+            self._spacys_models.checkpoints = self.checkpoints
             self.batches: Batches = self.checkpoints.stream
         else:
             self.batches = DataStream(data, self.ranks.size) if self.ranks.size > 1 else Batches(data)

@@ -214,8 +214,8 @@ class TrainerController:
             for place, number in compared_with(spec.rule.text, places):
                 if number > 1:
                     doubts.append(
-                        f"The rule '{spec.name}' compares {place} with {number:g}, and scores in rules are from 0 to 1: "
-                        f"what spaCy's table shows as {number:.2f} is {number / 100:g}."
+                        f"The rule '{spec.name}' compares {place} with {number:g}, and scores in rules are from 0 to "
+                        f"1: what spaCy's table shows as {number:.2f} is {number / 100:g}."
                     )
         for name, part in self.definition.metrics.items():
             of = part.arguments.get("of") if isinstance(part.instance, Best) else None

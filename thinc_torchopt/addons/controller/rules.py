@@ -16,6 +16,7 @@ import reprlib
 import warnings
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from ...core.errors import ControllerError
@@ -118,7 +119,8 @@ def compared_with(text: str, places: Collection[str]) -> list[tuple[str, float]]
     for node in ast.walk(parse(text.strip())):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            for one, other in [*zip(sides, sides[1:]), *zip(sides[1:], sides)]:
+            pairs = [*pairwise(sides)]
+            for one, other in [*pairs, *(pair[::-1] for pair in pairs)]:
                 number = other.value if isinstance(other, ast.Constant) else None
                 if isinstance(number, (int, float)) and (place := ast.unparse(one)) in places:
                     found.append((place, float(number)))
