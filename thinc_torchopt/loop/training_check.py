@@ -29,7 +29,7 @@ from .data_check import MOST_WORDS, Corpus, Findings, check_data
 from .events import Control, Evaluate, StepBegin
 from .processes import Scores
 from .random_state import preserved_random
-from .schedule_check import doubts_of_config
+from .schedule_check import doubts_of_config, last_step
 
 Evaluation = Callable[[], Scores]
 
@@ -74,7 +74,7 @@ class TrainingCheck:
             with preserved_random():
                 dev = _first_texts(training["dev_corpus"], reader(self._nlp))
         found = self._look(dev)
-        found.notes += doubts_of_config(training)
+        found.notes += doubts_of_config(training, last_step(training, examples))
         self._tell(found)
         return self._evaluate if dev is not None or reader is None else self._evaluation_watching(reader)
 
