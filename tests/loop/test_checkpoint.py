@@ -355,6 +355,16 @@ def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
     assert min(run(config, tmp_path / "out")) == last + 1
 
 
+def test_checkpoint_of_a_finished_run_whose_rate_fell_to_the_end(corpus, tmp_path, caplog):
+    """More steps are no advice: the schedule has ended, and another length of it is refused."""
+    block = {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_ratio": 0.2}
+    run(config_for(tmp_path, corpus, steps=6, training__optimizer__learn_rate=block), tmp_path / "out")
+    assert run(config_for(tmp_path, corpus, steps=6, training__optimizer__learn_rate=block), tmp_path / "out") == {}
+    assert "start from the beginning with a larger max_steps" in caplog.text and "raise" not in caplog.text
+    with pytest.raises(StateError):
+        run(config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=block), tmp_path / "out")
+
+
 def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypatch):
     """Where this run saves its models: a resumed run may be stopped before its first evaluation, or save elsewhere than
     the one before.
@@ -405,13 +415,31 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
             file.write(b"0" * 4096)
     with (
         pytest.warns(CheckpointWarning, match=r"Can't restore the best model so far to .*No space left"),
-        pytest.raises(ConfigError, match=r"Can't save models to .*: expected room for a model of 1 MB"),
+        pytest.raises(ConfigError, match=r"Can't save models to .*: expected room for 3 models of 1 MB"),
     ):
         train(config, small_disk)
     (small_disk / "full").unlink()
     resize(small_disk, 20_000_000)
     train(config, small_disk)
     assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
+
+
+def test_checkpoint_counts_the_room_of_all_that_is_written(corpus, small_disk, tmp_path):
+    """Against the files of a run on a disk with room."""
+    config = config_for(tmp_path, corpus, steps=7)
+    train(config, tmp_path / "out")
+
+    def size(folder):
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+    keep = config["training"]["optimizer"]["checkpoint"]["keep"]
+    written = 3 * size(tmp_path / "out" / "model-last") + size(tmp_path / "state" / "best")
+    written += (keep + 1) * size(steps_of(tmp_path / "state")[-1])
+    config["paths"]["state"] = str(small_disk / "state")
+    with pytest.raises(ConfigError, match=f"a copy of the best one and {keep + 1} checkpoints, .* found") as error:
+        train(config, small_disk / "out", spacy.training.loop.train)
+    told = 1e6 * int(re.search(r"checkpoints, ([\d,]+) MB", str(error.value))[1])
+    assert abs(told - written) < 0.1 * written + 5e5  # told in MB; without the vocabulary, and headers of files
 
 
 def test_checkpoint_refuses_a_folder_that_spacy_removes(corpus, tmp_path):

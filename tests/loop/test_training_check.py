@@ -17,7 +17,7 @@ from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 from thinc_torchopt.loop.data_stream import Batches
-from thinc_torchopt.loop.schedule_check import doubts_of_config
+from thinc_torchopt.loop.schedule_check import doubts_of_config, last_step
 from thinc_torchopt.loop.training_check import _evenly, _first_texts
 
 from .test_data_check import GOLD, LEARNERS, WORDS
@@ -49,8 +49,8 @@ def texts(name, kept):
     return found
 
 
-def run(component, train, dev, **changes):
-    """`spacy train` for one step. RETURNS: The texts of the warnings."""
+def run(component, train, dev, blank=None, **changes):
+    """`spacy train` for one step. blank: A frozen component. RETURNS: The texts of the warnings."""
     PLACE.update(train=train, dev=dev, reads={"train": 0, "dev": 0})
     nlp = spacy.blank("xx")
     nlp.add_pipe(component)
@@ -67,6 +67,9 @@ def run(component, train, dev, **changes):
         "optimizer": optimizer, "max_steps": 1, "eval_frequency": 1, "seed": 0, "score_weights": weights, **changes
     }  # fmt: skip
     nlp.initialize(lambda: whole)
+    if blank is not None:
+        nlp.add_pipe(blank)
+        nlp.config["training"]["frozen_components"] = [blank]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PipelineWarning)
         spacy.training.loop.train(nlp, stdout=io.StringIO(), stderr=io.StringIO())
@@ -95,6 +98,17 @@ def test_training_check_allows_it_when_told():
     assert told[0].startswith("'parser' has nothing to learn: none of the 6 texts in [corpora.train]")
     with pytest.raises(ConfigError, match="allow_untrainable = true in"):
         run("parser", bare, texts("dev", [True] * 6))
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_training_check_of_a_frozen_component_without_weights(is_allowed):
+    """The setting does not help: spaCy stops at the first evaluation, with E900."""
+    kept = [True] * 6
+    with pytest.raises(ConfigError, match="'ner' is frozen and was never trained") as error:
+        run(
+            "tagger", texts("train", kept), texts("dev", kept), blank="ner", optimizer={"allow_untrainable": is_allowed}
+        )
+    assert "allow_untrainable" not in str(error.value)
 
 
 def test_training_check_of_a_stream():
@@ -151,9 +165,43 @@ def test_training_check_looks_at_a_part_of_a_large_corpus():
 )
 def test_training_check_of_schedules(learn_rate, told):
     """Too short, too long, thinc's with a slip; and those that are as they should be."""
-    training = {"max_steps": 100, "max_epochs": 0, "optimizer": {"learn_rate": learn_rate}}
-    found = " ".join(doubts_of_config(training))
+    found = " ".join(doubts_of_config({"optimizer": {"learn_rate": learn_rate}}, 100))
     assert told in found and bool(found) == bool(told)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 30),
+    epochs=st.integers(-1, 5),
+    max_steps=st.sampled_from([0, 3, 1000]),
+    size=st.sampled_from([1, 4, {"@schedules": "compounding.v1", "start": 1, "stop": 8, "compound": 1.5}]),
+)
+def test_training_check_counts_the_steps_of_epochs(n, epochs, max_steps, size):
+    """As many as spaCy's own batches, whose sizes may grow from epoch to epoch."""
+    batcher = {"@batchers": "spacy.batch_by_sequence.v1", "size": size, "get_length": None}
+    examples = texts("train", [True] * n)
+    training = {"max_epochs": epochs, "max_steps": max_steps, "batcher": batcher}
+    if epochs <= 0:
+        assert last_step(training, examples) == max_steps
+        return
+    made = registry.resolve({"batcher": batcher})["batcher"]
+    steps = [*create_train_batches(spacy.blank("xx"), lambda nlp: examples, made, epochs)]
+    assert last_step(training, examples) == min(len(steps) - 1, max_steps or len(steps))
+
+
+def test_training_check_tells_of_a_schedule_longer_than_the_epochs():
+    rate = {"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 900}
+    kept = [True] * 10
+    told = run(
+        "tagger",
+        texts("train", kept),
+        texts("dev", kept),
+        optimizer={"learn_rate": rate},
+        max_epochs=6,
+        max_steps=0,
+        batcher={"@batchers": "spacy.batch_by_sequence.v1", "size": 2, "get_length": None},
+    )
+    assert [one for one in told if "when the training ends at step 29 (total_steps = 900 in learn_rate)" in one]
 
 
 @registry.schedules("test-check.noise.v1")
@@ -167,5 +215,5 @@ def test_training_check_of_schedules_draws_no_number():
     expected = random.random()
     random.seed(0)
     schedule = {"@schedules": "test-check.noise.v1"}
-    doubts_of_config({"max_steps": 9, "max_epochs": 0, "optimizer": {"learn_rate": schedule}})
+    doubts_of_config({"optimizer": {"learn_rate": schedule}}, 9)
     assert random.random() == expected

@@ -45,10 +45,20 @@ def desk(tmp_path_factory, prompt):
         if path.suffix == ".spacy":  # a few texts will do
             docs = [*DocBin().from_disk(path).get_docs(Vocab())][:40]
             DocBin(docs=docs).to_disk(path)
-            DocBin(docs=docs[:1]).to_disk(folder / "one.spacy")
-            DocBin(docs=[Doc(doc.vocab, words=[word.text for word in doc]) for doc in docs]).to_disk(
-                folder / "bare.spacy"
-            )
+            bare = [Doc(doc.vocab, words=[word.text for word in doc]) for doc in docs]
+            shares = [Doc(doc.vocab, words=["Red", "."]) for doc in docs]
+            for doc in shares:
+                doc.cats = {"RED": 0.5, "BLUE": 0.5}
+            # spaCy looks for entities that it can't learn in long texts only.
+            spaced = Doc(docs[0].vocab, words=[" ", "Anna", "."] * 60, ents=["B-PERSON", "I-PERSON", "O"] * 60)
+            for name, part in {
+                "one": docs[:1],
+                "none": [],
+                "bare": bare,
+                "shares": shares,
+                "spaced": [spaced] * 4,
+            }.items():
+                DocBin(docs=part).to_disk(folder / f"{name}.spacy")
     (folder / "notes.txt").write_text("A line.\nAnother one.\n")
     (folder / "empty").mkdir()
     shutil.copy(CONFIGS / "checkpoint.cfg", folder / "config.cfg")

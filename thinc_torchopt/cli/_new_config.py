@@ -276,11 +276,15 @@ def _beside(given: Path, file: Path) -> Path:
 
 
 def _nothing_to_learn(train: str | None, found: Annotations, choice: Choice) -> str:
-    reason = f" ({'; '.join(choice.left_out)})" if choice.left_out else ""
+    if choice.left_out:
+        return (
+            f"Can't make a config for '{train}': no component can learn from the annotations of its "
+            f"{count(found.texts, 'text')}. {_listed(choice.left_out)}."
+        )
     return (
         f"Can't make a config for '{train}': expected texts with annotations, such as entities or categories, found "
-        f"{count(found.texts, 'text')} with nothing that a component learns from{reason}. Annotate them, or convert "
-        "them again: spacy convert keeps annotations, a pipeline's make_doc has none."
+        f"{count(found.texts, 'text')} with nothing that a component learns from. Annotate them, or convert them "
+        "again: spacy convert keeps annotations, a pipeline's make_doc has none."
     )
 
 

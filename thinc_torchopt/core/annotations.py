@@ -44,9 +44,14 @@ _IN_WORDS: Final[dict[Kind, str]] = {
 }
 # A lemmatizer learns a change from form to lemma that is this frequent. SOURCE: spaCy's default for min_tree_freq.
 _LEAST_CHANGES: Final = 3
-# With fewer arcs to either side, a parser has no actions for them, and its training stops with E1031. SOURCE: spaCy's
-# default for min_action_freq; spacy/pipeline/_parser_internals/arc_eager.pyx, `get_actions`.
-_LEAST_ARCS: Final = 29
+# The factories that learn transitions.
+PARSERS: Final = ("parser", "beam_parser")
+NERS: Final = ("ner", "beam_ner")
+# A parser learns no transition that is rarer. SOURCE: spaCy's default for min_action_freq.
+LEAST_ACTIONS: Final = 30
+# With fewer arcs to either side, a parser has no actions for them, and its training stops with E1031. SOURCE:
+# spacy/pipeline/_parser_internals/arc_eager.pyx, `get_actions`, which counts shifts and reductions from 1.
+_LEAST_ARCS: Final = LEAST_ACTIONS - 1
 _COLUMNS: Final = (ORTH, TAG, POS, MORPH, LEMMA, DEP, HEAD, ENT_IOB, SENT_START)
 
 
@@ -147,16 +152,23 @@ class Annotations:
 
     def _fault_of_categories(self, factory: str, found: Found) -> str:
         rest = self.categories
+        if rest.between:
+            return (
+                f"{rest.between:,} of {found.texts:,} texts have categories with values between 0 and 1, which spaCy "
+                "refuses: round them"
+            )
         if factory == "textcat":
-            if rest.several or rest.between:
-                odd, what = (rest.several, "several categories at once") if rest.several else (rest.between, "shares")
-                return f"{odd:,} of {found.texts:,} texts have {what}, and textcat expects one: take textcat_multilabel"
+            if rest.several:
+                return (
+                    f"{rest.several:,} of {found.texts:,} texts have several categories at once, and textcat expects "
+                    "one: take textcat_multilabel"
+                )
             if len(rest.names) < 2:
                 return "there is one category, and textcat expects at least two: take textcat_multilabel"
             return "" if len(found.labels) > 1 else "no two texts have different categories"
-        if not rest.denied and not rest.between:
+        if not rest.denied:
             return "no text says which categories it does not have: give these the value 0"
-        return "" if found.labels or rest.between else "no text has any of the categories"
+        return "" if found.labels else "no text has any of the categories"
 
 
 def survey(texts: Iterable[Doc | Example]) -> Annotations:

@@ -19,6 +19,7 @@ from spacy.schemas import ConfigSchemaTraining
 from spacy.training.corpus import walk_corpus
 from thinc.api import require_gpu
 
+from .annotations import NERS, PARSERS
 from .errors import ConfigError, ConfigKeyError
 from .near_misses import did_you_mean, there_are
 from .text_files import check_encoding
@@ -93,8 +94,14 @@ def check_gpu(use_gpu: int) -> None:
 def check_training_section(config: Mapping[str, Any]) -> None:
     """Check the keys of [training]: spaCy ignores unknown ones.
 
-    RAISES (ConfigKeyError): An unknown setting.
+    RAISES (ConfigError): There is no such section, or no such setting.
     """
+    if not isinstance(config.get("training"), Mapping):
+        raise ConfigError(
+            "Can't train with this config: expected a section [training], found none. Make a config from texts: spacy "
+            "torchopt init config.cfg --lang en --paths.train train.spacy. Or fill in spaCy's defaults: spacy init "
+            "fill-config."
+        )
     known = [*ConfigSchemaTraining.model_fields]
     _check_numbers(config.get("training", {}))
     _check_components(config)
@@ -187,10 +194,13 @@ def check_labels(config: Mapping[str, Any]) -> None:
     """Check the files of labels that components are initialized with.
 
     config (Mapping): Interpolated, or with variables.
-    RAISES (ConfigError): One is missing, although it is required, or is no JSON in UTF-8.
+    RAISES (ConfigError): One is missing, although it is required, is no JSON in UTF-8, or is not what the component
+        reads.
     """
     values = config.interpolate() if isinstance(config, Config) else config
     for section in sections_of({"initialize": values.get("initialize", {})}):
+        if isinstance(given := section.block.get("labels"), list):
+            _check_form(values, section.path, given, f"'labels' in [{section.path}]")
         path = section.block.get("path")
         if section.block.get("@readers") != "spacy.read_labels.v1" or path is None:
             continue
@@ -204,11 +214,22 @@ def check_labels(config: Mapping[str, Any]) -> None:
             continue
         check_encoding(file, f"[{section.path}], '{path}'")
         try:
-            json.loads(file.read_text("utf8"))
+            labels = json.loads(file.read_text("utf8"))
         except ValueError as error:
             raise ConfigError(
                 f"Can't read [{section.path}]: '{path}' is not JSON ({error}). Write it with spacy init labels."
             ) from None
+        _check_form(values, section.path.rpartition(".")[0], labels, f"[{section.path}], '{path}'")
+
+
+def _check_form(config: Mapping[str, Any], section: str, labels: Any, where: str) -> None:
+    """RAISES (ConfigError): A component that learns transitions gets a list: spaCy's error does not say so."""
+    factory = _at(config, f"components.{section.rpartition('.')[2]}").get("factory")
+    if factory in (*PARSERS, *NERS) and not isinstance(labels, Mapping):
+        raise ConfigError(
+            f"Can't read {where}: expected the transitions of a {factory}, as spacy init labels writes them, found a "
+            "list. Write them so; or leave 'labels' out, and they are read from the training data."
+        )
 
 
 def check_output(path: Path) -> None:

@@ -9,7 +9,9 @@ When TorchOptimizer is first imported (a config that names it does that):
 - `spacy.training.loop.train_while_improving`: runs our loop.
 - `spacy.training.loop.train` and `clean_output_dir`: tell our loop the output folder, and when the training ends. With
   several processes, only rank 0 has an output folder, a logger and printed output. The line about the first learning
-  rate says where it rises to.
+  rate says where it rises to. Code that imported `train` by name, before this package, has spaCy's own: it trains with
+  our loop, but without the check before the first step (loop/training_check.py), as that loop can't tell spaCy's
+  trainer from one of the user's.
 - `spacy.training.loop.create_before_to_disk_callback`: lets our loop write the models that spaCy saves.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not support, and a missing
   corpus.

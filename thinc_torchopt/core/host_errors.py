@@ -21,7 +21,7 @@ from spacy.tokens import DocBin
 from spacy.training.corpus import walk_corpus
 from spacy.util import registry
 
-from .annotations import annotations_of
+from .annotations import LEAST_ACTIONS, NERS, PARSERS, annotations_of
 from .config_checks import REGISTRIES, ConfigSection, sections_of
 from .errors import ConfigError, ConfigKeyError, ConfigTypeError
 from .near_misses import did_you_mean, near_misses, there_are
@@ -306,7 +306,7 @@ _FACTORIES_OF: Final = {
 
 
 def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
-    """The message for more errors of spaCy: E002, E024, E923."""
+    """The message for more errors of spaCy: E002, E050, E851, E923, E024 and E1031."""
     corpus = config.get("training", {}).get("train_corpus", "corpora.train")
     blocks = config.get("components", {})
     if missing := re.match(r"\[E002\] Can't find factory for '(.*?)' for language", text):
@@ -330,13 +330,13 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
         if not places:
             return None
         return f"Can't use {places[0]}: there is no pipeline '{missing[1]}', installed or as a folder."
-    if text.startswith("[E024]"):
-        names = [f"[components.{name}]" for name, block in blocks.items() if block.get("factory") in _TRANSITIONS]
+    if text.startswith(("[E024]", "[E1031]")):
+        return _message_of_no_move(text, config)
+    if value := re.match(r"\[E851\] .*value of '(.*?)'", text):
+        names = [f"[components.{name}]" for name, block in blocks.items() if "textcat" in str(block.get("factory"))]
         return (
-            f"Can't train {' or '.join(names) or 'a parser'}: a text of [{corpus}] has a tree or entities that spaCy "
-            "can't learn, such as an entity that begins or ends with white space, or a label that the component does "
-            "not know. Correct the text: spacy debug data finds it. If labels are given in [initialize.components], "
-            "add those that are missing."
+            f"Can't train {' or '.join(names) or 'a text categorizer'}: a text of [{corpus}] has a category with the "
+            f"value {value[1]}, and spaCy expects 1 for each that holds and 0 for each that doesn't. Round the values."
         )
     if empty := re.match(r"\[E923\] .*Model of component '(.*?)'", text):
         block = blocks.get(empty[1], {})
@@ -348,6 +348,30 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _message_of_no_move(text: str, config: Mapping[str, Any]) -> str:
+    """The message for annotations that a parser or NER has no transition for, from E1031 of parsers, and E024.
+
+    SOURCE: spacy/pipeline/_parser_internals: ner.pyx, `Begin.is_valid`; arc_eager.pyx, `get_actions` and `set_costs`.
+    """
+    corpus = config.get("training", {}).get("train_corpus", "corpora.train")
+    factories = PARSERS if text.startswith("[E1031]") else (*PARSERS, *NERS)
+    found = {name: block for name, block in config.get("components", {}).items() if block.get("factory") in factories}
+    names = " or ".join(f"[components.{name}]" for name in found) or "a parser"
+    if not text.startswith("[E1031]"):
+        return (
+            f"Can't train {names}: a text of [{corpus}] is annotated in a way that spaCy can't learn, usually by an "
+            "entity that begins with white space. Let it begin with its first word: spacy debug data counts such "
+            "entities."
+        )
+    least = next((block.get("min_action_freq", LEAST_ACTIONS) for block in found.values()), LEAST_ACTIONS)
+    return (
+        f"Can't train {names}: it has no transition for a tree of [{corpus}]. It learns none that occurs fewer than "
+        f"{least} times: a small corpus may have fewer words before, or after, their heads. Add texts, or set "
+        f"min_action_freq = 1 in {names}. If its labels are given in [initialize.components], write them anew: spacy "
+        "init labels."
+    )
+
+
 def _message_of_unset(attribute: str, error: Exception, config: Mapping[str, Any]) -> str:
     """The message for a reader that sets an attribute of a Span, E200."""
     corpus = config.get("training", {}).get("train_corpus", "corpora.train")
@@ -356,9 +380,6 @@ def _message_of_unset(attribute: str, error: Exception, config: Mapping[str, Any
         f"Can't read [{corpus}]: '{attribute}' of a Span is set{at}, which spaCy does not allow. Give it when the Span "
         "is made: Span(doc, start, end, label, kb_id=..., span_id=...)."
     )
-
-
-_TRANSITIONS: Final = ("parser", "beam_parser", "ner", "beam_ner")
 
 
 # ---------------------------------------------------------------------- registered names

@@ -14,21 +14,35 @@ continues: checkpoint_folder.py. A run resumes from the newest undamaged one.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from spacy.language import Language
 
+from ..core.algorithms import StateSizes
 from ..core.checks import own_errors
 from ..core.errors import CheckpointWarning, ConfigError, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
 from ..core.schema import write
 from ..core.state import clear_leftovers
-from .checkpoint_folder import VERSION, CheckpointWriter, SavedTraining, name_of, newest_whole, prune, remove, steps_of
+from .checkpoint_folder import (
+    VERSION,
+    CheckpointWriter,
+    SavedTraining,
+    name_of,
+    nearest,
+    newest_whole,
+    prune,
+    remove,
+    room_for,
+    steps_of,
+)
 from .checkpoint_settings import CHECKPOINT, Checkpoint
 from .config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
 from .data_stream import DataStream
@@ -44,6 +58,9 @@ from .signals import Signals
 # spaCy shows only warnings by default; resuming should be shown too.
 logger = logging.getLogger("spacy.torchopt")
 logger.setLevel(logging.INFO)
+
+# Bytes of an average, or of a master copy.
+_FLOAT = 4
 
 
 class RunCheckpoints:
@@ -103,6 +120,24 @@ class RunCheckpoints:
     @property
     def goes_on(self) -> bool:
         return self.output.goes_on
+
+    # ------------------------------------------------------------------ room
+
+    def is_on_disk_of(self, folder: Path) -> bool:
+        """Whether the checkpoints are on the same disk as a folder that exists."""
+        return nearest(self.folder).stat().st_dev == folder.stat().st_dev
+
+    def room(self) -> int:
+        """Bytes that the checkpoints still need: those that are kept, and one being written, without those there."""
+        each, sizes, algorithms = 0, StateSizes(), self._optimizer.algorithms
+        for info in self._optimizer.describe():
+            size = math.prod(info.shape)
+            each += size * getattr(torch, info.dtype).itemsize + _FLOAT * size * info.has_master
+            if not math.isinf(info.frozen_until):
+                dtype = torch.float32 if info.has_master else getattr(torch, info.dtype)
+                each += sizes.bytes_of(algorithms[info.algorithm], info.options, info.shape, dtype)
+                each += _FLOAT * size * self._optimizer.keeps_averages
+        return room_for(self.folder, each, self.settings.keep)
 
     # ------------------------------------------------------------------ resuming
 
@@ -248,6 +283,11 @@ class RunCheckpoints:
         """Log where a run resumes. is_over (bool): The run was finished."""
         if is_over:
             longer = "To train longer, raise max_steps, max_epochs or patience in [training]."
+            if self._optimizer.spans_training:
+                longer = (
+                    "Its learning rate fell until there, so it can't go on: for a longer training, start from the "
+                    "beginning with a larger max_steps in [training]."
+                )
             logger.info(
                 "Nothing to do: the training in %s was finished, after step %d. %s To start from the beginning, add "
                 "--training.optimizer.checkpoint.resume never, or set another path.",

@@ -114,6 +114,20 @@ def steps_of(folder: Path) -> list[Path]:
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
 
 
+def nearest(folder: Path) -> Path:
+    """A folder, or the nearest one around it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def room_for(folder: Path, each: int, keep: int) -> int:
+    """Bytes that checkpoints still need: those that are kept, and the one being written, less those there.
+
+    each (int): Bytes of one. keep (int): How many are kept.
+    """
+    used = sum(file.stat().st_size for path in steps_of(folder) for file in path.iterdir() if file.is_file())
+    return max(0, (keep + 1) * each - used)
+
+
 def read_checkpoint(path: Path) -> SavedTraining:
     """Read a checkpoint.
 

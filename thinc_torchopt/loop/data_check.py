@@ -23,7 +23,7 @@ from spacy.tokens import Doc
 from spacy.training import Example
 from thinc.api import Model
 
-from ..core.annotations import annotations_of
+from ..core.annotations import NERS, PARSERS, annotations_of
 from ..core.host import compile_gold
 from ..core.words import count
 
@@ -35,8 +35,6 @@ _FREQUENT = 0.01
 # A larger share of tokens that don't align is worth a note.
 _MISALIGNED = 0.02
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
-_PARSERS = ("parser", "beam_parser")
-_NERS = ("ner", "beam_ner")
 # An unknown label is a KeyError in these; other components treat it as missing.
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _STRICT = ("tagger", "spancat", "spancat_singlelabel")
@@ -90,10 +88,14 @@ class Corpus:
 
 @dataclass
 class Findings:
-    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): Possible mistakes."""
+    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): Possible mistakes.
+
+    allowable (list[str]): Those of `stops` with which it would run to its end.
+    """
 
     stops: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    allowable: list[str] = field(default_factory=list)
 
 
 def check_data(
@@ -134,8 +136,8 @@ def check_data(
         twice = sum(example.reference.text in texts for example in dev.examples)
         if twice:
             found.notes.append(
-                f"{twice:,} of the {dev.told} are in [{train.name}] too: scores look better than they would on new "
-                "texts."
+                f"{twice:,} of the {dev.told} {'is' if twice == 1 else 'are'} in [{train.name}] too: scores look "
+                "better than they would on new texts."
             )
     return found
 
@@ -211,6 +213,7 @@ def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: S
         else:
             advice = other or " Add them, or remove the component from [nlp] pipeline."
             found.stops.append(f"'{name}' has nothing to learn: {what}{advice}")
+            found.allowable.append(found.stops[-1])
 
 
 def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpus, found: Findings) -> None:
@@ -248,7 +251,7 @@ def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
     # If all texts have the same categories, some scores are 0.
     has_cats = "textcat" in _factory(nlp, name) and any(example.reference.cats for example in corpus.examples)
     # A tree after a text without one is not counted. SOURCE: spacy/scorer.py, `score_deps`: `missing_indices`.
-    is_parser = _factory(nlp, name) in _PARSERS
+    is_parser = _factory(nlp, name) in PARSERS
     has_trees = is_parser and any(example.reference.has_annotation("DEP") for example in corpus.examples)
     return bool(scores) and not any(scores.values()) and not has_cats and not has_trees  # type: ignore[union-attr]
 
@@ -294,7 +297,7 @@ def _check_labels(
         if is_trained and labels:
             known = _known(nlp, name, of_train, is_sourced=name in sourced)
             _check_known(name, _factory(nlp, name), known, of_train, train, found, is_sourced=name in sourced)
-        if _factory(nlp, name) in _PARSERS:  # rare labels are "dep" to it
+        if _factory(nlp, name) in PARSERS:  # rare labels are "dep" to it
             labels = labels | of_train.keys() if is_trained else labels
         elif is_trained:
             gone = sorted(labels - of_train.keys())
@@ -306,7 +309,8 @@ def _check_labels(
         of_dev = None if dev is None else labels_in(nlp, name, dev.counted()[0])
         if dev is None or not of_dev:
             continue
-        if labels and (never := sorted(of_dev.keys() - labels)):
+        # It is said above that a trained component does not know some of the training data.
+        if labels and (never := sorted(of_dev.keys() - labels - (of_train.keys() if is_trained else set()))):
             share = sum(of_dev[label] for label in never) / max(1, sum(of_dev.values()))
             why = f"[{train.name}] does not have" if is_trained else "it does not know (it is frozen)"
             if is_all or not is_trained:
@@ -335,11 +339,11 @@ def labels_in(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[
         for doc in docs:
             for label, value in doc.cats.items():
                 found[label] += value >= 0.5  # it knows a label that no text has
-    elif factory in _NERS:
+    elif factory in NERS:
         found.update(ent.label_ for doc in docs for ent in doc.ents)
     elif factory == "tagger":
         found = _of_tokens(nlp, docs, TAG)
-    elif factory in _PARSERS:
+    elif factory in PARSERS:
         found = _of_tokens(nlp, docs, DEP)
     elif factory == "morphologizer":
         pairs: Counter[tuple[int, int]] = Counter()

@@ -63,8 +63,8 @@ from .training_check import TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
-# That for an annotation that a parser or NER can't learn.
-_NO_MOVE = "[E024]"
+# Those for annotations that a component can't learn.
+_UNLEARNABLE = ("[E024]", "[E1031]", "[E851]")
 
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]
 
@@ -245,6 +245,7 @@ class Run:
         block = self.optimizer.attachments.get("checkpoint")
         if isinstance(block, Checkpoint):
             self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, ranks=self.ranks)
+            self._spacys_models.checkpoints = self.checkpoints
             self.batches: Batches = self.checkpoints.stream
         else:
             self.batches = DataStream(data, self.ranks.size) if self.ranks.size > 1 else Batches(data)
@@ -408,7 +409,7 @@ class Run:
                     self.emit(SubstepEnd, i, examples)
                 self._listeners.after_backward(losses)
             except ValueError as error:
-                if str(error).startswith(_NO_MOVE) and (plain := plain_error(error, nlp.config)) is not None:
+                if str(error).startswith(_UNLEARNABLE) and (plain := plain_error(error, nlp.config)) is not None:
                     raise plain from error
                 if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
                     raise

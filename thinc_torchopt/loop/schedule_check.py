@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from spacy.training import Example
 from spacy.util import registry
 
 from ..core.optimizer import TorchOptimizer
@@ -22,6 +23,8 @@ _THINCS_WARMUP = "warmup_linear.v1"
 _MANY_STEPS, _LARGE_RATE = 0.02, 0.2
 # A schedule longer than this many times the training does not end with it.
 _LONGER = 1.1
+# More steps are not counted, nor rates computed.
+_MOST_STEPS = 1_000_000
 
 
 def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
@@ -103,14 +106,29 @@ def doubts_of_schedules(
         )
 
 
-def doubts_of_config(training: Mapping[str, Any]) -> list[str]:
-    """Find schedules of learning rates that end too early or too late, by the config alone. Others are left out: those
-    that end with the training or depend on scores, and all if only epochs limit the training.
+def last_step(training: Mapping[str, Any], examples: Sequence[Example]) -> int:
+    """The last step of a training. If epochs limit it, their batches are counted, in the order of the corpus.
 
-    training (Mapping): [training], interpolated.
+    training (Mapping): [training], interpolated. examples (Sequence[Example]): The training data. Empty: streamed.
+    RETURNS (int): 0: it is unknown.
     """
-    last = training["max_steps"]
-    if not last or training["max_epochs"] > 0:
+    end, epochs = training["max_steps"], training["max_epochs"]
+    if epochs <= 0 or not examples:
+        return int(end)
+    with preserved_random():  # one of the user may draw numbers
+        batcher = registry.resolve({"batcher": training["batcher"]})["batcher"]
+        batches = (batch for _ in range(epochs) for batch in batcher(examples))
+        counted = sum(1 for _ in islice(batches, end + 1 if end else _MOST_STEPS))
+    return max(0, counted - 1)
+
+
+def doubts_of_config(training: Mapping[str, Any], last: int) -> list[str]:
+    """Find schedules of learning rates that end too early or too late, by the config alone. Others are left out: those
+    that end with the training or depend on scores.
+
+    training (Mapping): [training], interpolated. last (int): The last step. 0: it is unknown, and nothing is found.
+    """
+    if not last:
         return []
     found: dict[str, Mapping[str, Any]] = {}
     curves: list[Trained] = []

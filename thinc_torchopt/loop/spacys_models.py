@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from spacy.language import Language
 from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST
@@ -21,6 +21,11 @@ from ..core.errors import CheckpointWarning, ConfigError, StateError
 from ..core.host import module_of
 from ..core.params import components_with_model
 from ..core.state import clear_leftovers, replacing
+from .checkpoint import RunCheckpoints
+from .checkpoint_folder import nearest
+
+# At each save but the first: the two of the save before stay until the new one is whole.
+_MODELS: Final = 3
 
 
 class SpacysModels:
@@ -28,12 +33,13 @@ class SpacysModels:
 
     nlp (Language): The run's pipeline.
 
-    Public: `is_over` (whether the run has ended: then a model that can't be saved is an error), `has_folder` (whether
+    Public: `checkpoints` (of the run, which need room too), `is_over` (whether the run has ended: then a model that can't be saved is an error), `has_folder` (whether
     there is a folder, and so a best model to keep), `is_next_best` (whether the model that is saved next is the best).
     """
 
     def __init__(self, nlp: Language):
         self._nlp = nlp
+        self.checkpoints: RunCheckpoints | None = None
         self._folder: Path | None = None
         self._is_saved = True
         self._is_best_missing = False
@@ -45,18 +51,25 @@ class SpacysModels:
         return self._folder is not None
 
     def open(self, folder: Path | None) -> None:
-        """Begin to write into a folder. RAISES (ConfigError): The disk has no room for one model."""
+        """Begin to write into a folder. RAISES (ConfigError): The disk has no room for what the run writes there."""
         self._folder = folder
         self._error_around = sys.exc_info()[1]
-        if folder is None or not folder.is_dir():
+        if folder is None:
             return
-        for name in (DIR_MODEL_LAST, DIR_MODEL_BEST):
-            clear_leftovers(folder, name)
-        needed = sum(_sizes(self._nlp))
-        free = shutil.disk_usage(folder).free
+        if folder.is_dir():
+            for name in (DIR_MODEL_LAST, DIR_MODEL_BEST):
+                clear_leftovers(folder, name)
+        there = nearest(folder)
+        each = sum(_sizes(self._nlp))
+        needed = _MODELS * each
+        told = f"{_MODELS} models of {each / 1e6:,.0f} MB ({DIR_MODEL_LAST}, {DIR_MODEL_BEST}, and one being written)"
+        if self.checkpoints is not None and self.checkpoints.is_on_disk_of(there):
+            needed += each + self.checkpoints.room()
+            told += f", a copy of the best one and {self.checkpoints.settings.keep + 1} checkpoints"
+        free = shutil.disk_usage(there).free
         if free < needed:
             raise ConfigError(
-                f"Can't save models to '{folder}': expected room for a model of {needed / 1e6:,.0f} MB, found "
+                f"Can't save models to '{folder}': expected room for {told}, {needed / 1e6:,.0f} MB, found "
                 f"{free / 1e6:,.0f} MB free on that disk. Make room, or give --output a folder on another disk."
             )
 

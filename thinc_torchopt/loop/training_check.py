@@ -4,6 +4,8 @@ telling it.
 Nothing is read twice that can't be read twice. The training data is what the loop will draw from, read a little earlier
 than spaCy would. The development data is read now if spaCy's own reader reads it from files; otherwise it is looked at
 while the first evaluation reads it. A streamed corpus is watched as it is drawn. Random generators stay as they are.
+
+There is no check in loops of the user, nor where `spacy.training.loop.train` was imported by name before this package.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .events import Control, Evaluate, StepBegin
 from .label_conflicts import doubts_of_labels
 from .processes import Scores
 from .random_state import preserved_random
-from .schedule_check import doubts_of_config
+from .schedule_check import doubts_of_config, last_step
 
 Evaluation = Callable[[], Scores]
 
@@ -75,7 +77,7 @@ class TrainingCheck:
         found = self._look(dev)
         if self._train is not None:
             found.notes += self._doubts_of_labels(self._train)
-        found.notes += doubts_of_config(training)
+        found.notes += doubts_of_config(training, last_step(training, examples))
         self._tell(found)
         return self._evaluate if dev is not None or reader is None else self._evaluation_watching(reader)
 
@@ -99,7 +101,7 @@ class TrainingCheck:
     def _look(self, dev: Corpus | None) -> Findings:
         if dev is not None and not dev.examples:
             none = f"there is no text in [{dev.name}], so nothing can be scored. Add texts, or correct its path."
-            return Findings([none])
+            return Findings([none], allowable=[none])
         with preserved_random():
             return check_data(
                 self._nlp,
@@ -142,13 +144,14 @@ class TrainingCheck:
 
     def _tell(self, found: Findings) -> None:
         """Raise what would stop the training, and warn of the rest."""
-        stops = [stop for stop in found.stops if stop not in self._told]
-        if stops and not self._is_allowed:
+        allowed = [*found.allowable] if self._is_allowed else []
+        stops = [stop for stop in found.stops if stop not in (*allowed, *self._told)]
+        if stops:
             block = self._config["training"]["optimizer"]
-            has_setting = block.get("@optimizers") == _WITH_SETTING
-            setting = "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * has_setting
+            helps = block.get("@optimizers") == _WITH_SETTING and set(stops) <= set(found.allowable)
+            setting = "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * helps
             raise ConfigError("\n".join(f"Can't train: {stop}" for stop in stops) + setting)
-        notes = [note for note in (*stops, *found.notes) if note not in self._told]
+        notes = [note for note in (*allowed, *found.notes) if note not in self._told]
         self._told.update(notes)
         if len(notes) > _MOST_WARNINGS:
             rest = len(notes) - _MOST_WARNINGS + 1

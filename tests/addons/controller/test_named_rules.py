@@ -262,3 +262,39 @@ def test_named_largest_and_smallest_of_nan_are_nan_in_any_order(values):
         for text in texts:
             found = Rule(text, ["m"], gives="a number").evaluate({"m": values})
             assert found == expected or (math.isnan(found) and math.isnan(expected)), text
+
+
+# ---------------------------------------------------------------------- percent in the place of fractions
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "told"),
+    [
+        ("stop_early", {"of": "scores['f']", "stopping_threshold": 90}, "scores['f'] with 90"),
+        ("stop_early", {"stopping_threshold": 90.5}, "what spaCy's table shows as 90.50 is 0.905"),
+        ("stop_early", {"of": "scores['f']", "divergence_threshold": 20}, "scores['f'] with 20"),
+        ("stop_early", {"min_delta": 1}, "min_delta = 1 of the metric"),
+        ("cut_on_plateau", {"of": "scores['f']", "min_delta": 2.5}, "min_delta = 2.5 of the metric"),
+        ("unfreeze_when", {"params": ["*"], "when": "scores['f'] > 80 or state['step'] > 9"}, "scores['f'] with 80"),
+        ("unfreeze_when", {"params": ["*"], "when": "80 <= scores['f'] < 2"}, "scores['f'] with 80"),
+    ],
+)
+def test_named_rule_that_takes_scores_for_percent(kind, arguments, told):
+    rules = trainer_controller(rules={"mine": named(kind, **arguments)}).build()
+    doubts = " ".join(rules.check_keys(["default"], ["ner"], ["f", "speed"]))
+    assert told in doubts and "from 0 to 1" in doubts
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("stop_early", {"of": "scores['f']", "stopping_threshold": 1.0, "min_delta": 0.01}),
+        ("stop_early", {"of": "100 * scores['f']", "stopping_threshold": 90, "min_delta": 1}),
+        ("stop_early", {"of": "scores['speed']", "stopping_threshold": 9000, "min_delta": 100}),
+        ("stop_early", {"of": "dev['per_word']", "mode": "min", "divergence_threshold": 9.0, "min_delta": 2.0}),
+        ("unfreeze_when", {"params": ["*"], "when": "scores['f'] > 0.8 and scores['mine'] > 80"}),
+    ],
+)
+def test_named_rule_with_large_numbers_that_are_right(kind, arguments):
+    rules = trainer_controller(rules={"mine": named(kind, **arguments)}).build()
+    assert "from 0 to 1" not in " ".join(rules.check_keys(["default"], ["ner"], ["f", "speed"]))

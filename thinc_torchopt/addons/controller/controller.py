@@ -26,17 +26,19 @@ from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired
 from .definition import read as read_definition
 from .in_config import blocks_of, section
 from .messages import repr_of
-from .metrics import EXCLUDED, EvalLoss, HistoryBasedMetric, Loss
+from .metrics import EXCLUDED, EvalLoss, EvalMetrics, HistoryBasedMetric, Loss
 from .operations import KeepBestControl, LearnRateControl
-from .rules import Rule, shown
+from .rules import Rule, compared_with, shown
 from .sandbox import MetricUnavailable
-from .series import Series, Window
+from .series import Best, Series, Window
 from .values import looked_up, plain
 
 logger = logging.getLogger("thinc_torchopt.controller")
 
 _VERSION = 1
 _WHAT = "the state of the trainer controller"
+# Words per second.
+_NO_FRACTIONS = ("speed",)
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ class TrainerController:
         if faults:
             raise ControllerError(f"Can't use {self.definition.label} in this training: {list_faults(faults)}")
         doubts = [f"A rule may fail in the training: {doubt}" for doubt in self._faults(keys)]
+        doubts += self._doubts_of_scale(scores)
         for name, part in self.definition.metrics.items():
             if isinstance(part.instance, (Loss, EvalLoss, HistoryBasedMetric)):
                 given = part.arguments.get("exclude", ())
@@ -199,6 +202,30 @@ class TrainerController:
                         f"The metric '{name}' may exclude less than you want: expected names of components in "
                         f"'exclude' ({', '.join(sorted(components))}), found {unknown}."
                     )
+        return doubts
+
+    def _doubts_of_scale(self, scores: Collection[str]) -> list[str]:
+        """Find scores that are taken for percent. scores (Collection[str]): The names of those from 0 to 1."""
+        metrics = [name for name, part in self.definition.metrics.items() if isinstance(part.instance, EvalMetrics)]
+        keys = [] if not scores else [key for key in (*scores, "score", "best_score") if key not in _NO_FRACTIONS]
+        places = [f"{metric}[{key!r}]" for metric in metrics for key in keys]
+        doubts = []
+        for spec in self.definition.controllers:
+            for place, number in compared_with(spec.rule.text, places):
+                if number > 1:
+                    doubts.append(
+                        f"The rule '{spec.name}' compares {place} with {number:g}, and scores in rules are from 0 to "
+                        f"1: what spaCy's table shows as {number:.2f} is {number / 100:g}."
+                    )
+        for name, part in self.definition.metrics.items():
+            of = part.arguments.get("of") if isinstance(part.instance, Best) else None
+            is_score = of in places or isinstance(part.instance, EvalMetrics)
+            delta = part.arguments.get("min_delta", 0.0)
+            if is_score and part.arguments.get("min_delta_mode") != "relative" and float(delta) >= 1:
+                doubts.append(
+                    f"min_delta = {delta:g} of the metric '{name}' is more than any score can rise, as scores in rules "
+                    f"are from 0 to 1: {delta:g} points in spaCy's table are {delta / 100:g}."
+                )
         return doubts
 
     def _faults(self, keys: Mapping[str, Keys | None]) -> list[str]:

@@ -16,6 +16,7 @@ import reprlib
 import warnings
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from ...core.errors import ControllerError
@@ -110,6 +111,20 @@ def names_in(text: Any) -> set[str]:
         return {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)}
     except (Refused, SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
+
+
+def compared_with(text: str, places: Collection[str]) -> list[tuple[str, float]]:
+    """The numbers that an expression compares values with. places (Collection[str]): The values: "scores['ents_f']"."""
+    found = []
+    for node in ast.walk(parse(text.strip())):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            pairs = [*pairwise(sides)]
+            for one, other in [*pairs, *(pair[::-1] for pair in pairs)]:
+                number = other.value if isinstance(other, ast.Constant) else None
+                if isinstance(number, (int, float)) and (place := ast.unparse(one)) in places:
+                    found.append((place, float(number)))
+    return found
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:

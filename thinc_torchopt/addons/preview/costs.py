@@ -24,7 +24,7 @@ from ...core.algorithms import StateSizes
 from ...core.errors import TorchOptWarning
 from ...core.types import ParamInfo
 from ...core.words import count, size_in_words, time_in_words
-from ...loop.checkpoint_folder import steps_of
+from ...loop.checkpoint_folder import nearest, room_for
 from ...loop.data_check import Corpus
 from ...loop.setup import Setup
 from ..privacy import PoissonBatcher
@@ -186,9 +186,8 @@ class Disk:
 
 
 def look_at_disk(folder: Path, each: int, keep: int) -> Disk:
-    there = next(path for path in [folder, *folder.absolute().parents] if path.exists())
-    used = sum(file.stat().st_size for path in steps_of(folder) for file in path.iterdir() if file.is_file())
-    needed = max(0, (keep + 1) * each - used)
+    there = nearest(folder)
+    needed = room_for(folder, each, keep)
     return Disk(needed, shutil.disk_usage(there).free, there, there.is_dir() and os.access(there, os.W_OK))
 
 
