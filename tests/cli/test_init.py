@@ -724,7 +724,7 @@ def test_init_best_shows_rare_spans_often_enough(spans, tmp_path, monkeypatch):
     epochs = min(max(-(-2_000 // spans), 12), 20)  # 12: at least 600 steps
     assert 0 <= end.steps - epochs * 50 < end.eval_every
     assert end.words == 20 and end.spans == pytest.approx(spans / 50)
-    assert (f"their {spans:,} spans are rare" in end.reason) is (spans < 400)
+    assert (f"(more than 5, as {spans:,} spans are few)" in end.reason) is (spans < 400)
     assert spans * epochs >= 2_000 or epochs == MOST_EPOCHS
 
 

@@ -198,17 +198,19 @@ def _write(
     names = ", then ".join(recipe.value for recipe in recipes)
     config = Config().from_str(text, interpolate=False)
     config["training"]["logger"] = _loggers(wish.log_path or Path(LOG), recipes)
-    text, warned = config.to_str(), []
+    text, warned, end = config.to_str(), [], ""
     for recipe in recipes:
         draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
         warned += draft.warnings
+        if draft.end is not None and "training.max_steps" not in after:
+            end = f" Ends at step {draft.end.steps:,}: {draft.end.reason}."
     text, products = with_settings(text, after), ""
     if not wish.gpu:
         text, products = _with_fast_products(text)
     checked = Config().from_str(text, interpolate=False)
     check_training_section(checked)
     told = told or _told(nlp, recipes)
-    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{products}", warned
+    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{end}{products}", warned
 
 
 def _with_fast_products(text: str) -> tuple[str, str]:

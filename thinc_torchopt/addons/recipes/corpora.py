@@ -30,8 +30,9 @@ _READER = "@readers"
 EPOCHS = 5
 LEAST = 600
 MOST = 20_000
-# A span categorizer learns from the few suggestions that are spans. With rare spans there are more epochs, until it has
-# seen so many, each as often as there are epochs; but not more epochs than this.
+# A span categorizer learns from the few of its suggestions that are spans. With rare spans there are more epochs, until
+# so many were seen, each as often as there are epochs; but not more epochs than this. Fitted on one corpus:
+# docs/recipes.md.
 SPANS_SEEN = 6_000
 MOST_EPOCHS = 20
 _EVALUATIONS = 10
@@ -153,9 +154,8 @@ def find_end(nlp: Language, size: int | None = None) -> End:
             "none: each text is longer than a batch. Set discard_oversize = false in [training.batcher]."
         )
     words = sum(len(example) for example in examples)
-    reason = f"{epochs} epochs over {len(examples):,} texts with {words:,} words"
-    if epochs > EPOCHS:
-        reason += f", as their {spans:,} spans are rare"
+    few = f" (more than {EPOCHS}, as {spans:,} spans are few)" if epochs > EPOCHS else ""
+    reason = f"{epochs} epochs{few} over {len(examples):,} texts with {words:,} words"
     counted = len(batches)
     if counted < LEAST:
         reason = f"at least {LEAST}; {reason} would be {counted:,}"
@@ -163,7 +163,7 @@ def find_end(nlp: Language, size: int | None = None) -> End:
         reason = f"at most {MOST:,}; {reason} would be more"
     steps = min(max(counted, LEAST), MOST)
     every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
-    density = math.inf if spans is None else spans / words
+    density = math.inf if spans is None else spans / max(words, 1)
     return End(-(-steps // every) * every, every, mean(batches), mean(batches) * density, reason)
 
 

@@ -100,13 +100,14 @@ class Draft(Translation):
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
 
-    Public: `beside` (settings outside the section, by dotted paths).
+    Public: `beside` (settings outside the section, by dotted paths), `end` (of the training; None: the config's own).
     """
 
     build_nlp: Callable[[], Language]
     state_path: str
     is_unchanged: bool = False
     beside: dict[str, int] = field(default_factory=dict)
+    end: End | None = None
 
     def apply(self, recipe: Recipe) -> None:
         """Rewrite the optimizer.
@@ -220,7 +221,7 @@ class Draft(Translation):
                 f"with size = {size}: set that where the variable points to, and use the recipe again."
             )
             size = None
-        end = find_end(nlp, size)
+        end = self.end = find_end(nlp, size)
         self._as_torch(clip_by="param", kept="grad_clip is")
         self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if self.kind != TORCH:
