@@ -4,6 +4,7 @@ meant.
 
 import difflib
 import os
+import re
 import stat
 from collections import Counter
 from importlib.metadata import version
@@ -14,14 +15,15 @@ import numpy
 import pytest
 import spacy
 from confection import Config
-from spacy.tokens import DocBin
+from spacy.tokens import DocBin, Span
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import create_train_batches
+from spacy.util import load_model_from_config
 from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.recipes.config_text import ConfigText
-from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, words_of_batches
+from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, MOST_EPOCHS, find_end, words_of_batches
 from thinc_torchopt.addons.recipes.recipes import Recipe
 from thinc_torchopt.addons.recipes.rewrite import rewrite, with_log
 from thinc_torchopt.core.errors import ConfigError
@@ -695,7 +697,47 @@ def test_init_best_counts_epochs_as_spacy_does(size, tmp_path):
     )
     batches = create_train_batches(nlp, read, theirs, max_epochs=EPOCHS)
     expected = [sum(len(example) for example in batch) for _, batch in batches]
-    assert words_of_batches(ours, list(read(nlp))) == expected
+    assert words_of_batches(ours, list(read(nlp)), EPOCHS) == expected
+
+
+def best_for(factory, spans, folder):
+    """The config's text, the learning rate and the words of `init` for 100 texts of 10 words with so many spans."""
+    from spacy.cli.init_config import init_config as spacys
+
+    blank, path = spacy.blank("en"), folder / f"{spans}.spacy"
+    docs = [blank.make_doc("one two three four five six seven eight nine ten") for _ in range(100)]
+    for number, doc in enumerate(docs):
+        n = spans // 100 + (number < spans % 100)
+        doc.spans["sc"] = [Span(doc, at, at + 1, label="X") for at in range(n)]
+    DocBin(docs=docs).to_disk(path)
+    config = spacys(lang="en", pipeline=[factory])
+    config["paths"]["train"] = str(path)
+    draft, new = rewrite(config.to_str(), folder / "config.cfg", Recipe.best, "state")
+    return new, block_of(new)["learn_rate"]["initial_rate"], " ".join(draft.changes)
+
+
+@pytest.mark.parametrize("spans", [1, 9, 100, 101, 150, 399, 400, 800])
+def test_init_best_shows_rare_spans_often_enough(spans, tmp_path, monkeypatch):
+    monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.SPANS_SEEN", 2_000)
+    config = Config().from_str(best_for("spancat", spans, tmp_path)[0])
+    end = find_end(load_model_from_config(config, auto_fill=True), 20)  # two texts a batch: an epoch has 50 steps
+    epochs = min(max(-(-2_000 // spans), 12), 20)  # 12: at least 600 steps
+    assert 0 <= end.steps - epochs * 50 < end.eval_every
+    assert end.words == 20 and end.spans == pytest.approx(spans / 50)
+    assert (f"(more than 5, as {spans:,} spans are few)" in end.reason) is (spans < 400)
+    assert spans * epochs >= 2_000 or epochs == MOST_EPOCHS
+
+
+def test_init_best_has_a_lower_rate_for_rare_spans(tmp_path):
+    """By the square root of the spans in a batch, as by that of its words; and only where sigmoids are trained."""
+    (_, usual, _), (_, some, told), (_, least, _) = (best_for("spancat", spans, tmp_path) for spans in (100, 20, 1))
+    words, of_spans = map(float, re.search(r"about (\d+) words with ([\d.]+) annotated spans", told).groups())
+    assert of_spans == pytest.approx(words * 20 / 1_000, abs=0.05)  # told with one decimal; rates have two digits
+    assert usual == pytest.approx(0.002 * (words / 400) ** 0.5, rel=0.03)
+    assert some == pytest.approx(0.002 * (of_spans / 18) ** 0.5, rel=0.03) and least == 0.001
+    for other in ("ner", "spancat_singlelabel"):
+        _, rate, told = best_for(other, 1, tmp_path)
+        assert rate == usual and "annotated spans" not in told
 
 
 def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):

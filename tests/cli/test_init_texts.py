@@ -113,9 +113,7 @@ def test_init_config_trains_without_more(kinds, tmp_path, monkeypatch):
     config = made(tmp_path)
     assert config["paths"]["train"] == "train.spacy" and config["training"]["max_steps"] == 2
     logger = config["training"]["logger"]
-    # The recipe for spans is not `best`, whose training ends at max_steps.
-    bar = "eval" if "spans" in kinds else "train"
-    assert logger["logger1"]["@loggers"] == "spacy.ConsoleLogger.v3" and logger["logger1"]["progress_bar"] == bar
+    assert logger["logger1"]["@loggers"] == "spacy.ConsoleLogger.v3" and logger["logger1"]["progress_bar"] == "train"
     spacy_cli("train", "new.cfg", "--output", "training")
     assert (tmp_path / "training" / "model-best").is_dir()
     assert '"step": 1' in (tmp_path / "training" / "log.jsonl").read_text()

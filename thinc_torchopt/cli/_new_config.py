@@ -327,10 +327,12 @@ def write(
     names = ", then ".join(recipe.value for recipe in recipes)
     config = Config().from_str(text, interpolate=False)
     config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
-    text, warned = config.to_str(), []
+    text, warned, end = config.to_str(), [], ""
     for recipe in recipes:
         draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
         warned += draft.warnings
+        if draft.end is not None and "training.max_steps" not in after:
+            end = f" Ends at step {draft.end.steps:,}: {draft.end.reason}."
     for name, settings in taught.items():
         text = nested_in(text, name, settings, "corpus")
     text, products = with_settings(text, after), ""
@@ -339,7 +341,7 @@ def write(
     checked = Config().from_str(text, interpolate=False)
     check_training_section(checked)
     told = told or _told(nlp, recipes)
-    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{products}", warned
+    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{end}{products}", warned
 
 
 def _with_fast_products(text: str) -> tuple[str, str]:

@@ -5,8 +5,9 @@ It was fitted on the choosing tasks of benchmarks/score.py, and confirmed on the
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import mean
@@ -19,6 +20,7 @@ from spacy.util import dot_to_object, registry, resolve_dot_names
 from ...core.config_checks import check_corpora
 from ...core.errors import ConfigError, TorchOptError
 from ...core.host_errors import line_of_others, plain_error
+from ...core.params import escape, trainable_components
 
 Reader = Callable[[Language], Iterable[Example]]
 Setting = Literal["train_corpus", "dev_corpus"]
@@ -28,6 +30,11 @@ _READER = "@readers"
 EPOCHS = 5
 LEAST = 600
 MOST = 20_000
+# A span categorizer learns from the few of its suggestions that are spans. With rare spans there are more epochs, until
+# so many were seen, each as often as there are epochs; but not more epochs than this. Fitted on one corpus:
+# docs/recipes.md.
+SPANS_SEEN = 6_000
+MOST_EPOCHS = 20
 _EVALUATIONS = 10
 
 
@@ -106,17 +113,20 @@ class End:
     steps (int): Length in steps, a multiple of `eval_every`: otherwise spaCy does not evaluate the last step.
     eval_every (int): Steps from one evaluation to the next.
     words (float): Words of a batch, on average.
+    spans (float): Annotated spans of a batch, on average: of the span categorizer that has the fewest. Infinite:
+        there is none.
     reason (str): Why the training ends there, in words.
     """
 
     steps: int
     eval_every: int
     words: float
+    spans: float
     reason: str
 
 
 def find_end(nlp: Language, size: int | None = None) -> End:
-    """Count the steps of `EPOCHS` epochs, within bounds.
+    """Count the steps of `EPOCHS` epochs, or of more where spans are rare, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
     size (int | None): Size of batches. Default: `size` in [training.batcher].
@@ -135,14 +145,17 @@ def find_end(nlp: Language, size: int | None = None) -> End:
     block = training["batcher"] if size is None else {**training["batcher"], "size": size}
     batcher = registry.resolve({"batcher": block})["batcher"]
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
-    batches = words_of_batches(batcher, examples)
+    spans = _count_spans(nlp, training["frozen_components"], examples)
+    epochs = EPOCHS if not spans else min(max(-(-SPANS_SEEN // spans), EPOCHS), MOST_EPOCHS)
+    batches = words_of_batches(batcher, examples, epochs)
     if not batches:
         raise ConfigError(
             f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "
             "none: each text is longer than a batch. Set discard_oversize = false in [training.batcher]."
         )
     words = sum(len(example) for example in examples)
-    reason = f"{EPOCHS} epochs over {len(examples):,} texts with {words:,} words"
+    few = f" (more than {EPOCHS}, as {spans:,} spans are few)" if epochs > EPOCHS else ""
+    reason = f"{epochs} epochs{few} over {len(examples):,} texts with {words:,} words"
     counted = len(batches)
     if counted < LEAST:
         reason = f"at least {LEAST}; {reason} would be {counted:,}"
@@ -150,15 +163,31 @@ def find_end(nlp: Language, size: int | None = None) -> End:
         reason = f"at most {MOST:,}; {reason} would be more"
     steps = min(max(counted, LEAST), MOST)
     every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
-    return End(-(-steps // every) * every, every, mean(batches), reason)
+    density = math.inf if spans is None else spans / max(words, 1)
+    return End(-(-steps // every) * every, every, mean(batches), mean(batches) * density, reason)
+
+
+def _count_spans(nlp: Language, frozen: Sequence[str], examples: list[Example]) -> int | None:
+    """The annotated spans of the span categorizer that has the fewest. None: none is trained.
+
+    `spancat_singlelabel` is not meant: it has a softmax, whose gradient does not vanish where all outputs are low.
+    """
+    trained = {name for name, _ in trainable_components(nlp, frozen)}
+    keys = [
+        nlp.get_pipe(name).key  # type: ignore[attr-defined]
+        for name in nlp.pipe_names
+        if escape(name) in trained and nlp.get_pipe_meta(name).factory == "spancat"
+    ]
+    groups = [example.reference.spans for example in examples]
+    return min((sum(len(group[key]) for group in groups if key in group) for key in keys), default=None)
 
 
 def words_of_batches(
-    batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example]
+    batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example], epochs: int
 ) -> list[int]:
-    """The words of each batch of `EPOCHS` epochs. Sizes may grow between epochs, so each epoch is drawn.
+    """The words of each batch of some epochs. Sizes may grow between epochs, so each epoch is drawn.
 
     RETURNS (list[int]): At most `MOST` + 1 batches.
     """
-    epochs = (batch for _ in range(EPOCHS) for batch in batcher(examples))
-    return [sum(len(example) for example in batch) for batch in islice(epochs, MOST + 1)]
+    drawn = (batch for _ in range(epochs) for batch in batcher(examples))
+    return [sum(len(example) for example in batch) for batch in islice(drawn, MOST + 1)]
