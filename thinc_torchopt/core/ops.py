@@ -295,7 +295,7 @@ def _time_each(ops: NumpyOps, work: list[tuple[list[Any], int]]) -> list[float]:
 
 class PipelineOps:
     """The ops of a pipeline's nodes, while other products are in use: a context manager. The backward passes of parsers
-    and NER, which make the most products, make fewer of them.
+    and NER, which make the most products, make fewer of them, also where products stay thinc's.
 
     nlp (Language): The pipeline. products (Products): The ones to use inside.
     """
@@ -313,25 +313,30 @@ class PipelineOps:
     def __enter__(self) -> PipelineOps:
         if self._products.library != "thinc":
             self._stack.enter_context(_limits(self._products))
-            self._stack.callback(self._put_back)
-            self.cover()
+        self._stack.callback(self._put_back)
+        self.cover()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    @property
+    def changes_anything(self) -> bool:
+        """Whether the pipeline has layers that compute otherwise inside."""
+        return bool(self._nodes or self._parsers)
+
     def cover(self) -> None:
         """Give the products to nodes that are new, or were moved to the CPU."""
-        if self._products.library == "thinc":
-            return
         for node in _nodes(self._nlp):
             ops: Any = node.ops
-            if type(ops) is NumpyOps:
+            if type(ops) is not NumpyOps:
+                continue
+            if batch_backprop(node, self._batched):
+                self._parsers.append(node)
+            if self._products.library != "thinc":
                 _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
                 node.ops = ours
                 self._nodes.append(node)
-                if batch_backprop(node, self._batched):
-                    self._parsers.append(node)
 
     def _put_back(self) -> None:
         """Also into layers that were taken out of the pipeline. Whatever else has our ops computes as before."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -234,13 +234,15 @@ class Times:
     peak: int | None
 
 
-def time_steps(setup: Setup, train: Corpus, dev: Corpus | None, products: Products, *, mean_words: float) -> Times:
+def time_steps(
+    setup: Setup, train: Corpus, dev: Corpus | None, products: Products | None, *, mean_words: float
+) -> Times:
     """Train for a few steps. This changes the pipeline: don't use it afterwards.
 
-    products (Products): What computes matrix products, whatever `ops` in the config is.
+    products (Products | None): What computes matrix products, whatever `ops` in the config is. None: as in thinc.
     mean_words (float): Words of a batch in the whole training. The first batches may be smaller.
     """
-    with PipelineOps(setup.nlp, products):
+    with nullcontext() if products is None else PipelineOps(setup.nlp, products):
         return _time_steps(setup, train, dev, mean_words)
 
 
@@ -300,16 +302,25 @@ def _time_evaluation(setup: Setup, examples: Sequence[Example]) -> float:
 def tell_products(choice: Choice, thincs: Products, ops: OpsChoice, steps: Sequence[float]) -> str:
     """Say which library computes products fastest here, and what `ops` has to do with it.
 
-    thincs (Products): Those of thinc. steps (Sequence[float]): Seconds of a step, as the config is, and with the
-    choice, if that is another one.
+    thincs (Products): Those of thinc. steps (Sequence[float]): Seconds of a step as the config is, and with the choice,
+    if that would change something.
     """
-    if choice.gain is None or choice.products == thincs:
-        return f'{thincs.kernel} stays: {choice.reason} ops = "fastest" changes nothing here.'
-    text = f"{thincs.kernel}. {choice.products}, is {choice.gain:.1f} times as fast"
+    stays = choice.gain is None or choice.products == thincs
+    text = (
+        f"{thincs.kernel} stays: {choice.reason}"
+        if stays
+        else f"{thincs.kernel}. {choice.products}, is {choice.gain:.1f} times as fast"
+    )
     if ops == "fastest":
-        return f"{text}, and is what the training takes."
+        return text if stays else f"{text}, and is what the training takes."
+    if len(steps) == 1:
+        return f'{text} ops = "fastest" changes nothing here.'
+    does = "makes parsers and NER do fewer of them" if stays else "takes it"
     before, after = map(time_in_words, steps)
-    return f'{text}: ops = "fastest" in [training.optimizer] takes it. A step then takes {after} in place of {before}.'
+    return (
+        f'{text}{"" if stays else ":"} ops = "fastest" in [training.optimizer] {does}. A step then takes {after} in '
+        f"place of {before}."
+    )
 
 
 def _wait(on_gpu: bool) -> None:

@@ -18,7 +18,7 @@ from spacy.util import registry
 from ...core.config_checks import check_corpora, check_training_section
 from ...core.errors import ConfigError, ControllerError, MissingPackageError, ParamError
 from ...core.host_errors import is_spacys_own, line_of_others, plain_errors
-from ...core.ops import fastest, products_by
+from ...core.ops import PipelineOps, fastest, products_by
 from ...core.optimizer import TorchOptimizer
 from ...core.tables import html_details, html_lines, html_of
 from ...core.types import ParamInfo
@@ -475,13 +475,15 @@ def _tell_costs(
 
 
 def _tell_times(told: Description, setup: Setup, train: Corpus, dev: Corpus | None, work: TrainingWork) -> None:
-    """Train for a few steps; where another library computes matrix products faster, for a few more with that."""
+    """Train for a few steps; where `ops` would change something, for a few more with that."""
     optimizer = setup.optimizer
     choice, thincs = fastest(setup.nlp, optimizer.ops_threads), products_by("thinc")
-    in_use = choice.products if optimizer.ops == "fastest" else thincs
+    in_use = choice.products if optimizer.ops == "fastest" else None
     times = time_steps(setup, train, dev, in_use, mean_words=work.batch_words)
     steps = [times.step]
-    if in_use != choice.products:
+    with PipelineOps(setup.nlp, choice.products) as other:
+        changes_anything = other.changes_anything
+    if in_use is None and changes_anything:
         steps.append(time_steps(setup, train, None, choice.products, mean_words=work.batch_words).step)
     if choice.gain is not None or optimizer.ops == "fastest":
         told.lines = [line for line in told.lines if line[0] != "Products"]
