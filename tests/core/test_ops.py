@@ -33,6 +33,7 @@ LAYOUTS = {
     "every second": lambda a: numpy.repeat(numpy.repeat(a, 2, axis=0), 2, axis=1)[::2, ::2],
     "reversed": lambda a: numpy.ascontiguousarray(a[::-1, ::-1])[::-1, ::-1],
     "a part": lambda a: numpy.pad(a, 2)[2:-2, 2:-2],
+    "unaligned": lambda a: numpy.ndarray(a.shape, a.dtype, bytearray(b"x" + a.tobytes()), 1),
     "read-only": lambda a: (a := a.copy(), a.setflags(write=False))[0],
 }
 # Some above the size from which torch computes.
@@ -233,6 +234,24 @@ def test_ops_choice_by_time(seconds, expected, reason):
     """Where BLIS is as fast, thinc's stay."""
     choice = choose(measured(**seconds))
     assert choice.products.kernel == expected and reason in choice.reason
+
+
+@pytest.mark.parametrize("threads", [1, 3, "auto"])
+@pytest.mark.parametrize("processes", [None, "2", "8"])
+def test_ops_candidates(nlp, monkeypatch, threads, processes):
+    """As many threads as were asked for; "auto": up to the part that each process has of the processors."""
+    seen = []
+    monkeypatch.setattr("thinc_torchopt.core.ops._measure", lambda given, shapes: seen.extend(given) or measured(k=1.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(6), raising=False)
+    if processes is not None:
+        launcher = {"RANK": "0", "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        for name, value in (launcher | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).items():
+            monkeypatch.setenv(name, value)
+    fastest(nlp, threads)
+    part = {None: [1, 2, 4, 6], "2": [1, 2, 3], "8": [1]}[processes]
+    expected = part if threads == "auto" else [threads]
+    assert [one.threads for one in seen] == [1, *(n for n in expected for _ in LIBRARIES)]
+    assert [one.library for one in seen] == ["thinc", *LIBRARIES * len(expected)]
 
 
 def test_ops_choice_for_a_pipeline(nlp):

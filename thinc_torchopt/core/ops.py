@@ -31,6 +31,7 @@ from thinc.api import Model, NumpyOps
 
 from .checks import Section, check_ops_threads
 from .host import code_of_blis
+from .launched import processes_here
 from .params import components_with_model
 from .parser_backprop import Batched, batch_backprop, put_back
 from .schema import Positive
@@ -142,7 +143,7 @@ def _by_torch(threads: int) -> Multiply:
 
 def _is_viewable(array: Any) -> bool:
     """Whether torch takes an array as it is: it warns of read-only ones, and refuses negative strides."""
-    return array.flags.forc and array.flags.writeable
+    return array.flags.forc and array.flags.behaved
 
 
 def _by_numpy(x: Any, y: Any, out: Any) -> Any:
@@ -239,8 +240,9 @@ def choose(seconds: Mapping[Products, float]) -> Choice:
 
 
 def _numbers_of_threads() -> list[int]:
-    """1, 2, 4 and so on, up to the processors of this process."""
-    at_most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """1, 2, 4 and so on, up to the processors of this process: its part of them, if there are several processes."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_most = max(1, processors // processes_here())
     return sorted({*(1 << i for i in range(at_most.bit_length()) if 1 << i <= at_most), at_most})
 
 
