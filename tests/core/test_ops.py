@@ -9,7 +9,7 @@ import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-from thinc.api import Model, NumpyOps, get_current_ops, get_ops
+from thinc.api import CupyOps, Model, MPSOps, NumpyOps, get_current_ops, get_ops
 
 import thinc_torchopt
 from thinc_torchopt.core.errors import ConfigError
@@ -193,6 +193,23 @@ def test_ops_nodes_get_their_own_back(nlp, library):
     # What still has ours computes as thinc.
     x = numpy.random.default_rng(0).random((50, 50), dtype="float32")
     assert numpy.array_equal(with_ops.ops.gemm(x, x), THINCS.gemm(x, x))
+
+
+@pytest.mark.parametrize("kind", [type("AppleOps", (NumpyOps,), {"name": "apple"}), CupyOps, MPSOps])
+def test_ops_of_other_devices_are_left_alone(nlp, kind):
+    """Doubles of them: neither measured nor covered, and nodes that move there in between stay there."""
+    theirs = object.__new__(kind)
+    moved, *others = nodes(nlp)
+    for node in others:
+        node.ops = theirs
+    with PipelineOps(nlp, products_by("numpy")) as in_use:
+        assert type(moved.ops) is FastOps and all(node.ops is theirs for node in others)
+        moved.ops = theirs
+        in_use.cover()
+        assert moved.ops is theirs
+    assert all(node.ops is theirs for node in nodes(nlp))
+    choice = fastest(nlp)
+    assert choice.products.library == "thinc" and choice.gain is None
 
 
 def test_ops_of_thinc_change_nothing(nlp):
