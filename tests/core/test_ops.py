@@ -9,7 +9,7 @@ import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-from thinc.api import Model, NumpyOps, get_current_ops, get_ops
+from thinc.api import CupyOps, Model, MPSOps, NumpyOps, get_current_ops, get_ops
 
 import thinc_torchopt
 from thinc_torchopt.core.errors import ConfigError
@@ -33,6 +33,7 @@ LAYOUTS = {
     "every second": lambda a: numpy.repeat(numpy.repeat(a, 2, axis=0), 2, axis=1)[::2, ::2],
     "reversed": lambda a: numpy.ascontiguousarray(a[::-1, ::-1])[::-1, ::-1],
     "a part": lambda a: numpy.pad(a, 2)[2:-2, 2:-2],
+    "unaligned": lambda a: numpy.ndarray(a.shape, a.dtype, bytearray(b"x" + a.tobytes()), 1),
     "read-only": lambda a: (a := a.copy(), a.setflags(write=False))[0],
 }
 # Some above the size from which torch computes.
@@ -194,10 +195,27 @@ def test_ops_nodes_get_their_own_back(nlp, library):
     assert numpy.array_equal(with_ops.ops.gemm(x, x), THINCS.gemm(x, x))
 
 
+@pytest.mark.parametrize("kind", [type("AppleOps", (NumpyOps,), {"name": "apple"}), CupyOps, MPSOps])
+def test_ops_of_other_devices_are_left_alone(nlp, kind):
+    """Doubles of them: neither measured nor covered, and nodes that move there in between stay there."""
+    theirs = object.__new__(kind)
+    moved, *others = nodes(nlp)
+    for node in others:
+        node.ops = theirs
+    with PipelineOps(nlp, products_by("numpy")) as in_use:
+        assert type(moved.ops) is FastOps and all(node.ops is theirs for node in others)
+        moved.ops = theirs
+        in_use.cover()
+        assert moved.ops is theirs
+    assert all(node.ops is theirs for node in nodes(nlp))
+    choice = fastest(nlp)
+    assert choice.products.library == "thinc" and choice.gain is None
+
+
 def test_ops_of_thinc_change_nothing(nlp):
     with PipelineOps(nlp, products_by("thinc")) as in_use:
         in_use.cover()
-        assert {type(node.ops) for node in nodes(nlp)} == {NumpyOps}
+        assert {type(node.ops) for node in nodes(nlp)} == {NumpyOps} and not in_use.changes_anything
 
 
 def test_ops_new_nodes_are_covered(nlp):
@@ -224,6 +242,7 @@ def measured(**seconds):
         ({"thinc": 2.9, "numpy": 1.0, "torch": 0.98}, "k-numpy", "2.9 times as fast"),
         ({"thinc": 3.0, "numpy": 1.0, "torch": 0.5}, "k-torch", "6.0 times as fast"),
         ({"thinc": 1.0, "numpy": 0.97, "torch": 1.5}, "k-thinc", "k-numpy, 1 thread takes 1.0 times as long."),
+        ({"thinc": 1.09, "numpy": 1.0, "torch": 1.05}, "k-thinc", "k-numpy, 1 thread takes 0.9 times as long."),
         ({"thinc": 1.0, "numpy": 2.0, "torch": 1.5}, "k-thinc", "k-torch, 1 thread takes 1.5 times as long."),
         ({"thinc": 3.0, "numpy": 1.0, "numpy2": 0.6, "torch": 1.0, "torch2": 0.9}, "k-numpy2", "5.0 times as fast"),
     ],
@@ -232,6 +251,24 @@ def test_ops_choice_by_time(seconds, expected, reason):
     """Where BLIS is as fast, thinc's stay."""
     choice = choose(measured(**seconds))
     assert choice.products.kernel == expected and reason in choice.reason
+
+
+@pytest.mark.parametrize("threads", [1, 3, "auto"])
+@pytest.mark.parametrize("processes", [None, "2", "8"])
+def test_ops_candidates(nlp, monkeypatch, threads, processes):
+    """As many threads as were asked for; "auto": up to the part that each process has of the processors."""
+    seen = []
+    monkeypatch.setattr("thinc_torchopt.core.ops._measure", lambda given, shapes: seen.extend(given) or measured(k=1.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(6), raising=False)
+    if processes is not None:
+        launcher = {"RANK": "0", "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        for name, value in (launcher | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}).items():
+            monkeypatch.setenv(name, value)
+    fastest(nlp, threads)
+    part = {None: [1, 2, 4, 6], "2": [1, 2, 3], "8": [1]}[processes]
+    expected = part if threads == "auto" else [threads]
+    assert [one.threads for one in seen] == [1, *(n for n in expected for _ in LIBRARIES)]
+    assert [one.library for one in seen] == ["thinc", *LIBRARIES * len(expected)]
 
 
 def test_ops_choice_for_a_pipeline(nlp):

@@ -36,24 +36,45 @@ def chosen(monkeypatch):
     return choices, made
 
 
-def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog):
+NER = {"factory": "ner", "model": {"@architectures": "spacy.TransitionBasedParser.v2", "state_type": "ner"}}
+NER["model"] |= {"extra_state_tokens": False, "hidden_width": 16, "maxout_pieces": 2, "use_upper": True}
+NER["model"]["tok2vec"] = {"@architectures": "spacy.Tok2VecListener.v1", "width": 96, "upstream": "*"}
+OF_NER = {"nlp__pipeline": ["tok2vec", "ner"], "components__ner": NER, "training__score_weights": {"ents_f": 1.0}}
+OF_NER |= {"components__tagger": None, "components__parser": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "library", "other"),
+    [({}, "numpy", "thinc"), (OF_NER, "torch", "numpy"), (OF_NER, "thinc", "torch")],
+    ids=["parser by NumPy", "NER by torch", "NER by thinc"],
+)
+def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog, changes, library, other):
     """Also where another library has become the fastest, and with the parser's backward pass in one piece."""
     choices, made = chosen
-    whole, stopped, thincs = tmp_path / "whole", tmp_path / "stopped", tmp_path / "thincs"
-    infos = run(config_for(whole, corpus, steps=12, **FASTEST), whole)
-    choices[0] = "thinc"
-    others = run(config_for(thincs, corpus, steps=12, **FASTEST), thincs)
-    assert digests(whole) != digests(thincs) and infos.keys() == others.keys()
-    choices[0] = "numpy"
-    config = config_for(stopped, corpus, steps=12, **FASTEST)
+    choices[0] = library
+    changes = FASTEST | changes
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    infos = run(config_for(whole, corpus, steps=12, **changes), whole)
+    config = config_for(stopped, corpus, steps=12, **changes)
     run(config, stopped, crash_at=8)
-    choices[0] = "torch"
+    choices[0] = other
     caplog.clear()
     resumed = run(config, stopped)
     assert digests(stopped) == digests(whole)
     assert all(resumed[step] == infos[step] for step in resumed) and 11 in resumed
-    assert f"Matrix products by {products_by('numpy')}: as before the run was stopped." in caplog.messages
-    assert made == [1, 1, 1]
+    assert f"Matrix products by {products_by(library)}: as before the run was stopped." in caplog.messages
+    assert made == [1, 1]
+
+
+def test_run_ops_are_in_use(tmp_path, corpus, chosen):
+    """The roundings of another library show: a test of equality has something to find."""
+    choices, _ = chosen
+    found = []
+    for choices[0] in ("numpy", "thinc"):
+        folder = tmp_path / choices[0]
+        run(config_for(folder, corpus, steps=6, **SMALL), folder)
+        found.append(digests(folder))
+    assert found[0] != found[1]
 
 
 def test_run_ops_from_another_machine(tmp_path, corpus, chosen, recwarn):

@@ -55,6 +55,14 @@ def is_one_machine() -> bool:
     return bool(os.environ.get("LOCAL_WORLD_SIZE")) and _whole("LOCAL_WORLD_SIZE", 1) == world_size_in_environment()
 
 
+def processes_here() -> int:
+    """The number of processes on this machine, as far as the launcher tells.
+
+    RAISES (ConfigError): Not a valid number.
+    """
+    return _whole("LOCAL_WORLD_SIZE", 1) if is_launched() and os.environ.get("LOCAL_WORLD_SIZE") else 1
+
+
 def _whole(name: str, at_least: int, at_most: float = float("inf"), more: str = "") -> int:
     text = os.environ[name]
     if not (text.isascii() and text.isdecimal() and at_least <= int(text) <= at_most):

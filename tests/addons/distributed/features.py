@@ -11,6 +11,7 @@ from thinc_torchopt import Attachment
 from thinc_torchopt.addons.budget.settings import Budget
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.errors import DistributedError
+from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
 from thinc_torchopt.loop import run
 
@@ -71,6 +72,24 @@ def fastest_ops(folder):
     listener = NotesMultiply()
     optimizer = pipelines.optimizer(ops="fastest", distributed=Distributed(check_every=1))
     return train(pipelines.pipeline(["tagger"]), optimizer, listeners=[listener]) | {"seen": listener.seen}
+
+
+@scenario
+def fastest_ops_of_parsers(folder):
+    """With their backward passes in one piece."""
+    from thinc_torchopt.core import ops
+    from thinc_torchopt.loop import run_ops
+
+    pipelines.parsers_without_dropout()
+    run_ops.fastest = lambda nlp, threads: ops.Choice(ops.products_by("numpy"), "measured.")
+    nlp = pipelines.pipeline(["parser", "ner"])
+    seen = []
+
+    def note(nlp, args):
+        seen.append(type(forward_of(nlp.get_pipe("parser").model)).__name__)
+
+    optimizer = pipelines.optimizer(ops="fastest", distributed=Distributed(check_every=1))
+    return train(nlp, optimizer, before_update=note) | {"seen": seen}
 
 
 class StopsOnRank0(Attachment):

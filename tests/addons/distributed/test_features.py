@@ -1,8 +1,10 @@
 """Two processes, where they meet other features. Their trainings are in features.py."""
 
 import torch
+from thinc.api import NumpyOps
 
 from thinc_torchopt.addons.distributed.data import deal
+from thinc_torchopt.core.ops import PipelineOps, products_by
 from thinc_torchopt.core.types import BatchSize
 
 from . import pipelines
@@ -62,6 +64,24 @@ def test_features_products_are_those_of_rank_0(ranks):
     first, second = ranks("fastest_ops")
     assert_same_on_both(first, second)
     assert first["seen"] == second["seen"] == [["_by_numpy"]] * len(first["steps"])
+
+
+def test_features_fast_parsers_are_as_in_one_process(ranks, monkeypatch):
+    """And as with thinc's products and spaCy's backward pass, to rounding."""
+    first, second = ranks("fastest_ops_of_parsers")
+    assert_same_on_both(first, second)
+    assert first["seen"] == ["Batched"] * len(first["steps"])
+    monkeypatch.setattr(NumpyOps, "get_dropout_mask", NumpyOps.get_dropout_mask)  # put back afterwards
+    pipelines.parsers_without_dropout()
+    nlp, optimizer = pipelines.pipeline(["parser", "ner"]), pipelines.optimizer(distributed=None)
+    optimizer.initialize(nlp)
+    begin = pipelines.weights(nlp)
+    for found, batch in zip(first["steps"], grouped(pipelines.batches(nlp))):
+        with PipelineOps(nlp, products_by("torch")) as in_use:
+            in_use._batched.is_on = False
+            step_alone(nlp, optimizer, batch)
+        assert_close(found, pipelines.weights(nlp))
+    assert not any(torch.equal(begin[key], value) for key, value in found.items())
 
 
 def test_features_losses_under_other_names_are_added(ranks):
