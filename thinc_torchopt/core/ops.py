@@ -30,9 +30,11 @@ from spacy.language import Language
 from thinc.api import Model, NumpyOps
 
 from .checks import Section, check_ops_threads
+from .layer_norm import TorchLayerNorm
 from .params import components_with_model
-from .parser_backprop import Batched, batch_backprop, put_back
+from .parser_backprop import Batched
 from .schema import Positive
+from .stand_ins import StandIn
 from .types import OpsThreads
 
 Library = Literal["thinc", "numpy", "torch"]
@@ -281,7 +283,7 @@ def _time_each(ops: NumpyOps, work: list[tuple[list[Any], int]]) -> list[float]:
 
 class PipelineOps:
     """The ops of a pipeline's nodes, while other products are in use: a context manager. The backward passes of parsers
-    and NER, which make the most products, make fewer of them.
+    and NER, which make the most products, make fewer of them; torch computes LayerNorm.
 
     nlp (Language): The pipeline. products (Products): The ones to use inside.
     """
@@ -294,7 +296,7 @@ class PipelineOps:
         self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
         self._nodes: list[Model] = []
         self._batched = Batched()
-        self._parsers: list[Model] = []
+        self._stand_ins: list[StandIn] = [self._batched, TorchLayerNorm()]
 
     def __enter__(self) -> PipelineOps:
         if self._products.library != "thinc":
@@ -316,20 +318,21 @@ class PipelineOps:
                 _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
                 node.ops = ours
                 self._nodes.append(node)
-                if batch_backprop(node, self._batched):
-                    self._parsers.append(node)
+                for stand_in in self._stand_ins:
+                    stand_in.take_place(node)
 
     def _put_back(self) -> None:
         """Also into layers that were taken out of the pipeline. Whatever else has our ops computes as before."""
         before = {id(ours): ops for ops, ours in self._ours.values()}
         for node in self._nodes:
             node.ops = before.get(id(node.ops), node.ops)
+            for stand_in in self._stand_ins:
+                stand_in.put_back(node)
         for _, ours in self._ours.values():
             ours.multiply = None
-        for node in self._parsers:
-            put_back(node, self._batched)
-        self._batched.is_on = False
-        self._nodes, self._ours, self._parsers = [], {}, []
+        for stand_in in self._stand_ins:
+            stand_in.is_on = False
+        self._nodes, self._ours = [], {}
 
 
 @contextmanager
