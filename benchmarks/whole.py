@@ -29,7 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import spacy
 from confection import Config
+from spacy.tokens import DocBin
+
+from thinc_torchopt.core.host import code_of_blis
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TASKS = {
@@ -100,7 +104,7 @@ def main() -> None:
     args = parser.parse_args()
     if not DATA.is_dir():
         sys.exit(f"This benchmark needs the corpora in {DATA}.")
-    print(f"BLIS: {blis_kernel()}. {len(os.sched_getaffinity(0))} processors.")
+    print(f"BLIS: {code_of_blis() or 'not told'}. {len(os.sched_getaffinity(0))} processors.", flush=True)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for task in args.tasks.split(","):
@@ -110,15 +114,6 @@ def main() -> None:
                 tell(task, threads, runs)
     if args.json:
         machine.write(args.json, "whole", "cpu", found)
-
-
-def blis_kernel() -> str:
-    """The sub-configuration that BLIS chooses on this processor."""
-    code = "import numpy; from blis.py import gemm; one = numpy.ones((9, 9), 'f'); gemm(one, one)"
-    told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "BLIS_ARCH_DEBUG": "1"}
-    ).stderr
-    return next((line.split("'")[1] for line in told.splitlines() if "sub-config" in line and "'" in line), "not told")
 
 
 def measure(
@@ -151,9 +146,7 @@ def config_for(folder: Path, task: str, name: str) -> Path:
             "tok2vec": CNN,
         }
     elif task == "spancat":
-        config["initialize"]["before_init"] = None
-        config["corpora"]["train"]["augmenter"] = None
-        config["components"]["spancat"]["spans_key"] = "sc"
+        config["paths"] |= {part: str(with_spans(Path(config["paths"][part]), folder)) for part in ("train", "dev")}
     elif task == "lstm":
         config["components"]["tok2vec"]["model"]["encode"] = LSTM
     config.to_disk(stock)
@@ -165,6 +158,17 @@ def config_for(folder: Path, task: str, name: str) -> Path:
     config["training"]["optimizer"]["ops"] = "fastest" if name == "fastest" else "thinc"
     config.to_disk(ours)
     return ours
+
+
+def with_spans(path: Path, folder: Path) -> Path:
+    """The texts with their entities as spans."""
+    written, nlp = folder / path.name, spacy.blank("en")
+    if not written.exists():
+        docs = list(DocBin().from_disk(path).get_docs(nlp.vocab))
+        for doc in docs:
+            doc.spans["sc"] = list(doc.ents)
+        DocBin(docs=docs, store_user_data=True).to_disk(written)
+    return written
 
 
 def spacy_cli(*args: object) -> None:

@@ -141,6 +141,8 @@ class OurOps:
                 super().__init__(thincs(device_type, device_id, use_blis=use_blis), multiply)
 
         thincs = thinc.api.NumpyOps
+        # Pickles name it as thinc's, in whose place it is.
+        NumpyOps.__module__, NumpyOps.__qualname__ = thincs.__module__, thincs.__qualname__
         replace_everywhere(thincs, NumpyOps)
         thinc.api.registry.ops.register("NumpyOps", func=NumpyOps)
         thinc.api.set_current_ops(NumpyOps())

@@ -1,13 +1,19 @@
 """`spacy torchopt explain`: its words against what the config says, and against rates counted by hand."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from spacy.tokens import DocBin
+from spacy.util import load_config
 from thinc.api import compounding, warmup_linear
 
+from thinc_torchopt.addons.preview import explain
 from thinc_torchopt.addons.preview.lines import tell_rates
 from thinc_torchopt.core.compat import has_opacus
+from thinc_torchopt.core.ops import PipelineOps, Products, choose, products_by
 from thinc_torchopt.core.schedules.curves import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.words import plain
@@ -318,3 +324,61 @@ def test_explain_tells_several_problems_at_once(overrides, told, corpus):
     stops = json.loads(run.stdout)["stops"]
     assert run.returncode == 1
     assert len(stops) == len(told) and all(text in stop for text, stop in zip(told, stops))
+
+
+GAIN = "is 2.9 times as fast"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ops", "pipes", "words"),
+    [
+        ((2.9, 1.0), "thinc", "parser", f'BLIS 1 (generic). NumPy 2, 1 thread, {GAIN}: ops = "fastest" in'),
+        ((2.9, 1.0), "fastest", "parser", f"BLIS 1 (generic). NumPy 2, 1 thread, {GAIN}, and is what the training"),
+        ((1.0, 1.0), "thinc", "parser", 'BLIS 1 (generic) stays: NumPy 2, 1 thread takes 1.0 times as long. ops = "'),
+        ((1.0, 1.0), "thinc", "tagger", 'BLIS 1 (generic) stays: NumPy 2, 1 thread takes 1.0 times as long. ops = "'),
+        ((1.08, 1.0), "fastest", "parser", "BLIS 1 (generic) stays: NumPy 2, 1 thread takes 0.9 times as long."),
+        ((1.0, 1.7), "fastest", "tagger", "BLIS 1 (generic) stays: NumPy 2, 1 thread takes 1.7 times as long."),
+    ],
+    ids=["gain", "taken", "tie", "tie without parser", "tie by chance", "slower"],
+)
+def test_explain_products(corpus, monkeypatch, seconds, ops, pipes, words):
+    """By measurements of other machines: the library, and what `ops` would change."""
+    thincs, numpys = Products("thinc", 1, "BLIS 1 (generic)"), Products("numpy", 1, "NumPy 2")
+    choice, made = choose(dict(zip((thincs, numpys), seconds))), []
+    monkeypatch.setattr("thinc_torchopt.addons.preview.description.fastest", lambda nlp, threads: choice)
+    monkeypatch.setattr("thinc_torchopt.addons.preview.description.products_by", lambda library: thincs)
+    monkeypatch.setattr("thinc_torchopt.addons.preview.costs.PipelineOps", lambda nlp, one: Noted(nlp, one, made))
+    paths = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    config = load_config(CONFIGS / "fast_cpu.cfg", overrides=paths | {"training.optimizer.ops": ops})
+    if pipes == "tagger":
+        config["nlp"]["pipeline"] = ["tok2vec", "tagger"]
+        del config["components"]["parser"]
+    shown = explain(config, is_timed=True)
+    [text] = [text for label, text in shown.cost_lines if label == "Products"]
+    assert text.startswith(words) and shown.costs["products"]["thinc"] == "BLIS 1 (generic), 1 thread"
+    assert not [label for label, _ in shown.lines if label == "Products"] and text[:60] in " ".join(repr(shown).split())
+    changes = choice.products is numpys or pipes == "parser"
+    assert ("A step then takes" in text) == (ops == "thinc" and changes)
+    assert ("changes nothing" in text) == (ops == "thinc" and not changes)
+    # thinc's own way is none of ours.
+    assert made == [choice.products] * (ops == "fastest" or changes)
+
+
+class Noted(PipelineOps):
+    def __init__(self, nlp, products, made):
+        super().__init__(nlp, products)
+        made.append(products)
+
+
+def test_explain_products_of_this_machine(corpus):
+    """BLIS tells which code it runs, here where it says so itself."""
+    found = told(CONFIGS / "cnn.cfg", corpus, "--time", "--training.optimizer.ops", "fastest")["Products"]
+    run = subprocess.run(
+        [sys.executable, "-c", "import blis.cy"],
+        env={**os.environ, "BLIS_ARCH_DEBUG": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    named = [line.split("'")[1] for line in run.stderr.splitlines() if "selecting sub-configuration" in line]
+    assert found.startswith(f"{products_by('thinc').kernel}") and all(f"({name})" in found for name in named)

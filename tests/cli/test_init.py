@@ -24,6 +24,7 @@ from thinc_torchopt.addons.recipes.config_text import ConfigText
 from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, words_of_batches
 from thinc_torchopt.addons.recipes.recipes import Recipe
 from thinc_torchopt.addons.recipes.rewrite import rewrite, with_log
+from thinc_torchopt.cli._new_config import with_fast_products
 from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
@@ -574,8 +575,24 @@ def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_init_to_stdout_prints_the_config_alone(tmp_path):
     (tmp_path / "own.cfg").write_text(OWN)
     found = spacy_cli("torchopt", "init", tmp_path / "own.cfg", "-", "--recipe", "fine-tune")
-    assert found.stdout == run(OWN, "fine-tune", tmp_path)[1]
+    assert found.stdout == with_fast_products(run(OWN, "fine-tune", tmp_path)[1])[0]
     assert found.stderr.startswith("Warning: Nothing in this pipeline was trained before")
+
+
+def test_init_writes_fast_products(tmp_path):
+    """For a CPU, and where the optimizer has the setting and the config no value of its own."""
+    path, new = tmp_path / "own.cfg", tmp_path / "new.cfg"
+    path.write_text(OWN)
+    told = spacy_cli("torchopt", "init", path, new, "--recipe", "adamw").stdout
+    assert block_of(new.read_text())["ops"] == "fastest" and '- ops = "fastest": matrix products by' in told
+    assert outside(new.read_text()) == outside(OWN)
+    new.write_text(new.read_text().replace('"fastest"', '"thinc"'))
+    told = spacy_cli("torchopt", "init", new, new, "--recipe", "robust").stdout
+    assert block_of(new.read_text())["ops"] == "thinc" and "ops" not in told
+    told = spacy_cli("torchopt", "init", path, new, "--recipe", "drop-in").stdout
+    assert "ops" not in block_of(new.read_text()) and "has no setting ops" in told
+    spacy_cli("torchopt", "init", path, new, "--recipe", "adamw", "--system.gpu_allocator", "pytorch")
+    assert "ops" not in block_of(new.read_text())
 
 
 def test_init_lists_the_recipes(tmp_path):

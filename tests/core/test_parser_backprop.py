@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from spacy.ml import tb_framework
 from spacy.ml._precomputable_affine import PrecomputableAffine
-from thinc.api import Adam, Model, fix_random_seed
+from thinc.api import Adam, Model, NumpyOps, fix_random_seed
 
 from thinc_torchopt.core import parser_backprop
 from thinc_torchopt.core.host import forward_of, swap_forward
@@ -84,10 +84,10 @@ def trained_pipeline(**changes):
     return nlp, examples
 
 
-def gradients(nlp, examples, *, is_on):
+def gradients(nlp, examples, *, is_on, library="numpy"):
     """By node and name. Gradients are zero afterwards."""
     fix_random_seed(0)
-    with PipelineOps(nlp, products_by("numpy")) as in_use:
+    with PipelineOps(nlp, products_by(library)) as in_use:
         in_use._batched.is_on = is_on
         losses = nlp.update(examples, sgd=False, drop=0.1)
     found = {}
@@ -99,12 +99,13 @@ def gradients(nlp, examples, *, is_on):
     return losses, found
 
 
+@pytest.mark.parametrize("library", ["numpy", "thinc"])
 @pytest.mark.parametrize("changes", [{}, {"beam_width": 2, "beam_update_prob": 1.0}], ids=["greedy", "beam"])
-def test_parser_backprop_of_a_trained_pipeline_is_spacys(changes):
+def test_parser_backprop_of_a_trained_pipeline_is_spacys(changes, library):
     """Same losses to the last bit, as forward passes are the same. Gradients to rounding, in units of the largest."""
     nlp, examples = trained_pipeline(**changes)
-    expected_losses, expected = gradients(nlp, examples, is_on=False)
-    losses, found = gradients(nlp, examples, is_on=True)
+    expected_losses, expected = gradients(nlp, examples, is_on=False, library=library)
+    losses, found = gradients(nlp, examples, is_on=True, library=library)
     assert losses == expected_losses and found.keys() == expected.keys()
     below = [value for (_, _, node, _), value in expected.items() if node == "precomputable_affine"]
     assert len(below) == 6 and all(value.any() for value in below)
@@ -151,7 +152,12 @@ def test_parser_backprop_is_put_back():
     assert forward_of(shallow) is ours and not ours.is_on
 
 
-def test_parser_backprop_of_thincs_products_is_spacys():
-    nlp = toy_pipeline(["parser"])
-    with PipelineOps(nlp, products_by("thinc")):
-        assert forward_of(nlp.get_pipe("parser").model) is tb_framework.forward
+def test_parser_backprop_with_thincs_products():
+    """Where thinc's are the fastest too; and not with other ops than thinc's own."""
+    nlp = toy_pipeline(["parser", "ner"])
+    models = [nlp.get_pipe(name).model for name in ("parser", "ner")]
+    models[1].ops = type("AppleOps", (NumpyOps,), {})()
+    with PipelineOps(nlp, products_by("thinc")) as in_use:
+        assert isinstance(forward_of(models[0]), parser_backprop.Batched) and type(models[0].ops) is NumpyOps
+        assert forward_of(models[1]) is tb_framework.forward and in_use.changes_anything
+    assert forward_of(models[0]) is tb_framework.forward

@@ -204,14 +204,14 @@ def _write(
         warned += draft.warnings
     text, products = with_settings(text, after), ""
     if not wish.gpu:
-        text, products = _with_fast_products(text)
+        text, products = with_fast_products(text)
     checked = Config().from_str(text, interpolate=False)
     check_training_section(checked)
     told = told or _told(nlp, recipes)
     return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{products}", warned
 
 
-def _with_fast_products(text: str) -> tuple[str, str]:
+def with_fast_products(text: str) -> tuple[str, str]:
     """RETURNS (tuple): The text with matrix products by the fastest library, and what was done. The recipe's optimizer
     may have no such setting, or the user another value.
     """

@@ -22,7 +22,7 @@ from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..loop.progress_bars import show_activity
 from ._command import CODE
-from ._new_config import NewConfig, Wish, in_a_row, make
+from ._new_config import NewConfig, Wish, in_a_row, make, with_fast_products
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides, read_text, write_config
 
@@ -174,6 +174,9 @@ def _rewrite_all(
             draft, text = rewrite(text, path, recipe, f"training/{stem}-state", overrides, log)
             changes += draft.changes
             warnings += [line for line in draft.warnings if line not in warnings]
+        if not Config().from_str(text, overrides=dict(overrides))["training"].get("gpu_allocator"):
+            text, products = with_fast_products(text)
+            changes += [products.strip()] * bool(products)
     return changes, warnings, text
 
 

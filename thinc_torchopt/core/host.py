@@ -6,6 +6,7 @@ are replaced.
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -154,6 +155,23 @@ def set_original_refs(node: Model, refs: dict[str, int]) -> None:
 def original_refs(nodes: Iterable[Model]) -> dict[int, dict[str, int]]:
     """The refs from `set_original_refs`, by the `id` of each node that has some."""
     return {id(node): refs for node in nodes if (refs := vars(node._params).get("original_refs"))}
+
+
+def code_of_blis() -> str | None:
+    """The code that thinc's BLIS has chosen for this processor, such as "haswell". "generic": plain C, the slow one.
+    None: it doesn't say, as on Windows, where its names are not exported.
+
+    SOURCE: flame-blis/frame/base/bli_arch.c in cython-blis, `bli_arch_query_id` and `bli_arch_string`.
+    """
+    import blis.cy
+
+    try:
+        library = ctypes.CDLL(blis.cy.__file__)
+        library.bli_arch_string.restype = ctypes.c_char_p
+        name = library.bli_arch_string(library.bli_arch_query_id())
+    except (OSError, AttributeError):
+        return None
+    return name.decode() if name else None
 
 
 # ---------------------------------------------------------------------- spaCy

@@ -7,7 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,8 @@ from thinc.api import fix_random_seed
 
 from ...core.algorithms import StateSizes
 from ...core.errors import TorchOptWarning
-from ...core.types import ParamInfo
+from ...core.ops import Choice, PipelineOps, Products
+from ...core.types import OpsChoice, ParamInfo
 from ...core.words import count, size_in_words, time_in_words
 from ...loop.checkpoint_folder import steps_of
 from ...loop.data_check import Corpus
@@ -233,13 +234,22 @@ class Times:
     peak: int | None
 
 
-def time_steps(setup: Setup, train: Corpus, dev: Corpus | None, *, mean_words: float) -> Times:
+def time_steps(
+    setup: Setup, train: Corpus, dev: Corpus | None, products: Products | None, *, mean_words: float
+) -> Times:
     """Train for a few steps. This changes the pipeline: don't use it afterwards.
 
+    products (Products | None): What computes matrix products, whatever `ops` in the config is. None: as in thinc.
     mean_words (float): Words of a batch in the whole training. The first batches may be smaller.
     """
+    with nullcontext() if products is None else PipelineOps(setup.nlp, products):
+        return _time_steps(setup, train, dev, mean_words)
+
+
+def _time_steps(setup: Setup, train: Corpus, dev: Corpus | None, mean_words: float) -> Times:
     config = setup.config
-    block = {name: value for name, value in config["training"]["optimizer"].items() if name not in WRITES}
+    left_out = {*WRITES, "ops", "ops_threads"}
+    block = {name: value for name, value in config["training"]["optimizer"].items() if name not in left_out}
     examples = [] if dev is None else dev.examples
     total = _UNTIMED + _TIMED
     if on_gpu := torch.cuda.is_available():
@@ -287,6 +297,30 @@ def _time_evaluation(setup: Setup, examples: Sequence[Example]) -> float:
     started = default_timer()
     setup.nlp.evaluate(evaluated)
     return (default_timer() - started) * _words(examples) / words
+
+
+def tell_products(choice: Choice, thincs: Products, ops: OpsChoice, steps: Sequence[float]) -> str:
+    """Say which library computes products fastest here, and what `ops` has to do with it.
+
+    thincs (Products): Those of thinc. steps (Sequence[float]): Seconds of a step as the config is, and with the choice,
+    if that would change something.
+    """
+    stays = choice.gain is None or choice.products == thincs
+    text = (
+        f"{thincs.kernel} stays: {choice.reason}"
+        if stays
+        else f"{thincs.kernel}. {choice.products}, is {choice.gain:.1f} times as fast"
+    )
+    if ops == "fastest":
+        return text if stays else f"{text}, and is what the training takes."
+    if len(steps) == 1:
+        return f'{text} ops = "fastest" changes nothing here.'
+    does = "makes parsers and NER do fewer of them" if stays else "takes it"
+    before, after = map(time_in_words, steps)
+    return (
+        f'{text}{"" if stays else ":"} ops = "fastest" in [training.optimizer] {does}. A step then takes {after} in '
+        f"place of {before}."
+    )
 
 
 def _wait(on_gpu: bool) -> None:

@@ -18,6 +18,7 @@ from spacy.util import registry
 from ...core.config_checks import check_corpora, check_training_section
 from ...core.errors import ConfigError, ControllerError, MissingPackageError, ParamError
 from ...core.host_errors import is_spacys_own, line_of_others, plain_errors
+from ...core.ops import PipelineOps, fastest, products_by
 from ...core.optimizer import TorchOptimizer
 from ...core.tables import html_details, html_lines, html_of
 from ...core.types import ParamInfo
@@ -40,7 +41,17 @@ from ..controller.run_rules import Rules
 from ..privacy import Privacy, PrivacyHistory, epsilon_of
 from ..privacy.private_run import plan_private_training, what_is_not_covered
 from ..recipes import THINC, Setting, read_corpus
-from .costs import count_work, find_sizes, look_at_disk, tell_memory, tell_time, tell_work, time_steps
+from .costs import (
+    TrainingWork,
+    count_work,
+    find_sizes,
+    look_at_disk,
+    tell_memory,
+    tell_products,
+    tell_time,
+    tell_work,
+    time_steps,
+)
 from .doubts import (
     device_problem,
     doubts_of_device,
@@ -63,7 +74,7 @@ _SCREEN, _WIDTH = 40, 80
 # Labels that the short form shows first, if not all of it fits.
 _FIRST = [
     *("Ends", "Steps", "Trains", "Doesn't train", "Learning rate", "Frozen", "Checked", "Saves", "Time", "Privacy"),
-    *("Budget", "Optimizer", "Processes", "Averages", "Rules", "Memory", "Disk"),
+    *("Products", "Budget", "Optimizer", "Processes", "Averages", "Rules", "Memory", "Disk"),
 ]
 
 
@@ -458,11 +469,27 @@ def _tell_costs(
     elif train is not None and work is not None and not told.stops:
         try:
             with show_activity("Training for a few steps"):
-                times = time_steps(setup, train, dev, mean_words=work.batch_words)
+                _tell_times(told, setup, train, dev, work)
         except Exception as error:  # it would stop the training too
             told.stops.append(f"One of the first steps fails: {_in_full(told, error)}")
-        else:
-            told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
-            told.costs["seconds"] = asdict(times)
-            if times.peak is not None:
-                told.cost_lines.append(("", f"At most {size_in_words(times.peak)} of the GPU were in use."))
+
+
+def _tell_times(told: Description, setup: Setup, train: Corpus, dev: Corpus | None, work: TrainingWork) -> None:
+    """Train for a few steps; where `ops` would change something, for a few more with that."""
+    optimizer = setup.optimizer
+    choice, thincs = fastest(setup.nlp, optimizer.ops_threads), products_by("thinc")
+    in_use = choice.products if optimizer.ops == "fastest" else None
+    times = time_steps(setup, train, dev, in_use, mean_words=work.batch_words)
+    steps = [times.step]
+    with PipelineOps(setup.nlp, choice.products) as other:
+        changes_anything = other.changes_anything
+    if in_use is None and changes_anything:
+        steps.append(time_steps(setup, train, None, choice.products, mean_words=work.batch_words).step)
+    if choice.gain is not None or optimizer.ops == "fastest":
+        told.lines = [line for line in told.lines if line[0] != "Products"]
+        told.cost_lines.append(("Products", tell_products(choice, thincs, optimizer.ops, steps)))
+        told.costs["products"] = {"thinc": str(thincs), "fastest": str(choice.products), "times_as_fast": choice.gain}
+    told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
+    told.costs["seconds"] = asdict(times)
+    if times.peak is not None:
+        told.cost_lines.append(("", f"At most {size_in_words(times.peak)} of the GPU were in use."))

@@ -126,6 +126,7 @@ def _products(threads: int | str) -> str:
     return (
         "On a CPU, thinc's layers multiply matrices by thinc's BLIS, NumPy or torch, whichever is the fastest when the "
         f"training begins, on {_ON_THREADS.get(threads, f'{threads} threads')}. They differ in rounding."
+        " Parsers and NER make fewer products."
     )
 
 
