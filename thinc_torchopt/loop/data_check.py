@@ -39,13 +39,13 @@ _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _STRICT = ("tagger", "spancat", "spancat_singlelabel")
 # Labels that these may unlearn are those that they find in the texts: label_conflicts.py.
-_COMPARED = (*_NERS, "spancat", "spancat_singlelabel")
+_COMPARED = (*NERS, "spancat", "spancat_singlelabel")
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
 # What others do with labels that they lack. SOURCE: spacy/pipeline/ner.pyx, `_ensure_labels_are_added`;
 # spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
 _OF_UNKNOWN = {
-    **dict.fromkeys(_NERS, "spaCy adds {it} in the middle of the training, and no checkpoint can be saved then"),
-    **dict.fromkeys(_PARSERS, 'spaCy learns {it} as "dep"'),
+    **dict.fromkeys(NERS, "spaCy adds {it} in the middle of the training, and no checkpoint can be saved then"),
+    **dict.fromkeys(PARSERS, 'spaCy learns {it} as "dep"'),
     **dict.fromkeys(("textcat", "textcat_multilabel", "morphologizer"), "spaCy ignores {it}"),
 }
 
@@ -371,7 +371,7 @@ def _known(nlp: Language, name: str, of_train: Mapping[str, int], *, is_sourced:
     """The labels that a component can learn, as a corpus has them. A parser learns rare ones as "dep"."""
     pipe: Any = nlp.get_pipe(name)
     known = set(pipe.labels)
-    if _factory(nlp, name) in _PARSERS:
+    if _factory(nlp, name) in PARSERS:
         least = pipe.cfg["min_action_freq"] if is_sourced else math.inf
         known |= {label for label, number in of_train.items() if number < least or label.upper() == "ROOT"}
     return known
