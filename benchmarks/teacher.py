@@ -466,6 +466,7 @@ def lesson_config(name: str, row: str, seed: int, folder: Path) -> Config:
             "corpus": config["corpora"]["train"],
             "teacher": str(teacher_of(name)),
             "components": [lesson.pipe],
+            "complete": sorted({ent.label_ for doc in annotated for ent in doc.ents}),
             "cache": str(WORK / f"{name}-cache"),
             "texts": texts,
             "share": float(row.removeprefix("share")),
