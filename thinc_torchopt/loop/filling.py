@@ -30,12 +30,14 @@ from spacy.tokens import Doc
 from ..core.annotations import LEARNS_FROM, Kind
 from ..core.errors import ConfigError
 from ..core.near_misses import did_you_mean, there_are
+from ..core.words import count
 
 # What a teacher says of a text, by kind, as JSON has it.
 Predicted = dict[str, Any]
 # A span: start, end, label.
 Span = tuple[int, int, str]
 COMPLETE: Final = "complete"
+_MOST_LISTED: Final = 12
 # Values of ENT_IOB. Missing is 0. SOURCE: spacy/tokens/token.pyx, `iob_strings`.
 _INSIDE, _OUTSIDE, _BEGIN = 1, 2, 3
 # Trees come before sentence boundaries, which follow from them. Nothing can be filled in for the others.
@@ -100,6 +102,24 @@ class Filled:
         """The counts of a component: what was filled in, and the conflicts."""
         found = self.labels.setdefault(rule.component, Counter())
         return found, self.conflicts.setdefault(rule.component, Counter())
+
+    def in_words(self) -> str:
+        """For example "300 texts: ner 812 PERSON, 4 ORG. Left out, as annotations contradict it: ner 3 PERSON."."""
+        parts = [f"{name} {_listed(labels) or 'nothing'}" for name, labels in self.labels.items()]
+        left_out = [f"{name} {told}" for name, labels in self.conflicts.items() if (told := _listed(labels))]
+        text = f"{count(self.texts, 'text')}: {'; '.join(parts) or 'nothing'}."
+        if left_out:
+            text += f" Left out, as annotations contradict it: {'; '.join(left_out)}."
+        if self.complete:
+            text += f" Nothing was open in {count(self.complete, 'text')}."
+        return text
+
+
+def _listed(labels: Mapping[str, int]) -> str:
+    """The most frequent labels, with their numbers."""
+    found = sorted((-n, label) for label, n in labels.items() if n)
+    more = f" and {len(found) - _MOST_LISTED:,} more" if len(found) > _MOST_LISTED else ""
+    return ", ".join(f"{-n:,} {label}" for n, label in found[:_MOST_LISTED]) + more
 
 
 class Taught(NamedTuple):

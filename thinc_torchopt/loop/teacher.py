@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -113,8 +113,14 @@ class Teacher:
                 ) from error
         return self._nlp
 
+    def forget(self) -> None:
+        """Forget the predictions that are in memory. Those of the cache are read again when they are needed."""
+        self._known, self._read = {}, set()
+
     def free(self) -> None:
-        """Free the pipeline's memory. It is loaded again when it is needed."""
+        """Free the pipeline's memory, and what is in the cache. Both are loaded again when they are needed."""
+        if self.cache is not None:
+            self.forget()
         if self._nlp is not None:
             self._nlp = None
             gc.collect()
@@ -157,7 +163,8 @@ class Teacher:
     ) -> None:
         if not docs:
             return
-        found = dict(zip(docs, self._predict(list(docs.values()), rules)))
+        with self.nlp.memory_zone():
+            found = dict(zip(docs, annotate(self.nlp, list(docs.values()), rules)))
         self.n_predicted += len(found)
         if self.cache is not None:
             content = "".join(json.dumps([digest, predicted]) + "\n" for digest, predicted in found.items())
@@ -171,34 +178,6 @@ class Teacher:
                 ) from error
             self._read.add(path)
         known.update(found)
-
-    def _predict(self, docs: Sequence[Doc], rules: Sequence[Rule]) -> Iterator[Predicted]:
-        nlp = self.nlp
-        with preserved_random(), nlp.select_pipes(enable=self._needed(rules)), nlp.memory_zone():
-            copies = [
-                Doc(nlp.vocab, words=[token.text for token in doc], spaces=[bool(token.whitespace_) for token in doc])
-                for doc in docs
-            ]
-            found = [predicted_in(doc, rules) for doc in nlp.pipe(copies, batch_size=_BATCH)]
-        # As JSON has it, whether it comes from a file or not.
-        return iter(json.loads(json.dumps(found)))
-
-    def _needed(self, rules: Sequence[Rule]) -> list[str]:
-        """The components that take part in what is wanted. Others, such as a parser for entities, take time.
-
-        Left out are those that set other annotations only, and that no other component listens to or was trained on.
-        """
-        nlp = self.nlp
-        wanted = {rule.teacher for rule in rules}
-        read = set(nlp.config["training"].get("annotating_components", []))
-        attributes = {attribute for name in wanted for attribute in nlp.get_pipe_meta(name).assigns}
-        kept = []
-        for name, pipe in nlp.pipeline:
-            assigned = set(nlp.get_pipe_meta(name).assigns)
-            listens = wanted & set(getattr(pipe, "listening_components", []))
-            if name in wanted or name in read or listens or not assigned or assigned & attributes:
-                kept.append(name)
-        return kept
 
     # ------------------------------------------------------------------ the cache
 
@@ -235,6 +214,39 @@ class Teacher:
                 self._annotate(folder, left, rules, known)
             else:
                 time.sleep(0.1)
+
+
+def annotate(nlp: Language, docs: Sequence[Doc], rules: Sequence[Rule]) -> list[Predicted]:
+    """What a pipeline says of texts. Random generators and the texts stay as they are.
+
+    docs (Sequence[Doc]): Only their tokens are read. rules (Sequence[Rule]): What is wanted.
+    """
+    with preserved_random(), nlp.select_pipes(enable=_needed(nlp, rules)):
+        copies = [
+            Doc(nlp.vocab, words=[token.text for token in doc], spaces=[bool(token.whitespace_) for token in doc])
+            for doc in docs
+        ]
+        found = [predicted_in(doc, rules) for doc in nlp.pipe(copies, batch_size=_BATCH)]
+    # As JSON has it, whether it comes from a file or not.
+    same: list[Predicted] = json.loads(json.dumps(found))
+    return same
+
+
+def _needed(nlp: Language, rules: Sequence[Rule]) -> list[str]:
+    """The components that take part in what is wanted. Others, such as a parser for entities, take time.
+
+    Left out are those that set other annotations only, and that no other component listens to or was trained on.
+    """
+    wanted = {rule.teacher for rule in rules}
+    read = set(nlp.config["training"].get("annotating_components", []))
+    attributes = {attribute for name in wanted for attribute in nlp.get_pipe_meta(name).assigns}
+    kept = []
+    for name, pipe in nlp.pipeline:
+        assigned = set(nlp.get_pipe_meta(name).assigns)
+        listens = wanted & set(getattr(pipe, "listening_components", []))
+        if name in wanted or name in read or listens or not assigned or assigned & attributes:
+            kept.append(name)
+    return kept
 
 
 def digest_of(doc: Doc) -> str:

@@ -205,13 +205,13 @@ class TaughtCorpus:
         teacher = self._teacher
         assert teacher is not None
         annotated, texts, old = counted["annotated"], counted["texts"], counted["old"]
-        lines = [f"The teacher {teacher.path} filled in {_in_words(annotated)}"]
+        lines = [f"Filled in by the teacher {teacher.path}: {annotated.in_words()}"]
         if self._texts is not None:
             lacks = round(self._share * annotated.texts) - texts.texts
             rest = f" There are {lacks:,} fewer than 'share' asks for." * (lacks > 0)
-            lines.append(f"Of {self._texts} it annotated {_in_words(texts)}{rest}")
+            lines.append(f"Texts of {self._texts}, annotated by it: {texts.in_words()}{rest}")
         if self._old is not None:
-            lines.append(f"{count(old.texts, 'old text')}: labels that the teacher does not have are open in them.")
+            lines.append(f"Of 'old': {count(old.texts, 'text')}, in which the new labels are open.")
         for line in lines:
             if line not in _told:
                 _told.add(line)
@@ -229,27 +229,6 @@ def _warn(text: str) -> None:
 def _language_of(nlp: Language) -> str:
     return str(nlp.config["nlp"]["lang"])
 
-
-def _in_words(filled: Filled) -> str:
-    """For example "300 texts: ner 812 PERSON, 4 ORG. Kept: 3 annotations that contradict it (3 PERSON)."."""
-    parts = [f"{name} {_counts(labels) or 'nothing'}" for name, labels in filled.labels.items()]
-    kept = {name: labels for name, labels in filled.conflicts.items() if labels.total()}
-    text = f"{count(filled.texts, 'text')}: {'; '.join(parts) or 'nothing'}."
-    if kept:
-        told = "; ".join(f"{name} {_counts(labels)}" for name, labels in kept.items())
-        text += f" What it says against annotations was left out: {told}."
-    if filled.complete:
-        text += f" In {count(filled.complete, 'text')} nothing was open."
-    return text
-
-
-def _counts(labels: Dict[str, int]) -> str:
-    found = sorted((-n, label) for label, n in labels.items() if n)
-    shown = ", ".join(f"{-n:,} {label}" for n, label in found[:_MOST_LABELS])
-    return shown + f" and {len(found) - _MOST_LABELS} more" * (len(found) > _MOST_LABELS)
-
-
-_MOST_LABELS = 12
 
 # ---------------------------------------------------------------------- examples
 
