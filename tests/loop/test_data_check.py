@@ -96,10 +96,13 @@ def test_data_check_labels_that_a_sourced_component_does_not_know(component):
 
 def test_data_check_labels_that_the_corpus_does_not_have():
     """Of the corpus that is trained on, and in dev alone."""
-    nlp = pipeline("ner")
+    nlp = pipeline("textcat_multilabel")
     nlp.initialize(lambda: corpus(nlp, NEW).examples)
-    notes = check(nlp, corpus(nlp, GOLD), sourced=["ner"]).notes
-    assert any("'ner' (sourced) knows NEW, which [corpora.train] does not have" in note for note in notes)
+    gold = GOLD | {"cats": {"RED": 1.0, "BLUE": 0.0}}
+    notes = check(nlp, corpus(nlp, gold), sourced=["textcat_multilabel"]).notes
+    assert any(
+        "'textcat_multilabel' (sourced) knows NEW, which [corpora.train] does not have" in note for note in notes
+    )
     nlp = pipeline("tagger")
     nlp.initialize(lambda: corpus(nlp, GOLD).examples)
     found = check(nlp, corpus(nlp, GOLD), corpus(nlp, NEW, "dev"))

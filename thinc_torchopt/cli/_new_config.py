@@ -1,4 +1,4 @@
-"""Make a config from texts alone, for `spacy torchopt init` without an input config."""
+"""Make a config from texts, for `spacy torchopt init` without an input config; also with a teacher (`--teacher`)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..addons.recipes import (
     languages_of,
     make_config,
     measured_of,
+    nested_in,
     notes_on,
     notes_on_language,
     read_corpus,
@@ -29,14 +30,18 @@ from ..addons.recipes import (
     split_corpus,
     with_settings,
 )
-from ..core.annotations import Annotations, survey
+from ..core.annotations import LEARNS_FROM, Annotations, annotations_of, survey
 from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
-from ..core.words import count
+from ..core.words import count, plain
+from ..loop.filling import components_of
+from ..loop.label_conflicts import listed
 from ..loop.progress_bars import show_activity
 
 LOG = "training/log.jsonl"
+# A teacher's predictions, by text and teacher.
+CACHE = "training/taught"
 _PATHS = ("paths.train", "paths.dev")
 
 
@@ -46,6 +51,8 @@ class Wish:
 
     recipes (list[Recipe]): None named: the measured one for this kind of pipeline.
     split (float | None): Share of the texts to evaluate on.
+    teacher (str | None): A pipeline that annotates `texts`, `share` of them for each annotated text.
+    source (str | None): A pipeline to go on with. old, old_dev (Path | None): Texts with its labels.
     overrides (dict): Values by dotted path, which are written into the config.
     """
 
@@ -57,6 +64,12 @@ class Wish:
     seed: int
     log_path: Path | None
     overrides: dict[str, Any]
+    teacher: str | None = None
+    texts: Path | None = None
+    share: float | None = None
+    source: str | None = None
+    old: Path | None = None
+    old_dev: Path | None = None
 
 
 @dataclass
@@ -64,13 +77,14 @@ class NewConfig:
     """A config that was made from texts.
 
     lines (list[str]): What was found and chosen. warnings (list[str]): What the user should check.
-    has_dev (bool): Whether it names texts to evaluate on.
+    has_dev (bool): Whether it names texts to evaluate on. output (str): A folder for the training.
     """
 
     text: str
     lines: list[str]
     warnings: list[str] = field(default_factory=list)
     has_dev: bool = True
+    output: str = "training"
 
 
 def make(path: Path, stem: str, wish: Wish) -> NewConfig:
@@ -79,6 +93,43 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     path (Path): The config's, for errors. stem (str): Its name.
     RAISES (ConfigError): The texts can't be read, or no component can learn from them.
     """
+    paths = paths_of(path, wish)
+    examples, lang = _read(paths, wish.lang)
+    found = survey(example.reference for example in examples)
+    choice = choose_components(found)
+    if not choice.components:
+        raise ConfigError(_nothing_to_learn(paths["train"], found, choice))
+    train = paths["train"]
+    taught, doubts = ({}, []) if wish.teacher is None else taught_by(wish.teacher, choice, found, wish)
+    if wish.split is not None:
+        paths |= split_off(paths, wish)
+        examples, _ = _read(paths, lang)
+    with plain_errors(path=path):
+        vectors = wish.overrides.get("paths.vectors")
+        config = make_config(choice, found, lang=lang, gpu=wish.gpu, pretrained=wish.pretrained, vectors=vectors)
+        config["paths"].update(paths)
+        if taught:
+            config["paths"] |= {"teacher": wish.teacher, "texts": None if wish.texts is None else str(wish.texts)}
+        wrap = {"corpora.train": taught} if taught else {}
+        text, told, warned = write(config, path, stem, wish, log=LOG, taught=wrap)
+    new = NewConfig(text, [], has_dev=paths["dev"] is not None)
+    by = f" {wish.teacher} teaches {in_a_row(taught['components'])}{_with_texts(wish)}." if taught else ""
+    new.lines = [
+        f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
+        + _listed([component.found for component in choice.components])
+        + ".",
+        f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
+        f"{_hardware(wish)}.{by} {told}",
+        evaluation(paths, wish, dev=_read_dev(paths, lang), log=LOG),
+    ]
+    new.warnings = [f"Left out: {one}." for one in choice.left_out]
+    new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
+    new.warnings += _without(choice, paths, _read_dev(paths, lang)) + doubts + warned
+    return new
+
+
+def paths_of(path: Path, wish: Wish) -> dict[str, str | None]:
+    """The files of the texts. RAISES (ConfigError): One is missing, or can't be used."""
     train, dev = (wish.overrides.get(name) for name in _PATHS)
     if train is None:
         raise ConfigError(
@@ -90,36 +141,105 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
             "Can't use --split: there is --paths.dev too, so the texts to evaluate on are known. Leave one of them out."
         )
     paths = {"train": str(train), "dev": None if dev is None else str(dev)}
-    if dollar := [given for given in paths.values() if given is not None and "$" in given]:
+    others = (wish.teacher, wish.texts, wish.source, wish.old, wish.old_dev)
+    if dollar := [str(given) for given in (*paths.values(), *others) if given is not None and "$" in str(given)]:
         raise ConfigError(
             f"Can't make a config for '{dollar[0]}': a config reads $ in a path as the start of a variable. Rename the "
             "file or the folder."
         )
-    examples, lang = _read(paths, wish.lang)
-    found = survey(example.reference for example in examples)
-    choice = choose_components(found)
-    if not choice.components:
-        raise ConfigError(_nothing_to_learn(paths["train"], found, choice))
-    if wish.split is not None:
-        files = split_corpus(Path(str(train)), wish.split, wish.seed)
-        paths |= {name: _as_given(file, Path(str(train))) for name, file in zip(("train", "dev"), files)}
-        examples, _ = _read(paths, lang)
-    with plain_errors(path=path):
-        vectors = wish.overrides.get("paths.vectors")
-        config = make_config(choice, found, lang=lang, gpu=wish.gpu, pretrained=wish.pretrained, vectors=vectors)
-        text, told, warned = _write(config, paths, path, stem, wish)
-    new = NewConfig(text, [], has_dev=paths["dev"] is not None)
-    new.lines = [
-        f"Found in {paths['train'] if wish.split is None else train}: {count(found.texts, 'text')}, "
-        f"{count(found.words, 'word')}. " + _listed([component.found for component in choice.components]) + ".",
-        f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
-        f"{_hardware(wish)}. {told}",
-        _evaluation(paths, wish, dev=_read_dev(paths, lang)),
-    ]
-    new.warnings = [f"Left out: {one}." for one in choice.left_out]
-    new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
-    new.warnings += _without(choice, paths, _read_dev(paths, lang)) + warned
-    return new
+    return paths
+
+
+def split_off(paths: Mapping[str, str | None], wish: Wish) -> dict[str, str]:
+    """Split texts to evaluate on off. RETURNS (dict): The files of the two parts."""
+    train = Path(str(paths["train"]))
+    files = split_corpus(train, wish.split or 0.0, wish.seed)
+    return {name: _as_given(file, train) for name, file in zip(("train", "dev"), files)}
+
+
+# ---------------------------------------------------------------------- a teacher
+
+
+def load_pipeline(name: str, option: str) -> Language:
+    """Load a pipeline. option (str): It comes from there. RAISES (ConfigError): It can't be loaded."""
+    if not util.is_package(name) and not (Path(name) / "config.cfg").is_file():
+        found = "a folder without config.cfg" if Path(name).is_dir() else "a file" if Path(name).exists() else "nothing"
+        raise ConfigError(
+            f"Can't use {option} {name}: expected the folder of a trained pipeline, such as training/model-best, or "
+            f"the name of an installed one, found {found} there. Check the path."
+        )
+    with plain_errors(path=Path(name)), show_activity("Loading the pipeline"):
+        try:
+            return util.load_model(name)
+        except ConfigError:
+            raise
+        except Exception as error:  # a pipeline may have any code
+            found = " ".join(str(error).split())
+            raise ConfigError(
+                f"Can't use {option} {name}: it can't be loaded. {type(error).__name__}: {found}"
+            ) from error
+
+
+def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tuple[dict[str, Any], list[str]]:
+    """What a teacher does in a training. RETURNS (tuple): The settings of the reader of the texts, and warnings.
+
+    RAISES (ConfigError): It has nothing to teach here.
+    """
+    nlp = load_pipeline(name, "--teacher")
+    theirs = components_of(nlp)
+    complete: set[str] = set()
+    components, doubts, lacking = [], [], []
+    for component in choice.components:
+        of_kind = found.of(component.factory, component.spans_key)
+        kind = LEARNS_FROM[component.factory]
+        same = [one for one in theirs.values() if one.kind == kind]
+        if not same or of_kind is None:
+            lacking.append(component.name)
+            continue
+        components.append(component.name)
+        is_named = kind in ("entities", "spans", "categories")
+        known = {label for one in same for label in one.labels or ()}
+        if is_named and (unknown := sorted(of_kind.labels.keys() - known)) and wish.texts is not None:
+            doubts.append(
+                f"'{component.name}': {name} does not know {listed(unknown)}. Its texts teach that there "
+                f"{'is none' if len(unknown) == 1 else 'are none'}: take a teacher with all labels."
+            )
+        if kind in ("entities", "spans"):
+            complete |= of_kind.labels.keys()
+    if not components:
+        raise ConfigError(
+            f"Can't use --teacher {name}: expected a component that finds "
+            f"{in_a_row([annotations_of(one.factory, one.spans_key) for one in choice.components])}, found "
+            f"{', '.join(theirs) or 'none'}."
+        )
+    if lacking:
+        doubts.append(f"{name} teaches nothing to {in_a_row(lacking)}: it has no such component.")
+    return taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share), doubts
+
+
+def taught_settings(
+    teacher: str, components: Sequence[str], complete: Sequence[str], *, texts: Path | None, share: float | None
+) -> dict[str, Any]:
+    """The settings of a reader in which a teacher fills in what is open. teacher (str): Its name in [paths]."""
+    found: dict[str, Any] = {
+        "@readers": "thinc-torchopt.TaughtCorpus.v1",
+        "teacher": f"${{paths.{teacher}}}",
+        "components": list(components),
+        "complete": list(complete),
+        "cache": CACHE,
+    }
+    if texts is not None:
+        found |= {"texts": "${paths.texts}", "share": 2.0 if share is None else share}
+    return found
+
+
+def _with_texts(wish: Wish) -> str:
+    if wish.texts is None:
+        return ""
+    return f" on {wish.texts}, {plain(2.0 if wish.share is None else wish.share)} texts for each annotated one"
+
+
+# ---------------------------------------------------------------------- the texts
 
 
 def _read(paths: Mapping[str, str | None], lang: str | None) -> tuple[list[Example], str]:
@@ -184,24 +304,31 @@ def _hardware(wish: Wish) -> str:
 # ---------------------------------------------------------------------- the text of the config
 
 
-def _write(
-    config: Config, paths: Mapping[str, str | None], path: Path, stem: str, wish: Wish
+def write(
+    config: Config, path: Path, stem: str, wish: Wish, *, log: str, taught: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, str, list[str]]:
-    """Put everything into the text. RETURNS (tuple): It, what was chosen, and warnings."""
-    config["paths"].update(paths)
+    """Put everything into the text.
+
+    log (str): The file of the log. taught (Mapping): By corpus, the settings of a reader around its own. Recipes don't
+        see it: counting texts is no reason to let a teacher annotate them.
+    RETURNS (tuple): The text, what was chosen, and warnings.
+    """
     # A recipe reads the corpora, and sets the end of the training: the user's own values come after it.
     before = {key: value for key, value in wish.overrides.items() if key not in _PATHS}
-    after = {key: before.pop(key) for key in list(before) if key.startswith("training.")}
+    later = ("training.", *(f"{name}." for name in taught))
+    after = {key: before.pop(key) for key in list(before) if key.startswith(later)}
     text = Config().from_str(config.to_str(), interpolate=False, overrides=before).to_str()
     nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
     recipes, told = (wish.recipes, "") if wish.recipes else _usual_recipe(nlp)
     names = ", then ".join(recipe.value for recipe in recipes)
     config = Config().from_str(text, interpolate=False)
-    config["training"]["logger"] = _loggers(wish.log_path or Path(LOG), recipes)
+    config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
     text, warned = config.to_str(), []
     for recipe in recipes:
         draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
         warned += draft.warnings
+    for name, settings in taught.items():
+        text = nested_in(text, name, settings, "corpus")
     text, products = with_settings(text, after), ""
     if not wish.gpu:
         text, products = _with_fast_products(text)
@@ -270,7 +397,8 @@ def _told(nlp: Language, recipes: Sequence[Recipe]) -> str:
 # ---------------------------------------------------------------------- texts to evaluate on
 
 
-def _evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | None) -> str:
+def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | None, *, log: str) -> str:
+    """The texts to evaluate on, in words."""
     if dev is None:
         return (
             "No texts to evaluate on, which the training needs: give it --paths.dev dev.spacy. Or let init split them "
@@ -279,7 +407,7 @@ def _evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | 
     told = f"Evaluates on {count(dev.texts, 'text')} of {paths['dev']}"
     if wish.split is not None:
         told += f", {wish.split:.0%} of the texts, drawn with the seed {wish.seed}; the others are in {paths['train']}"
-    return f"{told}. Logs each step to {wish.log_path or LOG}."
+    return f"{told}. Logs each step to {wish.log_path or log}."
 
 
 def _without(choice: Choice, paths: Mapping[str, str | None], dev: Annotations | None) -> list[str]:

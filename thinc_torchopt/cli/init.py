@@ -22,6 +22,7 @@ from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..loop.progress_bars import show_activity
 from ._command import CODE
+from ._from_pipeline import make_from
 from ._new_config import NewConfig, Wish, in_a_row, make
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides, read_text, write_config
@@ -43,6 +44,12 @@ def init(
     pretrained: bool = Opt(False, "--pretrained", help="For a new config: word vectors, which must be installed"),
     split: Optional[float] = Opt(None, "--split", help="For a new config: share of the texts to evaluate on"),
     seed: int = Opt(0, "--seed", help="Seed of --split"),
+    teacher: Optional[str] = Opt(None, "--teacher", help="For a new config: a pipeline that annotates --texts"),
+    texts: Optional[Path] = Opt(None, "--texts", help="Texts for --teacher: .txt, .jsonl or .spacy"),
+    share: Optional[float] = Opt(None, "--share", help="How many of --texts for each annotated text. Default: 2"),
+    source: Optional[str] = Opt(None, "--from", help="Go on with a trained pipeline: new labels, or more texts"),
+    old: Optional[Path] = Opt(None, "--old", help="For --from: texts with its labels, learned beside the new ones"),
+    old_dev: Optional[Path] = Opt(None, "--old-dev", help="For --from: such texts to evaluate on"),
     force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
         None, "--log", help="Write a log of each step, for spacy torchopt report", dir_okay=False
@@ -51,7 +58,8 @@ def init(
 ) -> None:
     """
     Make a config from texts, or put our optimizer into a config. With one path, a new config is made for the components
-    that the annotations of the texts can teach. With two paths, [training.optimizer] is rewritten by a recipe, and the
+    that the annotations of the texts can teach; with --from, one that goes on with a trained pipeline and forgets none
+    of its labels. With two paths, [training.optimizer] is rewritten by a recipe, and the
     rest stays as it is, comments too. best: the settings that scored best in
     our benchmark, with a learning rate and a number of steps computed from the corpus (--paths.train train.spacy);
     drop-in: thinc's arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a
@@ -73,10 +81,16 @@ def init(
         recipes = [Recipe.of(name) for name in dict.fromkeys(names)]
         overrides = read_overrides(ctx.args, code_path)
         if output_path is None:
+            paths = {name: overrides.pop(f"paths.{name}", None) for name in ("old", "old_dev")}
             wish = Wish(lang, gpu, pretrained, recipes, split, seed, log_path, overrides)
+            wish.teacher, wish.texts, wish.share = teacher, texts, share
+            wish.source, wish.old, wish.old_dev = source, old or paths["old"], old_dev or paths["old_dev"]
+            _check_wish(wish)
             new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
         else:
-            _check_options({"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}, config_path)
+            new_only: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
+            new_only |= {"--teacher": teacher, "--texts": texts, "--share": share}
+            _check_options(new_only | {"--from": source, "--old": old, "--old-dev": old_dev}, config_path)
             if not recipes:
                 raise ConfigError(
                     f"Can't rewrite '{config_path}': expected a recipe, found none. Name one: --recipe best. There "
@@ -114,6 +128,37 @@ def _print_text(text: str, lines: Sequence[str], warnings: Sequence[str]) -> Non
 # ---------------------------------------------------------------------- a new config
 
 
+def _check_wish(wish: Wish) -> None:
+    """RAISES (ConfigError): Options of a new config don't go together, or have an impossible value."""
+    if wish.source is not None:
+        of_others: dict[str, Any] = {"--lang": wish.lang, "--gpu": wish.gpu, "--pretrained": wish.pretrained}
+        of_others |= {"--teacher": wish.teacher, "--texts": wish.texts, "--share": wish.share}
+        if given := [name for name, value in of_others.items() if value]:
+            raise ConfigError(
+                f"Can't use {' and '.join(given)} with --from: that pipeline has its language and its components, and "
+                "is the teacher of the new texts. Leave one of them out."
+            )
+    elif wish.old is not None or wish.old_dev is not None:
+        raise ConfigError(
+            f"Can't use {'--old' if wish.old is not None else '--old-dev'}: it is for texts with the labels of the "
+            "pipeline of --from, and there is none. Name the pipeline: --from training/model-best."
+        )
+    if wish.teacher is None and (wish.texts is not None or wish.share is not None):
+        option = "--texts" if wish.texts is not None else "--share"
+        raise ConfigError(
+            f"Can't use {option}: it is for texts that a pipeline annotates, and there is none. Name it: --teacher "
+            "training/large/model-best."
+        )
+    if wish.texts is None and wish.share is not None:
+        raise ConfigError("Can't use --share: there are no texts for the teacher. Name them: --texts raw.jsonl.")
+    if wish.share is not None and not 0 < wish.share < float("inf"):
+        raise ConfigError(f"Can't use --share: expected a number above 0, found {wish.share:g}. 2 is usual.")
+    if wish.texts is not None and not wish.texts.exists():
+        raise ConfigError(
+            f"Can't use --texts {wish.texts}: expected a file of texts, or a folder of them, found nothing there."
+        )
+
+
 def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewConfig:
     """Make and write a config. RAISES (ConfigError): It can't be made, or something is in its place."""
     if path.is_dir():
@@ -128,7 +173,7 @@ def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewCon
             f"Can't make the config '{path}': it is there already. To change it, give it as input and name an output, "
             f"which may be the same: init {path} {path} --recipe best. To write it anew: --force."
         )
-    new = make(path, "config" if to_stdout else path.stem, wish)
+    new = (make if wish.source is None else make_from)(path, "config" if to_stdout else path.stem, wish)
     if not to_stdout:
         write_config(path, new.text)
     return new
@@ -146,7 +191,8 @@ def _show_new(path: Path, new: NewConfig, *, to_stdout: bool) -> None:
         msg.warn(line)
     msg.text("To train:")
     quoted = shlex.quote(str(path))
-    print(f"{cli_util().COMMAND} train {quoted} --output training{'' if new.has_dev else ' --paths.dev dev.spacy'}")
+    dev = "" if new.has_dev else " --paths.dev dev.spacy"
+    print(f"{cli_util().COMMAND} train {quoted} --output {shlex.quote(new.output)}{dev}")
 
 
 # ---------------------------------------------------------------------- an existing config

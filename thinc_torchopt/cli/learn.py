@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,6 +24,8 @@ from ._setup import build, resolve_optimizer
 from ._terminal import print_notes, short
 
 _COLUMNS = {"texts": 10, "tokens": 12, "score (0-1)": 13, "watched (0-1)": 15, "learn rate": 12}
+# Of the watched corpus, with labels that are added.
+_APART = {"old labels": 12, "new labels": 12}
 # Settings that have a value, also if nothing uses them.
 _WITH_OTHERS = ("rollback_factor", "max_rollbacks")
 
@@ -40,6 +42,7 @@ def learn(
     every: int = Opt(100, "--every", "-n", help="Texts of a row, with their score"),
     save_every: int = Opt(1000, "--save-every", help="Texts between two saves"),
     new_labels: str = Opt("refuse", "--new-labels", help="Labels that the pipeline does not have: refuse, add or skip"),
+    teacher: bool = Opt(True, help="With --new-labels add: the pipeline as it was fills in what texts leave open"),
     skip_bad: bool = Opt(False, "--skip-bad", help="Leave out texts that can't be learned: see rejected.jsonl"),
     replay: int = Opt(0, "--replay", help="Old texts that are learned again in each update"),
     memory: int = Opt(1000, "--memory", help="How many old texts to keep for --replay"),
@@ -68,6 +71,7 @@ def learn(
             replay=replay,
             memory=memory,
             new_labels=new_labels,  # type: ignore[arg-type]  # checked there
+            teacher=teacher,
             prequential=prequential,
             skip_bad=skip_bad,
         )
@@ -99,13 +103,14 @@ def learn(
                 is_stopped=lambda: signals.noted is not None,
             ) as learner,
         ):
-            _tell_start(console, learner, output_path, from_stdin=from_stdin)
+            columns = {**_COLUMNS, **_APART} if watch is not None and new_labels == "add" else _COLUMNS
+            _tell_start(console, learner, output_path, columns, from_stdin=from_stdin)
             source = LineReader(
                 None if from_stdin else stream, follows=follow, is_stopped=lambda: signals.noted is not None
             )
             before = learner.texts
             for row in learner.learn(source):
-                _print_row(console, row)
+                _print_row(console, row, columns)
             _tell_end(console, learner, before, output_path, signals.noted)
     if signals.noted is not None:
         sys.exit(128 + signals.noted)
@@ -155,7 +160,9 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
 # ---------------------------------------------------------------------- what is printed
 
 
-def _tell_start(console: Console, learner: StreamLearner, output: Path, *, from_stdin: bool) -> None:
+def _tell_start(
+    console: Console, learner: StreamLearner, output: Path, columns: Mapping[str, int], *, from_stdin: bool
+) -> None:
     if learner.goes_on:
         where = (
             f"standard input should begin with line {learner.place.lines + 1:,}"
@@ -163,17 +170,17 @@ def _tell_start(console: Console, learner: StreamLearner, output: Path, *, from_
             else f"from line {learner.place.lines + 1:,} of the stream"
         )
         console.print(f"Going on after {learner.texts:,} texts, with the state in {output}: {where}.", soft_wrap=True)
-    console.print(_in_columns(list(_COLUMNS)))
-    console.print(_in_columns(["-" * (width - 2) for width in _COLUMNS.values()]))
+    console.print(_in_columns(list(columns), columns))
+    console.print(_in_columns(["-" * (width - 2) for width in columns.values()], columns))
 
 
-def _print_row(console: Console, row: LogRow) -> None:
+def _print_row(console: Console, row: LogRow, columns: Mapping[str, int]) -> None:
     cells = [f"{row.texts:,}", f"{row.tokens:,}", _told(row.score), _told(row.watched), short(row.learn_rate)]
-    console.print(_in_columns(cells))
+    console.print(_in_columns([*cells, _told(row.watched_old), _told(row.watched_new)], columns))
 
 
-def _in_columns(cells: Collection[str]) -> str:
-    return "".join(cell.rjust(width) for cell, width in zip(cells, _COLUMNS.values()))
+def _in_columns(cells: Collection[str], columns: Mapping[str, int]) -> str:
+    return "".join(cell.rjust(width) for cell, width in zip(cells, columns.values()))
 
 
 def _told(score: float | None) -> str:
@@ -185,5 +192,7 @@ def _tell_end(console: Console, learner: StreamLearner, before: int, output: Pat
     if learner.rejected:
         texts = "1 text" if learner.rejected == 1 else f"{learner.rejected:,} texts"
         console.print(f"{texts} could not be learned: {output / 'rejected.jsonl'}.", soft_wrap=True)
+    if learner.teacher is not None and learner.teacher.filled.texts:
+        console.print(f"Filled in by the teacher: {learner.teacher.filled.in_words()}", soft_wrap=True)
     done = f"{learner.texts - before:,} texts were learned" if learner.texts > before else "no text was new"
     console.print(f"{why}: {done}. Pipeline: {output / 'model-last'}. To go on, run the same command.", soft_wrap=True)

@@ -15,6 +15,7 @@ When TorchOptimizer is first imported (a config that names it does that):
   corpus.
 - `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer. A resumed
   trainable_lemmatizer gets its table of labels back, which spaCy does not load.
+- `spacy.language.Language.create_pipe_from_source`: notes where a component comes from.
 - `thinc.model.Model.copy`: records the names of its layers.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: restore params even after an exception.
 
@@ -210,6 +211,34 @@ _resumed: weakref.WeakKeyDictionary[spacy.language.Language, set[str]] = weakref
 def resumed_components(nlp: spacy.language.Language) -> list[str]:
     """The components of a pipeline that `resume_training` was called for, as spaCy does for those with a 'source'."""
     return sorted(_resumed.get(nlp, ()))
+
+
+class Source(NamedTuple):
+    """Where a component comes from. pipeline (Path): The folder of a pipeline. component (str): Its name there."""
+
+    pipeline: Path
+    component: str
+
+
+# spaCy keeps no source of a component.
+_sources: weakref.WeakKeyDictionary[spacy.language.Language, dict[str, Source]] = weakref.WeakKeyDictionary()
+
+
+def sources_of(nlp: spacy.language.Language) -> dict[str, Source]:
+    """Where the components of a pipeline come from that have a 'source' in the config, by their names."""
+    return {name: source for name, source in _sources.get(nlp, {}).items() if name in nlp.component_names}
+
+
+def _create_pipe_from_source(original: Callable[..., Any]) -> Callable[..., Any]:
+    def create_pipe_from_source(
+        self: spacy.language.Language, source_name: str, source: spacy.language.Language, *, name: str
+    ) -> Any:
+        created = original(self, source_name, source, name=name)
+        if (path := source.path) is not None:
+            _sources.setdefault(self, {})[name] = Source(Path(path), source_name)
+        return created
+
+    return create_pipe_from_source
 
 
 def _is_for_us(nlp: Any) -> bool:
@@ -416,6 +445,13 @@ _SPACY = (
             "self sgd",
             _introduce(anew=False),
             "state of a pipeline from before it was resumed is kept",
+        ),
+        Replaced(
+            spacy.language.Language,
+            "create_pipe_from_source",
+            "self source_name source name",
+            _create_pipe_from_source,
+            "the source of a component is not known, and settings that use it must name it",
         ),
         Replaced(spacy.language.Language, "use_params", "self params", _use_params(use_in_pipeline), _AVERAGES),
     ],

@@ -92,6 +92,8 @@ class RunCheckpoints:
         self._random: RandomState | None = None
         self._layout: dict[str, Any] = {}
         self._values, self._identity = collect_values(nlp, optimizer.attachments), collect_identity(nlp)
+        name = nlp.config["training"].get("train_corpus", "")
+        self._values |= {f"{name}, {what}": value for what, value in self.stream.identity_of_reader(nlp).items()}
 
     @property
     def newest(self) -> int | None:

@@ -40,6 +40,8 @@ _NERS = ("ner", "beam_ner")
 # An unknown label is a KeyError in these; other components treat it as missing.
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
 _STRICT = ("tagger", "spancat", "spancat_singlelabel")
+# Labels that these may unlearn are those that they find in the texts: label_conflicts.py.
+_COMPARED = (*_NERS, "spancat", "spancat_singlelabel")
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
 # What others do with labels that they lack. SOURCE: spacy/pipeline/ner.pyx, `_ensure_labels_are_added`;
 # spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
@@ -296,7 +298,7 @@ def _check_labels(
             labels = labels | of_train.keys() if is_trained else labels
         elif is_trained:
             gone = sorted(labels - of_train.keys())
-            if gone and is_all and name in sourced and of_train:
+            if gone and is_all and name in sourced and of_train and _factory(nlp, name) not in _COMPARED:
                 found.notes.append(
                     f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
                     f"{'it' if len(gone) == 1 else 'them'}."

@@ -108,6 +108,13 @@ class Batches:
         self._max_epochs = self._locals_of_spacys.get("max_epochs", self._max_epochs)
         return self._max_epochs
 
+    def identity_of_reader(self, nlp: Language) -> dict[str, str]:
+        """What the reader of spaCy's batches reads that no setting tells, such as the weights of a teacher: values by
+        names, from its method `identity`. Empty: it has none.
+        """
+        identity = getattr(self._locals_of_spacys.get("corpus"), "identity", None)
+        return dict(identity(nlp)) if callable(identity) else {}
+
     @property
     def batcher(self) -> Any:
         """The batcher of spaCy's batches, [training.batcher]. None: these are not spaCy's batches."""

@@ -25,6 +25,7 @@ from ..core.hooks import resumed_components
 from ..core.optimizer import TorchOptimizer
 from .data_check import MOST_WORDS, Corpus, Findings, check_data
 from .events import Control, Evaluate, StepBegin
+from .label_conflicts import doubts_of_labels
 from .processes import Scores
 from .random_state import preserved_random
 from .schedule_check import doubts_of_config
@@ -72,11 +73,16 @@ class TrainingCheck:
             with preserved_random():
                 dev = _first_texts(training["dev_corpus"], reader(self._nlp))
         found = self._look(dev)
+        if self._train is not None:
+            found.notes += self._doubts_of_labels(self._train)
         found.notes += doubts_of_config(training)
         self._tell(found)
         return self._evaluate if dev is not None or reader is None else self._evaluation_watching(reader)
 
     def on_step_begin(self, event: StepBegin, control: Control) -> None:
+        if event.step == 0:  # later, the pipeline may have forgotten what it found
+            drawn = Corpus(self._config["training"]["train_corpus"], [*event.batch], is_whole=False)
+            self._tell(Findings(notes=self._doubts_of_labels(drawn)))
         if self._drawn is not None and self._words < MOST_WORDS:
             self._drawn += event.batch
             self._words += sum(len(example.reference) for example in event.batch)
@@ -104,6 +110,10 @@ class TrainingCheck:
                 is_initialized=True,
                 is_thorough=False,
             )
+
+    def _doubts_of_labels(self, train: Corpus) -> list[str]:
+        with preserved_random():
+            return list(doubts_of_labels(self._nlp, self._config, train, resumed_components(self._nlp)))
 
     def _evaluation_watching(self, reader: Callable[[Language], Iterable[Example]]) -> Evaluation:
         """An evaluation that looks at the texts of its first call."""

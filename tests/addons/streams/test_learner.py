@@ -220,6 +220,7 @@ def test_learner_adds_labels_and_goes_on_to_the_bit(model, tmp_path, stop):
     """The optimizer's state grows with them, and so does the pipeline that a stopped run loads."""
     stream = write_stream(tmp_path / "stream.jsonl", 24, changed=with_new_label)
     _, told = learn(model, stream, tmp_path / "one", new_labels="add")
+    assert "filled in by the pipeline as it is now" in told.pop(0)
     assert told == ["'ner' has got the label 'NEW', of line 10 of the stream."]
     assert "NEW" in spacy.load(tmp_path / "one" / "model-last").get_pipe("ner").labels
     asked = itertools.count()

@@ -24,7 +24,9 @@ from ...core.types import ParamInfo
 from ...core.words import count, plain, size_in_words
 from ...loop.data_check import MOST_WORDS, Corpus, Findings, check_data
 from ...loop.data_stream import count_steps
+from ...loop.label_conflicts import doubts_of_labels
 from ...loop.progress_bars import show_activity
+from ...loop.random_state import preserved_random
 from ...loop.schedule_check import doubts_of_schedules, rates_over_steps, trained_groups
 from ...loop.setup import (
     AnyConfig,
@@ -255,6 +257,9 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     training = setup.config["training"]
     train, dev = _read_corpora(told, setup.nlp, setup.config)
     told.add(check_data(setup.nlp, setup.config, train, dev, sourced=setup.sourced, is_initialized=True))
+    if train is not None:
+        with show_activity("Comparing the texts with the pipeline"), preserved_random():
+            told.notes += doubts_of_labels(setup.nlp, setup.config, train, setup.sourced)
     unmatched, problem = tell_pipeline(setup)
     told.stops += [*(found["message"] for found in unmatched), *([problem] if problem else [])]
     now = describe(setup)

@@ -1,13 +1,15 @@
 """Recipes: what `spacy torchopt init` writes into a config, and why. Open recipes.py first.
 
-from_texts.py makes a config from the annotations of texts, split.py takes texts to evaluate on from it. rewrite.py
+from_texts.py makes a config from the annotations of texts, from_pipeline.py one that goes on with a trained pipeline;
+split.py takes texts to evaluate on from a corpus. rewrite.py
 applies a recipe to a config, translation.py translates other optimizers, config_text.py changes a config and keeps its
 comments. source.py reads and writes the config of a user; corpora.py reads the corpora, and decides where a training
 ends. measured.yaml says what was measured.
 """
 
-from .config_text import cut_section, put, with_settings
+from .config_text import cut_section, nested_in, put, with_settings
 from .corpora import Setting, read_corpus
+from .from_pipeline import Learner, Plan, make_config_from, plan_for
 from .from_texts import (
     Choice,
     blank_pipeline,
@@ -29,7 +31,9 @@ __all__ = [
     "TORCH",
     "Choice",
     "ConfigSource",
+    "Learner",
     "Measured",
+    "Plan",
     "Recipe",
     "Setting",
     "blank_pipeline",
@@ -38,11 +42,14 @@ __all__ = [
     "find_pretrained",
     "languages_of",
     "make_config",
+    "make_config_from",
     "measured_of",
     "measurements",
+    "nested_in",
     "notes_on",
     "notes_on_language",
     "open_source",
+    "plan_for",
     "put",
     "read_corpus",
     "read_text",

@@ -243,6 +243,30 @@ def with_settings(text: str, settings: Mapping[str, Any]) -> str:
     return text
 
 
+def nested_in(text: str, path: str, outer: Mapping[str, Any], inner: str) -> str:
+    """Put a section of the text of a config into another one, which takes its place.
+
+    path (str): The section, which is there. outer (Mapping[str, Any]): The settings and sections of the other one.
+    inner (str): The key in it that the old one gets.
+    """
+    config = ConfigText(text, path)
+    old = SectionText()
+    for key in [*config.section.settings, *config.section.sections]:
+        if (entry := config.section.pop(key)) is not None:
+            old.add(key, entry)
+    _fill(config.section, outer)
+    config.section.add(inner, old)
+    return str(config)
+
+
+def _fill(section: SectionText, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _fill(section.section(key), value)
+        else:
+            section.put(key, Raw(value) if isinstance(value, str) and _VARIABLE.search(value) else value)
+
+
 def cut_section(text: str, path: str) -> tuple[dict[str, str], str]:
     """Cut a section out of the text of a config. RETURNS (tuple): Its settings, and the rest of the text."""
     config = ConfigText(text, path)

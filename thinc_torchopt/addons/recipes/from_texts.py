@@ -206,10 +206,19 @@ def notes_on(choice: Choice, found: Annotations) -> list[str]:
 # ---------------------------------------------------------------------- the language
 
 
-def blank_pipeline(lang: str, paths: Mapping[str, str | None]) -> Language:
-    """An empty pipeline, to read texts with. RAISES (ConfigError): spaCy does not have the language."""
+def blank_pipeline(lang: str, paths: Mapping[str, str | None], *, like: Language | None = None) -> Language:
+    """An empty pipeline, to read texts with.
+
+    like (Language | None): With the tokenizer and vocabulary of this one.
+    RAISES (ConfigError): spaCy does not have the language.
+    """
+    config = Config({"nlp": {"lang": lang}, "paths": dict(paths)})
     try:
-        return load_model_from_config(Config({"nlp": {"lang": lang}, "paths": dict(paths)}), auto_fill=True)
+        if like is None:
+            return load_model_from_config(config, auto_fill=True)
+        nlp = load_model_from_config(config, vocab=like.vocab, auto_fill=True)
+        nlp.tokenizer = like.tokenizer
+        return nlp
     except ImportError as error:
         if "[E048]" in str(error):
             raise ConfigError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
 
@@ -51,12 +51,18 @@ class BestSettings:
         low, high = BEST_SCALES
         return _rounded(self.peak * min(max(math.sqrt(end.words / 400), low), high)) if self.scales else self.peak
 
+    def continued(self) -> BestSettings:
+        """The settings if all that learns was trained before."""
+        return replace(self, what="what was trained before", peak=_rounded(self.peak * BEST_CONTINUED))
+
 
 # In steps. With fewer, a span categorizer's outputs may all become 0 at the start, and stay 0.
 BEST_WARMUP = 150
 BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4
+# Of a network that is trained from scratch, if all that learns was trained before.
+BEST_CONTINUED = 1 / 3
 BEST = {
     "cnn": BestSettings("a network that is trained from scratch", 400, 0.002, True),
     "bow": BestSettings("bags of words", 1000, 0.003, False),
@@ -211,6 +217,8 @@ class Draft(Translation):
         if found.encoders or found.sourced:
             self._check_groups(Recipe.best)
         best = BEST["transformer" if found.encoders else "bow" if are_bags(all_names(nlp)) else "cnn"]
+        goes_on = bool(found.sourced) and not found.heads
+        best = best.continued() if goes_on else best
         size = best.words if best.words and _grows(nlp) else None
         if size is not None and isinstance(nlp.config["training"]["batcher"], str):
             self.warnings.append(
@@ -228,10 +236,11 @@ class Draft(Translation):
             self.changes.append("budget: removed. max_steps ends the training.")
         self._average(end)
         self._rise_and_fall(best, end)
-        if found.encoders or found.sourced:
+        if found.encoders or (found.sourced and not goes_on):
             # All other new params learn at the one rate that was measured.
-            groups = Pretrained(found.encoders, found.sourced, heads=found.heads)
-            self._group(groups, best.peak, encoder_rate=BEST_ENCODER, layer_decay=False)
+            groups = Pretrained(found.encoders, [] if goes_on else found.sourced, heads=found.heads)
+            rate = BEST_ENCODER * (BEST_CONTINUED if goes_on else 1.0)
+            self._group(groups, best.peak, encoder_rate=rate, layer_decay=False)
         ends = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
         self.beside = {f"training.{key}": value for key, value in ends.items()}
         if size is not None:
@@ -512,10 +521,8 @@ def find_pretrained(nlp: Language, config: Config) -> Pretrained:
         is_encoder = type(nlp.get_pipe(trained[escaped])).__name__ in ("Transformer", "CuratedTransformer")
         if is_encoder:
             found.encoders.append(f"{escaped}/*")
-        elif trained[escaped] in pretrained:
-            found.sourced.append(f"{escaped}/*")
         else:
-            found.heads.append(f"{escaped}/*")
+            (found.sourced if trained[escaped] in pretrained else found.heads).append(f"{escaped}/*")
             found.encoders += [f"{path}/*" for path in paths]
     names = [name for name in all_names(nlp) if f"{name.split('/')[0]}/*" in found.heads and "/static_vectors/" in name]
     found.vectors = sorted({f"{name.split('/')[0]}/*static_vectors/*" for name in names})

@@ -9,9 +9,13 @@ it ends; a run that was killed goes on from there, and ends with bit-identical w
       model-last/       the pipeline, for spacy.load
       learn.jsonl       one row for each block of texts
       rejected.jsonl    texts that could not be learned, with the reason
+      teacher/          the pipeline as it was at the start, if it fills in what texts leave open
 
 A text that can't be learned changes nothing: its batch is undone (undo.py). Then the run saves and ends, or
 leaves out that text.
+
+With new labels, the pipeline as it was at the start is the teacher (loop/filling.py): it fills in what texts with new
+labels leave open. A text of the memory has no labels that came later: there, the pipeline as it is then fills them in.
 """
 
 from __future__ import annotations
@@ -52,12 +56,24 @@ from ...loop.config_check import (
 from ...loop.model_state import ModelState, check_model, check_parts, collect_model, restore_model
 from ...loop.random_state import RandomState, check_generators, collect_random, restore_random
 from ...loop.run_lock import RunLock
-from .records import Memory, Record, is_rejected, make_example, read_examples, read_record, unknown_keys, unknown_labels
+from .records import (
+    Memory,
+    Record,
+    as_line,
+    is_rejected,
+    make_example,
+    read_examples,
+    read_record,
+    unknown_keys,
+    unknown_labels,
+)
 from .source import Line, LineReader, Place
+from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
+from .watched import added_by_component, old_and_new
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
-_VERSION = 2
+_VERSION = 3
 _COMMAND = Section("spacy torchopt learn")
 _OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
 
@@ -74,6 +90,8 @@ class LearnSettings:
     memory (int): The most texts in it.
     new_labels ("refuse" | "add" | "skip"): Whether a label that the pipeline does not have ends the run, is added, or
         its text is skipped.
+    teacher (bool): If labels are added, let the pipeline as it was at the start fill in what texts leave open. False:
+        they annotate everything.
     prequential (bool): Score each text before it is learned.
     skip_bad (bool): Leave out texts that can't be learned, and write them to rejected.jsonl. False: the first one ends
         the run.
@@ -87,6 +105,7 @@ class LearnSettings:
     replay: int = 0
     memory: int = 1000
     new_labels: Literal["refuse", "add", "skip"] = "refuse"
+    teacher: bool = True
     prequential: bool = True
     skip_bad: bool = False
 
@@ -97,9 +116,15 @@ class LearnSettings:
         _COMMAND.choice("--new-labels", self.new_labels, ("refuse", "add", "skip"))
 
     @property
+    def is_taught(self) -> bool:
+        """Whether there is a teacher."""
+        return self.teacher and self.new_labels == "add"
+
+    @property
     def lasting(self) -> dict[str, str]:
         """Those that a run can't change, by option: with others, the same texts would give other weights."""
         kept = {"--batch-size": self.batch_size, "--replay": self.replay, "--memory": self.replay and self.memory}
+        kept["--teacher"] = self.teacher
         return {name: str(value) for name, value in kept.items()}
 
 
@@ -112,6 +137,8 @@ class LogRow:
     score, scores: Of the texts since the row before, each before it was learned. None: unknown.
     losses (dict): By component, the mean over these texts.
     learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
+    watched_old, watched_new: The F score there of all annotations with labels from before the run, and of those with
+        labels that were added. None: there are none of them.
     seconds (float): Since the start of this process. is_last (bool): The stream has ended, or the run was stopped; the
         block goes on in the next run.
     """
@@ -126,6 +153,8 @@ class LogRow:
     learn_rate: float
     watched: float | None
     watched_scores: dict[str, float]
+    watched_old: float | None
+    watched_new: float | None
     seconds: float
     is_last: bool = False
 
@@ -145,9 +174,9 @@ class LearnerState:
 
     values, settings (dict): Those of the config, and `LearnSettings.lasting`. identity (Identity): Vectors and labels
         at the start. added (list): Component and label,
-        for those that were added. scored (list): The docs of the block in spaCy's binary format, as predicted and as
-        they should be. logged, watched (int): The texts at the last row, and at the last evaluation of the watched
-        corpus.
+        for those that were added. teacher (str): The digest of the teacher; empty: there is none. scored (list): The
+        docs of the block in spaCy's binary format, as predicted and as they should be. logged, watched (int): The texts
+        at the last row, and at the last evaluation of the watched corpus.
     """
 
     version: Count
@@ -155,6 +184,7 @@ class LearnerState:
     settings: dict[str, str]
     identity: Identity
     added: list[tuple[str, str]]
+    teacher: str
     model: ModelState
     optimizer: dict[str, Any]
     random: RandomState
@@ -193,7 +223,7 @@ class StreamLearner:
         pipeline can't be saved. (PipelineError): There is nothing to train.
 
     Public: `texts` (learned so far), `rejected` (left out so far, as they can't be learned), `goes_on` (whether the run
-        goes on with an earlier one), `place` (in the stream).
+        goes on with an earlier one), `place` (in the stream), `teacher` (or None).
     """
 
     def __init__(
@@ -222,6 +252,7 @@ class StreamLearner:
         ]["before_update"]
         self._values, self._identity = collect_values(nlp), collect_identity(nlp)
         self._added: list[tuple[str, str]] = []
+        self.teacher: StreamTeacher | None = None
         self.place = Place()
         self._memory = Memory(settings.memory if settings.replay else 0)
         self._block = TextBlock()
@@ -265,8 +296,20 @@ class StreamLearner:
         for name in (LOG, REJECTED):  # of a run that was killed before it saved
             (self.folder / name).unlink(missing_ok=True)
         self._initialize()
+        if self._settings.is_taught:
+            self._begin_teacher()
         for line, _ in read_examples(self._nlp, old) if old is not None else ():
             self._memory.add(line)
+
+    def _begin_teacher(self) -> None:
+        """Let the pipeline as it is now be the teacher. RAISES (StateError): It can't be written."""
+        with self._on_disk():
+            StreamTeacher.keep(self._nlp, self.folder)
+        self.teacher = StreamTeacher(self._nlp, self.folder)
+        self._notify(
+            f"What texts leave open is filled in by the pipeline as it is now, '{self.folder / TEACHER}'. If they "
+            "annotate all labels, set --no-teacher."
+        )
 
     def _initialize(self) -> None:
         for _, pipe in self._nlp.pipeline:
@@ -363,6 +406,7 @@ class StreamLearner:
             self._waiting = batch
             return
         n_skipped = len(batch) - len(found) - len(rejected)
+        found = self._fill_in(found, rejected)
         while found and (bad := self._try_update(found)):
             rejected |= bad
             found = [text for text in found if text.line not in bad]
@@ -406,6 +450,25 @@ class StreamLearner:
             self._new_labels[component, label] = line.where
         return example
 
+    def _fill_in(self, found: list[_Text], rejected: dict[Line, str]) -> list[_Text]:
+        """Let the teacher fill in what texts leave open. rejected (dict): Gets those that it can't annotate.
+
+        RAISES (StreamError): There is one, and it ends the run.
+        """
+        if self.teacher is None or not found:
+            return found
+        try:
+            examples = self.teacher.fill_in([text.example for text in found])
+        except Exception as error:  # spaCy's, torch's, or of a component of the user's
+            if len(found) > 1:
+                return [kept for text in found for kept in self._fill_in([text], rejected)]
+            reason = f"Can't learn from {found[0].line.where}: the teacher can't annotate it. {_in_words(error)}"
+            if not self._settings.skip_bad:
+                raise StreamError(f"{reason} {self._advice}") from error
+            rejected[found[0].line] = reason
+            return []
+        return [_Text(text.line, example) for text, example in zip(found, examples)]
+
     def _add_labels(self) -> None:
         """Add labels. Not in a memory zone, which would free their names.
 
@@ -434,7 +497,7 @@ class StreamLearner:
             the run.
         """
         self._undo.keep()
-        old = self._memory.draw(self._settings.replay)
+        old: list[tuple[str, int]] = self._memory.draw(self._settings.replay)
         try:
             self._update(found, old)
             return {}
@@ -452,12 +515,14 @@ class StreamLearner:
                 first, reason = next(iter(bad.items()), (found[0].line, _in_words(error)))
                 where = first.where if bad else f"a text of the memory, drawn with {first.where}"
                 raise StreamError(f"Can't learn from {where}: {reason} {self._advice}") from error
-            for line in bad_old:
-                self._memory.lines.remove(line)
-                self._notify_once(f"A text of the memory can't be learned, and is forgotten: {line[:60]}")
+            for kept in bad_old:
+                self._memory.lines.remove(kept)
+                self._notify_once(f"A text of the memory can't be learned, and is forgotten: {kept[0][:60]}")
             return bad or self._try_update(found)
 
-    def _find_bad(self, found: list[_Text], old: list[str], error: Exception) -> tuple[dict[Line, str], list[str]]:
+    def _find_bad(
+        self, found: list[_Text], old: list[tuple[str, int]], error: Exception
+    ) -> tuple[dict[Line, str], list[tuple[str, int]]]:
         """Find the texts that can't be learned by themselves. If there are none, all new ones are to blame together.
 
         RETURNS (tuple): New ones, with reasons; if they all can be learned, old ones.
@@ -465,7 +530,7 @@ class StreamLearner:
         if len(found) + len(old) == 1:
             return {found[0].line: _in_words(error)}, []
         bad = {text.line: reason for text in found if (reason := self._why_not(text.example))}
-        bad_old = [] if bad else [line for line in old if self._why_not(self._read_old(line))]
+        bad_old = [] if bad else [kept for kept in old if self._why_not(self._read_old(kept[0]))]
         return bad if bad or bad_old else {text.line: _in_words(error) for text in found}, bad_old
 
     def _why_not(self, example: Example) -> str:
@@ -501,14 +566,16 @@ class StreamLearner:
         )
         return scored
 
-    def _update(self, found: list[_Text], lines: list[str]) -> None:
+    def _update(self, found: list[_Text], lines: list[tuple[str, int]]) -> None:
         """Score new texts, then make an update with them and some of the memory.
 
-        lines (list[str]): Those of the memory.
+        lines (list[tuple[str, int]]): Those of the memory.
         """
-        old = [
-            example for example in map(self._read_old, lines) if not unknown_labels(self._nlp, example, self._frozen)
-        ]
+        read = [(self._read_old(line), n) for line, n in lines]
+        known = [(example, n) for example, n in read if not unknown_labels(self._nlp, example, self._frozen)]
+        old = [example for example, _ in known]
+        if self.teacher is not None:
+            old = self.teacher.fill_in_later(old, [n for _, n in known], self._added)
         losses: dict[str, float] = {}
         scored = self._score_and_backprop([text.example for text in found], old, losses)
         with self._optimizer.joint_step():
@@ -523,7 +590,10 @@ class StreamLearner:
             self.texts += 1
             self._tokens += len(example.predicted)
             if self._memory.size:
-                self._memory.add(line.content.decode("utf-8-sig"))
+                content = line.content.decode("utf-8-sig")
+                if self.teacher is not None:  # with what it has filled in
+                    content = as_line(json.loads(content), example.reference)
+                self._memory.add(content, len(self._added))
         self._block.texts += len(found)
         self._block.n += len(found) + len(old)
         for name, loss in losses.items():
@@ -534,10 +604,11 @@ class StreamLearner:
     def _make_row(self) -> LogRow:
         scores = self._scores_of(self._scored) if self._scored else {}
         watched: dict[str, float] = {}
+        old = new = None
         is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
         if self._watched is not None and (is_due or self._block.texts < self._settings.every):
             try:
-                watched = self._evaluate(self._watched)
+                watched, old, new = self._evaluate(self._watched)
                 self._last_watched = self.texts if is_due else self._last_watched
             except StreamError as error:
                 if not self.texts:
@@ -557,6 +628,8 @@ class StreamLearner:
             max(rates.values(), default=0.0),
             self._score(watched),
             watched,
+            old,
+            new,
             round(time.monotonic() - self._start, 2),
         )
 
@@ -567,11 +640,17 @@ class StreamLearner:
             self._notify_once(f"The texts of a row can't be scored: {_in_words(error)}")
             return {}
 
-    def _evaluate(self, path: Path) -> dict[str, float]:
-        """The scores of a corpus. RAISES (StreamError): It can't be read or evaluated."""
+    def _evaluate(self, path: Path) -> tuple[dict[str, float], float | None, float | None]:
+        """The scores of a corpus, and those on old labels and on new ones.
+
+        RAISES (StreamError): It can't be read or evaluated.
+        """
         try:
+            examples = [example for _, example in read_examples(self._nlp, path)]
             with self._averaged():
-                return self._numbers(self._nlp.evaluate([example for _, example in read_examples(self._nlp, path)]))
+                scores = self._numbers(self._nlp.evaluate(examples))
+            added = added_by_component(self._added, self._nlp)
+            return (scores, *(old_and_new(self._nlp, examples, added) if added else (None, None)))
         except StreamError:
             raise
         except Exception as error:
@@ -645,6 +724,7 @@ class StreamLearner:
             self._settings.lasting,
             self._identity,
             self._added,
+            "" if self.teacher is None else self.teacher.digest,
             collect_model(self._nlp),
             dict(self._optimizer.state_dict()),
             collect_random(),
@@ -681,6 +761,8 @@ class StreamLearner:
                 "--output; the state of the optimizer begins anew then."
             )
         check_generators(saved.random)
+        if saved.teacher and self._settings.is_taught:
+            self.teacher = self._teacher_of(saved)
         for component, label in saved.added:
             add_labels(self._nlp, component, [label])
         self._added = list(saved.added)
@@ -692,6 +774,8 @@ class StreamLearner:
         except (ConfigError, PipelineError) as error:
             raise StateError(f"{error} The state is in '{self.folder}'.") from error
         self._optimizer.keep_buffers()
+        if self._settings.is_taught and self.teacher is None:  # labels are added from now on
+            self._begin_teacher()
         self.place, self._block, self._packed = saved.place, saved.block, list(saved.scored)
         self._memory = saved.memory
         self.texts, self._tokens = saved.texts, saved.tokens
@@ -702,6 +786,20 @@ class StreamLearner:
         self._trim(LOG, "texts", self._logged)
         self._trim(REJECTED, "number", self.rejected)
         restore_random(saved.random)
+
+    def _teacher_of(self, saved: LearnerState) -> StreamTeacher:
+        """RAISES (StateError): The teacher is gone, or another one."""
+        try:
+            teacher = StreamTeacher(self._nlp, self.folder)
+        except (ConfigError, OSError):
+            teacher = None
+        if teacher is None or teacher.digest != saved.teacher:
+            raise StateError(
+                f"Can't go on in '{self.folder}': expected the teacher that the run began with in "
+                f"'{self.folder / TEACHER}', found {'none' if teacher is None else 'another one'}. Put it back. Or "
+                f"learn on with '{self.folder / LAST}' as MODEL and another --output."
+            )
+        return teacher
 
     def _trim(self, name: str, number: str, at_most: int) -> None:
         """Remove the rows after a number. RAISES (StateError): The file is damaged."""

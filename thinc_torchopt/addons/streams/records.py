@@ -3,9 +3,11 @@
     {"text": "Anna flew to Oslo.", "entities": [[0, 4, "PERSON"], [13, 17, "CITY"]]}
     {"words": ["It", "rains"], "tags": ["PRP", "VBZ"]}
     {"text": "Buy now", "cats": {"SPAM": 1.0}}
+    {"text": "It rains.", "entities": [], "complete": true}
 
 The keys are those of `Example.from_dict`. Also read: Prodigy's `spans` (for entities) and `accept` (for cats), and the
-dicts of `Example.to_dict`.
+dicts of `Example.to_dict`. "complete" has the labels that the text annotates completely, or true for all of them: a
+teacher does not fill them in.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from spacy.training import Example
 from ...core.errors import StreamError
 from ...core.schema import Count
 from ...loop.data_check import labels_in
+from ...loop.filling import COMPLETE
 from .source import LineReader, Place
 
 _OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
 _OF_DOCS = ("entities", "cats", "links", "spans")
 _NESTED = ("doc_annotation", "token_annotation")
 _OF_PRODIGY = ("accept", "options", "answer")
-_KNOWN = {"text", *_OF_TOKENS, *_OF_DOCS, *_NESTED, *_OF_PRODIGY}
+_KNOWN = {"text", COMPLETE, *_OF_TOKENS, *_OF_DOCS, *_NESTED, *_OF_PRODIGY}
 
 Record = dict[str, Any]
 
@@ -90,7 +93,22 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
     for label, value in example.reference.cats.items():
         if not math.isfinite(value):
             raise StreamError(f"Can't learn from {place}: expected a finite number for '{label}', found {value}.")
+    complete = record.get(COMPLETE, ())
+    if not isinstance(complete, (bool, list, tuple)) or (
+        not isinstance(complete, bool) and not all(isinstance(label, str) for label in complete)
+    ):
+        raise StreamError(
+            f"Can't learn from {place}: expected a list of labels, or true, as '{COMPLETE}', found {complete!r}."
+        )
+    if complete:
+        example.reference.user_data[COMPLETE] = complete
     return example
+
+
+def as_line(record: Mapping[str, Any], reference: Doc) -> str:
+    """A record with the annotations of a reference, as a line of JSON."""
+    text = {"text": record["text"]} if "text" in record else {}
+    return json.dumps({**text, **Example(reference, reference).to_dict()})
 
 
 def _annotations(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,22 +179,23 @@ class Memory:
 
     It is a uniform sample of all lines that were seen, of constant size. Draws from Python's global random generator.
 
-    size (int): The most lines. seen (int): The lines that were offered. lines (list[str]): Those that are kept.
+    size (int): The most lines. seen (int): The lines that were offered. lines (list[tuple]): Those that are kept, each
+        with the number of labels that had been added before it: it does not have those that came later.
     SOURCE: Vitter 1985, Random Sampling with a Reservoir, algorithm R.
     """
 
     size: Count
     seen: Count = 0
-    lines: list[str] = field(default_factory=list)
+    lines: list[tuple[str, Count]] = field(default_factory=list)
 
-    def add(self, line: str) -> None:
-        """Offer a line, which is kept with a probability of size / seen."""
+    def add(self, line: str, n_labels: int = 0) -> None:
+        """Offer a line, which is kept with a probability of size / seen. n_labels (int): That had been added."""
         self.seen += 1
         if len(self.lines) < self.size:
-            self.lines.append(line)
+            self.lines.append((line, n_labels))
         elif (place := random.randrange(self.seen)) < self.size:
-            self.lines[place] = line
+            self.lines[place] = line, n_labels
 
-    def draw(self, n: int) -> list[str]:
+    def draw(self, n: int) -> list[tuple[str, int]]:
         """Draw n different lines, or all if there are fewer."""
         return random.sample(self.lines, min(n, len(self.lines)))

@@ -1,0 +1,317 @@
+"""A config from a trained pipeline and new texts: what they train goes on from its weights, and the rest stays.
+
+Texts with a new label say of everything else that it is nothing, unless the pipeline as it was fills in what they leave
+open. So the config names that pipeline twice: as the source of its components, and as the teacher of the texts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from confection import Config
+from spacy.attrs import LEMMA, SENT_START, TAG
+from spacy.language import Language
+from spacy.pipeline import Morphologizer
+from spacy.tokens import Doc
+from spacy.training import Example
+from spacy.util import combine_score_weights
+
+from ...core.annotations import LEARNS_FROM, Annotations, annotations_of
+from ...core.errors import ConfigError
+from ...loop.data_check import labels_in
+from ...loop.label_conflicts import Comparison, compare
+
+# Knowledge bases are made by other means.
+_NOT_TRAINED: Final = ("entity_linker",)
+# With fewer arcs of a label, a parser has no action for it. SOURCE: spaCy's default for min_action_freq.
+_LEAST_ARCS: Final = 30
+_OF_TOKENS: Final = {"tags": TAG, "lemmas": LEMMA, "sentences": SENT_START}
+
+
+@dataclass
+class Learner:
+    """A component that has something to learn from the texts.
+
+    what (str): The annotations that it learns from, in words.
+    new (Counter[str]): The labels that it gets, with their number in the texts.
+    missing (Counter[str]): Labels that the pipeline finds often, and the texts never have.
+    is_open (bool): Whether there is something to fill in.
+    complete (list[str]): Its labels that the texts have, if not to have one means something.
+    lost (list[str]): Exclusive categories that no text has: nothing can be filled in, as each text has another one.
+    """
+
+    name: str
+    what: str
+    new: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    is_open: bool = False
+    complete: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Plan:
+    """What a training on new texts does with a pipeline.
+
+    learners (dict[str, Learner]): By component. encoders (list[str]): What these listen to, and is trained with them.
+    frozen (list[str]): All else that could be trained.
+    own_copies (dict[str, list[str]]): Learners that get a copy of what they listen to, as others do so too: the
+        places of their listeners.
+    annotating (list[str]): Frozen components whose predictions learners need.
+    compared (Comparison): Of the texts with the pipeline's predictions.
+    unsupported (list[str]): Labels that can't be learned, with the reason.
+    """
+
+    learners: dict[str, Learner]
+    encoders: list[str]
+    frozen: list[str]
+    own_copies: dict[str, list[str]]
+    annotating: list[str]
+    compared: Comparison
+    unsupported: list[str]
+
+    @property
+    def new(self) -> dict[str, list[str]]:
+        """By component, its new labels, the most frequent ones first."""
+        return {name: [label for label, _ in one.new.most_common()] for name, one in self.learners.items() if one.new}
+
+    @property
+    def taught(self) -> list[str]:
+        """The components for which there is something to fill in."""
+        return [name for name, one in self.learners.items() if one.is_open]
+
+    @property
+    def complete(self) -> list[str]:
+        """The labels that the texts annotate completely."""
+        return sorted({label for name in self.taught for label in self.learners[name].complete})
+
+
+def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> Plan:
+    """Find out what a trained pipeline has to learn from texts.
+
+    found (Annotations): Those of the texts.
+    RAISES (ConfigError): Nothing.
+    """
+    learners, unsupported = {}, []
+    for name in nlp.pipe_names:
+        factory, key = nlp.get_pipe_meta(name).factory, str(getattr(nlp.get_pipe(name), "key", "") or "")
+        if getattr(nlp.get_pipe(name), "is_trainable", False) and _has(found, factory, key):
+            learners[name] = Learner(name, annotations_of(factory, key))
+            new = _new_labels(nlp, name, examples)
+            refused = {label for label in new if not _can_have(factory, label, new[label])}
+            learners[name].new = Counter({label: n for label, n in new.items() if label not in refused})
+            unsupported += [f"'{name}' can't learn '{label}'" for label in sorted(refused)]
+    if not learners:
+        raise ConfigError(_nothing_to_learn(nlp, found))
+    compared = compare(nlp, list(learners), examples, needs=nlp.pipe_names)
+    for learner in learners.values():
+        _find_open(nlp, learner, examples, compared.missing.get(learner.name, Counter()))
+    encoders, own_copies = _listened_to(nlp, list(learners))
+    trainable = [name for name in nlp.component_names if _is_trainable(nlp, name)]
+    frozen = [name for name in trainable if name not in learners and name not in encoders]
+    return Plan(learners, encoders, frozen, own_copies, _annotating(nlp, learners, frozen), compared, unsupported)
+
+
+def _is_trainable(nlp: Language, name: str) -> bool:
+    # Also those that are disabled.
+    return bool(getattr(dict(nlp.components)[name], "is_trainable", False))
+
+
+def _has(found: Annotations, factory: str, key: str) -> bool:
+    """Whether texts have something that a trained component can learn."""
+    of_kind = found.of(factory, key)
+    if of_kind is None or not of_kind.texts or factory in _NOT_TRAINED:
+        return False
+    return bool(of_kind.labels) or LEARNS_FROM[factory] == "categories"
+
+
+def _nothing_to_learn(nlp: Language, found: Annotations) -> str:
+    wanted = []
+    for name in nlp.pipe_names:
+        key = str(getattr(nlp.get_pipe(name), "key", "") or "")
+        if what := annotations_of(nlp.get_pipe_meta(name).factory, key):
+            wanted.append(f"{what} ('{name}')")
+    there = [
+        annotations_of(factory, "") for factory in ("ner", "textcat", "tagger", "parser") if _has(found, factory, "")
+    ]
+    there += [annotations_of("spancat", key) for key in found.spans]
+    return (
+        f"Can't go on with this pipeline: expected texts with {' or '.join(dict.fromkeys(wanted)) or 'annotations'}, "
+        f"found {found.texts:,} texts with {', '.join(there) or 'no annotations'}. To train new components, make a "
+        "config without --from."
+    )
+
+
+# ---------------------------------------------------------------------- labels
+
+
+def _new_labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str]:
+    known = set(getattr(nlp.get_pipe(name), "labels", ()))
+    found = labels_in(nlp, name, examples) or Counter()
+    return Counter({label: n for label, n in found.items() if n and label not in known})
+
+
+def _can_have(factory: str, label: str, n: int) -> bool:
+    if LEARNS_FROM[factory] == "trees":
+        return n >= _LEAST_ARCS
+    return factory != "morphologizer" or f"{Morphologizer.POS_FEAT}=" in label
+
+
+def _find_open(nlp: Language, learner: Learner, examples: Sequence[Example], missing: Counter[str]) -> None:
+    """Find what a teacher can fill in for a component."""
+    name = learner.name
+    factory = nlp.get_pipe_meta(name).factory
+    kind = LEARNS_FROM[factory]
+    known = [str(label) for label in getattr(nlp.get_pipe(name), "labels", ())]
+    docs = [example.reference for example in examples]
+    there = {label for label, n in (labels_in(nlp, name, examples) or Counter()).items() if n}
+    if kind in ("entities", "spans"):
+        learner.missing = missing
+        learner.complete = [label for label in known if label in there and label not in missing]
+        rest = set(known) - set(learner.complete)
+        learner.is_open = bool(missing or (learner.new and rest) or (factory == "span_finder"))
+    elif factory == "textcat":
+        learner.lost = [label for label in known if label not in there] if learner.new else []
+        learner.is_open = any(not doc.cats for doc in docs)
+    elif kind == "categories":
+        learner.missing = missing
+        learner.complete = []
+        learner.is_open = bool(missing) or any(set(known) - set(doc.cats) for doc in docs)
+    elif kind == "trees":
+        learner.is_open = any(not doc.has_annotation("DEP") for doc in docs)
+    else:
+        learner.is_open = any(_has_open_tokens(doc, kind) for doc in docs)
+
+
+def _has_open_tokens(doc: Doc, kind: str) -> bool:
+    if kind == "morphology":
+        return any(not token.pos and not token.has_morph() for token in doc)
+    column = doc.to_array(_OF_TOKENS[kind])
+    # The first token always starts a sentence.
+    return bool((column[1:] == 0).any() if kind == "sentences" else (column == 0).any())
+
+
+# ---------------------------------------------------------------------- components
+
+
+def _listened_to(nlp: Language, learners: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """What learners listen to: those that are trained with them, as nothing else listens; and the places of the
+    listeners of all that get a copy of their own.
+
+    RAISES (ConfigError): A copy is needed, and the config does not tell where the listener is.
+    """
+    encoders: list[str] = []
+    copies: dict[str, list[str]] = {}
+    for name, pipe in nlp.pipeline:
+        listening = [one for one in getattr(pipe, "listening_components", ()) if one in nlp.component_names]
+        ours = [one for one in listening if one in learners]
+        if ours and len(ours) == len(listening):
+            encoders.append(name)
+        elif ours:
+            for learner in ours:
+                copies[learner] = [".".join(place) for place in _listeners_in(nlp.get_pipe_config(learner))]
+                if not copies[learner]:
+                    others = ", ".join(one for one in listening if one not in learners)
+                    raise ConfigError(
+                        f"Can't train '{learner}' alone: it listens to '{name}', as {others} do, and its config has no "
+                        "listener that could be replaced. Train them all, on texts that are annotated for each."
+                    )
+    return encoders, copies
+
+
+def _listeners_in(block: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in block.items():
+        if isinstance(value, Mapping):
+            if "Listener" in str(value.get("@architectures", "")):
+                yield (*place, key)
+            else:
+                yield from _listeners_in(value, (*place, key))
+
+
+def _annotating(nlp: Language, learners: Mapping[str, Learner], frozen: Sequence[str]) -> list[str]:
+    """Components that are not trained, and set what learners need; and those of the pipeline's own training."""
+    own = nlp.config.interpolate()["training"].get("annotating_components") or []
+    found = []
+    for name in nlp.pipe_names:
+        if name in learners:
+            continue
+        later = [one for one in learners if nlp.pipe_names.index(one) > nlp.pipe_names.index(name)]
+        needed = {attr for one in later for attr in nlp.get_pipe_meta(one).requires}
+        if name in own or needed & set(nlp.get_pipe_meta(name).assigns):
+            found.append(name)
+    return found
+
+
+# ---------------------------------------------------------------------- the config
+
+
+def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
+    """The config of a training that goes on with a pipeline, with spaCy's own readers and optimizer.
+
+    source (str): The folder or package of the pipeline.
+    """
+    before = nlp.config.interpolate()
+    components: dict[str, dict[str, Any]] = {name: {"source": "${paths.pipeline}"} for name in nlp.component_names}
+    for name, places in plan.own_copies.items():
+        components[name]["replace_listeners"] = places
+    copied = {"vocab": "${paths.pipeline}"}
+    if hasattr(nlp.tokenizer, "to_bytes"):
+        copied["tokenizer"] = "${paths.pipeline}"
+    training = deepcopy(dict(before["training"]))
+    for name in ("optimizer", "logger", "before_to_disk", "score_weights"):
+        training.pop(name, None)
+    training |= {
+        "seed": "${system.seed}",
+        "gpu_allocator": "${system.gpu_allocator}",
+        "train_corpus": "corpora.train",
+        "dev_corpus": "corpora.dev",
+        "frozen_components": plan.frozen,
+        "annotating_components": plan.annotating,
+        "max_epochs": max(0, training.get("max_epochs", 0)),
+        "score_weights": _score_weights(nlp, before["training"].get("score_weights", {}), plan),
+        "optimizer": {"@optimizers": "Adam.v1"},
+    }
+    initialize: dict[str, Any] = {
+        "vectors": None,
+        "init_tok2vec": None,
+        "before_init": {"@callbacks": "spacy.copy_from_base_model.v1", **copied},
+    }
+    if plan.new:
+        initialize["after_init"] = {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": plan.new}
+    return Config(
+        {
+            "paths": {"train": None, "dev": None, "pipeline": source},
+            "system": {
+                "gpu_allocator": before["training"].get("gpu_allocator"),
+                "seed": before["training"].get("seed", 0),
+            },
+            "nlp": dict(before["nlp"]),
+            "components": components,
+            "corpora": {name: _reader_of(before, name) for name in ("train", "dev")},
+            "training": training,
+            "initialize": initialize,
+        }
+    )
+
+
+def _reader_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The reader of new texts: with the settings of the old one, if it is spaCy's."""
+    old = config.get("corpora", {}).get(name, {})
+    settings = dict(old) if old.get("@readers") == "spacy.Corpus.v1" else {"@readers": "spacy.Corpus.v1"}
+    return settings | {"path": f"${{paths.{name}}}", "limit": 0}
+
+
+def _score_weights(nlp: Language, weights: Mapping[str, float | None], plan: Plan) -> dict[str, float | None]:
+    """Count the scores of what is trained: as before, or by spaCy's defaults."""
+    defaults = {name: nlp.get_pipe_meta(name).default_score_weights or {} for name in nlp.pipe_names}
+    ours = combine_score_weights([defaults[name] for name in plan.learners])
+    kept = {key: weight for key, weight in weights.items() if key in ours}
+    if total := sum(weight or 0.0 for weight in kept.values()):
+        ours = {key: None if weight is None else round(weight / total, 2) for key, weight in kept.items()}
+    # spaCy fills in the scores of the others, unless they are said not to count.
+    rest = {key: None for name in nlp.pipe_names for key in defaults[name] if key not in ours}
+    return {**ours, **rest}

@@ -1,0 +1,19 @@
+"""A teacher for a training: new labels without forgetting old ones, and small pipelines taught by large ones.
+
+corpus.py is the reader of the training data: it fills in what is open (loop/filling.py) with the predictions of a
+teacher (loop/teacher.py). texts.py reads texts that nobody has annotated.
+"""
+
+from ...loop.filling import Filled, Rule, fill, predicted_in, rules_for
+from ...loop.teacher import Teacher
+from .corpus import TaughtCorpus
+
+__all__ = [
+    "Filled",
+    "Rule",
+    "TaughtCorpus",
+    "Teacher",
+    "fill",
+    "predicted_in",
+    "rules_for",
+]

@@ -1,0 +1,278 @@
+"""TaughtCorpus: a reader of training data in which a teacher fills in what is open.
+
+Around any other reader, for new labels:
+
+    [corpora.train]
+    @readers = "thinc-torchopt.TaughtCorpus.v1"
+    teacher = "training/old/model-best"
+    [corpora.train.corpus]
+    @readers = "spacy.Corpus.v1"
+    path = ${paths.train}
+
+and with `texts`, so that a small pipeline learns from a large one. The teacher reads the reference's tokens. If
+spaCy's Corpus augments, its texts are annotated first and augmented afterwards; another reader that augments by itself
+has its augmented references annotated.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Callable, Dict, Iterable, List, Optional, Union
+
+from spacy.language import Language
+from spacy.tokens import Doc
+from spacy.training import Corpus, Example
+from spacy.training.augment import dont_augment
+
+from ...core.checks import Section
+from ...core.errors import ConfigError, PipelineWarning
+from ...core.hooks import sources_of
+from ...core.words import count
+from ...loop.filling import Filled, Rule, fill, leave_open, rules_for
+from ...loop.teacher import Teacher
+from .texts import draw_pieces, files_of, read_texts
+
+Reader = Callable[[Language], Iterable[Example]]
+logger = logging.getLogger("spacy.torchopt")
+logger.setLevel(logging.INFO)
+
+_SECTION = Section("the block of 'thinc-torchopt.TaughtCorpus.v1'", allows_texts=False)
+_IN = f" in {_SECTION.path}"
+# Texts that are read and annotated at once.
+_LEAST, _MOST = 128, 4096
+# What was told in this process. spaCy makes two readers, one to initialize and one to train.
+_told: set[str] = set()
+
+
+class TaughtCorpus:
+    """Read texts, and fill in what they leave open. Registered as `thinc-torchopt.TaughtCorpus.v1`.
+
+    corpus (Callable): The reader of the annotated texts.
+    teacher (str | Path | None): The folder of a pipeline, or the name of its package. None: the pipeline that the
+        components have as their source.
+    components (list[str] | None): Those to fill in for. None: all that learn, and that the teacher has too.
+    complete (list[str]): Labels that the annotated texts annotate completely: they are not filled in there.
+    replaces (dict[str, str | list[str]]): By new label, the teacher's labels in whose place it stands.
+    cache (Path | None): The folder of the teacher's predictions. None: they are kept in memory, and made again by the
+        next reader.
+    texts (Path | None): Texts that nobody has annotated: .txt, .jsonl or .spacy, or a folder of them.
+    share (float): How many of these for each annotated text.
+    max_words (int): Longer ones are cut, at the ends of sentences where there are. 0: never.
+    old (Callable | None): The reader of texts on which only the old labels are annotated.
+    seed (int): For drawing from `texts`.
+    RAISES (ConfigError): The texts or the teacher are not there, or a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        corpus: Reader,
+        teacher: Optional[Union[str, Path]] = None,
+        components: Optional[List[str]] = None,
+        complete: List[str] = [],
+        replaces: Dict[str, Union[str, List[str]]] = {},
+        cache: Optional[Path] = None,
+        texts: Optional[Path] = None,
+        share: float = 2.0,
+        max_words: int = 60,
+        old: Optional[Reader] = None,
+        seed: int = 0,
+    ):
+        self._corpus, self._old = corpus, old
+        self._components, self._complete, self._replaces = components, complete, replaces
+        self._cache = cache
+        self._texts = None if texts is None else Path(texts)
+        self._share = _SECTION.number("share", share)
+        self._max_words, self._seed = _SECTION.whole("max_words", max_words), _SECTION.whole("seed", seed)
+        if components is not None and not components:
+            _SECTION.refuse("components", "names of components, or null for all", components)
+        if self._texts is not None:
+            files_of(self._texts, f"'texts'{_IN}")
+        self._teacher = None if teacher is None else self._open(teacher)
+
+    def _open(self, pipeline: Union[str, Path]) -> Teacher:
+        return Teacher(pipeline, cache=self._cache, where=f"'teacher'{_IN}")
+
+    def __call__(self, nlp: Language) -> Iterator[Example]:
+        """Read the texts.
+
+        YIELDS (Example): An annotated one with its reference filled in; then, for each, its share of the others.
+        RAISES (ConfigError): The teacher does not fit the pipeline.
+        """
+        teacher = self.teacher_of(nlp)
+        rules = self.rules_of(nlp)
+        self._check(nlp, rules)
+        # Nobody has annotated the others, for no label.
+        of_texts = [replace(rule, complete=frozenset()) for rule in rules]
+        counted = {kind: Filled() for kind in ("annotated", "texts", "old")}
+        pieces = self._draw(nlp)
+        old = iter(() if self._old is None else self._old(nlp))
+        try:
+            for examples in _some_at_once(_without_augmenter(self._corpus)(nlp)):
+                before = counted["annotated"].texts
+                filled = _filled(teacher, examples, rules, counted["annotated"])
+                more = round(self._share * (before + len(examples))) - round(self._share * before)
+                drawn = [_unannotated(piece) for piece in islice(pieces, more)]
+                taught = iter(_filled(teacher, drawn, of_texts, counted["texts"]))
+                for i, example in enumerate(filled):
+                    yield from _augmented(self._corpus, nlp, example)
+                    yield from islice(taught, len(drawn) * (i + 1) // len(filled) - len(drawn) * i // len(filled))
+                    yield from _opened(islice(old, 1), rules, counted["old"])
+            yield from _opened(old, rules, counted["old"])
+            self._tell(counted)
+        finally:
+            teacher.free()
+
+    def teacher_of(self, nlp: Language) -> Teacher:
+        """The teacher of a pipeline.
+
+        RAISES (ConfigError): None is set, and not all components have the same source.
+        """
+        if self._teacher is None:
+            wanted = self._components or nlp.component_names
+            found = {source.pipeline for name, source in sources_of(nlp).items() if name in wanted}
+            if len(found) != 1:
+                several = ", ".join(f"'{path}'" for path in sorted(found)) or "none"
+                _SECTION.refuse(
+                    "teacher", f"a pipeline, as there is not one source of the components: found {several}", None
+                )
+            self._teacher = self._open(found.pop())
+        return self._teacher
+
+    def rules_of(self, nlp: Language) -> List[Rule]:
+        """What is filled in for each component. RAISES (ConfigError): The teacher does not fit the pipeline."""
+        return rules_for(
+            nlp,
+            self.teacher_of(nlp).components,
+            self._components,
+            complete=self._complete,
+            replaces=self._replaces,
+            names={name: source.component for name, source in sources_of(nlp).items()},
+            where=_IN,
+        )
+
+    def identity(self, nlp: Language) -> Dict[str, str]:
+        """What this reader reads that no setting tells: a run that is resumed must have the same."""
+        return {"weights of the teacher": self.teacher_of(nlp).digest[:16]}
+
+    # ------------------------------------------------------------------ texts without annotations
+
+    def _draw(self, nlp: Language) -> Iterator[Doc]:
+        if self._texts is None or not self._share:
+            return iter(())
+        texts = read_texts(self._texts, f"'texts'{_IN}")
+        return draw_pieces(nlp, texts, self._max_words, self._seed)
+
+    def _check(self, nlp: Language, rules: Sequence[Rule]) -> None:
+        """RAISES (ConfigError): Texts would teach a component that there is nothing in them."""
+        teacher = self.teacher_of(nlp)
+        here, there = _language_of(nlp), teacher.language
+        if here != there:
+            _warn(f"The teacher{_IN} is a pipeline for '{there}', and reads texts in the tokens of one for '{here}'.")
+        if self._old is not None and any(rule.kind == "spans" for rule in rules):
+            _SECTION.refuse(
+                "old",
+                "components in whose texts something can be open",
+                next(rule.component for rule in rules if rule.kind == "spans"),
+                "A span categorizer takes all spans without a label as none: annotate the new labels there too.",
+            )
+        if self._texts is None:
+            return
+        for rule in rules:
+            if rule.own and rule.labels is not None and (new := sorted(rule.own - rule.labels)):
+                _warn(
+                    f"The teacher{_IN} does not have {', '.join(new)} of '{rule.component}': its 'texts' say that "
+                    "there are none. Leave them out, or give a teacher with these labels."
+                )
+        frozen = nlp.config["training"].get("frozen_components", [])
+        for name in nlp.pipe_names:
+            factory = nlp.get_pipe_meta(name).factory
+            if name not in frozen and factory in _NEVER_OPEN and name not in [rule.component for rule in rules]:
+                raise ConfigError(
+                    f"Can't use 'texts'{_IN}: nothing annotates them for '{name}', which would learn that there is "
+                    "nothing in them. Give a teacher that has it, or freeze it."
+                )
+
+    # ------------------------------------------------------------------ what is told
+
+    def _tell(self, counted: Dict[str, Filled]) -> None:
+        """Say once what was filled in."""
+        teacher = self._teacher
+        assert teacher is not None
+        annotated, texts, old = counted["annotated"], counted["texts"], counted["old"]
+        lines = [f"Filled in by the teacher {teacher.path}: {annotated.in_words()}"]
+        if self._texts is not None:
+            lacks = round(self._share * annotated.texts) - texts.texts
+            rest = f" There are {lacks:,} fewer than 'share' asks for." * (lacks > 0)
+            lines.append(f"Texts of {self._texts}, annotated by it: {texts.in_words()}{rest}")
+        if self._old is not None:
+            lines.append(f"Of 'old': {count(old.texts, 'text')}, in which the new labels are open.")
+        for line in lines:
+            if line not in _told:
+                _told.add(line)
+                logger.info(line)
+
+
+# Components to which a text without annotations is one in which there is nothing.
+_NEVER_OPEN = ("textcat", "spancat", "spancat_singlelabel", "span_finder")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(PipelineWarning(text), stacklevel=4)
+
+
+def _language_of(nlp: Language) -> str:
+    return str(nlp.config["nlp"]["lang"])
+
+
+# ---------------------------------------------------------------------- examples
+
+
+def _some_at_once(examples: Iterable[Example]) -> Iterator[List[Example]]:
+    """Examples in pieces: few at first, as spaCy may want no more, and then more."""
+    rest, size = iter(examples), _LEAST
+    while piece := list(islice(rest, size)):
+        yield piece
+        size = min(_MOST, 2 * size)
+
+
+def _filled(teacher: Teacher, examples: Sequence[Example], rules: Sequence[Rule], counted: Filled) -> List[Example]:
+    predicted = teacher.predict([example.reference for example in examples], rules)
+    return [
+        Example(example.predicted, fill(example.reference, said, rules, counted))
+        for example, said in zip(examples, predicted)
+    ]
+
+
+def _opened(examples: Iterable[Example], rules: Sequence[Rule], counted: Filled) -> Iterator[Example]:
+    for example in examples:
+        counted.texts += 1
+        yield Example(example.predicted, leave_open(example.reference, rules))
+
+
+def _unannotated(doc: Doc) -> Example:
+    return Example(doc, doc.copy())
+
+
+def _without_augmenter(reader: Reader) -> Reader:
+    """spaCy's Corpus as it reads before it augments. Another reader stays as it is."""
+    if not _augments(reader):
+        return reader
+    plain = copy.copy(reader)
+    plain.augmenter = dont_augment  # type: ignore[attr-defined]
+    return plain
+
+
+def _augmented(reader: Reader, nlp: Language, example: Example) -> Iterator[Example]:
+    if not _augments(reader):
+        return iter([example])
+    return iter(reader.augmenter(nlp, example))  # type: ignore[attr-defined]
+
+
+def _augments(reader: Reader) -> bool:
+    return isinstance(reader, Corpus) and reader.augmenter is not dont_augment

@@ -1,0 +1,133 @@
+"""Make a config that goes on with a trained pipeline, for `spacy torchopt init --from`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spacy.language import Language
+from spacy.training import Example
+
+from ..addons.recipes import Plan, Setting, blank_pipeline, make_config_from, plan_for, read_corpus
+from ..core.annotations import Annotations, survey
+from ..core.host_errors import plain_errors
+from ..core.words import count
+from ..loop.label_conflicts import listed
+from ..loop.progress_bars import show_activity
+from ..loop.random_state import preserved_random
+from ._new_config import (
+    NewConfig,
+    Wish,
+    evaluation,
+    in_a_row,
+    load_pipeline,
+    paths_of,
+    split_off,
+    taught_settings,
+    write,
+)
+
+
+def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
+    """Make a config from a pipeline and texts. For the arguments, see `make`.
+
+    RAISES (ConfigError): The pipeline or the texts can't be read, or it has nothing to learn from them.
+    """
+    assert wish.source is not None
+    paths = paths_of(path, wish)
+    nlp = load_pipeline(wish.source, "--from")
+    examples = _read(nlp, paths["train"])
+    found = survey(example.reference for example in examples)
+    with show_activity("Comparing the texts with the pipeline"), preserved_random():
+        plan = plan_for(nlp, found, examples)
+    train = paths["train"]
+    if wish.split is not None:
+        paths |= split_off(paths, wish)
+    given = {"old": wish.old, "old_dev": wish.old_dev}
+    olds = {name: str(file) for name, file in given.items() if file is not None}
+    for file in olds.values():
+        _read(nlp, file)
+    log = f"training/{stem}/log.jsonl"
+    with plain_errors(path=path):
+        config = make_config_from(nlp, wish.source, plan)
+        config["paths"] |= {**paths, **olds}
+        text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds))
+    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=f"training/{stem}")
+    dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
+    new.lines = [
+        f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan, found)}",
+        f"Chose {_chosen(nlp, plan, wish.source)} {told}",
+        evaluation(paths, wish, dev, log=log) + _apart(plan, paths["dev"], stem),
+    ]
+    new.warnings = _warnings(plan, wish) + warned
+    return new
+
+
+def _read(nlp: Language, path: str | None, setting: Setting = "train_corpus") -> list[Example]:
+    """Read a file of texts, with the tokenizer of a pipeline. RAISES (ConfigError): It can't be read, or is empty."""
+    reading = blank_pipeline(str(nlp.lang), {"train": path, "dev": path}, like=nlp)
+    with show_activity("Reading the texts"):
+        return read_corpus(reading, reading.config.interpolate(), setting, purpose="make a config")
+
+
+def _taught(plan: Plan, olds: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The readers around those of the texts. None, if there is nothing to fill in and nothing to add."""
+    if not plan.taught and not olds:
+        return {}
+    components = plan.taught or list(plan.learners)
+    found = {}
+    for name, old in (("corpora.train", "old"), ("corpora.dev", "old_dev")):
+        found[name] = taught_settings("pipeline", components, plan.complete, texts=None, share=None)
+        if old in olds:
+            found[name]["old"] = {"@readers": "spacy.Corpus.v1", "path": f"${{paths.{old}}}"}
+    return found
+
+
+# ---------------------------------------------------------------------- in words
+
+
+def _told_of(plan: Plan, found: Annotations) -> str:
+    """What there is to learn, and what is missing."""
+    parts = []
+    for name, learner in plan.learners.items():
+        new = f", new to '{name}': {listed(plan.new[name])}" if learner.new else f" for '{name}', with no new label"
+        parts.append(f"{learner.what[:1].upper()}{learner.what[1:]}{new}.")
+        if learner.missing:
+            few = [label for label, _ in learner.missing.most_common()]
+            looked = plan.compared
+            where = "" if looked.predicted == looked.texts else f" in {count(looked.predicted, 'text')}"
+            parts.append(
+                f"They do not have {listed(few, 'or')}, where the pipeline finds {learner.missing.total():,}{where}."
+            )
+    return " ".join(parts)
+
+
+def _chosen(nlp: Language, plan: Plan, source: str) -> str:
+    """What is trained, what is not, and who fills in the rest."""
+    parts = [f"to train {in_a_row([*plan.encoders, *plan.learners])} of {source}"]
+    if plan.own_copies:
+        parts[-1] += f", with a copy of what {in_a_row(list(plan.own_copies))} shared with others"
+    if plan.frozen:
+        parts[-1] += f"; {in_a_row(plan.frozen)} {'stays' if len(plan.frozen) == 1 else 'stay'} as before"
+    if plan.taught:
+        parts.append(f"What the texts leave open, the pipeline as it was fills in, for {in_a_row(plan.taught)}")
+    return ". ".join(parts) + "."
+
+
+def _apart(plan: Plan, dev: str | None, stem: str) -> str:
+    """How to see old and new labels apart."""
+    if not plan.new or dev is None:
+        return ""
+    log, model = f"training/{stem}/log.jsonl", f"training/{stem}/model-best"
+    return f" The score of each label: spacy torchopt report {log} --model {model}."
+
+
+def _warnings(plan: Plan, wish: Wish) -> list[str]:
+    found = [f"{one}: left out." for one in plan.unsupported]
+    for name, learner in plan.learners.items():
+        if learner.lost and wish.old is None:
+            found.append(
+                f"'{name}': the texts have no {listed(learner.lost, 'or')}, and a text with one exclusive category "
+                "leaves nothing open: these will be forgotten. Give texts that have them: --old old.spacy."
+            )
+    return found

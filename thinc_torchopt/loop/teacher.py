@@ -1,0 +1,276 @@
+"""A teacher: a frozen pipeline that annotates texts for another one.
+
+It is loaded when it is first needed, and freed when it is not: it and the pipeline that learns need not be in memory
+together. What it says is kept in files, by a digest of its weights and of the text. Each is written once, whole, and
+has a digest of its content in its name: a damaged one is removed, and made again.
+
+    cache/
+      3f0c.../              a digest of the teacher and of its components that annotate
+        8a1e....jsonl       texts: one a line, with its digest and what was predicted
+
+Several processes share a folder: each annotates a part of the texts, and reads the rest from the files of the others.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import spacy
+import torch
+from confection import Config
+from spacy.language import Language
+from spacy.tokens import Doc
+from spacy.util import get_package_path, is_package
+
+from ..core.errors import CheckpointWarning, ConfigError
+from ..core.launched import is_launched, rank_in_environment, world_size_in_environment
+from ..core.state import write_text
+from .filling import Predicted, Rule, Taught, predicted_in, taught_by
+from .random_state import preserved_random
+
+# Texts that a pipeline annotates at once.
+_BATCH: Final = 128
+# Characters of a digest in the name of a file or folder.
+_SHORT: Final = 16
+# Seconds without a new file after which a process does the work of the others itself.
+_PATIENCE: Final = 120.0
+# Neither the weights nor the settings of a pipeline.
+_NOT_HASHED: Final = ("meta.json",)
+
+
+class Teacher:
+    """A frozen pipeline.
+
+    pipeline (str | Path): Its folder, or the name of its package.
+    cache (Path | None): The folder of its predictions. None: they are kept in memory.
+    where (str): The setting, for errors.
+    RAISES (ConfigError): There is no such pipeline.
+
+    Public: `path` (its folder), `components` (as rules need them), `language`, `n_predicted` (texts that it has
+    annotated; others were in the cache).
+    """
+
+    def __init__(self, pipeline: str | Path, *, cache: str | Path | None = None, where: str = "'teacher'"):
+        self._name, self._where = str(pipeline), where
+        self.path = _folder_of(self._name, where)
+        self.cache = None if cache is None else Path(cache)
+        self.n_predicted = 0
+        self.components = self._read_components()
+        self._digest: str | None = None
+        self._nlp: Language | None = None
+        self._known: dict[str, dict[str, Predicted]] = {}  # by folder of the cache and digest of the text
+        self._read: set[Path] = set()
+
+    def _read_components(self) -> dict[str, Taught]:
+        """From the config and the meta data: nothing is loaded."""
+        try:
+            config = Config().from_disk(self.path / "config.cfg", interpolate=True)
+            labels = json.loads((self.path / "meta.json").read_text("utf8")).get("labels", {})
+            self.language = str(config["nlp"]["lang"])
+            disabled = config["nlp"].get("disabled", [])
+            return {
+                name: taught_by(config["components"][name]["factory"], labels.get(name, ()), config["components"][name])
+                for name in config["nlp"]["pipeline"]
+                if name not in disabled
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"Can't use {self._where}: expected a trained pipeline, found '{self._name}', whose config.cfg or "
+                f"meta.json can't be read: {' '.join(str(error).split()) or type(error).__name__}"
+            ) from error
+
+    @property
+    def digest(self) -> str:
+        """A digest of the weights and of the config. The pipeline is not loaded for it."""
+        if self._digest is None:
+            found = hashlib.sha256()
+            for file in sorted(self.path.rglob("*")):
+                if file.is_file() and file.name not in _NOT_HASHED:
+                    found.update(f"{file.relative_to(self.path).as_posix()}:{file.stat().st_size}:".encode())
+                    with file.open("rb") as opened:
+                        while block := opened.read(1 << 20):
+                            found.update(block)
+            self._digest = found.hexdigest()
+        return self._digest
+
+    @property
+    def nlp(self) -> Language:
+        """The pipeline, loaded. RAISES (ConfigError): It can't be loaded."""
+        if self._nlp is None:
+            try:
+                with preserved_random():
+                    self._nlp = spacy.load(self.path)
+            except Exception as error:  # of a package that is not installed, of spaCy, of torch
+                raise ConfigError(
+                    f"Can't load {self._where}, '{self._name}': {' '.join(str(error).split()) or type(error).__name__}"
+                ) from error
+        return self._nlp
+
+    def forget(self) -> None:
+        """Forget the predictions that are in memory. Those of the cache are read again when they are needed."""
+        self._known, self._read = {}, set()
+
+    def free(self) -> None:
+        """Free the pipeline's memory, and what is in the cache. Both are loaded again when they are needed."""
+        if self.cache is not None:
+            self.forget()
+        if self._nlp is not None:
+            self._nlp = None
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    # ------------------------------------------------------------------ predictions
+
+    def predict(self, docs: Sequence[Doc], rules: Sequence[Rule]) -> list[Predicted]:
+        """Annotate texts, in batches, unless the cache has them. Random generators stay as they are.
+
+        docs (Sequence[Doc]): Only their tokens are read.
+        RETURNS (list[Predicted]): What the teacher says of each text.
+        RAISES (ConfigError): The pipeline can't be loaded, or the cache can't be written.
+        """
+        folder = self._folder(rules)
+        known = self._known.setdefault(folder, {})
+        digests = [digest_of(doc) for doc in docs]
+        missing = {digest: doc for digest, doc in zip(digests, docs) if digest not in known}
+        if missing and self.cache is not None:
+            self._read_cache(self.cache / folder, known)
+            missing = {digest: doc for digest, doc in missing.items() if digest not in known}
+        if missing:
+            own = missing
+            if self.cache is not None and is_launched():
+                rank, size = rank_in_environment(), world_size_in_environment()
+                own = {digest: doc for digest, doc in missing.items() if int(digest, 16) % size == rank}
+            self._annotate(folder, own, rules, known)
+            if len(own) < len(missing):
+                self._await(folder, missing, rules, known)
+        return [known[digest] for digest in digests]
+
+    def _folder(self, rules: Sequence[Rule]) -> str:
+        """The name of the folder in the cache: of the teacher, and of the components that annotate."""
+        names = json.dumps([self.digest, sorted({(rule.kind, rule.teacher) for rule in rules})])
+        return hashlib.sha256(names.encode()).hexdigest()[:_SHORT]
+
+    def _annotate(
+        self, folder: str, docs: Mapping[str, Doc], rules: Sequence[Rule], known: dict[str, Predicted]
+    ) -> None:
+        if not docs:
+            return
+        with self.nlp.memory_zone():
+            found = dict(zip(docs, annotate(self.nlp, list(docs.values()), rules)))
+        self.n_predicted += len(found)
+        if self.cache is not None:
+            content = "".join(json.dumps([digest, predicted]) + "\n" for digest, predicted in found.items())
+            path = self.cache / folder / f"{_digest(content)}.jsonl"
+            try:
+                write_text(path, content)
+            except OSError as error:
+                raise ConfigError(
+                    f"Can't keep the predictions of {self._where} in '{self.cache}': {type(error).__name__}: {error}. "
+                    "Set another 'cache', or null for none."
+                ) from error
+            self._read.add(path)
+        known.update(found)
+
+    # ------------------------------------------------------------------ the cache
+
+    def _read_cache(self, folder: Path, known: dict[str, Predicted]) -> bool:
+        """Read the files that are new. RETURNS (bool): Whether there were any."""
+        new = [path for path in sorted(folder.glob("*.jsonl")) if path not in self._read]
+        for path in new:
+            self._read.add(path)
+            try:
+                content = path.read_text("utf8")
+                if _digest(content) != path.stem:
+                    raise ValueError("its content has changed")
+                known.update(json.loads(line) for line in content.splitlines())
+            except (OSError, ValueError) as error:
+                warnings.warn(
+                    CheckpointWarning(
+                        f"Predictions of {self._where} in '{path}' are damaged, and are made again: {error}."
+                    ),
+                    stacklevel=5,
+                )
+                path.unlink(missing_ok=True)
+        return bool(new)
+
+    def _await(
+        self, folder: str, missing: Mapping[str, Doc], rules: Sequence[Rule], known: dict[str, Predicted]
+    ) -> None:
+        """Wait for what the other processes annotate; if nothing comes, annotate it here."""
+        assert self.cache is not None
+        since = time.monotonic()
+        while left := {digest: doc for digest, doc in missing.items() if digest not in known}:
+            if self._read_cache(self.cache / folder, known):
+                since = time.monotonic()
+            elif time.monotonic() - since > _PATIENCE:
+                self._annotate(folder, left, rules, known)
+            else:
+                time.sleep(0.1)
+
+
+def annotate(nlp: Language, docs: Sequence[Doc], rules: Sequence[Rule]) -> list[Predicted]:
+    """What a pipeline says of texts. Random generators and the texts stay as they are.
+
+    docs (Sequence[Doc]): Only their tokens are read. rules (Sequence[Rule]): What is wanted.
+    """
+    with preserved_random(), nlp.select_pipes(enable=_needed(nlp, rules)):
+        copies = [
+            Doc(nlp.vocab, words=[token.text for token in doc], spaces=[bool(token.whitespace_) for token in doc])
+            for doc in docs
+        ]
+        found = [predicted_in(doc, rules) for doc in nlp.pipe(copies, batch_size=_BATCH)]
+    # As JSON has it, whether it comes from a file or not.
+    same: list[Predicted] = json.loads(json.dumps(found))
+    return same
+
+
+def _needed(nlp: Language, rules: Sequence[Rule]) -> list[str]:
+    """The components that take part in what is wanted. Others, such as a parser for entities, take time.
+
+    Left out are those that set other annotations only, and that no other component listens to or was trained on.
+    """
+    wanted = {rule.teacher for rule in rules}
+    read = set(nlp.config["training"].get("annotating_components", []))
+    attributes = {attribute for name in wanted for attribute in nlp.get_pipe_meta(name).assigns}
+    kept = []
+    for name, pipe in nlp.pipeline:
+        assigned = set(nlp.get_pipe_meta(name).assigns)
+        listens = wanted & set(getattr(pipe, "listening_components", []))
+        if name in wanted or name in read or listens or not assigned or assigned & attributes:
+            kept.append(name)
+    return kept
+
+
+def digest_of(doc: Doc) -> str:
+    """A digest of a text's tokens."""
+    return _digest(json.dumps([[token.text for token in doc], [bool(token.whitespace_) for token in doc]]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf8", errors="surrogatepass")).hexdigest()[: 2 * _SHORT]
+
+
+def _folder_of(name: str, where: str) -> Path:
+    """The folder of a pipeline. RAISES (ConfigError): There is none."""
+    path = Path(name)
+    if is_package(name):
+        package = get_package_path(name)
+        # The pipeline is in a folder of the package, beside its code. SOURCE: spacy.util.load_model_from_init_py
+        folders = [file.parent for file in sorted(package.glob("*/config.cfg"))]
+        if len(folders) == 1:
+            return folders[0]
+    if not (path / "config.cfg").is_file():
+        found = "a folder without config.cfg" if path.is_dir() else "a file" if path.exists() else "nothing there"
+        raise ConfigError(
+            f"Can't use {where}: expected the folder of a trained pipeline, or the name of an installed package, found "
+            f"'{name}': {found}. Correct it, or train that pipeline first."
+        )
+    return path
