@@ -40,7 +40,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
 ]
 REGISTRIES = ["architectures", "layers", "loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules"]
-REGISTRIES += ["batchers", "gradient_modules", "regularizers", "controller_rules"]
+REGISTRIES += ["batchers", "callbacks", "gradient_modules", "regularizers", "controller_rules"]
 SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "clearml"}
 
 LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
