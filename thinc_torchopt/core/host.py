@@ -23,6 +23,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from .inserted import Insertion
+
 if TYPE_CHECKING:
     from spacy.language import Language
     from spacy.training import Example
@@ -154,6 +156,16 @@ def set_original_refs(node: Model, refs: dict[str, int]) -> None:
 def original_refs(nodes: Iterable[Model]) -> dict[int, dict[str, int]]:
     """The refs from `set_original_refs`, by the `id` of each node that has some."""
     return {id(node): refs for node in nodes if (refs := vars(node._params).get("original_refs"))}
+
+
+def set_insertions(node: Model, insertions: Sequence[Insertion]) -> None:
+    """Store the cells that were inserted into the params of a node, beside thinc's own, as in `set_original_refs`."""
+    vars(node._params)["insertions"] = tuple(insertions)
+
+
+def insertions_into(node: Model) -> tuple[Insertion, ...]:
+    """The insertions from `set_insertions`."""
+    return vars(node._params).get("insertions", ())
 
 
 # ---------------------------------------------------------------------- spaCy

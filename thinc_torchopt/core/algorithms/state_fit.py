@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, StateError
-from .state_roles import PER_CELL, ROLES, Role, last_part, role_of, roles_of
+from ..inserted import Order
+from .state_roles import PER_CELL, ROLES, Role, Roles, last_part, role_of, roles_of
 
 Kind = Literal["identity", "expand", "contract", "reshape"]
 Fill = Literal["mean", "zero"]
@@ -53,6 +54,7 @@ def fit_param_state(
     kind: Kind | None = None,
     name: str = "?",
     row_size: int = 1,
+    order: Order | None = None,
     old_dtype: torch.dtype | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def fit_param_state(
     kind (Kind | None): None: found from the shapes.
     name (str): Name of the param, for errors.
     row_size (int): Cells in a row, if the param is flat with rows one after the other. It then grows by rows.
+    order (Order | None): Where the cells of the new param are, if it got some in its middle.
     old_dtype (torch.dtype | None): Dtype of the old param. State of this dtype gets the new param's. None: all keep
         theirs.
     options (Mapping[str, Any]): The new param's group: `fused` and `capturable` say whether `step` is on the param's
@@ -77,6 +80,18 @@ def fit_param_state(
     RAISES (StateError): The kind does not fit the shapes, or state has an unknown shape.
     """
     check_on_growth(on_growth)
+    if order is not None:
+        old_first = fit_param_state(
+            optimizer_class,
+            state,
+            old_shape,
+            order.old_first(new_param.detach()),
+            on_growth=on_growth,
+            name=name,
+            old_dtype=old_dtype,
+            options=options,
+        )
+        return _in_place(old_first, order, new_param, roles_of(optimizer_class))
     old, new = tuple(old_shape), tuple(new_param.shape)
     is_same = old == new and old_dtype in (None, new_param.dtype)
     unchanged = {
@@ -125,6 +140,19 @@ def fit_param_state(
         if key.endswith("square_avg") and average in fitted:
             _keep_variance(fitted[key], fitted[average], None if is_reshape else state[key])
     return {key: value.flatten() if in_rows and _has_shape(value, new) else value for key, value in fitted.items()}
+
+
+def _in_place(state: Mapping[str, Any], order: Order, param: Tensor, roles: Roles) -> dict[str, Any]:
+    """The state of a param with its new cells at the end, in the order of the param."""
+    found = dict(state)
+    for key, value in state.items():
+        axis = order.axis
+        if isinstance(value, Tensor) and value.ndim == param.ndim - 1:  # factored, without one of the dimensions
+            missing = param.ndim + _SUMMED.get(role_of(roles, key) or "", -1)
+            axis = -1 if axis == missing else axis - (axis > missing)
+        if isinstance(value, Tensor) and 0 <= axis < value.ndim and value.shape[axis] == param.shape[order.axis]:
+            found[key] = _with_strides_of(param, order.in_place(value, axis))
+    return found
 
 
 def fresh_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: Tensor) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from thinc.api import Shim
 from .. import kernels
 from ..errors import StateError
 from ..host import buffers_of, module_of
+from ..inserted import Order
 from ..schema import Count, Positive, check_names, read, refuse, write
 from ..types import Key, OnGrowth
 from .settings import THINC, AverageSettings
@@ -292,8 +293,14 @@ class Averages:
         average = self._begin(param.tensor, param)
         average.tensor.copy_(param.tensor)
         common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
-        average.tensor[common] = old[common].to(average.tensor)
         found = regions_of_grown(regions or [Region.whole(old.shape, taken)], old.shape, param.shape)
+        if (order := param.order_after(old.shape)) is None:
+            average.tensor[common] = old[common].to(average.tensor)
+        else:
+            tensor = order.old_first(average.tensor)
+            tensor[common] = old[common].to(tensor)
+            average.tensor.copy_(order.in_place(tensor))
+            found = [part for region in found for part in region.parts(order)]
         average.taken, average.regions = taken, found if len(found) > 1 else None
         return average
 
@@ -405,6 +412,20 @@ class Region:
         return Region(
             tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(self.cells, shape)), self.taken
         )
+
+    def parts(self, order: Order) -> list[Region]:
+        """The region of a tensor with new cells at its end, in the tensor that has them at their places: one for each
+        run of cells that are next to each other there.
+        """
+        start, stop = self.cells[order.axis]
+        runs: list[list[int]] = []
+        for cell in sorted(order.cells[start:stop]):
+            if runs and runs[-1][1] == cell:
+                runs[-1][1] += 1
+            else:
+                runs.append([cell, cell + 1])
+        before, after = self.cells[: order.axis], self.cells[order.axis + 1 :]
+        return [Region((*before, (start, stop), *after), self.taken) for start, stop in runs]
 
     @property
     def size(self) -> int:

@@ -32,7 +32,7 @@ from spacy.pipeline.transition_parser import Parser
 
 from ..errors import ConfigError, ConfigTypeError, PipelineError
 from ..host import rehearsal_model_of
-from .output_layer import MARGIN, find_output_layer, grow
+from .output_layer import MARGIN, PRIOR, find_output_layer, grow
 
 Label = str | tuple[str, str]
 
@@ -179,9 +179,10 @@ def _grow(pipe: Any, n_new: int, *, n_last: int = 0, is_exclusive: bool) -> None
     """Make the output layer of a component larger, if it is initialized."""
     if not find_output_layer(pipe.model).is_initialized:
         return
-    grow(pipe.model, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive)
-    if (rehearsal := rehearsal_model_of(pipe)) is not None:
-        grow(rehearsal, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive)
+    threshold = pipe.cfg.get("threshold")
+    prior = min(PRIOR, threshold / 2) if threshold else PRIOR
+    for model in filter(None, (pipe.model, rehearsal_model_of(pipe))):
+        grow(model, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive, prior=prior)
 
 
 # ---------------------------------------------------------------------- transitions

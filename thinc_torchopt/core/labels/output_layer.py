@@ -7,9 +7,13 @@ softmax: as the mean of the old rows, with a bias that is lower by `MARGIN`. A m
     whatever the text: no new label is predicted before it was learned, and its probability is at most 1/10 of the
     average of the old ones. (Weights of 0 would win wherever all old scores are below 0. A softmax does not see what
     all of its rows share, so for it a mean of rows is what 0 is for others.)
-sigmoid: weights of 0, and the bias of a probability of `PRIOR`. The scores of old labels don't depend on it.
+sigmoid: weights of 0, and the bias of a probability of `PRIOR`, or of half the threshold if that is less. The scores of
+    old labels don't depend on it.
     SOURCE: Lin et al. 2017, Focal Loss for Dense Object Detection, https://arxiv.org/abs/1708.02002, section 3.3.
 none: weights and bias of 0, which is the target for "no".
+
+An ensemble for text categories reads the scores of a bag of words. That grows in the same way. The output layer gets a
+column for each new score: 0 for old labels, and for the new label itself the mean of what the others have there.
 
 A layer is not changed but replaced, as spaCy's own `resize_output` does it: optimizers keep state by the node's id.
 """
@@ -21,6 +25,7 @@ from typing import Any, NamedTuple
 
 from thinc.api import Model
 from thinc.layers.chain import forward as _chain
+from thinc.layers.concatenate import forward as _concatenate
 from thinc.layers.linear import forward as _linear
 from thinc.layers.logistic import forward as _logistic
 from thinc.layers.residual import forward as _residual
@@ -31,10 +36,11 @@ from thinc.layers.softmax_activation import forward as _softmax_activation
 from thinc.layers.sparselinear import forward as _sparse_linear
 
 from ..errors import PipelineError
-from ..host import forward_of
+from ..host import forward_of, insertions_into, set_insertions
+from ..inserted import Insertion
 
 MARGIN = math.log(10)
-PRIOR = 0.01
+PRIOR = 0.05
 _WITH_ROWS = (_linear, _softmax, _sparse_linear, _sigmoid)
 _SOFTMAX = (_softmax, _softmax_activation)
 _SIGMOID = (_sigmoid, _logistic, _sigmoid_activation)
@@ -93,14 +99,24 @@ def _has_weights(model: Model) -> bool:
     return any(node.param_names or node.shims for node in model.walk())
 
 
-def grow(model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool = False) -> None:
+def grow(
+    model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool = False, prior: float = PRIOR
+) -> None:
     """Make the output layer of an initialized model larger.
 
     n_labels (int): The labels so far. n_new (int): The labels to add.
     n_last (int): Outputs that are no labels, and stay the last ones.
     is_exclusive (bool): Whether only the largest score counts, whatever it goes through.
+    prior (float): The probability that new labels begin with, after a sigmoid.
     RAISES (PipelineError): It can't grow; without the name of the component. Nothing has changed.
     """
+    _grow_layers(model, model, n_labels, n_new, n_last=n_last, is_exclusive=is_exclusive, prior=prior)
+
+
+def _grow_layers(
+    root: Model, model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool, prior: float
+) -> None:
+    """See `grow`. model (Model): The root, or the part of it that has a score for each label."""
     found = find_output_layer(model)
     n_outputs = found.layer.get_dim("nO")
     if n_outputs != n_labels + n_last:
@@ -108,28 +124,65 @@ def grow(model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusi
             f"its output layer '{found.layer.name}' has {n_outputs:,} outputs: expected {n_labels + n_last:,}, one for "
             "each label"
         )
-    layer, larger = found.layer, _larger(found.layer, n_new)
+    layer, inner = found.layer, _classifier_below(found)
+    if inner is not None:
+        _grow_layers(root, inner, n_labels, n_new, is_exclusive=is_exclusive, prior=prior)
+    larger = _larger(layer, n_new, has_scores_below=inner is not None)
     for name in layer.param_names:
         rows = _rows_of(layer, name, layer.get_param(name))
-        new = _new_rows(found, name, rows[:n_labels], n_new, is_exclusive)
-        larger.set_param(name, _insert(layer, name, rows, new, n_labels))
+        new = _new_rows(found, name, rows[:n_labels], n_new, None if is_exclusive else prior)
+        larger.set_param(name, values := _insert(layer, name, rows, new, n_labels, in_columns=inner is not None))
+        if inner is not None and name == "W":
+            for i in range(n_labels, n_labels + n_new):
+                values[i, i] = rows.diagonal()[:n_labels].mean()
         if layer.has_grad(name):  # an update waits for more texts
-            rows = _rows_of(layer, name, layer.get_grad(name))
-            larger.set_grad(name, _insert(layer, name, rows, layer.ops.xp.zeros_like(new), n_labels))
+            grads = _rows_of(layer, name, layer.get_grad(name))
+            none = layer.ops.xp.zeros_like(new)
+            larger.set_grad(name, _insert(layer, name, grads, none, n_labels, in_columns=inner is not None))
+    if n_last:
+        _note_insertions(larger, layer, 0, n_labels, n_new)
+    if inner is not None:
+        _note_insertions(larger, layer, 1, n_labels, n_new)
     for outer in found.around:
         if outer.has_dim("nO"):
             outer.set_dim("nO", outer.get_dim("nO") + n_new, force=True)
-    _replace(model, layer, larger)
+    _replace(root, layer, larger)
 
 
-def _larger(layer: Model, n_new: int) -> Model:
-    """A layer with more outputs, and no weights yet."""
-    dims = {name: layer.maybe_get_dim(name) for name in layer.dim_names}
+def _classifier_below(found: OutputLayer) -> Model | None:
+    """The first part of an ensemble, whose scores of the labels are the first columns of the output layer. None: it is
+    no ensemble.
+
+    RAISES (PipelineError): It can't grow.
+    """
+    before = found.before
+    if before is None or forward_of(before) is not _concatenate or "multi_label" not in before.layers[0].attrs:
+        return None
+    inner: Model = before.layers[0]
+    find_output_layer(inner)
+    return inner
+
+
+def _note_insertions(larger: Model, layer: Model, axis: int, at: int, number: int) -> None:
+    """Tell optimizers of new cells that are not the last ones. axis (int): The dimension of the params with as many."""
+    new = [
+        Insertion(name, axis, at, number, values.shape[axis])
+        for name in layer.param_names
+        if (values := layer.get_param(name)).ndim > axis
+    ]
+    set_insertions(larger, [*(insertions_into(larger) or insertions_into(layer)), *new])
+
+
+def _larger(layer: Model, n_new: int, *, has_scores_below: bool) -> Model:
+    """A layer with more outputs, and no weights yet. has_scores_below (bool): It gets a score of each label."""
+    dims: dict[str, Any] = {name: layer.maybe_get_dim(name) for name in layer.dim_names}
+    dims["nO"] += n_new
+    dims |= {"nI": layer.get_dim("nI") + n_new} if has_scores_below else {}
     return Model(
         layer.name,
         forward_of(layer),
         init=layer.init,
-        dims=dims | {"nO": layer.get_dim("nO") + n_new},
+        dims=dims,
         params=dict.fromkeys(layer.param_names),
         attrs=dict(layer.attrs),
         ops=layer.ops,
@@ -146,22 +199,30 @@ def _rows_of(layer: Model, name: str, values: Any) -> Any:
     return values.reshape((layer.get_dim("nO"), -1)) if _is_flat(layer, name) else values
 
 
-def _insert(layer: Model, name: str, rows: Any, new: Any, at: int) -> Any:
-    """Rows with new ones before the index `at`, in the form of the layer."""
-    found = layer.ops.xp.concatenate([rows[:at], new, rows[at:]])
+def _insert(layer: Model, name: str, rows: Any, new: Any, at: int, *, in_columns: bool) -> Any:
+    """Rows with new ones before the index `at`, in the form of the layer. in_columns (bool): Also as many columns of 0
+    there.
+    """
+    xp = layer.ops.xp
+    found = xp.concatenate([rows[:at], new, rows[at:]])
+    if in_columns and found.ndim == 2:
+        columns = xp.zeros((len(found), len(new)), dtype=found.dtype)
+        found = xp.concatenate([found[:, :at], columns, found[:, at:]], axis=1)
     return found.reshape((-1,)) if _is_flat(layer, name) else found
 
 
-def _new_rows(found: OutputLayer, name: str, rows: Any, n_new: int, is_exclusive: bool) -> Any:
-    """Rows for new labels. rows (Array): Those of the old ones. Shape: (n_labels, ...)."""
+def _new_rows(found: OutputLayer, name: str, rows: Any, n_new: int, prior: float | None) -> Any:
+    """Rows for new labels. rows (Array): Those of the old ones. Shape: (n_labels, ...). prior (float | None): As in
+    `grow`. None: only the largest score counts.
+    """
     new = found.layer.ops.xp.zeros((n_new, *rows.shape[1:]), dtype=rows.dtype)
     # The rows of SparseLinear.v1 overlap: each is the one before it, from the second cell on.
     is_apart = not (_is_flat(found.layer, name) and found.layer.attrs.get("v1_indexing"))
-    if found.is_softmax or (is_exclusive and found.is_sigmoid):
+    if found.is_softmax or (prior is None and found.is_sigmoid):
         new += rows.mean(axis=0) if len(rows) and is_apart else 0.0
         new -= MARGIN if name == "b" else 0.0
-    elif found.is_sigmoid and name == "b":
-        new += math.log(PRIOR / (1 - PRIOR))
+    elif prior is not None and found.is_sigmoid and name == "b":
+        new += math.log(prior / (1 - prior))
     return new
 
 

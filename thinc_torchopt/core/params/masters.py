@@ -69,4 +69,8 @@ def inherit_master(param: Param, old: torch.Tensor) -> None:
     """
     if param.half is not None and old.ndim == param.tensor.ndim:
         common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
-        param.tensor[common] = old[common].to(param.tensor)
+        order = param.order_after(old.shape)
+        master = param.tensor if order is None else order.old_first(param.tensor)
+        master[common] = old[common].to(master)
+        if order is not None:
+            param.tensor.copy_(order.in_place(master))

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from .. import kernels
 from ..errors import ParamError, ShapeError
 from ..host import module_of
+from ..inserted import Insertion, Order, order_after
 from ..types import Key
 from .masters import Half
 
@@ -52,6 +53,7 @@ class Param:
     frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen during the training,
         whatever the settings say; infinite: none.
     row_size (int): Cells in a row, if the weights are flat with rows one after the other. Otherwise 1.
+    insertions (tuple[Insertion, ...]): Into its node, if it got cells in its middle.
     joined_at (int | None): The number of updates before it was added, if in mid-training.
     steps (int): The number of its updates.
     flat_grad (torch.Tensor | None): The gradient of an array as one vector on the same memory. None: the gradient is
@@ -71,6 +73,7 @@ class Param:
         "half",
         "held_rate",
         "holder",
+        "insertions",
         "is_array",
         "is_bias_or_norm",
         "is_torch",
@@ -112,8 +115,13 @@ class Param:
         self.held_rate: Optional[float] = None
         self.frozen_until: Optional[float] = None
         self.row_size = 1
+        self.insertions: tuple[Insertion, ...] = ()
         self.joined_at: Optional[int] = None
         self.steps = 0
+
+    def order_after(self, shape: Sequence[int]) -> Order | None:
+        """Where its cells are, if it got some in its middle since it had another shape. None: it did not."""
+        return order_after(self.insertions, self.key[1], shape, self.shape) if self.insertions else None  # type: ignore[index]
 
     def set_source(self, source: Any) -> None:
         """Set the model's array or tensor."""

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
-from thinc.api import Shim
+from thinc.api import Model, Shim
 
-from ..host import module_of
+from ..host import insertions_into, module_of
+from ..inserted import order_after
 from ..types import OnGrowth
 from .names import NamedParam
 from .param import Param, saved_tensor
@@ -95,6 +96,9 @@ def _is_alike(param: Param, found: NamedParam) -> bool | None:
         old, new = old.flatten(), new.flatten()
         if old.shape != new.shape:
             return False
+    insertions = insertions_into(found.owner) if isinstance(found.owner, Model) else ()
+    if (order := order_after(insertions, found.key[1], old.shape, new.shape)) is not None:  # type: ignore[index]
+        new = order.old_first(new)
     common = tuple(slice(min(sizes)) for sizes in zip(old.shape, new.shape))
     new = new[common]
     old = old[common].to(new.device, new.dtype)

@@ -18,7 +18,7 @@ from spacy.language import Language
 from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
-from ..host import scaler_of
+from ..host import insertions_into, scaler_of
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, clean, shim_paths, torch_params, walk
@@ -350,6 +350,7 @@ class ParamTable:
                 param.half = Half.of(view) if has_master else None
                 param.aliases = tuple(aliases)
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) and param.tensor.ndim == 1 else 1
+                param.insertions = insertions_into(holder) if isinstance(holder, Model) else ()
                 if key in self._names.of_pipeline:  # otherwise nobody would notice that the holder is gone
                     param.set_holder(holder)
                 saved, old = self._saved.get(name), self._released.get(name)

@@ -422,6 +422,7 @@ class ParamStates:
             on_growth=on_growth,
             name=param.name,
             row_size=param.row_size,
+            order=param.order_after(shape),
             old_dtype=dtype,
             options=None if param.group is None else param.group.entry,
         )
