@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from confection import Config
 from spacy.language import Language
 from spacy.training import Example
 
@@ -51,7 +53,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     with plain_errors(path=path):
         config = make_config_from(nlp, wish.source, plan)
         config["paths"] |= {**paths, **olds}
-        text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds))
+        text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds, config))
     new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=f"training/{stem}")
     dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
     new.lines = [
@@ -70,16 +72,17 @@ def _read(nlp: Language, path: str | None, setting: Setting = "train_corpus") ->
         return read_corpus(reading, reading.config.interpolate(), setting, purpose="make a config")
 
 
-def _taught(plan: Plan, olds: dict[str, str]) -> dict[str, dict[str, Any]]:
+def _taught(plan: Plan, olds: Mapping[str, str], config: Config) -> dict[str, dict[str, Any]]:
     """The readers around those of the texts. None, if there is nothing to fill in and nothing to add."""
     if not plan.taught and not olds:
         return {}
     components = plan.taught or list(plan.learners)
     found = {}
-    for name, old in (("corpora.train", "old"), ("corpora.dev", "old_dev")):
-        found[name] = taught_settings("pipeline", components, plan.complete, texts=None, share=None)
+    for name, old in (("train", "old"), ("dev", "old_dev")):
+        settings = taught_settings("pipeline", components, plan.complete, texts=None, share=None)
         if old in olds:
-            found[name]["old"] = {"@readers": "spacy.Corpus.v1", "path": f"${{paths.{old}}}"}
+            settings["old"] = config["corpora"][name] | {"path": f"${{paths.{old}}}"}
+        found[f"corpora.{name}"] = settings
     return found
 
 

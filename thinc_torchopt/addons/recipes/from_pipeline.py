@@ -300,8 +300,10 @@ def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
 
 def _reader_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The reader of new texts: with the settings of the old one, if it is spaCy's."""
+    settings = {"@readers": "spacy.Corpus.v1", "gold_preproc": False, "max_length": 0, "augmenter": None}
     old = config.get("corpora", {}).get(name, {})
-    settings = dict(old) if old.get("@readers") == "spacy.Corpus.v1" else {"@readers": "spacy.Corpus.v1"}
+    if old.get("@readers") == settings["@readers"]:
+        settings |= old
     return settings | {"path": f"${{paths.{name}}}", "limit": 0}
 
 

@@ -1,0 +1,280 @@
+"""`spacy torchopt init --from` and `--teacher`: configs that train at once, and what they train and leave as it was."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import spacy
+from confection import Config
+from spacy.tokens import Doc, DocBin, Span
+from spacy.training import Example
+from thinc.api import fix_random_seed
+
+from thinc_torchopt.addons.recipes import plan_for
+from thinc_torchopt.core.annotations import survey
+
+from ..models import LISTENER, pipeline_params, same, toy_examples, toy_pipeline
+from ..spacy_cli import spacy_cli
+
+TWO = ("--training.max_steps", 2, "--training.eval_frequency", 1)
+
+
+def write(path, docs):
+    DocBin(docs=docs, store_user_data=True).to_disk(path)
+    return path
+
+
+def bare(doc):
+    return Doc(doc.vocab, [token.text for token in doc], [bool(token.whitespace_) for token in doc])
+
+
+def colors(doc):
+    """The same text with the new label alone."""
+    new = bare(doc)
+    new.set_ents([Span(new, 2, 3, label="COLOR")], default="outside")
+    return new
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A pipeline with a tagger and a recognizer on one tok2vec, which finds two labels, and texts."""
+    folder = tmp_path_factory.mktemp("desk")
+    fix_random_seed(0)
+    nlp = toy_pipeline(["tagger", "ner"])
+    nlp.tokenizer.add_special_case("Lon-don", [{"ORTH": "Lon"}, {"ORTH": "-don"}])
+    examples = toy_examples(nlp, 4)
+    optimizer = nlp.initialize(lambda: examples)
+    for _ in range(40):
+        nlp.update(examples, sgd=optimizer)
+    assert [(ent.text, ent.label_) for ent in nlp("Anna likes red London").ents] == [
+        ("Anna", "PERSON"), ("London", "CITY")
+    ]  # fmt: skip
+    nlp.to_disk(folder / "old")
+    docs = [example.reference for example in toy_examples(nlp, 30)]
+    write(folder / "new.spacy", [colors(doc) for doc in docs])
+    write(folder / "more.spacy", [Doc(nlp.vocab, [t.text for t in doc], ents=_iob(doc)) for doc in docs])
+    write(folder / "all.spacy", docs)
+    write(folder / "bare.spacy", [bare(doc) for doc in docs])
+    (folder / "raw.jsonl").write_text(
+        "".join(json.dumps({"text": f"Anna likes {i} London."}) + "\n" for i in range(99))
+    )
+    return folder
+
+
+def _iob(doc):
+    return [f"{token.ent_iob_}-{token.ent_type_}" if token.ent_type_ else "O" for token in doc]
+
+
+@pytest.fixture
+def folder(desk, tmp_path, monkeypatch):
+    shutil.copytree(desk, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(*args, check=True):
+    return spacy_cli("torchopt", "init", "new.cfg", *args, check=check)
+
+
+def made():
+    return Config().from_disk("new.cfg", interpolate=False)
+
+
+PATHS = ("--paths.train", "new.spacy", "--paths.dev", "new.spacy")
+
+
+def test_init_from_trains_a_new_label_at_once(folder):
+    """The recognizer gets a copy of the tok2vec, and the tagger stays as it was, to the last bit."""
+    told = init("--from", "old", *PATHS, *TWO).stdout
+    assert "Found in new.spacy: 30 texts" in told and "new to 'ner': COLOR." in told
+    assert "They do not have PERSON or CITY, where the pipeline finds 60." in told
+    assert "Chose to train ner of old, with a copy of what ner shared with others; tok2vec and tagger stay" in told
+    assert "python -m spacy train new.cfg --output training/new\n" in told
+    config = made()
+    assert config["components"]["ner"] == {"source": "${paths.pipeline}", "replace_listeners": ["model.tok2vec"]}
+    assert config["training"]["frozen_components"] == ["tok2vec", "tagger"]
+    assert config["initialize"]["after_init"]["labels"] == {"ner": ["COLOR"]}
+    reader = config["corpora"]["train"]
+    assert reader["teacher"] == "${paths.pipeline}" and reader["components"] == ["ner"] and reader["complete"] == []
+    run = spacy_cli("train", "new.cfg", "--output", "training/new")
+    assert "30 CITY, 30 PERSON" in run.stderr + run.stdout
+    assert "they will teach it" not in run.stderr
+    old, new = spacy.load("old"), spacy.load("training/new/model-last")
+    assert set(new.get_pipe("ner").labels) == {"PERSON", "CITY", "COLOR"}
+    before, after = pipeline_params(old), pipeline_params(new)
+    assert all(same(before[name], after[name]) for name in ("tok2vec", "tagger"))
+    assert [token.text for token in new.tokenizer("Lon-don")] == ["Lon", "-don"]
+    doc = new("Anna likes red London")
+    assert [token.tag_ for token in doc] == [token.tag_ for token in old("Anna likes red London")]
+    assert ("Anna", "PERSON") in [(ent.text, ent.label_) for ent in doc.ents]  # after two steps
+    log = [json.loads(line) for line in Path("training/new/log.jsonl").read_text().splitlines()]
+    assert {"PERSON", "CITY", "COLOR"} <= set(log[-1]["scores"]["ents_per_type"])
+
+
+def test_init_from_resumes(folder):
+    """With checkpoints, a run that was stopped goes on, to the same weights."""
+    settings = ("--recipe", "best,robust", "--training.eval_frequency", 2)
+    init("--from", "old", *PATHS, *settings, "--training.max_steps", 6)
+    train = ("train", "new.cfg", "--paths.train", "new.spacy")
+    spacy_cli(*train, "--output", "whole", "--training.optimizer.checkpoint.path", "state-whole")
+    part = (*train, "--output", "part", "--training.optimizer.checkpoint.path", "state")
+    with pytest.MonkeyPatch.context() as patch:
+        from thinc_torchopt.loop.run import Run
+
+        step = Run.end_step
+
+        def stopped(self, batch):
+            step(self, batch)
+            if self.progress.step == 3:
+                raise KeyboardInterrupt
+
+        patch.setattr(Run, "end_step", stopped)
+        spacy_cli(*part, check=False)
+    run = spacy_cli(*part)
+    assert "esum" in run.stdout + run.stderr
+    whole, again = (pipeline_params(spacy.load(f"{name}/model-last")) for name in ("whole", "part"))
+    assert all(same(whole[name], again[name]) for name in whole)
+
+
+def test_init_from_goes_on_without_a_teacher_if_nothing_is_missing(folder):
+    told = init("--from", "old", "--paths.train", "more.spacy", "--paths.dev", "more.spacy", *TWO).stdout
+    assert "Entities for 'ner', with no new label." in told and "fills in" not in told
+    config = made()
+    assert config["corpora"]["train"]["@readers"] == "spacy.Corpus.v1" and "after_init" not in config["initialize"]
+    peak = config["training"]["optimizer"]["learn_rate"]["initial_rate"]
+    assert 0.0002 < peak < 0.0014  # about a third of that for a new network
+    spacy_cli("train", "new.cfg", "--output", "training/new")
+
+
+def test_init_from_trains_what_texts_are_annotated_for(folder):
+    """All components of the tok2vec, so it is shared as before."""
+    told = init("--from", "old", "--paths.train", "all.spacy", "--paths.dev", "all.spacy").stdout
+    assert "Chose to train tok2vec, tagger and ner of old." in told
+    assert made()["training"]["frozen_components"] == []
+    assert made()["components"]["ner"] == {"source": "${paths.pipeline}"}
+
+
+def test_init_from_with_old_texts(folder):
+    init("--from", "old", *PATHS, "--old", "more.spacy", "--paths.old_dev", "more.spacy", *TWO)
+    config = made()
+    assert config["paths"]["old"] == config["paths"]["old_dev"] == "more.spacy"
+    assert config["corpora"]["train"]["old"]["path"] == "${paths.old}"
+    assert config["corpora"]["dev"]["old"]["path"] == "${paths.old_dev}"
+    spacy_cli("train", "new.cfg", "--output", "training/new")
+
+
+def test_init_from_overrides(folder):
+    """Settings of the reader of the texts, and of the training."""
+    init(
+        "--from", "old", *PATHS, "--corpora.train.complete", '["PERSON"]', "--training.dropout", 0.3, "--system.seed", 7
+    )
+    config = made()
+    assert config["corpora"]["train"]["complete"] == ["PERSON"]
+    assert config["training"]["dropout"] == pytest.approx(0.3) and config["system"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--from", "no"), "--from no: expected the folder of a trained pipeline"),
+        (("--from", "new.spacy"), "found a file there"),
+        (("--from", "."), "found a folder without config.cfg"),
+        (("--from", "old", "--lang", "en"), "Can't use --lang with --from"),
+        (("--from", "old", "--teacher", "old"), "Can't use --teacher with --from"),
+        (("--old", "all.spacy"), "Can't use --old: it is for texts with the labels of the pipeline of --from"),
+        (("--from", "old", "--old", "no.spacy"), "no.spacy"),
+        (("--texts", "raw.jsonl"), "Can't use --texts: it is for texts that a pipeline annotates"),
+        (("--teacher", "old", "--share", "2"), "Can't use --share: there are no texts"),
+        (("--teacher", "old", "--texts", "no.jsonl"), "--texts no.jsonl: expected a file of texts"),
+        (("--teacher", "old", "--texts", "raw.jsonl", "--share", "0"), "expected a number above 0, found 0"),
+    ],
+)
+def test_init_from_refusals(args, says, folder):
+    before = sorted(folder.rglob("*"))
+    lang = () if "--from" in args else ("--lang", "xx")
+    run = init(*(*lang, *args, *PATHS) if "--lang" not in args else (*args, *PATHS), check=False)
+    assert run.returncode == 1 and says in run.stderr and sorted(folder.rglob("*")) == before
+
+
+def test_init_from_refuses_texts_that_teach_it_nothing(folder):
+    run = init("--from", "old", "--paths.train", "bare.spacy", check=False)
+    assert "expected texts with tags ('tagger') or entities ('ner'), found 30 texts with no annotations" in run.stderr
+    run = spacy_cli("torchopt", "init", "old/config.cfg", "x.cfg", "--recipe", "best", "--from", "old", check=False)
+    assert "Can't use --from: for a new config only" in run.stderr
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize("factory", ["textcat", "textcat_multilabel", "spancat", "morphologizer", "tagger", "parser"])
+def test_plan_for_each_component(factory):
+    """What is new, and what is open."""
+    nlp = spacy.blank("xx")
+    nlp.add_pipe(factory)
+    nlp.initialize(lambda: toy_examples(nlp, 40))
+    examples = toy_examples(nlp, 40)
+    plan = plan_for(nlp, survey(examples), examples)
+    assert list(plan.learners) == [factory] and not plan.new and not plan.taught and not plan.frozen
+    for i, example in enumerate(examples):
+        doc = example.reference
+        doc.cats = (
+            {"GREEN": float(i % 2)} if factory == "textcat_multilabel" else {"GREEN": 1.0, "RED": 0.0, "BLUE": 0.0}
+        )
+        doc.spans["sc"] = [Span(doc, 0, 1, label="GREEN")]
+        doc[2].tag_, doc[2].pos_, doc[2].dep_ = "GREEN", "ADJ", "green"
+        doc[2].set_morph("Case=Nom")
+        doc[3].tag_ = doc[3].pos_ = ""
+        doc[3].set_morph(None)
+    plan = plan_for(nlp, survey(examples), examples)
+    new = {"morphologizer": "Case=Nom|POS=ADJ", "parser": "green"}.get(factory, "GREEN")
+    assert plan.new == {factory: [new]}
+    # An exclusive category says of all others that they are not it; parsers learn whole trees.
+    assert plan.taught == ([] if factory in ("textcat", "parser") else [factory])
+    assert bool(plan.learners[factory].lost) is (factory == "textcat")
+
+
+def test_plan_keeps_disabled_components_and_finds_what_annotates():
+    nlp = spacy.blank("xx")
+    for name in ("senter", "tagger", "ner"):
+        nlp.add_pipe(
+            name, config={} if name != "ner" else {"model": {"@architectures": "spacy.TransitionBasedParser.v2"}}
+        )
+    nlp.config["training"]["annotating_components"] = ["tagger"]
+    examples = toy_examples(nlp, 10)
+    nlp.initialize(lambda: examples)
+    nlp.disable_pipe("senter")
+    only = [Example(bare(one.reference), colors(one.reference)) for one in examples]
+    plan = plan_for(nlp, survey(only), only)
+    assert list(plan.learners) == ["ner"] and plan.frozen == ["senter", "tagger"] and plan.annotating == ["tagger"]
+    assert LISTENER
+
+
+# ---------------------------------------------------------------------- a teacher
+
+
+def test_init_with_a_teacher_trains_at_once(folder):
+    args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl", "--share", 3)
+    told = init(*args, "--paths.train", "more.spacy", "--paths.dev", "more.spacy", *TWO).stdout
+    assert "old teaches ner on raw.jsonl, 3 texts for each annotated one." in told
+    config = made()
+    reader = config["corpora"]["train"]
+    assert reader["texts"] == "${paths.texts}" and reader["share"] == 3 and reader["complete"] == ["CITY", "PERSON"]
+    assert config["paths"]["teacher"] == "old" and config["corpora"]["dev"]["@readers"] == "spacy.Corpus.v1"
+    run = spacy_cli("train", "new.cfg", "--output", "training")
+    assert "raw.jsonl" in run.stderr + run.stdout
+    assert set(spacy.load("training/model-best").get_pipe("ner").labels) == {"PERSON", "CITY"}
+
+
+def test_init_with_a_teacher_that_lacks_something(folder):
+    args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl")
+    told = init(*args, *PATHS).stdout
+    assert "'ner': old does not know COLOR. Its texts teach that there is none" in told
+    docs = [*DocBin().from_disk("all.spacy").get_docs(spacy.blank("xx").vocab)]
+    for doc in docs:
+        doc.set_ents([], missing=[doc[:]])
+        for token in doc:
+            token.tag_ = ""
+    write(folder / "cats.spacy", docs)
+    run = init(*args, "--paths.train", "cats.spacy", "--force", check=False)
+    assert "expected a component that finds" in run.stderr and "categories" in run.stderr
