@@ -351,7 +351,7 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
 def written_config(model: Path, train: str, old: str | None, seed: int) -> Config:
     """The config of `init --from`, evaluated at its end."""
     path = Path(train).with_name("new.cfg")
-    command = ["init", "--from", model, path, "--paths.train", train, "--paths.dev", train]
+    command = ["init", "--from", str(model), str(path), "--paths.train", train, "--paths.dev", train]
     subprocess.run(
         [sys.executable, "-m", "spacy", "torchopt", *command, *(["--old", old] if old else [])],
         stdout=subprocess.DEVNULL,

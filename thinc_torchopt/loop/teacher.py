@@ -240,13 +240,13 @@ def _needed(nlp: Language, rules: Sequence[Rule]) -> list[str]:
     wanted = {rule.teacher for rule in rules}
     read = set(nlp.config["training"].get("annotating_components", []))
     attributes = {attribute for name in wanted for attribute in nlp.get_pipe_meta(name).assigns}
-    kept = []
-    for name, pipe in nlp.pipeline:
+    kept: set[str] = set()
+    for name, pipe in reversed(nlp.pipeline):  # what others listen to comes before them
         assigned = set(nlp.get_pipe_meta(name).assigns)
-        listens = wanted & set(getattr(pipe, "listening_components", []))
-        if name in wanted or name in read or listens or not assigned or assigned & attributes:
-            kept.append(name)
-    return kept
+        is_heard = kept & set(getattr(pipe, "listening_components", []))
+        if name in wanted or name in read or is_heard or not assigned or assigned & attributes:
+            kept.add(name)
+    return [name for name in nlp.pipe_names if name in kept]
 
 
 def digest_of(doc: Doc) -> str:
