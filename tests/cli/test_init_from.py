@@ -278,3 +278,44 @@ def test_init_with_a_teacher_that_lacks_something(folder):
     write(folder / "cats.spacy", docs)
     run = init(*args, "--paths.train", "cats.spacy", "--force", check=False)
     assert "expected a component that finds" in run.stderr and "categories" in run.stderr
+
+
+# ---------------------------------------------------------------------- the trap
+
+
+def trap(folder):
+    """A config as users write it: with a source, and texts that have the new label alone."""
+    init("--from", "old", *PATHS, *TWO)
+    text = (folder / "new.cfg").read_text()
+    for name in ("train", "dev"):
+        begin = text.index(f"[corpora.{name}]")
+        end = text.index(f"[corpora.{name}.corpus]")
+        text = text[:begin] + text[end:].replace(f"[corpora.{name}.corpus]", f"[corpora.{name}]", 1)
+    (folder / "trap.cfg").write_text(text)
+
+
+def test_nobody_falls_into_the_trap(folder):
+    """`explain`, `init` and `spacy train` say it; not for the config that `init --from` writes."""
+    trap(folder)
+    says = "the 30 texts in [corpora.train] have no PERSON or CITY, where the pipeline finds 60"
+    runs = [
+        spacy_cli("torchopt", "explain", "trap.cfg"),
+        spacy_cli("torchopt", "init", "trap.cfg", "other.cfg", "--recipe", "adamw", *PATHS),
+        spacy_cli("train", "trap.cfg"),
+    ]
+    for run in runs:
+        assert says in " ".join((run.stdout + run.stderr).split()), run
+    for run in (spacy_cli("torchopt", "explain", "new.cfg"), spacy_cli("train", "new.cfg")):
+        assert "they will teach it" not in " ".join((run.stdout + run.stderr).split())
+
+
+def test_init_tells_of_parts_of_a_corpus(folder):
+    vocab, docs = spacy.blank("xx").vocab, []
+    for i in range(60):
+        doc = Doc(vocab, [("Anna", "Ben", "Cleo")[i % 3], "likes", ("red", "blue", "green")[i // 3 % 3], "."])
+        at, label = (0, "PERSON") if i < 30 else (2, "COLOR")
+        doc.set_ents([Span(doc, at, at + 1, label=label)], default="outside")
+        docs.append(doc)
+    write(folder / "parts.spacy", docs)
+    told = init("--lang", "xx", "--paths.train", "parts.spacy").stdout
+    assert "'ner': parts of [corpora.train] seem to be annotated for different labels. 30 texts have " in told
