@@ -224,7 +224,7 @@ def test_init_from_never_lets_the_teacher_be_removed(folder):
     shutil.copytree("old", "training/new/model-best")
     told = init("--from", "training/new/model-best", *PATHS, *TWO).stdout
     assert "--output training/new-next\n" in told
-    with pytest.raises(ConfigError, match="teacher in .corpora.train. is 'training/new/model-best', and spacy train"):
+    with pytest.raises(ConfigError, match=r"teacher in .corpora.train. is 'training/new/model-best', and spacy train"):
         check_removed(load_config("new.cfg"), Path("training/new"))
     check_removed(load_config("new.cfg"), Path("training/new-next"))
 
@@ -241,7 +241,8 @@ def test_init_from_a_pipeline_with_vectors(folder):
     run = spacy_cli("train", "new.cfg", "--output", "training/new")
     assert "W113" not in run.stderr + run.stdout
     trained = spacy.load("training/new/model-last")
-    assert trained.vocab.vectors.to_bytes() == nlp.vocab.vectors.to_bytes()
+    found, expected = (one.vocab.vectors.to_bytes(exclude=["strings"]) for one in (trained, nlp))
+    assert found == expected
 
 
 # ---------------------------------------------------------------------- the plan
