@@ -15,7 +15,7 @@ from typing import Any
 import spacy
 from spacy.cli import app
 from spacy.errors import setup_default_warnings
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin, Span
 from spacy.util import logger_stream_handler
 from thinc.api import get_current_ops, set_current_ops
 from typer.main import get_command
@@ -94,12 +94,16 @@ def flags_of(settings: dict[str, Any]) -> list[str | Path]:
 
 
 def toy_corpus(folder: Path) -> dict[str, Path]:
-    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl. Each label 30 times at least: less is no label to the
-    parser.
+    """Write a small corpus: train.spacy, dev.spacy, raw.jsonl, and new.spacy, in which only COLOR is annotated. Each
+    label 30 times at least: less is no label to the parser.
     """
     docs = [example.reference for example in toy_examples(toy_pipeline(["tagger"]), 90)]
     for name, part in (("train", docs[:72]), ("dev", docs[72:])):
         DocBin(docs=part, store_user_data=True).to_disk(folder / f"{name}.spacy")
+    new = [Doc(doc.vocab, words=[token.text for token in doc]) for doc in docs[:72]]
+    for doc in new:
+        doc.set_ents([Span(doc, token.i, token.i + 1, "COLOR") for token in doc if token.text in ("red", "blue")])
+    DocBin(docs=new).to_disk(folder / "new.spacy")
     (folder / "raw.jsonl").write_text(
         "".join(json.dumps({"text": f"Raw text number {i} in plain English ."}) + "\n" for i in range(40))
     )

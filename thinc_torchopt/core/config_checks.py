@@ -170,7 +170,7 @@ def check_corpora(
                 f"Can't set '{setting}' in [{within}]: expected the name of a section, found {name!r}. Put the files "
                 "of several corpora into one folder, and let its reader read that."
             )
-        block, written = _at(values, name), _at(config, name)
+        block = _at(values, name)
         corpora = values.get("corpora", {})
         known = {"corpora.train", "corpora.dev", *(section.path for section in sections_of({"corpora": corpora}))}
         # One function may give several corpora.
@@ -179,9 +179,12 @@ def check_corpora(
                 f"Can't set '{setting}' in [{within}]: there is no section [{name}]."
                 f"{did_you_mean(name, known - {'corpora'})}"
             )
-        ending = _READERS.get(str(block.get("@readers")))
-        if ending is not None:
-            _check_file(name, block.get("path"), written.get("path"), ending, files=files)
+        # One reader may be within another.
+        for section in (ConfigSection(name, block), *sections_of(block, f"{name}.")):
+            ending = _READERS.get(str(section.block.get("@readers")))
+            if ending is not None:
+                written = _at(config, section.path).get("path")
+                _check_file(section.path, section.block.get("path"), written, ending, files=files)
 
 
 def check_labels(config: Mapping[str, Any]) -> None:

@@ -384,7 +384,7 @@ def _check_known(
     is_sourced: bool,
 ) -> None:
     """Find labels of the corpus that a component does not know, as it was not initialized with the corpus."""
-    unknown = sorted(label for label, number in of_train.items() if number and label not in labels)
+    unknown = sorted(of_train.keys() - labels)
     if not unknown:
         return
     it = "it" if len(unknown) == 1 else "them"

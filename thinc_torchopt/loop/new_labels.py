@@ -55,7 +55,7 @@ def create_add_labels(
         wanted: Mapping[str, Sequence[Any] | None] = labels or {}
         if labels is None:
             # Those that are switched off while spaCy initializes the others.
-            wanted = {name: None for name in nlp.disabled if name not in (*frozen, *config["nlp"]["disabled"])}
+            wanted = dict.fromkeys(name for name in nlp.disabled if name not in frozen)
         elif stuck := [name for name in labels if name in frozen]:
             raise ConfigError(
                 f"Can't add labels to '{stuck[0]}' in [initialize.after_init.labels]: expected a component that is "

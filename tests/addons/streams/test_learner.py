@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spacy.scorer import Scorer
 from spacy.training import Example
-from thinc.api import fix_random_seed
+from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 
 from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.records import make_example, read_examples
@@ -229,12 +229,39 @@ def test_learner_adds_labels_and_goes_on_to_the_bit(model, tmp_path, stop):
     assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
 
 
-def test_learner_cannot_add_labels_to_a_tagger(model, tmp_path):
+@pytest.mark.parametrize("stop", [3, 7])
+def test_learner_adds_labels_to_a_tagger(model, tmp_path, stop):
+    """spaCy's own `add_label` refuses."""
+    stream = write_stream(
+        tmp_path / "stream.jsonl",
+        12,
+        changed=lambda i, found: {**found, "tags": [f"ODD{i // 6}"] * len(found["words"])},
+    )
+    _, told = learn(model, stream, tmp_path / "one", new_labels="add")
+    assert [text for text in told if "'tagger' has got the label 'ODD1', of line 7" in text]
+    labels = spacy.load(tmp_path / "one" / "model-last").get_pipe("tagger").labels
+    assert labels[-2:] == ("ODD0", "ODD1")
+    asked = itertools.count()
+    learn(model, stream, tmp_path / "two", new_labels="add", is_stopped=lambda: next(asked) > stop)
+    learn(model, stream, tmp_path / "two", new_labels="add")
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+def test_learner_cannot_add_labels_to_a_head_of_torch(model, tmp_path):
+    nlp, optimizer = load(model)
+    tagger = nlp.get_pipe("tagger")
+    tok2vec, n = tagger.model.get_ref("tok2vec"), len(tagger.labels)
+    tagger.model = chain(tok2vec, with_array(PyTorchWrapper(torch.nn.Linear(tok2vec.get_dim("nO"), n))))
+    tagger.model.set_ref("tok2vec", tok2vec)
     stream = write_stream(
         tmp_path / "stream.jsonl", 3, changed=lambda i, found: {**found, "tags": ["ODD"] * len(found["words"])}
     )
-    with pytest.raises(StreamError, match="Can't add the label 'ODD' of line 1 of the stream to 'tagger'"):
-        learn(model, stream, tmp_path / "out", new_labels="add")
+    chosen = LearnSettings(new_labels="add", skip_bad=True, prequential=False)
+    with StreamLearner(nlp, optimizer, tmp_path / "out", chosen) as learner:
+        list(learner.learn(LineReader(stream)))
+        assert learner.rejected == 3
+    reason = json.loads((tmp_path / "out" / "rejected.jsonl").read_text().splitlines()[0])["reason"]
+    assert "line 1 of the stream: Can't add 'ODD' to 'tagger'" in reason and "a module of torch" in reason
 
 
 # ---------------------------------------------------------------------- together with other features

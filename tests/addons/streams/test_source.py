@@ -89,7 +89,7 @@ def test_memory_is_a_uniform_sample():
         for i in range(100):
             memory.add(str(i))
         assert len(set(memory.lines)) == 10 and memory.seen == 100
-        for line in memory.lines:
+        for line, _ in memory.lines:
             counts[int(line) // 10] += 1
     assert all(abs(count - 1000) < 5 * 28 for count in counts), counts
     assert len(set(memory.draw(4))) == 4 and len(memory.draw(20)) == 10

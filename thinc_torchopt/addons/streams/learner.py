@@ -71,7 +71,7 @@ from .records import (
 from .source import Line, LineReader, Place
 from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
-from .watched import added_by_component, old_and_new
+from .watched import KeepingScorer, added_by_component, old_and_new
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
 _VERSION = 3
@@ -675,10 +675,11 @@ class StreamLearner:
         """
         try:
             examples = [example for _, example in read_examples(self._nlp, path)]
+            scorer = KeepingScorer(self._nlp)
             with self._averaged():
-                scores = self._numbers(self._nlp.evaluate(examples))
+                scores = self._numbers(self._nlp.evaluate(examples, scorer=scorer))
             added = added_by_component(self._added, self._nlp)
-            return (scores, *(old_and_new(self._nlp, examples, added) if added else (None, None)))
+            return (scores, *(old_and_new(self._nlp, scorer.examples, added) if added else (None, None)))
         except StreamError:
             raise
         except Exception as error:

@@ -1,0 +1,300 @@
+"""The reader of taught texts, in trainings too."""
+
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+import spacy
+from confection import Config
+from spacy.tokens import Doc, DocBin, Span
+from spacy.training import Corpus, Example
+from spacy.training.initialize import init_nlp
+from spacy.util import resolve_dot_names
+
+from thinc_torchopt import add_labels
+from thinc_torchopt.addons.teacher import corpus as module
+from thinc_torchopt.addons.teacher.corpus import TaughtCorpus
+from thinc_torchopt.core.errors import ConfigError, PipelineWarning, StateError
+
+from ...conftest import ROOT
+from ...runs import config_for, digests, run
+from .pipelines import small_pipeline
+
+
+@pytest.fixture
+def told(monkeypatch, caplog):
+    """What is told of the texts, as in a process of its own."""
+    monkeypatch.setattr(module, "_told", set())
+    caplog.set_level(logging.INFO, logger="spacy.torchopt")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def student(teacher):
+    nlp = spacy.load(teacher)
+    add_labels(nlp, "ner", ["COLOR"])
+    return nlp
+
+
+def said(examples):
+    """Words with their entity and tag."""
+    return [[(t.text, t.ent_type_, t.tag_) for t in example.reference] for example in examples]
+
+
+def test_corpus_fills_in_what_texts_leave_open(teacher, texts, told):
+    nlp = student(teacher)
+    examples = list(TaughtCorpus(Corpus(texts / "train.spacy"), teacher)(nlp))
+    expected = [("Anna", "PERSON", "NNP"), ("likes", "", "VBZ"), ("blue", "COLOR", "JJ"), ("London", "CITY", "NNP")]
+    assert said(examples)[0] == expected and len(examples) == 30
+    assert all(example.reference.has_annotation("ENT_IOB", require_complete=True) for example in examples)
+    [line] = told()
+    assert line.endswith("30 texts: tagger 30 VBZ; ner 30 CITY, 30 PERSON.")
+    # Once, however often spaCy reads.
+    list(TaughtCorpus(Corpus(texts / "train.spacy"), teacher)(nlp))
+    assert len(told()) == 1
+
+
+def test_corpus_draws_no_random_number_and_frees_its_teacher(teacher, texts):
+    reader = TaughtCorpus(Corpus(texts / "train.spacy"), teacher, texts=texts / "raw.txt")
+    nlp = spacy.load(teacher)
+    before = random.getstate()
+    list(reader(nlp))
+    assert random.getstate() == before
+    assert reader._teacher._nlp is None
+
+
+def test_corpus_reads_no_more_than_spacy_wants(teacher):
+    """A stream may have no end."""
+
+    def endless(nlp):
+        while True:
+            doc = Doc(nlp.vocab, words=["Anna", "likes", "London"])
+            yield Example(doc.copy(), doc)
+
+    reader = TaughtCorpus(endless, teacher)(student(teacher))
+    assert said([next(reader)])[0][0] == ("Anna", "PERSON", "NNP")
+    reader.close()
+
+
+def test_corpus_is_annotated_before_it_is_augmented(teacher, texts):
+    """The teacher, which has never seen such words, gets the text as it is; the augmented one has its annotations."""
+
+    def shout(nlp, example):
+        found = example.to_dict()
+        found["token_annotation"]["ORTH"] = [word.upper() for word in found["token_annotation"]["ORTH"]]
+        yield example
+        yield Example.from_dict(nlp.make_doc(example.reference.text.upper()), found)
+
+    reader = Corpus(texts / "train.spacy", augmenter=shout)
+    first, second, *rest = TaughtCorpus(reader, teacher)(student(teacher))
+    assert len(rest) == 58 and reader.augmenter is shout
+    one, two = said([first, second])
+    assert [(word.upper(), *labels) for word, *labels in one] == two
+
+
+def test_corpus_adds_texts_that_the_teacher_annotates(teacher, texts, told):
+    nlp = spacy.load(teacher)
+    annotated = Corpus(texts / "old.spacy")
+    examples = list(TaughtCorpus(annotated, teacher, texts=texts / "raw.txt", share=1.5)(nlp))
+    assert len(examples) == 10 + 15
+    drawn = [found for found in said(examples) if any(word.isdecimal() for word, *_ in found)]
+    assert len(drawn) == 15 and all(found[0] == ("Anna", "PERSON", "NNP") for found in drawn)
+    # The same by the same seed, others by another.
+    again, other = (said(TaughtCorpus(annotated, teacher, texts=texts / "raw.txt", share=1.5, seed=seed)(nlp))
+                    for seed in (0, 1))  # fmt: skip
+    assert again == said(examples) != other
+    assert "annotated by it: 15 texts: tagger " in told()[1] and told()[1].endswith("; ner 15 CITY, 15 PERSON.")
+    list(TaughtCorpus(annotated, teacher, texts=texts / "raw.txt", share=8)(nlp))
+    assert told()[-1].endswith("There are 30 fewer than 'share' asks for.")
+
+
+def test_corpus_leaves_new_labels_open_in_old_texts(teacher, texts):
+    nlp = student(teacher)
+    reader = TaughtCorpus(Corpus(texts / "train.spacy"), teacher, old=Corpus(texts / "old.spacy"))
+    examples = list(reader(nlp))
+    assert len(examples) == 40
+    old = [example for example in examples if not example.reference.has_annotation("ENT_IOB", require_complete=True)]
+    assert len(old) == 10
+    assert [token.ent_iob_ for token in old[0].reference][:4] == ["B", "", "", "B"]
+
+
+def test_corpus_with_complete_and_replaced_labels(teacher, texts, told):
+    nlp = student(teacher)
+    docs = [Doc(nlp.vocab, words=["Anna", "likes", "red", "London"]) for _ in range(3)]
+    docs[1].set_ents([Span(docs[1], 0, 1, "COLOR")])
+    reader = TaughtCorpus(
+        lambda nlp: [Example(doc.copy(), doc) for doc in docs], teacher, ["ner"],
+        complete=["CITY"], replaces={"COLOR": "PERSON"},
+    )  # fmt: skip
+    found = [[token.ent_type_ for token in example.reference] for example in reader(nlp)]
+    assert found == [["PERSON", "", "", ""], ["COLOR", "", "", ""], ["PERSON", "", "", ""]]
+    assert told() == [
+        f"Filled in by the teacher {teacher}: 3 texts: ner 2 PERSON. Left out, as annotations contradict it: ner 3 "
+        "CITY."
+    ]
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"teacher": "gone"}, "Can't use 'teacher' in the block of 'thinc-torchopt.TaughtCorpus.v1': expected the fol"),
+        ({"teacher": ROOT}, "a folder without config.cfg"),
+        ({"teacher": ROOT / "setup.cfg"}, "a file"),
+        ({"share": -1}, "Can't set 'share' in the block of"),
+        ({"share": float("nan")}, "expected a number of at least 0, found nan"),
+        ({"max_words": -1}, "Can't set 'max_words'"),
+        ({"components": []}, "Can't set 'components'"),
+        ({"texts": "gone.txt"}, "found nothing at 'gone.txt'"),
+        ({"texts": ROOT / "setup.cfg"}, "found a file of another kind"),
+        ({"texts": ROOT / "tests" / "doubles"}, "found a folder without such files"),
+    ],
+)
+def test_corpus_refuses_impossible_settings(teacher, settings, said):
+    with pytest.raises(ConfigError) as error:
+        TaughtCorpus(lambda nlp: [], **{"teacher": teacher, **settings})
+    assert said in str(error.value)
+
+
+def test_corpus_refuses_a_teacher_that_does_not_fit(teacher, texts):
+    corpus = Corpus(texts / "train.spacy")
+    with pytest.raises(ConfigError, match=r"'textcat' in the block of .* expected one of its kind in the teacher"):
+        next(TaughtCorpus(corpus, teacher, ["textcat"])(small_pipeline(["textcat"])))
+    with pytest.raises(
+        ConfigError, match=r"expected one pipeline as the 'source' of the components, found none\. Set 'teacher'"
+    ):
+        next(TaughtCorpus(corpus)(small_pipeline()))
+    with pytest.raises(ConfigError, match="nothing annotates them for 'textcat'"):
+        next(TaughtCorpus(corpus, teacher, texts=texts / "raw.txt")(small_pipeline(["ner", "textcat"])))
+    with pytest.warns(PipelineWarning, match="does not have COLOR of 'ner': its 'texts' say that there are none"):
+        next(TaughtCorpus(corpus, teacher, texts=texts / "raw.txt")(student(teacher)))
+    english = spacy.blank("en")
+    english.add_pipe("ner")
+    with pytest.warns(PipelineWarning, match="is a pipeline for 'xx', and reads texts in the tokens of one for 'en'"):
+        next(TaughtCorpus(corpus, teacher)(english))
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+def taught(folder, teacher, texts, *, steps=12, source=True, **changes):
+    """A config for a training of the teacher's components, or of a new tagger."""
+    corpora = {
+        "train": {
+            "@readers": "thinc-torchopt.TaughtCorpus.v1",
+            "teacher": None if source else str(teacher),
+            "cache": str(folder / "cache"),
+            "texts": str(texts / "raw.txt"),
+            "share": 1.0,
+            "corpus": {"@readers": "spacy.Corpus.v1", "path": "${paths.train}", "gold_preproc": False},
+        },
+        "dev": {"@readers": "spacy.Corpus.v1", "path": "${paths.dev}"},
+    }
+    config = config_for(folder, {"train": texts / "train.spacy", "dev": texts / "old.spacy"}, steps=steps, **changes)
+    config["corpora"] = corpora
+    config["nlp"]["pipeline"] = ["tagger", "ner"]
+    config["components"] = {
+        name: {"source": str(teacher)} if source else small_pipeline().config["components"][name]
+        for name in ("tagger", "ner")
+    }
+    if source:
+        config["initialize"] = {
+            "after_init": {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": {"ner": ["COLOR"]}}
+        }
+    return config
+
+
+IGNORED = pytest.mark.filterwarnings("ignore:.*does not have COLOR of 'ner'", "ignore:.*is not scored on COLOR")
+
+
+@IGNORED
+@pytest.mark.parametrize("source", [True, False])
+def test_training_is_resumed_to_the_bit(teacher, texts, tmp_path, source):
+    unbroken = run(taught(tmp_path / "a", teacher, texts, source=source), tmp_path / "a" / "out")
+    config = taught(tmp_path / "b", teacher, texts, source=source)
+    first = run(config, tmp_path / "b" / "out", crash_at=8)
+    second = run(config, tmp_path / "b" / "out")
+    assert min(second) > 0 and {**first, **second} == unbroken
+    assert digests(tmp_path / "a" / "out") == digests(tmp_path / "b" / "out")
+
+
+@IGNORED
+def test_training_is_resumed_after_the_cache_is_gone_or_damaged(teacher, texts, tmp_path):
+    config = taught(tmp_path, teacher, texts)
+    run(config, tmp_path / "out", crash_at=8)
+    [folder] = (tmp_path / "cache").iterdir()
+    file, *_ = files = sorted(folder.iterdir())
+    file.write_text(file.read_text()[:-20])
+    with pytest.warns(UserWarning, match="Predictions of 'teacher' .* are damaged, and are made again"):
+        run(config, tmp_path / "out", crash_at=10)
+    assert {path.name for path in files} == {path.name for path in folder.iterdir()}
+    shutil.rmtree(tmp_path / "cache")
+    assert min(run(config, tmp_path / "out")) > 0
+
+
+@IGNORED
+def test_training_is_not_resumed_with_another_teacher(teacher, texts, tmp_path):
+    """Its path is the same: only the weights are others."""
+    own = shutil.copytree(teacher, tmp_path / "own")
+    config = taught(tmp_path, own, texts, source=False)
+    run(config, tmp_path / "out", crash_at=8)
+    model = own / "tagger" / "model"
+    content = model.read_bytes()
+    nlp = spacy.load(own)
+    nlp.get_pipe("tagger").model.get_ref("softmax").get_param("b")[0] += 0.25
+    nlp.to_disk(own)
+    with pytest.raises(StateError, match=r"corpora.train, weights of the teacher: \w+ before, \w+ now"):
+        run(config, tmp_path / "out")
+    model.write_bytes(content)
+    run(config, tmp_path / "out")
+
+
+@IGNORED
+def test_training_finds_the_source_of_components(teacher, texts, tmp_path):
+    config = Config().from_str(taught(tmp_path, teacher, texts).to_str())
+    nlp = init_nlp(config)
+    [reader] = resolve_dot_names(nlp.config.interpolate(), ["corpora.train"])
+    assert reader.teacher_of(nlp).path == teacher and nlp.get_pipe("ner").labels == ("CITY", "COLOR", "PERSON")
+    config["components"]["ner"] = {"source": str(shutil.copytree(teacher, tmp_path / "another"))}
+    nlp = init_nlp(config)
+    with pytest.raises(ConfigError, match=r"as the 'source' of the components, found '.*' and '.*'\. Set"):
+        next(reader_of(nlp)(nlp))
+
+
+def reader_of(nlp):
+    [reader] = resolve_dot_names(nlp.config.interpolate(), ["corpora.train"])
+    return reader
+
+
+def test_two_processes_annotate_half_of_the_texts_each(teacher, texts, tmp_path):
+    """And both read what one process reads."""
+    docs = [Doc(spacy.blank("xx").vocab, words=["Anna", str(i), "London"]) for i in range(40)]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    program = (
+        "import sys, json, spacy; from spacy.training import Corpus\n"
+        "from thinc_torchopt.addons.teacher.corpus import TaughtCorpus\n"
+        f"reader = TaughtCorpus(Corpus({str(tmp_path / 'train.spacy')!r}), {str(teacher)!r}, cache=sys.argv[1])\n"
+        f"nlp = spacy.load({str(teacher)!r})\n"
+        "found = [[(t.text, t.ent_type_, t.tag_) for t in one.reference] for one in reader(nlp)]\n"
+        "print(json.dumps([reader._teacher.n_predicted, found]))"
+    )
+
+    def start(cache, **environment):
+        return subprocess.Popen(
+            [sys.executable, "-c", program, tmp_path / cache], stdout=subprocess.PIPE, cwd=ROOT, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )  # fmt: skip
+
+    several = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    processes = [start("two", RANK=str(rank), **several) for rank in range(2)]
+    (n, found), (m, same) = (json.loads(process.communicate(timeout=120)[0]) for process in processes)
+    assert n + m == 40 and min(n, m) > 5
+    expected = [[list(token) for token in one] for one in said(TaughtCorpus(Corpus(tmp_path / "train.spacy"), teacher)(
+        spacy.load(teacher)))]  # fmt: skip
+    assert found == same == expected
