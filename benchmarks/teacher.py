@@ -15,10 +15,12 @@ annotated, for 200 updates of 8 texts, in several ways (rows):
     teacher      the pipeline as it was fills in what the new texts leave open
     teacher+old  the same, and old texts 1:1, in which the new label is open
     hand         new texts in which all labels are annotated by hand
+    from         as `spacy torchopt init --from` says: the teacher, the rate, and as many updates as it takes
+    from+old     the same with --old
 
 Tasks: NAME, NUM, ADJ: the three kinds of entities that UD English EWT's tags give, each as the new one. brands: a
 pipeline for food gets fashion brands. cooking: a text classifier with 8 labels gets 3 more. tags: a tagger gets two
-tags. "-long" is the same until it is flat.
+tags. Rows with "-long" are the same with 600 updates.
 
 Taught: a small pipeline learns from annotated texts, and from unlabelled ones that MiniLM, trained on the same
 annotated texts, annotates. Rows: alone, share1, share2, share4 (unlabelled texts for each annotated one), trf (MiniLM
@@ -318,9 +320,9 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
     """The config of a row: the components of the old pipeline, and the texts of this row."""
     task, model = TASKS[name], base(name, seed)
     corpora = task.read(seed)
-    way, _, is_long = row.partition("-long")
+    way, is_long, _ = row.partition("-long")
     steps = LONG_STEPS if is_long else STEPS
-    config = base_config(task, seed, steps, 100 if is_long else steps)
+    config = base_config(task, seed, steps, STEPS)
     config["components"] = {pipe: {"source": str(model)} for pipe in config["nlp"]["pipeline"]}
     old = [only(doc, task, new=False) for doc in corpora.old]
     new = [only(doc, task, new=True, is_missing=way == "missing") for doc in corpora.new]
@@ -332,6 +334,8 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
     train = save(folder / "train.spacy", texts)
     config["paths"] |= {"train": train, "dev": train}
     old_path = save(folder / "old.spacy", old if way == "rehearse" else old[: len(new)])
+    if way.startswith("from"):
+        return written_config(model, train, old_path if way == "from+old" else None, seed)
     if way.startswith("teacher"):
         reader = config["corpora"]["train"]
         config["corpora"]["train"] = {
@@ -341,6 +345,22 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
             "components": [task.pipe],
             **({"old": {**reader, "path": old_path}} if way == "teacher+old" else {}),
         }
+    return config
+
+
+def written_config(model: Path, train: str, old: str | None, seed: int) -> Config:
+    """The config of `init --from`, evaluated at its end."""
+    path = Path(train).with_name("new.cfg")
+    command = ["init", "--from", str(model), str(path), "--paths.train", train, "--paths.dev", train]
+    subprocess.run(
+        [sys.executable, "-m", "spacy", "torchopt", *command, *(["--old", old] if old else [])],
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    config = Config().from_disk(path, interpolate=False)
+    config["system"]["seed"] = seed
+    config["corpora"]["train"]["cache"] = config["corpora"]["dev"]["cache"] = None
+    config["training"]["eval_frequency"] = config["training"]["max_steps"]
     return config
 
 
@@ -365,7 +385,7 @@ def run_labels(name: str, row: str, seed: int) -> dict[str, Any]:
         if row == "rehearse":
             nlp, cpu = rehearsed(config, task, Path(folder) / "old.spacy")
             return {"scores": scores_of(nlp, task, dev), "steps": STEPS, "cpu": round(cpu, 1)}
-        _, curve, cpu = fit(config, evaluate, new_labels=task)
+        _, curve, cpu = fit(config, evaluate, new_labels=None if row.startswith("from") else task)
     return {"scores": curve[-1][1], "steps": curve[-1][0], "cpu": round(cpu, 1), "curve": curve[1:]}
 
 
@@ -466,6 +486,7 @@ def lesson_config(name: str, row: str, seed: int, folder: Path) -> Config:
             "corpus": config["corpora"]["train"],
             "teacher": str(teacher_of(name)),
             "components": [lesson.pipe],
+            "complete": sorted({ent.label_ for doc in annotated for ent in doc.ents}),
             "cache": str(WORK / f"{name}-cache"),
             "texts": texts,
             "share": float(row.removeprefix("share")),
@@ -519,7 +540,7 @@ def speed_of(nlp: Any, docs: list[Any]) -> int:
 
 # -------------------------------------------------------------------------------------------------------------- the run
 
-STEPS, LONG_STEPS = 200, 1000
+STEPS, LONG_STEPS = 200, 600
 
 
 Key = tuple[str, str, int]
@@ -530,13 +551,15 @@ def product(tasks: Iterable[str], rows: Iterable[str], seeds: Iterable[int]) -> 
 
 
 LABEL_ROWS = ["before", "teacher", "plain", "rehearse", "replay", "hand", "missing", "teacher+old"]
+WRITTEN = ["from", "from+old"]
 PLAN = [
     *product(["ADJ"], LABEL_ROWS, [0, 1, 2]),
+    *product(["ADJ"], WRITTEN, [0, 1, 2]),
     *product(["NUM", "NAME"], LABEL_ROWS, [0, 1, 2]),
     *product(["taught-food"], [TRANSFORMER], [0]),
     *product(["taught-food"], ["alone", "share4", "share2", "share1"], [0, 1, 2]),
     *product(["cooking", "tags", "brands"], [row for row in LABEL_ROWS if row != "missing"], [0, 1, 2]),
-    *product(["ADJ"], ["teacher-long", "hand-long"], [0]),
+    *product(["ADJ"], ["hand-long", "teacher-long"], [0]),
     *product(["taught-cooking"], [TRANSFORMER], [0]),
     *product(["taught-cooking"], ["alone", "share4", "share2", "share1"], [0, 1, 2]),
     *product(["taught-tags"], [TRANSFORMER], [0]),
@@ -590,6 +613,10 @@ LABEL_NAMES = {
     "teacher": "**teacher**",
     "teacher+old": "**teacher**, and old texts, 1:1",
     "hand": "all labels by hand on the new texts",
+    "hand-long": "the same, 600 updates",
+    "teacher-long": "**teacher**, 600 updates",
+    "from": "**`init --from`**, with its own rate and length",
+    "from+old": "**`init --from`** with `--old`",
 }
 LESSON_NAMES = {
     "alone": "annotated texts alone",
@@ -618,14 +645,17 @@ def cell(values: list[float]) -> str:
     return f"{mean(values):.1f}{error}" if values else ""
 
 
-def seeds_of(lines: list[dict[str, Any]], task: str) -> str:
-    """How many seeds a column has, if its rows do not differ in that."""
-    counts = {sum(key_of(line)[:2] == (task, row) for line in lines) for row in rows_of(lines, task)}
-    return "/".join(map(str, sorted(counts)))
+def seeds_in(lines: list[dict[str, Any]], tasks: list[str]) -> str:
+    """How many seeds there are: the most of a row, for each task."""
+    counts = {
+        task: max(len(of_row(lines, task, line["row"])) for line in lines if line["task"] == task) for task in tasks
+    }
+    text = ", ".join(f"{HEADS[task]} {n}" for task, n in counts.items())
+    return f"Seeds: {text}. Figures without a standard error are of one seed."
 
 
-def rows_of(lines: list[dict[str, Any]], task: str) -> list[str]:
-    return sorted({line["row"] for line in lines if line["task"] == task})
+def of_row(lines: list[dict[str, Any]], task: str, row: str) -> list[dict[str, Any]]:
+    return [line for line in lines if key_of(line)[:2] == (task, row)]
 
 
 def label_table(lines: list[dict[str, Any]]) -> str:
@@ -635,13 +665,12 @@ def label_table(lines: list[dict[str, Any]]) -> str:
     for row, name in LABEL_NAMES.items():
         cells = []
         for task in tasks:
-            found = [line["scores"] for line in lines if key_of(line)[:2] == (task, row)]
+            found = [line["scores"] for line in of_row(lines, task, row)]
             kinds = ("old",) if row == "before" else ("old", "new")
             cells.append("; ".join(cell([scores[kind] for scores in found]) for kind in kinds) if found else "")
         if any(cells):
             text += f"| {name} | {' | '.join(cells)} |\n"
-    seeds = ", ".join(f"{HEADS[task]} {seeds_of(lines, task)}" for task in tasks)
-    return f"{text}\nSeeds: {seeds}.\n"
+    return f"{text}\n{seeds_in(lines, tasks)}\n" if tasks else "Not measured yet.\n"
 
 
 def lesson_table(lines: list[dict[str, Any]]) -> str:
@@ -651,13 +680,12 @@ def lesson_table(lines: list[dict[str, Any]]) -> str:
     for row, name in LESSON_NAMES.items():
         cells = []
         for task in tasks:
-            found = [line for line in lines if key_of(line)[:2] == (task, row)]
+            found = of_row(lines, task, row)
             speed = f"{mean(line['words_per_second'] for line in found):,.0f}" if found else ""
             cells += [cell([line["scores"]["F"] for line in found]), speed]
         if any(cells):
             text += f"| {name} | {' | '.join(cells)} |\n"
-    seeds = ", ".join(f"{HEADS[task]} {seeds_of(lines, task)}" for task in tasks)
-    return f"{text}\nSeeds: {seeds}.\n"
+    return f"{text}\n{seeds_in(lines, tasks)}\n" if tasks else "Not measured yet.\n"
 
 
 def report(lines: list[dict[str, Any]]) -> None:

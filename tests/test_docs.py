@@ -17,7 +17,7 @@ import pytest
 import spacy
 import srsly
 from confection import Config
-from spacy.tokens import Doc, DocBin
+from spacy.tokens import Doc, DocBin, Span
 from thinc.api import warmup_linear
 
 from thinc_torchopt import Adam, TorchOptimizer
@@ -40,7 +40,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
 ]
 REGISTRIES = ["architectures", "layers", "loggers", "misc", "optimizers", "torch_optimizers", "readers", "schedules"]
-REGISTRIES += ["batchers", "gradient_modules", "regularizers", "controller_rules"]
+REGISTRIES += ["batchers", "callbacks", "gradient_modules", "regularizers", "controller_rules"]
 SERVICES = {"WandbLogger": "wandb", "MLflowLogger": "mlflow", "ClearMLLogger": "clearml"}
 
 LOG = """{"step": 0, "words": 9, "losses": {"ner": 2.0}, "score": 0.5, "scores": {"ents_f": 0.5}}
@@ -219,6 +219,9 @@ def run_spacy(args, folder, monkeypatch):
     if args[:2] == ["torchopt", "learn"]:
         make_model(folder / args[2])
         write_stream(folder / args[3], 4)
+    if found := {"--from", "--teacher"} & set(args):
+        make_model(folder / args[args.index(found.pop()) + 1])
+        write_new_label(folder)
     is_for_logs = args[:2] in (["torchopt", "report"], ["torchopt", "controller"])
     if args[:2] == ["torchopt", "report"] and "--model" in args:
         make_model(folder / args[args.index("--model") + 1])
@@ -239,6 +242,27 @@ def run_spacy(args, folder, monkeypatch):
     run = spacy_cli(*args, *quick)
     written = ("--output", "--picture")
     assert run.stdout and all((folder / output).exists() for flag, output in pairwise(args) if flag in written)
+
+
+def write_new_label(folder):
+    """Texts with entities and tags alone, as the pipeline has them; and such with one label that is new to it."""
+    vocab = spacy.blank("en").vocab
+    for part, copy, new in (("train", "old", "new"), ("dev", "old-dev", "new-dev")):
+        docs = [
+            Doc(
+                vocab,
+                words=[t.text for t in doc],
+                tags=[t.tag_ for t in doc],
+                ents=[f"{t.ent_iob_}-{t.ent_type_}".rstrip("-") for t in doc],
+            )
+            for doc in DocBin().from_disk(folder / f"{part}.spacy").get_docs(vocab)
+        ]
+        for name in (part, copy):
+            DocBin(docs=docs).to_disk(folder / f"{name}.spacy")
+        docs = [Doc(vocab, words=[t.text for t in doc]) for doc in docs]
+        for doc in docs:
+            doc.ents = [Span(doc, 2, 3, label="COLOR")]
+        DocBin(docs=docs).to_disk(folder / f"{new}.spacy")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -176,7 +177,7 @@ def check_corpora(
                 f"Can't set '{setting}' in [{within}]: expected the name of a section, found {name!r}. Put the files "
                 "of several corpora into one folder, and let its reader read that."
             )
-        block, written = _at(values, name), _at(config, name)
+        block = _at(values, name)
         corpora = values.get("corpora", {})
         known = {"corpora.train", "corpora.dev", *(section.path for section in sections_of({"corpora": corpora}))}
         # One function may give several corpora.
@@ -185,9 +186,12 @@ def check_corpora(
                 f"Can't set '{setting}' in [{within}]: there is no section [{name}]."
                 f"{did_you_mean(name, known - {'corpora'})}"
             )
-        ending = _READERS.get(str(block.get("@readers")))
-        if ending is not None:
-            _check_file(name, block.get("path"), written.get("path"), ending, files=files)
+        # One reader may be within another.
+        for section in (ConfigSection(name, block), *sections_of(block, f"{name}.")):
+            ending = _READERS.get(str(section.block.get("@readers")))
+            if ending is not None:
+                written = _at(config, section.path).get("path")
+                _check_file(section.path, section.block.get("path"), written, ending, files=files)
 
 
 def check_labels(config: Mapping[str, Any]) -> None:
@@ -256,6 +260,24 @@ def check_output(path: Path) -> None:
             f"Can't save models to --output '{path}': '{there}' can't be written to ({error.strerror or error}). Give "
             "another folder, or make room there and allow writing."
         ) from error
+
+
+def check_removed(config: Config, output: Path) -> None:
+    """Check that no corpus needs a model that `spacy train` removes from the folder for models, such as its teacher.
+
+    config (Config): Not interpolated. RAISES (ConfigError): One does.
+    """
+    corpora: Mapping[str, Any] = {}
+    with suppress(Exception):  # spaCy will report it
+        corpora = config.interpolate().get("corpora", {})
+    removed = [(output / name).resolve() for name in ("model-best", "model-last")]
+    for section in sections_of(corpora, "corpora."):
+        for key, value in section.block.items():
+            if isinstance(value, str) and any(Path(value).resolve().is_relative_to(folder) for folder in removed):
+                raise ConfigError(
+                    f"Can't save models to --output '{output}': {key} in [{section.path}] is '{value}', and spacy "
+                    "train removes the models of before from that folder. Give another folder."
+                )
 
 
 def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool) -> None:

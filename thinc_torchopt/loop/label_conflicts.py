@@ -45,6 +45,10 @@ _USUALLY = 0.8
 _LEAST_RATE = 0.1
 _MOST_NAMED = 5
 _DOCS = "docs/new-labels.md"
+_ADVICE = (
+    "Let the pipeline as it was fill {they} in: spacy torchopt init --from PIPELINE new.cfg. Or declare {they} as "
+    f"complete there, if the texts have none: {_DOCS}."
+)
 
 
 @dataclass
@@ -113,18 +117,19 @@ class Comparison:
                 all_found[name] = Counter(labels)
         return all_found
 
-    def tell(self, name: str, labels: Counter[str], told: str) -> str:
-        """Missing labels of a component in words. told (str): The texts."""
+    def tell(self, name: str, labels: Counter[str], told: str, advice: str = _ADVICE) -> str:
+        """Missing labels of a component in words.
+
+        told (str): The texts. advice (str): What to do, with {they} for the labels.
+        """
         which = [label for label, _ in labels.most_common()]
         where = "" if self.predicted == self.texts else f" in {self.predicted:,} of them"
         few = "next to no" if any(self.there[name][label] for label in which) else "no"
         is_one = len(which) == 1
-        they = "it" if is_one else "them"
         return (
             f"'{name}' (trained before): the {told} have {few} {listed(which, 'or')}, where the pipeline finds "
-            f"{labels.total():,}{where}: they will teach it that there {'is none' if is_one else 'are none'}. Let the "
-            f"pipeline as it was fill {they} in: spacy torchopt init --from PIPELINE new.cfg. Or declare {they} as "
-            f"complete there, if the texts have none: {_DOCS}."
+            f"{labels.total():,}{where}: they will teach it that there {'is none' if is_one else 'are none'}. "
+            + advice.format(they="it" if is_one else "them")
         )
 
 

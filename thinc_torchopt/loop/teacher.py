@@ -39,7 +39,7 @@ from .random_state import preserved_random
 _BATCH: Final = 128
 # Characters of a digest in the name of a file or folder.
 _SHORT: Final = 16
-# Seconds without a new file after which a process does the work of the others itself.
+# Seconds without a new file after which a process does the work of the others itself: they may have another disk.
 _PATIENCE: Final = 120.0
 # Neither the weights nor the settings of a pipeline.
 _NOT_HASHED: Final = ("meta.json",)
@@ -67,6 +67,7 @@ class Teacher:
         self._nlp: Language | None = None
         self._known: dict[str, dict[str, Predicted]] = {}  # by folder of the cache and digest of the text
         self._read: set[Path] = set()
+        self._is_alone = False
 
     def _read_components(self) -> dict[str, Taught]:
         """From the config and the meta data: nothing is loaded."""
@@ -145,7 +146,7 @@ class Teacher:
             missing = {digest: doc for digest, doc in missing.items() if digest not in known}
         if missing:
             own = missing
-            if self.cache is not None and is_launched():
+            if self.cache is not None and is_launched() and not self._is_alone:
                 rank, size = rank_in_environment(), world_size_in_environment()
                 own = {digest: doc for digest, doc in missing.items() if int(digest, 16) % size == rank}
             self._annotate(folder, own, rules, known)
@@ -211,6 +212,7 @@ class Teacher:
             if self._read_cache(self.cache / folder, known):
                 since = time.monotonic()
             elif time.monotonic() - since > _PATIENCE:
+                self._is_alone = True
                 self._annotate(folder, left, rules, known)
             else:
                 time.sleep(0.1)
@@ -240,13 +242,13 @@ def _needed(nlp: Language, rules: Sequence[Rule]) -> list[str]:
     wanted = {rule.teacher for rule in rules}
     read = set(nlp.config["training"].get("annotating_components", []))
     attributes = {attribute for name in wanted for attribute in nlp.get_pipe_meta(name).assigns}
-    kept = []
-    for name, pipe in nlp.pipeline:
+    kept: set[str] = set()
+    for name, pipe in reversed(nlp.pipeline):  # what others listen to comes before them
         assigned = set(nlp.get_pipe_meta(name).assigns)
-        listens = wanted & set(getattr(pipe, "listening_components", []))
-        if name in wanted or name in read or listens or not assigned or assigned & attributes:
-            kept.append(name)
-    return kept
+        is_heard = kept & set(getattr(pipe, "listening_components", []))
+        if name in wanted or name in read or is_heard or not assigned or assigned & attributes:
+            kept.add(name)
+    return [name for name in nlp.pipe_names if name in kept]
 
 
 def digest_of(doc: Doc) -> str:

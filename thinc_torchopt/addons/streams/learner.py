@@ -24,7 +24,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,8 +53,9 @@ from ...loop.config_check import (
     compare_configs,
     compare_identities,
 )
+from ...loop.label_conflicts import MOST_TEXTS, Comparison
 from ...loop.model_state import ModelState, check_model, check_parts, collect_model, restore_model
-from ...loop.random_state import RandomState, check_generators, collect_random, restore_random
+from ...loop.random_state import RandomState, check_generators, collect_random, preserved_random, restore_random
 from ...loop.run_lock import RunLock
 from .records import (
     Memory,
@@ -70,11 +71,17 @@ from .records import (
 from .source import Line, LineReader, Place
 from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
-from .watched import added_by_component, old_and_new
+from .watched import KeepingScorer, added_by_component, old_and_new
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
 _VERSION = 3
 _COMMAND = Section("spacy torchopt learn")
+# After so many texts, labels that they should have are told.
+_COMPARED = 10
+_ADVICE = (
+    "Let the pipeline as it was fill {they} in: --new-labels add, without --no-teacher and with another --output. If "
+    "the texts have none, all is well."
+)
 _OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
 
 
@@ -276,6 +283,8 @@ class StreamLearner:
         try:
             clear_leftovers(folder)
             self.goes_on = (folder / STATE).exists()
+            # A run that goes on has forgotten what it was told of.
+            self._compared = None if self.goes_on else Comparison(nlp, set(nlp.pipe_names) - set(self._frozen))
             if self.goes_on:
                 self._restore()
             else:
@@ -578,6 +587,7 @@ class StreamLearner:
             old = self.teacher.fill_in_later(old, [n for _, n in known], self._added)
         losses: dict[str, float] = {}
         scored = self._score_and_backprop([text.example for text in found], old, losses)
+        self._look_for_missing([text.example for text in found], scored)
         with self._optimizer.joint_step():
             for name, proc in self._nlp.pipeline:
                 if name not in self._frozen and is_trained(proc):
@@ -598,6 +608,24 @@ class StreamLearner:
         self._block.n += len(found) + len(old)
         for name, loss in losses.items():
             self._block.losses[name] = self._block.losses.get(name, 0.0) + float(loss)
+
+    def _look_for_missing(self, examples: list[Example], scored: list[Example]) -> None:
+        """Tell of labels that the texts don't have and the pipeline finds, while it still does: in the first texts.
+
+        examples (list[Example]): Texts that are about to be learned. scored (list[Example]): The same, as predicted.
+        """
+        if (found := self._compared) is None:
+            return
+        with suppress(Exception), preserved_random():  # an error of a component ends the run elsewhere
+            for example in scored:
+                found.add(example)
+            if not scored:
+                found.predict(examples, needs=self._annotating)
+        missing = found.missing if found.predicted >= _COMPARED else {}
+        for name, labels in missing.items():
+            self._notify(found.tell(name, labels, f"first {found.predicted} texts", _ADVICE))
+        if missing or found.predicted >= MOST_TEXTS:
+            self._compared = None
 
     # ------------------------------------------------------------------ scores
 
@@ -647,10 +675,11 @@ class StreamLearner:
         """
         try:
             examples = [example for _, example in read_examples(self._nlp, path)]
+            scorer = KeepingScorer(self._nlp)
             with self._averaged():
-                scores = self._numbers(self._nlp.evaluate(examples))
+                scores = self._numbers(self._nlp.evaluate(examples, scorer=scorer))
             added = added_by_component(self._added, self._nlp)
-            return (scores, *(old_and_new(self._nlp, examples, added) if added else (None, None)))
+            return (scores, *(old_and_new(self._nlp, scorer.examples, added) if added else (None, None)))
         except StreamError:
             raise
         except Exception as error:

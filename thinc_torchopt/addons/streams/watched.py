@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from spacy.language import Language
+from spacy.scorer import Scorer
 from spacy.tokens import Doc
 from spacy.training import Example
 
@@ -14,6 +15,23 @@ from ...loop.filling import Rule, predicted_in, rules_for
 
 # An annotation: start and end in characters, which are those of the text for one of all of it, and the label.
 _Item = tuple[int, int, str]
+
+
+class KeepingScorer(Scorer):
+    """spaCy's scorer, which keeps the texts with their predictions: `Language.evaluate` copies what it gets.
+
+    nlp (Language): The pipeline.
+
+    Public: `examples`.
+    """
+
+    def __init__(self, nlp: Language):
+        super().__init__(nlp=nlp)
+        self.examples: list[Example] = []
+
+    def score(self, examples: Iterable[Example], *, per_component: bool = False) -> dict[str, Any]:
+        self.examples = list(examples)
+        return super().score(self.examples, per_component=per_component)
 
 
 def old_and_new(

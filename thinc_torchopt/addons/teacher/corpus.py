@@ -137,9 +137,10 @@ class TaughtCorpus:
             wanted = self._components or nlp.component_names
             found = {source.pipeline for name, source in sources_of(nlp).items() if name in wanted}
             if len(found) != 1:
-                several = ", ".join(f"'{path}'" for path in sorted(found)) or "none"
-                _SECTION.refuse(
-                    "teacher", f"a pipeline, as there is not one source of the components: found {several}", None
+                several = " and ".join(f"'{path}'" for path in sorted(found)) or "none"
+                raise ConfigError(
+                    f"Can't find the teacher, which is not set{_IN}: expected one pipeline as the 'source' of the "
+                    f"components, found {several}. Set 'teacher' to a folder, or to the name of a package."
                 )
             self._teacher = self._open(found.pop())
         return self._teacher

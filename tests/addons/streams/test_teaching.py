@@ -1,0 +1,187 @@
+"""New labels in a stream: what was known is kept, by a teacher."""
+
+import itertools
+import json
+import shutil
+
+import pytest
+import spacy
+from spacy.training import Example
+from thinc.api import fix_random_seed
+
+from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams.records import read_examples
+from thinc_torchopt.addons.streams.source import LineReader
+from thinc_torchopt.addons.streams.watched import old_and_new
+from thinc_torchopt.core.errors import StateError, StreamError
+
+from ...models import toy_examples, toy_pipeline
+from .streams import OPTIMIZER, files, learn, load, rows, write_stream
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A pipeline that knows PERSON and CITY."""
+    fix_random_seed(0)
+    nlp = toy_pipeline(["ner"])
+    examples = toy_examples(nlp, 30)
+    sgd = nlp.initialize(lambda: examples)
+    sgd.learn_rate = 0.01
+    for _ in range(25):
+        nlp.update(examples, sgd=sgd)
+    assert nlp.evaluate(examples)["ents_f"] == 1.0
+    nlp.config["training"]["optimizer"] = OPTIMIZER
+    folder = tmp_path_factory.mktemp("model") / "model"
+    nlp.to_disk(folder)
+    return folder
+
+
+def colors(i, found):
+    """Only the color is annotated."""
+    text = " ".join(found["words"])
+    color = "red" if i % 2 else "blue"
+    return {"text": text, "entities": [[text.index(color), text.index(color) + len(color), "COLOR"]]}
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory):
+    """stream.jsonl with COLOR alone; watched.jsonl with all labels; old.jsonl with PERSON and CITY."""
+    folder = tmp_path_factory.mktemp("streams")
+
+    def all_labels(i, found):
+        return {**colors(i, found), "entities": colors(i, found)["entities"] + found["entities"]}
+
+    write_stream(folder / "stream.jsonl", 40, changed=colors)
+    write_stream(folder / "watched.jsonl", 12, changed=all_labels)
+    write_stream(folder / "old.jsonl", 12, changed=lambda i, found: {k: v for k, v in found.items() if k != "tags"})
+    return folder
+
+
+def per_label(folder, watched):
+    nlp = spacy.load(folder / "model-last")
+    scores = nlp.evaluate([example for _, example in read_examples(nlp, watched)])["ents_per_type"]
+    return {label: found["f"] for label, found in scores.items()}
+
+
+def test_teaching_keeps_old_labels(model, streams, tmp_path):
+    watched = streams / "watched.jsonl"
+    forgets, _ = learn(model, streams / "stream.jsonl", tmp_path / "a", watched=watched, new_labels="add",
+                       teacher=False, every=20, watch_every=20)  # fmt: skip
+    keeps, told = learn(model, streams / "stream.jsonl", tmp_path / "b", watched=watched, new_labels="add", every=20,
+                        watch_every=20)  # fmt: skip
+    assert per_label(tmp_path / "b", watched) == {"PERSON": 1.0, "CITY": 1.0, "COLOR": 1.0}
+    assert per_label(tmp_path / "a", watched)["PERSON"] < 0.5
+    # Apart in the rows; before there are new labels there is nothing to tell apart.
+    assert (keeps[0].watched_old, keeps[0].watched_new) == (None, None)
+    assert (keeps[-1].watched_old, keeps[-1].watched_new) == (1.0, 1.0)
+    assert forgets[-1].watched_old < 0.5 and forgets[-1].watched_new == 1.0
+    assert "filled in by the pipeline as it is now" in told[0] and not (tmp_path / "a" / "teacher").exists()
+
+
+@pytest.mark.parametrize("stop", [3, 11, 26])
+def test_teaching_goes_on_to_the_bit(model, streams, tmp_path, stop):
+    options = {"new_labels": "add", "replay": 2, "memory": 8, "old": streams / "old.jsonl", "batch_size": 2}
+    learn(model, streams / "stream.jsonl", tmp_path / "one", **options)
+    asked = itertools.count()
+    learn(model, streams / "stream.jsonl", tmp_path / "two", is_stopped=lambda: next(asked) > stop, **options)
+    learn(model, streams / "stream.jsonl", tmp_path / "two", **options)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    kept = [[row for row in rows(tmp_path / name) if not row["is_last"]][-1] for name in ("one", "two")]
+    assert kept[0] == kept[1]
+
+
+def test_teaching_goes_on_only_with_its_teacher(model, streams, tmp_path):
+    asked = itertools.count()
+    learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", is_stopped=lambda: next(asked) > 4)
+    with pytest.raises(StateError, match="--teacher: True before, False now"):
+        learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", teacher=False)
+    shutil.move(tmp_path / "teacher", tmp_path / "away")
+    with pytest.raises(StateError, match=r"expected the teacher that the run began with in .* found none. Put it back"):
+        learn(model, streams / "stream.jsonl", tmp_path, new_labels="add")
+    shutil.copytree(tmp_path / "model-last", tmp_path / "teacher")
+    with pytest.raises(StateError, match="found another one"):
+        learn(model, streams / "stream.jsonl", tmp_path, new_labels="add")
+    shutil.rmtree(tmp_path / "teacher")
+    shutil.move(tmp_path / "away", tmp_path / "teacher")
+    learn(model, streams / "stream.jsonl", tmp_path, new_labels="add")
+
+
+def test_teaching_begins_where_labels_are_added_from_then_on(model, streams, tmp_path):
+    """The pipeline as it is then is the teacher."""
+    old = [json.loads(line) for line in (streams / "old.jsonl").read_text().splitlines()]
+    new = (streams / "stream.jsonl").read_text()
+    stream = tmp_path / "stream.jsonl"
+    stream.write_text("".join(json.dumps(one) + "\n" for one in old))
+    learn(model, stream, tmp_path / "out", new_labels="refuse")
+    assert not (tmp_path / "out" / "teacher").exists()
+    with stream.open("a") as file:
+        file.write(new)
+    learn(model, stream, tmp_path / "out", new_labels="add")
+    assert (tmp_path / "out" / "teacher" / "config.cfg").exists()
+    assert per_label(tmp_path / "out", streams / "watched.jsonl")["PERSON"] == 1.0
+
+
+def learner(model, folder, **settings):
+    return StreamLearner(*load(model), folder, LearnSettings(new_labels="add", **settings))
+
+
+def test_teaching_keeps_filled_texts_in_the_memory(model, streams, tmp_path):
+    with learner(model, tmp_path / "out", replay=1, memory=50) as found:
+        list(found.learn(LineReader(streams / "stream.jsonl")))
+        lines = [(json.loads(line), n) for line, n in found._memory.lines]
+        assert len(lines) == 40 and all(n == 1 for _, n in lines)
+        assert lines[0][0]["doc_annotation"]["entities"][:4] == ["U-PERSON", "O", "U-COLOR", "U-CITY"]
+        assert lines[0][0]["text"] == "Anna likes blue London"
+        assert found.teacher.filled.labels["ner"] == {"PERSON": 40, "CITY": 40}
+
+
+def test_teaching_fills_in_labels_that_came_later(model, streams, tmp_path):
+    """In texts of the memory that were there before, as the pipeline predicts them now."""
+    with learner(model, tmp_path / "out") as found:
+        list(found.learn(LineReader(streams / "stream.jsonl")))
+        nlp = found._nlp
+        old = [example for _, example in read_examples(nlp, streams / "old.jsonl")]
+        filled = found.teacher.fill_in_later(old[:2], [0, 1], [("ner", "COLOR")])
+        assert [[one.label_ for one in example.reference.ents] for example in filled] == [
+            ["PERSON", "COLOR", "CITY"], ["PERSON", "CITY"],
+        ]  # fmt: skip
+        assert filled[1] is old[1]
+
+
+def test_teaching_leaves_what_a_text_calls_complete(model, tmp_path):
+    texts = [{"text": "Anna likes red London", "entities": [[11, 14, "COLOR"]], "complete": complete}
+             for complete in (["PERSON"], True, [])]  # fmt: skip
+    stream = tmp_path / "stream.jsonl"
+    stream.write_text("".join(json.dumps(one) + "\n" for one in texts))
+    with learner(model, tmp_path / "out", replay=1, memory=9) as found:
+        list(found.learn(LineReader(stream)))
+        kept = [json.loads(line)["doc_annotation"]["entities"] for line, _ in found._memory.lines]
+    assert kept == [["O", "O", "U-COLOR", "U-CITY"], ["O", "O", "U-COLOR", "O"], ["U-PERSON", "O", "U-COLOR", "U-CITY"]]
+    stream.write_text(json.dumps({"text": "Anna", "complete": "PERSON"}) + "\n")
+    with pytest.raises(StreamError, match="expected a list of labels, or true, as 'complete', found 'PERSON'"):
+        learn(model, stream, tmp_path / "bad", new_labels="add")
+
+
+def test_scores_of_old_and_new_labels_by_hand():
+    nlp = toy_pipeline(["ner", "textcat_multilabel"], shared=False)
+    for label in ("OLD", "NEW"):
+        nlp.get_pipe("ner").add_label(label)
+        nlp.get_pipe("textcat_multilabel").add_label(label)
+
+    def example(predicted, annotated):
+        docs = []
+        for ents, cats in (predicted, annotated):
+            gold = {"entities": ents, "cats": cats}
+            docs.append(Example.from_dict(nlp.make_doc("a b c d"), gold).reference)
+        return Example(*docs)
+
+    one, other = [(0, 1, "OLD"), (2, 3, "NEW")], [(0, 1, "OLD"), (4, 5, "NEW")]
+    examples = [
+        example((one, {"OLD": 0.9, "NEW": 0.2}), (other, {"OLD": 1.0})),
+        example(([(0, 1, "OLD")], {"OLD": 0.1, "NEW": 0.7}), ([(2, 3, "OLD")], {"OLD": 1.0, "NEW": 1.0})),
+    ]  # fmt: skip
+    # Entities: OLD 1 right of 2 predicted and 2 annotated; NEW 0 of 1 and 1.
+    assert old_and_new(nlp, examples, {"ner": {"NEW"}}) == (0.5, 0.0)
+    # Categories: OLD 1 of 1 and 2; NEW 1 of 1 and 1, as the first text does not name it.
+    assert old_and_new(nlp, examples, {"textcat_multilabel": {"NEW"}}) == (pytest.approx(2 / 3), 1.0)
+    assert old_and_new(nlp, examples, {}) == (None, None)

@@ -1,0 +1,130 @@
+"""A frozen pipeline, and the cache of what it says."""
+
+import json
+import random
+
+import numpy
+import pytest
+import spacy
+import torch
+from spacy.tokens import Doc
+
+from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.loop.filling import rules_for
+from thinc_torchopt.loop.teacher import Teacher, _needed, annotate, digest_of
+
+from ..models import toy_examples, toy_pipeline
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A pipeline that was not trained: what it says is odd, and the same each time."""
+    path = tmp_path_factory.mktemp("teacher") / "pipeline"
+    nlp = toy_pipeline(["tagger", "parser", "ner"])
+    nlp.initialize(lambda: toy_examples(nlp, 30))
+    nlp.to_disk(path)
+    return path
+
+
+@pytest.fixture
+def nlp(folder):
+    return spacy.load(folder)
+
+
+def docs(nlp, n=6):
+    return [Doc(nlp.vocab, words=["Anna", str(i), "London", "."], spaces=[True, i % 2 == 0, False, False])
+            for i in range(n)]  # fmt: skip
+
+
+def test_teacher_says_what_its_pipeline_says(folder, nlp):
+    rules = rules_for(nlp, nlp)
+    texts = docs(nlp)
+    for said, doc in zip(Teacher(folder).predict(texts, rules), nlp.pipe([doc.copy() for doc in texts])):
+        assert said["tags"] == [token.tag_ for token in doc]
+        assert said["entities"] == [[one.start, one.end, one.label_] for one in doc.ents]
+        assert said["trees"] == [[token.head.i, token.dep_] for token in doc]
+
+
+def test_teacher_annotates_each_text_once(folder, nlp, tmp_path, monkeypatch):
+    rules = rules_for(nlp, nlp)
+    first = Teacher(folder, cache=tmp_path / "cache")
+    found = first.predict([*docs(nlp), *docs(nlp)], rules)
+    assert first.n_predicted == 6 and found[:6] == found[6:]
+    # Another one reads it, and does not load its pipeline.
+    second = Teacher(folder, cache=tmp_path / "cache")
+    monkeypatch.setattr(Teacher, "nlp", property(lambda self: pytest.fail("loaded")))
+    assert second.predict(docs(nlp), rules) == found[:6]
+    assert not second.n_predicted
+    monkeypatch.undo()
+    # Of one more text, one more is annotated; other components are in another folder.
+    second.predict(docs(nlp, 7), rules)
+    assert second.n_predicted == 1
+    second.predict(docs(nlp, 7), rules[:1])
+    assert second.n_predicted == 8 and len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xff", None])
+def test_teacher_makes_damaged_predictions_again(folder, nlp, tmp_path, damage):
+    rules = rules_for(nlp, nlp)
+    expected = Teacher(folder, cache=tmp_path).predict(docs(nlp), rules)
+    [file] = tmp_path.rglob("*.jsonl")
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"0", b"1", 1) if damage is None else damage)
+    with pytest.warns(UserWarning, match=r"Predictions of 'teacher' in '.*' are damaged, and are made again"):
+        assert Teacher(folder, cache=tmp_path).predict(docs(nlp), rules) == expected
+    assert file.read_bytes() == content
+
+
+def test_teacher_leaves_random_generators_alone(folder, nlp):
+    nlp = spacy.load(folder)
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    teacher = Teacher(folder)
+    teacher.predict(docs(nlp), rules_for(nlp, teacher.components))
+    assert (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_teacher_knows_its_components_before_it_is_loaded(folder, nlp):
+    teacher = Teacher(folder)
+    assert teacher._nlp is None and teacher.language == "xx"
+    assert rules_for(nlp, teacher.components) == rules_for(nlp, nlp)
+
+
+def test_teacher_runs_no_component_in_vain(nlp):
+    assert _needed(nlp, rules_for(nlp, nlp, ["tagger"])) == ["tok2vec", "tagger"]
+    # A parser sets boundaries of sentences, as a senter does.
+    nlp.add_pipe("senter")
+    assert _needed(nlp, rules_for(nlp, nlp, ["senter"])) == ["tok2vec", "parser", "senter"]
+    nlp.config["training"]["annotating_components"] = ["ner"]
+    assert _needed(nlp, rules_for(nlp, nlp, ["tagger"])) == ["tok2vec", "tagger", "ner"]
+    # They are all there afterwards.
+    annotate(nlp, docs(nlp), rules_for(nlp, nlp, ["tagger"]))
+    assert nlp.pipe_names == ["tok2vec", "tagger", "parser", "ner", "senter"]
+
+
+def test_digest_is_of_weights_and_config(folder, tmp_path):
+    nlp = spacy.load(folder)
+    nlp.meta["name"] = "another"
+    nlp.to_disk(tmp_path / "same")
+    assert Teacher(tmp_path / "same").digest == Teacher(folder).digest
+    nlp.get_pipe("tagger").model.get_ref("softmax").get_param("b")[0] += 1
+    nlp.to_disk(tmp_path / "other")
+    assert Teacher(tmp_path / "other").digest != Teacher(folder).digest
+
+
+def test_digest_of_a_text_is_of_its_tokens(nlp):
+    texts = [Doc(nlp.vocab, words=words, spaces=spaces) for words, spaces in
+             ((["a", "b"], [True, False]), (["a", "b"], [False, False]), (["ab"], [False]))]  # fmt: skip
+    assert len({digest_of(doc) for doc in texts}) == 3
+    texts[0][0].tag_ = "X"
+    assert digest_of(texts[0]) == digest_of(Doc(nlp.vocab, words=["a", "b"], spaces=[True, False]))
+
+
+def test_teacher_refuses_what_is_no_pipeline(tmp_path, folder):
+    with pytest.raises(ConfigError, match=r"Can't use 'teacher': expected the folder .* found 'gone': nothing there"):
+        Teacher("gone")
+    (tmp_path / "config.cfg").write_text((folder / "config.cfg").read_text())
+    with pytest.raises(ConfigError, match=r"meta.json can't be read"):
+        Teacher(tmp_path)
+    (tmp_path / "meta.json").write_text(json.dumps({"lang": "xx", "labels": {}}))
+    with pytest.raises(ConfigError, match="Can't load 'teacher'"):
+        _ = Teacher(tmp_path).nlp
