@@ -13,7 +13,8 @@ When TorchOptimizer is first imported (a config that names it does that):
 - `spacy.training.loop.create_before_to_disk_callback`: lets our loop write the models that spaCy saves.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not support, and a missing
   corpus.
-- `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer.
+- `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer. In `spacy train`, the
+  training data is read once.
 - `thinc.model.Model.copy`: records the names of its layers.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: restore params even after an exception.
 
@@ -52,6 +53,7 @@ from .errors import ConfigError, TorchOptWarning
 from .host import first_optimizer
 from .launched import is_launched, rank_in_environment
 from .params import backprop_apart, begin_update_in_precision, components_with_model, leave_to_others, name_as_original
+from .read_once import read_once_in_initialize
 from .replaced import SPACY, THINC, Replaced, replace
 
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -300,6 +302,8 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
 
     def hook_for(original: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
         def hook(self: spacy.language.Language, *args: Any, **kwargs: Any) -> Optimizer:
+            if anew and args and isinstance(kwargs.get("sgd"), _ours):
+                args = (read_once_in_initialize(self, args[0]), *args[1:])
             optimizer = original(self, *args, **kwargs)
             if isinstance(optimizer, _ours):
                 optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]

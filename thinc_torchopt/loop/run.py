@@ -25,6 +25,7 @@ from ..core.errors import ConfigError, PipelineError
 from ..core.host_errors import plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
+from ..core.read_once import batches_of_kept, evaluation_of_kept
 from ..core.types import BatchSize
 from ..core.update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
@@ -177,7 +178,7 @@ class Run:
         self.ranks = Alone()
         self.checkpoints: RunCheckpoints | None = None
         self._spacys_models = SpacysModels(nlp)
-        self._evaluate = evaluate
+        self._evaluate = evaluation_of_kept(nlp, evaluate)
         drop = arguments.dropout
         self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
         # Losses by component: at the end of the last step, and now.
@@ -191,7 +192,7 @@ class Run:
         try:
             self._name_params()
             self._open_processes(listeners, end)
-            self._open_data(iter(train_data))
+            self._open_data(batches_of_kept(iter(train_data)))
             self._join(listeners)
             self._is_ready = self.checkpoints is not None and self.checkpoints.open(
                 self.progress, self._dropouts, self._listeners

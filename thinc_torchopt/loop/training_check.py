@@ -8,21 +8,18 @@ while the first evaluation reads it. A streamed corpus is watched as it is drawn
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from spacy.language import Language
 from spacy.training import Example
-from spacy.training.augment import dont_augment
-from spacy.training.corpus import Corpus as FileCorpus
 from spacy.training.loop import create_evaluation_callback
 
 from ..core.errors import ConfigError, PipelineWarning
 from ..core.hooks import resumed_components
 from ..core.optimizer import TorchOptimizer
+from ..core.read_once import ReadOnce, can_be_kept, dev_reader_of
 from .data_check import MOST_WORDS, Corpus, Findings, check_data
 from .events import Control, Evaluate, StepBegin
 from .processes import Scores
@@ -66,9 +63,9 @@ class TrainingCheck:
         training = self._config["training"]
         if examples:
             self._train = _evenly(Corpus(training["train_corpus"], [*examples]))
-        reader = _reader_of(self._evaluate)
+        reader = dev_reader_of(self._evaluate)
         dev = None
-        if reader is not None and _can_be_read_again(reader):
+        if reader is not None and (isinstance(reader, ReadOnce) or can_be_kept(reader)):
             with preserved_random():
                 dev = _first_texts(training["dev_corpus"], reader(self._nlp))
         found = self._look(dev)
@@ -145,22 +142,6 @@ class TrainingCheck:
             notes = [*notes[: _MOST_WARNINGS - 1], f"and {rest} more: spacy torchopt explain"]
         for note in notes:
             warnings.warn(PipelineWarning(note), stacklevel=5)
-
-
-def _reader_of(evaluate: Evaluation) -> Callable[[Language], Iterable[Example]] | None:
-    """The reader of the development data, in spaCy's own evaluation. None: this is another one.
-
-    SOURCE: spacy.training.loop.create_evaluation_callback
-    """
-    if getattr(evaluate, "__qualname__", "") != f"{create_evaluation_callback.__name__}.<locals>.evaluate":
-        return None
-    found: Any = inspect.getclosurevars(evaluate).nonlocals.get("dev_corpus")
-    return found
-
-
-def _can_be_read_again(reader: Any) -> bool:
-    """Whether reading a corpus once more changes nothing: files, without an augmenter of the user."""
-    return type(reader) is FileCorpus and reader.augmenter is dont_augment and not reader.shuffle
 
 
 def _first_texts(name: str, examples: Iterable[Example]) -> Corpus:
