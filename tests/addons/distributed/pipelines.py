@@ -6,7 +6,7 @@ import spacy
 import torch
 from spacy.tokens import Doc
 from spacy.training import Example
-from thinc.api import Model, NumpyOps, PyTorchWrapper, Softmax, chain, fix_random_seed, warmup_linear, with_array
+from thinc.api import Model, PyTorchWrapper, Softmax, chain, fix_random_seed, warmup_linear, with_array
 from thinc.util import to_numpy
 
 from thinc_torchopt import TorchOptimizer
@@ -78,9 +78,9 @@ def pipeline(components=ADDITIVE):
     return nlp
 
 
-def parsers_without_dropout():
-    """spaCy's parsers drop a part of their hidden layer, by chance, also where nothing else is dropped."""
-    NumpyOps.get_dropout_mask = lambda ops, shape, drop: ops.alloc(shape) + 1
+def no_dropout(ops, shape, drop):
+    """For `NumpyOps.get_dropout_mask`: parsers drop a part of their hidden layer also where nothing else is dropped."""
+    return ops.alloc(shape) + 1
 
 
 def recurrent(learning):
