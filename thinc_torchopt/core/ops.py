@@ -17,7 +17,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -30,9 +30,13 @@ from spacy.language import Language
 from thinc.api import Model, NumpyOps
 
 from .checks import Section, check_ops_threads
+from .host import code_of_blis
+from .launched import processes_here
+from .layer_norm import TorchLayerNorm
 from .params import components_with_model
-from .parser_backprop import Batched, batch_backprop, put_back
+from .parser_backprop import Batched
 from .schema import Positive
+from .stand_ins import StandIn
 from .types import OpsThreads
 
 Library = Literal["thinc", "numpy", "torch"]
@@ -41,10 +45,11 @@ Multiply = Callable[[Any, Any, Any], Any]
 _FLOAT32 = numpy.dtype("float32")
 # Multiply-adds below which torch's products are left to NumPy: torch takes some microseconds to begin.
 _SMALL = 500_000
-# How much faster another library must be: a gain of less is not worth other roundings.
-_GAIN = 1.05
-# Measuring: seconds, words of a batch, and the number of different shapes, the most costly ones.
+# How much faster another library must be: less may be chance, and is not worth other roundings.
+_GAIN = 1.1
+# Measuring: seconds, turns at the least, words of a batch, and the number of different shapes, the most costly ones.
 _SECONDS = 0.02
+_TURNS = 4
 _ROWS = 128
 _SHAPES = 4
 
@@ -140,7 +145,7 @@ def _by_torch(threads: int) -> Multiply:
 
 def _is_viewable(array: Any) -> bool:
     """Whether torch takes an array as it is: it warns of read-only ones, and refuses negative strides."""
-    return array.flags.forc and array.flags.writeable
+    return array.flags.forc and array.flags.behaved
 
 
 def _by_numpy(x: Any, y: Any, out: Any) -> Any:
@@ -151,17 +156,21 @@ def _multiply(products: Products) -> Multiply:
     return _by_torch(products.threads) if products.library == "torch" else _by_numpy
 
 
-@contextmanager
-def _limits(products: Products) -> Iterator[None]:
-    """Inside, NumPy computes each product with so many threads, and so none fights with other processes."""
-    from threadpoolctl import threadpool_limits
+def _limits(products: Products, libraries: Any = None) -> AbstractContextManager:
+    """Inside, NumPy computes each product with so many threads, and so none fights with other processes.
 
-    with threadpool_limits(products.threads if products.library == "numpy" else 1, user_api="blas"):
-        yield
+    libraries (ThreadpoolController): Those in memory. Default: they are found first, which takes a millisecond.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    threads = products.threads if products.library == "numpy" else 1
+    limited: AbstractContextManager = (libraries or ThreadpoolController()).limit(limits=threads, user_api="blas")
+    return limited
 
 
 def _kernel_of_thinc() -> str:
-    return f"BLIS {version('blis')}"
+    code = code_of_blis()
+    return f"BLIS {version('blis')}" + (f" ({code})" if code else "")
 
 
 def _kernel_of_numpy() -> str:
@@ -190,10 +199,13 @@ _KERNELS: dict[Library, Callable[[], str]] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """products (Products): The ones to use. reason (str): Why these, for the log."""
+    """products (Products): The ones to use. reason (str): Why these, for the log. gain (float | None): How many times
+    as fast as thinc's they are. None: there was nothing to measure.
+    """
 
     products: Products
     reason: str
+    gain: float | None = None
 
 
 def fastest(nlp: Language, threads: OpsThreads = 1) -> Choice:
@@ -211,7 +223,7 @@ def fastest(nlp: Language, threads: OpsThreads = 1) -> Choice:
 
 
 def choose(seconds: Mapping[Products, float]) -> Choice:
-    """Choose among products by the time that they took: the first, unless a later one is faster by 5% or more.
+    """Choose among products by the time that they took: the first, unless a later one is faster by 10% or more.
 
     seconds (Mapping): By products. thinc's come first.
     """
@@ -221,16 +233,18 @@ def choose(seconds: Mapping[Products, float]) -> Choice:
         if seconds[other] * _GAIN < seconds[best]:
             best = other
     if best is not thincs:
-        return Choice(best, f"{seconds[thincs] / seconds[best]:.1f} times as fast as {thincs.kernel}.")
+        gain = seconds[thincs] / seconds[best]
+        return Choice(best, f"{gain:.1f} times as fast as {thincs.kernel}.", gain)
     if len(candidates) == 1:
         return Choice(best, "there is no other.")
     second = min(candidates[1:], key=seconds.__getitem__)
-    return Choice(best, f"{second} takes {seconds[second] / seconds[best]:.1f} times as long.")
+    return Choice(best, f"{second} takes {seconds[second] / seconds[best]:.1f} times as long.", 1.0)
 
 
 def _numbers_of_threads() -> list[int]:
-    """1, 2, 4 and so on, up to the processors of this process."""
-    at_most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """1, 2, 4 and so on, up to the processors of this process: its part of them, if there are several processes."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_most = max(1, processors // processes_here())
     return sorted({*(1 << i for i in range(at_most.bit_length()) if 1 << i <= at_most), at_most})
 
 
@@ -246,24 +260,28 @@ def _shapes(nlp: Language) -> list[tuple[tuple[int, int], int]]:
 
 
 def _measure(candidates: list[Products], shapes: list[tuple[tuple[int, int], int]]) -> dict[Products, float]:
-    """Seconds by candidate for the products of a step, forward and backward. The best of some turns."""
+    """Seconds by candidate for the products of a step, forward and backward: each product's best of some turns.
+
+    The candidates take turns, as whatever else runs on the machine would slow down one of them.
+    """
+    from threadpoolctl import ThreadpoolController
+
     generator = numpy.random.default_rng(0)
     plain = NumpyOps()
     work = []
     for (n_out, n_in), count in shapes:
         sizes = (_ROWS, n_in), (n_out, n_in), (_ROWS, n_out)
         work.append(([generator.random(size, dtype="float32") for size in sizes], count))
-    found = {}
-    for candidate in candidates:
-        ops = plain if candidate.library == "thinc" else FastOps(plain, _multiply(candidate))
-        with _limits(candidate):
-            _time_each(ops, work)  # warms up
-            turns: list[list[float]] = []
-            began = perf_counter()
-            while len(turns) < 2 or perf_counter() - began < _SECONDS / len(candidates):
-                turns.append(_time_each(ops, work))
-        found[candidate] = sum(min(times) for times in zip(*turns))
-    return found
+    all_ops = [plain if products.library == "thinc" else FastOps(plain, _multiply(products)) for products in candidates]
+    libraries = ThreadpoolController()
+    turns: list[list[list[float]]] = []
+    began = perf_counter()
+    while len(turns) < _TURNS or perf_counter() - began < _SECONDS:
+        turns.append([])
+        for products, ops in zip(candidates, all_ops):
+            with _limits(products, libraries):
+                turns[-1].append(_time_each(ops, work))
+    return {products: sum(map(min, zip(*times))) for products, times in zip(candidates, zip(*turns))}
 
 
 def _time_each(ops: NumpyOps, work: list[tuple[list[Any], int]]) -> list[float]:
@@ -281,7 +299,8 @@ def _time_each(ops: NumpyOps, work: list[tuple[list[Any], int]]) -> list[float]:
 
 class PipelineOps:
     """The ops of a pipeline's nodes, while other products are in use: a context manager. The backward passes of parsers
-    and NER, which make the most products, make fewer of them.
+    and NER, which make the most products, make fewer of them, and torch computes LayerNorm, also where products stay
+    thinc's.
 
     nlp (Language): The pipeline. products (Products): The ones to use inside.
     """
@@ -294,30 +313,35 @@ class PipelineOps:
         self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
         self._nodes: list[Model] = []
         self._batched = Batched()
-        self._parsers: list[Model] = []
+        self._stand_ins: list[StandIn] = [self._batched, TorchLayerNorm()]
+        self._replaced: list[tuple[Model, StandIn]] = []
 
     def __enter__(self) -> PipelineOps:
         if self._products.library != "thinc":
             self._stack.enter_context(_limits(self._products))
-            self._stack.callback(self._put_back)
-            self.cover()
+        self._stack.callback(self._put_back)
+        self.cover()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    @property
+    def changes_anything(self) -> bool:
+        """Whether the pipeline has layers that compute otherwise inside."""
+        return bool(self._nodes or self._replaced)
+
     def cover(self) -> None:
         """Give the products to nodes that are new, or were moved to the CPU."""
-        if self._products.library == "thinc":
-            return
         for node in _nodes(self._nlp):
             ops: Any = node.ops
-            if type(ops) is NumpyOps:
+            if type(ops) is not NumpyOps:
+                continue
+            self._replaced += [(node, stand_in) for stand_in in self._stand_ins if stand_in.take_place(node)]
+            if self._products.library != "thinc":
                 _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
                 node.ops = ours
                 self._nodes.append(node)
-                if batch_backprop(node, self._batched):
-                    self._parsers.append(node)
 
     def _put_back(self) -> None:
         """Also into layers that were taken out of the pipeline. Whatever else has our ops computes as before."""
@@ -326,10 +350,11 @@ class PipelineOps:
             node.ops = before.get(id(node.ops), node.ops)
         for _, ours in self._ours.values():
             ours.multiply = None
-        for node in self._parsers:
-            put_back(node, self._batched)
-        self._batched.is_on = False
-        self._nodes, self._ours, self._parsers = [], {}, []
+        for node, stand_in in self._replaced:
+            stand_in.put_back(node)
+        for stand_in in self._stand_ins:
+            stand_in.is_on = False
+        self._nodes, self._ours, self._replaced = [], {}, []
 
 
 @contextmanager
