@@ -334,7 +334,8 @@ def write(
     config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
     text, warned, end = config.to_str(), [], ""
     for recipe in recipes:
-        draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
+        more = sum(settings.get("share", 0.0) for settings in taught.values())
+        draft, text = rewrite(text, path, recipe, f"training/{stem}-state", more_texts=more)
         warned += draft.warnings
         if draft.end is not None and "training.max_steps" not in after:
             end = f" Ends at step {draft.end.steps:,}: {draft.end.reason}."

@@ -125,11 +125,12 @@ class End:
     reason: str
 
 
-def find_end(nlp: Language, size: int | None = None) -> End:
+def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> End:
     """Count the steps of `EPOCHS` epochs, or of more where spans are rare, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
     size (int | None): Size of batches. Default: `size` in [training.batcher].
+    more (float): Texts that a teacher annotates, for each one of the corpus.
     RAISES (ConfigError): The corpus is streamed, empty or missing.
     """
     config = nlp.config.interpolate()
@@ -146,7 +147,7 @@ def find_end(nlp: Language, size: int | None = None) -> End:
     batcher = registry.resolve({"batcher": block})["batcher"]
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     spans = _count_spans(nlp, training["frozen_components"], examples)
-    epochs = EPOCHS if not spans else min(max(-(-SPANS_SEEN // spans), EPOCHS), MOST_EPOCHS)
+    epochs = EPOCHS if not spans else min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), EPOCHS), MOST_EPOCHS)
     batches = words_of_batches(batcher, examples, epochs)
     if not batches:
         raise ConfigError(
@@ -156,7 +157,8 @@ def find_end(nlp: Language, size: int | None = None) -> End:
     words = sum(len(example) for example in examples)
     few = f" (more than {EPOCHS}, as {spans:,} spans are few)" if epochs > EPOCHS else ""
     reason = f"{epochs} epochs{few} over {len(examples):,} texts with {words:,} words"
-    counted = len(batches)
+    reason += f", and {more:g} of the teacher's for each" * bool(more)
+    counted = round(len(batches) * (1 + more))
     if counted < LEAST:
         reason = f"at least {LEAST}; {reason} would be {counted:,}"
     elif counted > MOST:
