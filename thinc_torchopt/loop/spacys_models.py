@@ -33,8 +33,9 @@ class SpacysModels:
 
     nlp (Language): The run's pipeline.
 
-    Public: `checkpoints` (of the run, which need room too), `is_over` (whether the run has ended: then a model that can't be saved is an error), `has_folder` (whether
-    there is a folder, and so a best model to keep), `is_next_best` (whether the model that is saved next is the best).
+    Public: `checkpoints` (of the run, which need room too), `is_over` (whether the run has ended: then a model that
+    can't be saved is an error), `has_folder` (whether there is a folder, and so a best model to keep), `is_next_best`
+    (whether the model that is saved next is the best).
     """
 
     def __init__(self, nlp: Language):

@@ -2,8 +2,9 @@
 telling it.
 
 Nothing is read twice that can't be read twice. The training data is what the loop will draw from, read a little earlier
-than spaCy would. The development data is read now if spaCy's own reader reads it from files; otherwise it is looked at
-while the first evaluation reads it. A streamed corpus is watched as it is drawn. Random generators stay as they are.
+than spaCy would. The development data is read now if spaCy's own reader reads it from files, and the first evaluation
+uses it; otherwise it is looked at while the first evaluation reads it. A streamed corpus is watched as it is drawn.
+Random generators stay as they are.
 
 There is no check in loops of the user, nor where `spacy.training.loop.train` was imported by name before this package.
 """
@@ -76,7 +77,9 @@ class TrainingCheck:
         found = self._look(dev)
         found.notes += doubts_of_config(training, last_step(training, examples))
         self._tell(found)
-        return self._evaluate if dev is not None or reader is None else self._evaluation_watching(reader)
+        if reader is None or (dev is not None and not dev.is_whole):
+            return self._evaluate
+        return self._evaluation_watching(reader) if dev is None else self._evaluation_of(dev)
 
     def on_step_begin(self, event: StepBegin, control: Control) -> None:
         if self._drawn is not None and self._words < MOST_WORDS:
@@ -106,6 +109,16 @@ class TrainingCheck:
                 is_initialized=True,
                 is_thorough=False,
             )
+
+    def _evaluation_of(self, dev: Corpus) -> Evaluation:
+        """An evaluation that does not read the texts again at its first call."""
+        weights = self._config["training"]["score_weights"]
+        read = [create_evaluation_callback(self._nlp, lambda nlp: dev.examples, weights)]
+
+        def evaluate() -> Scores:
+            return read.pop()() if read else self._evaluate()
+
+        return evaluate
 
     def _evaluation_watching(self, reader: Callable[[Language], Iterable[Example]]) -> Evaluation:
         """An evaluation that looks at the texts of its first call."""
