@@ -10,15 +10,15 @@ import spacy
 import spacy.training.loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spacy.tokens import Doc
-from spacy.training import Example
-from spacy.training.loop import create_train_batches
+from spacy.tokens import Doc, DocBin
+from spacy.training import Corpus, Example
+from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 from thinc_torchopt.loop.data_stream import Batches
 from thinc_torchopt.loop.schedule_check import doubts_of_config, last_step
-from thinc_torchopt.loop.training_check import _evenly, _first_texts
+from thinc_torchopt.loop.training_check import TrainingCheck, _evenly, _first_texts
 
 from .test_data_check import GOLD, LEARNERS, WORDS
 
@@ -122,6 +122,26 @@ def test_training_check_reads_nothing_twice():
     """A reader of the user reads as often as spaCy's own trainer lets it."""
     run("tagger", texts("train", [True] * 6), texts("dev", [True] * 5))
     assert PLACE["reads"] == {"train": 6, "dev": 10}
+
+
+def test_training_check_leaves_the_development_data_to_the_first_evaluation(tmp_path):
+    """spaCy's own evaluation has the same scores; the file is not read a second time for the first one."""
+    path = tmp_path / "dev.spacy"
+    DocBin(docs=[example.reference for example in texts("dev", [True] * 6)]).to_disk(path)
+    nlp, train = spacy.blank("xx"), texts("train", [True] * 6)
+    nlp.add_pipe("tagger")
+    nlp.initialize(lambda: train)
+    training = nlp.config["training"]
+    optimizer = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.SGD.v1"}}
+    training |= {"optimizer": optimizer, "score_weights": {"tag_acc": 1.0}}
+    evaluate = create_evaluation_callback(nlp, Corpus(path), training["score_weights"])
+    found = TrainingCheck(nlp, registry.resolve({"o": optimizer})["o"], evaluate).begin(train)
+    expected = evaluate()
+    path.unlink()
+    score, scores = found()
+    assert score == expected[0] and {**scores, "speed": 0} == {**expected[1], "speed": 0}
+    with pytest.raises(OSError):
+        found()
 
 
 @pytest.mark.parametrize("is_early", [True, False])

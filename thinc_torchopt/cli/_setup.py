@@ -10,7 +10,7 @@ from typing import Any
 from confection import Config
 from spacy import util
 
-from ..addons.recipes import ConfigSource, read_text, write_config
+from ..addons.recipes import ConfigSource
 from ..addons.recipes import open_source as open_config
 from ..core.config_checks import check_gpu
 from ..core.errors import ConfigError
@@ -18,24 +18,8 @@ from ..core.host import cli_util
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.text_files import check_config_file
-from ..loop.setup import Setup, note_on_scores, resolve_optimizer, schedule_notes
+from ..loop.setup import Setup
 from ..loop.setup import build as build_setup
-
-__all__ = [
-    "ConfigSource",
-    "Setup",
-    "build",
-    "check_output_file",
-    "config_errors_shown",
-    "load_config",
-    "note_on_scores",
-    "open_source",
-    "read_overrides",
-    "read_text",
-    "resolve_optimizer",
-    "schedule_notes",
-    "write_config",
-]
 
 _spacy = cli_util()
 

@@ -43,9 +43,10 @@ from ..core.errors import ConfigError, ControllerError
 from ..core.host import cli_util
 from ..core.words import count
 from ..loop.events import EVENTS
+from ..loop.setup import resolve_optimizer
 from ._command import CODE, JSON
 from ._screen import errors_shown, make_console
-from ._setup import config_errors_shown, read_overrides, resolve_optimizer
+from ._setup import config_errors_shown, read_overrides
 from ._terminal import print_json, print_notes, print_table, short
 
 # The JSON has all rows.

@@ -16,7 +16,7 @@ from typer import Argument as Arg
 from typer import Option as Opt
 from wasabi.printer import Printer
 
-from ..addons.recipes import Recipe, choose_components, read_corpus, rewrite
+from ..addons.recipes import Recipe, choose_components, read_corpus, read_text, rewrite, write_config
 from ..core.annotations import annotations_of, survey
 from ..core.errors import ConfigError
 from ..core.host import cli_util
@@ -28,7 +28,7 @@ from ._command import CODE
 from ._from_pipeline import make_from
 from ._new_config import NewConfig, Wish, in_a_row, make, with_fast_products
 from ._screen import errors_shown
-from ._setup import config_errors_shown, read_overrides, read_text, write_config
+from ._setup import config_errors_shown, read_overrides
 
 _RECIPES = Recipe.names()
 

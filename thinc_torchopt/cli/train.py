@@ -21,9 +21,10 @@ from ..core.config_checks import check_corpora
 from ..core.errors import ConfigError
 from ..core.words import plain
 from ..loop.first_rates import rates_of_settings
+from ..loop.setup import resolve_optimizer
 from ._command import CODE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, print_error
-from ._setup import config_errors_shown, load_config, read_overrides, resolve_optimizer
+from ._setup import config_errors_shown, load_config, read_overrides
 
 _SECTION = Section("spacy torchopt train", verb="use")
 _DEFAULT_RATE = 0.001

@@ -17,7 +17,7 @@ from spacy.schemas import ConfigSchemaTraining
 from spacy.util import registry
 from typer import Option as Opt
 
-from ..addons.recipes import Recipe, rewrite, with_settings
+from ..addons.recipes import ConfigSource, Recipe, rewrite, with_settings, write_config
 from ..addons.report import Point, check_picture, plot_study
 from ..addons.trials import (
     AS_IT_IS,
@@ -40,7 +40,7 @@ from ..core.errors import ConfigError
 from ..loop.progress_bars import Bar, Lines, show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console
-from ._setup import ConfigSource, check_output_file, config_errors_shown, open_source, write_config
+from ._setup import check_output_file, config_errors_shown, open_source
 from ._terminal import print_json, print_notes, print_table
 from .find_lr import find_peak
 

@@ -2,8 +2,9 @@
 telling it.
 
 Nothing is read twice that can't be read twice. The training data is what the loop will draw from, read a little earlier
-than spaCy would. The development data is read now if spaCy's own reader reads it from files; otherwise it is looked at
-while the first evaluation reads it. A streamed corpus is watched as it is drawn. Random generators stay as they are.
+than spaCy would. The development data is read now if spaCy's own reader reads it from files, and the first evaluation
+uses it; otherwise it is looked at while the first evaluation reads it. A streamed corpus is watched as it is drawn.
+Random generators stay as they are.
 
 There is no check in loops of the user, nor where `spacy.training.loop.train` was imported by name before this package.
 """

@@ -98,18 +98,19 @@ class Recipe(str, Enum):
 
 
 @dataclass(kw_only=True)
-class Draft(Translation):
+class Draft:
     """A config whose optimizer is being rewritten.
 
-    section (SectionText): The text of [training.optimizer], which is changed.
-    config (Config): The whole config before, interpolated.
+    optimizer (Translation): The optimizer, in the text of the config.
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
     more_texts (float): Those that a teacher annotates, for each text of the corpus.
 
-    Public: `beside` (settings outside the section, by dotted paths), `end` (of the training; None: the config's own).
+    Public: `beside` (settings outside the section, by dotted paths), `end` (of the training; None: the config's own),
+    `is_unchanged`.
     """
 
+    optimizer: Translation
     build_nlp: Callable[[], Language]
     state_path: str
     more_texts: float = 0.0
@@ -117,27 +118,36 @@ class Draft(Translation):
     beside: dict[str, int] = field(default_factory=dict)
     end: End | None = None
 
+    @property
+    def changes(self) -> list[str]:
+        """What was done, in words."""
+        return self.optimizer.changes
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should check."""
+        return self.optimizer.warnings
+
     def apply(self, recipe: Recipe) -> None:
         """Rewrite the optimizer.
 
         RAISES (ConfigError): This optimizer can't be rewritten.
         """
-        if self.kind not in (*THINC, *(PREFIX + kind for kind in THINC), TORCH):
+        if self.optimizer.kind not in (*THINC, *(PREFIX + kind for kind in THINC), TORCH):
             raise ConfigError(
                 f"Can't rewrite [training.optimizer]: expected @optimizers to be one of thinc's ({', '.join(THINC)}) "
-                f'or one of thinc-torchopt, found "{self.kind}". Its settings are not known here. Write the block by '
-                "hand, or remove [training.optimizer] to start from spaCy's "
-                "default."
+                f'or one of thinc-torchopt, found "{self.optimizer.kind}". Its settings are not known here. Write the '
+                "block by hand, or remove [training.optimizer] to start from spaCy's default."
             )
-        if self.kind == TORCH and recipe == Recipe.drop_in:
+        if self.optimizer.kind == TORCH and recipe == Recipe.drop_in:
             raise ConfigError(
                 f'Can\'t use the recipe drop-in: [training.optimizer] already has "{TORCH}", and this recipe is for '
                 "thinc's optimizers. Use another one, which keeps its settings: "
                 f"{', '.join(other.value for other in Recipe if other != recipe)}."
             )
-        if self.kind != TORCH:
-            self._check_thinc()
-            self._fill_in()
+        if self.optimizer.kind != TORCH:
+            self.optimizer.check_thinc()
+            self.optimizer.fill_in()
         {
             Recipe.best: self._best,
             Recipe.drop_in: self._drop_in,
@@ -146,8 +156,8 @@ class Draft(Translation):
             Recipe.low_memory: self._low_memory,
             Recipe.robust: self._robust,
         }[recipe]()
-        if self.kind != TORCH and recipe != Recipe.drop_in:
-            name = self._algorithm_name(self.section.sections["algorithm"])
+        if self.optimizer.kind != TORCH and recipe != Recipe.drop_in:
+            name = self.optimizer.algorithm_name(self.optimizer.section.sections["algorithm"])
             place = next(i for i, line in enumerate(self.changes) if line.startswith("@optimizers")) + 1
             self.changes.insert(
                 place,
@@ -155,42 +165,43 @@ class Draft(Translation):
             )
 
     def _drop_in(self) -> None:
-        if self.kind.startswith(PREFIX):
-            self.changes.append(f'@optimizers = "{self.kind}" is a drop-in already: nothing was changed.')
+        kind = self.optimizer.kind
+        if kind.startswith(PREFIX):
+            self.changes.append(f'@optimizers = "{kind}" is a drop-in already: nothing was changed.')
             self.is_unchanged = True
             return
-        self._set_optimizer(
-            PREFIX + self.kind,
-            f'Was: "{self.kind}". The settings and what they mean are the same; torch computes them.',
+        self.optimizer.set_optimizer(
+            PREFIX + kind,
+            f'Was: "{kind}". The settings and what they mean are the same; torch computes them.',
         )
-        self.changes.append(f'@optimizers: "{self.kind}" is "{PREFIX + self.kind}" now. All settings are as they were.')
-        if self.kind == "RAdam.v1":
+        self.changes.append(f'@optimizers: "{kind}" is "{PREFIX + kind}" now. All settings are as they were.')
+        if kind == "RAdam.v1":
             self.warnings.append(
                 "thinc's RAdam counts its steps one ahead of torch's, so the first updates differ a little."
             )
-        if self._value("use_averages"):
+        if self.optimizer.value("use_averages"):
             self.changes.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
 
     def _adamw(self) -> None:
-        was_torch = self.kind == TORCH
-        self._as_torch()
-        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
+        was_torch = self.optimizer.kind == TORCH
+        self.optimizer.as_torch()
+        if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
             self.changes.append(f'@torch_optimizers = "{ADAMW}" is there already: the algorithm was not changed.')
-        self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
+        self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if not was_torch:
-            self._tell_decay(ADAMW)
-            self._tell_rate(ADAMW)
+            self.optimizer.tell_decay(ADAMW)
+            self.optimizer.tell_rate(ADAMW)
 
     def _low_memory(self) -> None:
-        was_torch = self.kind == TORCH
-        if was_torch and self.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
+        was_torch = self.optimizer.kind == TORCH
+        if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
             self.changes.append(
                 '@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.'
             )
         else:
-            self._as_torch()
-            self._use_algorithm("torch.Adafactor.v1", "weight_decay")
-            algorithm = self.section.sections["algorithm"]
+            self.optimizer.as_torch()
+            self.optimizer.use_algorithm("torch.Adafactor.v1", "weight_decay")
+            algorithm = self.optimizer.section.sections["algorithm"]
             _comment(
                 algorithm,
                 "@torch_optimizers",
@@ -208,17 +219,17 @@ class Draft(Translation):
                 "eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative."
             )
             if not was_torch:
-                self._tell_decay("torch.Adafactor.v1")
-                self._tell_rate("torch.Adafactor.v1")
-        if self.section.drop("averages") or self._value("use_averages"):
-            self.section.put("use_averages", False, "Averages are one more copy of all params.")
+                self.optimizer.tell_decay("torch.Adafactor.v1")
+                self.optimizer.tell_rate("torch.Adafactor.v1")
+        if self.optimizer.section.drop("averages") or self.optimizer.value("use_averages"):
+            self.optimizer.section.put("use_averages", False, "Averages are one more copy of all params.")
             self.changes.append("use_averages = false: averages are one more copy of all params.")
 
     # ------------------------------------------------------------------ best
 
     def _best(self) -> None:
         nlp = self.build_nlp()
-        found = find_pretrained(nlp, self.config)
+        found = find_pretrained(nlp, self.optimizer.config)
         if found.encoders or found.sourced:
             self._check_groups(Recipe.best)
         best = BEST["transformer" if found.encoders else "bow" if are_bags(all_names(nlp)) else "cnn"]
@@ -232,12 +243,12 @@ class Draft(Translation):
             )
             size = None
         end = self.end = find_end(nlp, size, more=self.more_texts)
-        self._as_torch(clip_by="param", kept="grad_clip is")
-        self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
-        if self.kind != TORCH:
-            self._tell_decay(ADAMW)
-        self.section.put("clip_by", "param")
-        if self.section.drop("budget"):
+        self.optimizer.as_torch(clip_by="param", kept="grad_clip is")
+        self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
+        if self.optimizer.kind != TORCH:
+            self.optimizer.tell_decay(ADAMW)
+        self.optimizer.section.put("clip_by", "param")
+        if self.optimizer.section.drop("budget"):
             self.changes.append("budget: removed. max_steps ends the training.")
         self._average(end)
         self._rise_and_fall(best, end)
@@ -254,12 +265,12 @@ class Draft(Translation):
                 f"[training.batcher] size = {size}: all batches have about this many words. Before, they grew from "
                 "small ones, whose noisy gradients need more steps."
             )
-        self.changes += [
+        self.optimizer.changes += [
             f"[training] max_steps = {end.steps}: {end.reason}.",
             "[training] patience = 0, max_epochs = 0: the training goes on to its end, where the rate is low and the "
             "score is best. For another end change max_steps: the schedule goes with it.",
             f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too.",
-            _measured_in_words(nlp, self.config, has_encoder=bool(found.encoders)),
+            _measured_in_words(nlp, self.optimizer.config, has_encoder=bool(found.encoders)),
         ]
 
     def _rise_and_fall(self, best: BestSettings, end: End) -> None:
@@ -284,7 +295,7 @@ class Draft(Translation):
         averages.put("@misc", "thinc-torchopt.EMA.v1")
         averages.put("decay", round(1 - 1 / horizon, 4))
         self._replace("averages", averages)
-        self.section.put("use_averages", False)
+        self.optimizer.section.put("use_averages", False)
         self.changes.append(
             f"averages: of about {horizon} updates, {BEST_HORIZON:.0%} of the training. They are evaluated and saved."
         )
@@ -293,16 +304,16 @@ class Draft(Translation):
         """Replace an entry by a section, and put it first. Comments stay, unless an earlier use of this recipe wrote
         them.
         """
-        self.section.drop(key)
+        self.optimizer.section.drop(key)
         own = {*section.above, *(line for setting in section.settings.values() for line in setting.above)}
-        self.section.below = [line for line in self.section.below if line not in own]
-        self.section.sections = {key: section, **self.section.sections}
+        self.optimizer.section.below = [line for line in self.optimizer.section.below if line not in own]
+        self.optimizer.section.sections = {key: section, **self.optimizer.section.sections}
 
     # ------------------------------------------------------------------ robust
 
     def _robust(self) -> None:
-        self._as_torch()
-        section = self.section
+        self.optimizer.as_torch()
+        section = self.optimizer.section
         changes = self.changes
         for key, value, comment in (
             (
@@ -334,7 +345,7 @@ class Draft(Translation):
             "rollback_after, rollback_factor, max_rollbacks: when updates go wrong one after the other, the training "
             "goes back."
         )
-        if "averages" not in section and not self._value("use_averages"):
+        if "averages" not in section and not self.optimizer.value("use_averages"):
             section.put("use_averages", True, "Averages of all params are evaluated and saved.")
             changes.append("use_averages = true: averages of all params are evaluated and saved.")
         if "checkpoint" not in section:
@@ -357,14 +368,16 @@ class Draft(Translation):
     def _fine_tune(self) -> None:
         self._check_groups(Recipe.fine_tune)
         self._adamw()
-        found = find_pretrained(self.build_nlp(), self.config)
+        found = find_pretrained(self.build_nlp(), self.optimizer.config)
         peak = self._peak_rate()
         if not found.encoders and not found.sourced and not found.vectors:
             self.warnings.append(
                 "Nothing in this pipeline was trained before: no transformer, no static vectors, no component with a "
                 "source, no init_tok2vec. So all params learn at one rate, as with the recipe adamw."
             )
-        self.section.put("skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers.")
+        self.optimizer.section.put(
+            "skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers."
+        )
         self.changes.append('skip_decay = "bias_and_norm": no weight decay for biases and normalization layers.')
         if found.encoders or found.sourced:
             self._warm_up()
@@ -373,7 +386,7 @@ class Draft(Translation):
 
     def _check_groups(self, recipe: Recipe) -> None:
         for key in _GROUPS:
-            if key in self.section:
+            if key in self.optimizer.section:
                 raise ConfigError(
                     f"Can't use the recipe {recipe.value}: it makes groups of params, and the config already has "
                     f"[training.optimizer.{key}]. Change the rates there, or remove it and try again."
@@ -385,7 +398,7 @@ class Draft(Translation):
         # One of the two rates is the config's, with its schedule; the other is a multiple of it.
         is_encoders = bool(found.encoders) and 0.0 < peak <= _SMALL_RATE
         head_rate = _HEAD_RATE if is_encoders else peak
-        groups = self.section.section(
+        groups = self.optimizer.section.section(
             "param_groups", "Which params learn at which rate. A param that is in no group learns at learn_rate."
         )
 
@@ -416,7 +429,7 @@ class Draft(Translation):
             "The layer that maps static vectors, which themselves are never trained",
         )
         if found.encoders and layer_decay:
-            decay = self.section.section(
+            decay = self.optimizer.section.section(
                 "layer_decay", "From each layer of the transformer to the one below, the rate falls to 0.9 of it."
             )
             for pattern in found.encoders:
@@ -425,28 +438,28 @@ class Draft(Translation):
                 "layer_decay: the lower a layer of the transformer, the less it changes, 0.9 from layer to layer."
             )
         if not groups.sections:
-            self.section.drop("param_groups")
+            self.optimizer.section.drop("param_groups")
 
     def _peak_rate(self) -> float:
         """The highest learning rate of the training."""
-        rate = self.values.get("learn_rate", 0.001)
+        rate = self.optimizer.values.get("learn_rate", 0.001)
         if isinstance(rate, dict):
             rate = registry.resolve({"learn_rate": rate})["learn_rate"]
         if isinstance(rate, (int, float)):
             return float(rate)
-        steps = (self.max_steps or 20000) + 1
+        steps = (self.optimizer.max_steps or 20000) + 1
         return max((float(value) for value in islice(with_end(rate, steps), steps)), default=0.0)
 
     def _warm_up(self) -> None:
         """Give a constant rate a warm-up."""
-        rate = self.values.get("learn_rate", 0.001)
+        rate = self.optimizer.values.get("learn_rate", 0.001)
         if not isinstance(rate, (int, float)):
             return
-        given = self.section.pop("learn_rate")
+        given = self.optimizer.section.pop("learn_rate")
         schedule = SectionText(
             above=["# Rises slowly, for what was trained before, and falls to the end of the training.\n"]
         )
-        steps = self.max_steps
+        steps = self.optimizer.max_steps
         name = "warmup_linear" if steps else "inverse_sqrt"
         schedule.put("@schedules", f"thinc-torchopt.{name}.v1")
         if isinstance(given, SettingText):
@@ -456,7 +469,7 @@ class Draft(Translation):
             schedule.put("initial_rate", rate)
         warmup = min(250, steps // 10) if steps else 250
         schedule.put("warmup_steps", warmup)
-        self.section.sections = {"learn_rate": schedule, **self.section.sections}
+        self.optimizer.section.sections = {"learn_rate": schedule, **self.optimizer.section.sections}
         self.changes.append(
             f"learn_rate: was {rate:.3g} all the time. Now it rises to that over {warmup} steps, and falls from there."
         )

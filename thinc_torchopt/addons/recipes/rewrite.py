@@ -14,6 +14,7 @@ from ...core.errors import ConfigError
 from ...core.host_errors import plain_errors
 from .config_text import ConfigText, SectionText, SettingText, put, with_settings
 from .recipes import Draft, Recipe
+from .translation import Translation
 
 _SECTION = "training.optimizer"
 _LOGGER = "training.logger"
@@ -44,8 +45,7 @@ def rewrite(
     lines = _lines_of(text, _SECTION, "rewrite")
     with plain_errors(raw, path=path):
         draft = Draft(
-            section=lines.section,
-            config=config,
+            optimizer=Translation(lines.section, config),
             build_nlp=lambda: util.load_model_from_config(raw, auto_fill=True),
             state_path=state_path.replace("$", "_"),  # a config reads $ as a variable
             more_texts=more_texts,

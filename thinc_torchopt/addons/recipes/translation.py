@@ -57,7 +57,8 @@ class Translation:
     def _arguments(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(registry.get("optimizers", self.kind)).parameters
 
-    def _check_thinc(self) -> None:
+    def check_thinc(self) -> None:
+        """RAISES (ConfigError): It has settings that thinc's optimizer does not have."""
         unknown = sorted(set(self.values) - set(self._arguments) - {"@optimizers"})
         if unknown:
             raise ConfigError(
@@ -66,7 +67,7 @@ class Translation:
                 f"{', '.join(unknown)}. Correct or remove the unknown ones."
             )
 
-    def _fill_in(self) -> None:
+    def fill_in(self) -> None:
         """Write the settings that spaCy fills in for Adam.v1 only: another optimizer would not get them."""
         missing = [key for key in self.values if key not in self.section and key != "@optimizers"]
         for i, key in enumerate(missing):
@@ -77,11 +78,12 @@ class Translation:
                 f"Added {', '.join(missing)}: spaCy fills them in for Adam.v1, and for no other optimizer."
             )
 
-    def _value(self, key: str) -> Any:
+    def value(self, key: str) -> Any:
         """A setting of the original optimizer, or its default."""
         return self.values[key] if key in self.values else self._arguments[key].default
 
-    def _set_optimizer(self, name: str, *comments: str) -> None:
+    def set_optimizer(self, name: str, *comments: str) -> None:
+        """Write another @optimizers, with comments above it."""
         rest = dict(self.section.settings)
         known = rest.pop("@optimizers", None)
         self.section.settings.clear()
@@ -91,20 +93,20 @@ class Translation:
         )
         self.section.settings |= rest
 
-    def _as_torch(
+    def as_torch(
         self, *, clip_by: Literal["global", "param"] = "global", kept: str = "learn_rate and grad_clip are"
     ) -> None:
         """Change to TorchOptimizer, with the torch optimizer nearest to thinc's."""
         if self.kind == TORCH:
             return
         kind, section = self.kind.removeprefix(PREFIX), self.section
-        is_decay = self._value("L2_is_weight_decay")
+        is_decay = self.value("L2_is_weight_decay")
         name = {
             "Adam.v1": ADAMW if is_decay else "torch.Adam.v1",
             "RAdam.v1": "torch.RAdam.v1",
             "SGD.v1": "torch.SGD.v1",
         }[kind]
-        self._set_optimizer(TORCH)
+        self.set_optimizer(TORCH)
         algorithm = SectionText()
         algorithm.put("@torch_optimizers", name)
         if kind != "SGD.v1":
@@ -115,12 +117,12 @@ class Translation:
             algorithm.put("decoupled_weight_decay", bool(is_decay))
         section.drop("L2_is_weight_decay")
         if "use_averages" not in section:  # thinc and TorchOptimizer have different defaults
-            section.put("use_averages", bool(self._value("use_averages")))
-        if self._value("grad_clip") != 0:
+            section.put("use_averages", bool(self.value("use_averages")))
+        if self.value("grad_clip") != 0:
             section.put("clip_by", clip_by, _CLIP_BY[clip_by])
         section.sections = {"algorithm": algorithm, **section.sections}
         self.changes.append(f'@optimizers: "{self.kind}" is "{TORCH}" now; {kept} carried over.')
-        if self._value("grad_clip") != 0:
+        if self.value("grad_clip") != 0:
             self.changes.append(
                 'clip_by = "global": one norm over the gradients of the whole pipeline. thinc clips tensor by tensor.'
                 if clip_by == "global"
@@ -134,11 +136,11 @@ class Translation:
             line for entry in found.values() if isinstance(entry, SettingText) for line in entry.above if line.strip()
         ]
         values = {
-            key: json.dumps(self._value(key)) if entry is None else moved_value(entry.value, self._value(key))
+            key: json.dumps(self.value(key)) if entry is None else moved_value(entry.value, self.value(key))
             for key, entry in found.items()
             if not isinstance(entry, SectionText)
         }
-        if len(values) == 2 and all(not isinstance(self._value(key), (dict, list)) for key in values):
+        if len(values) == 2 and all(not isinstance(self.value(key), (dict, list)) for key in values):
             algorithm.put("betas", Raw(f"[{values['beta1']}, {values['beta2']}]"))
             algorithm.settings["betas"] = SettingText("betas", algorithm.settings["betas"].value, tuple(comments))
             return
@@ -153,13 +155,13 @@ class Translation:
         """Move a setting to the algorithm's section, under its name there."""
         entry = self.section.pop(key)
         if entry is None:
-            algorithm.put(name, self._value(key))
+            algorithm.put(name, self.value(key))
         elif isinstance(entry, SectionText):
             algorithm.add(name, entry)
         else:
-            algorithm.add(name, entry.changed(moved_value(entry.value, self._value(key))))
+            algorithm.add(name, entry.changed(moved_value(entry.value, self.value(key))))
 
-    def _use_algorithm(self, name: str, *kept: str) -> None:
+    def use_algorithm(self, name: str, *kept: str) -> None:
         """Change to another algorithm. kept (str): Options that mean the same there."""
         old = self.section.sections.get("algorithm")
         if old is None:
@@ -167,7 +169,7 @@ class Translation:
                 "Can't use the recipe: expected the section [training.optimizer.algorithm], found none. Add it, with "
                 f'@torch_optimizers = "{name}".'
             )
-        before = self._algorithm_name(old)
+        before = self.algorithm_name(old)
         if before == name:
             return
         old.put("@torch_optimizers", name)
@@ -184,17 +186,19 @@ class Translation:
                     label = given["algorithm"]["@torch_optimizers"]
                     self.changes.append(f"[training.optimizer.param_groups.{block}] keeps its own algorithm, {label}.")
 
-    def _algorithm_name(self, section: SectionText) -> str:
+    def algorithm_name(self, section: SectionText) -> str:
+        """The @torch_optimizers of a section."""
         if self.kind == TORCH:
             return str(self.values.get("algorithm", {}).get("@torch_optimizers"))
         return section.settings["@torch_optimizers"].value.strip('"')
 
-    def _tell_decay(self, name: str) -> None:
-        L2 = self._value("L2")
+    def tell_decay(self, name: str) -> None:
+        """Say what became of thinc's L2. name (str): The algorithm."""
+        L2 = self.value("L2")
         shown = (
             "its schedule" if isinstance(L2, (dict, list)) else f"{L2:g}" if isinstance(L2, (int, float)) else str(L2)
         )
-        is_decay = self._value("L2_is_weight_decay")
+        is_decay = self.value("L2_is_weight_decay")
         if is_decay or L2 == 0:
             self.changes.append(
                 f"weight_decay: {shown}, from L2. Both take learn_rate x weight_decay off the weights at each step."
@@ -205,7 +209,8 @@ class Translation:
                 "is subtracted from the weights, which has another strength. Try other values, 0.01 for example."
             )
 
-    def _tell_rate(self, name: str) -> None:
+    def tell_rate(self, name: str) -> None:
+        """Say whether the rate fits. name (str): The algorithm."""
         if self.kind.endswith("SGD.v1"):
             self.warnings.append(
                 f"learn_rate was chosen for SGD; {name} mostly wants a lower one, 0.001 for example. Find one: spacy "
