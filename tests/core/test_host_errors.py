@@ -150,3 +150,18 @@ def test_labels_that_are_given_are_told_with_their_section():
     error = ValueError("[E143] Labels for component 'tags' not initialized.")
     told = "Can't initialize [components.tags]: expected tags in 'labels' in [initialize.components.tags], found none."
     assert str(plain_error(error, config)).startswith(told)
+
+
+def test_pretrained_model_that_can_not_be_loaded():
+    """Raised in transformers, by a name that is not its: other OSErrors stay as they are."""
+    model = {"@architectures": "spacy-transformers.TransformerModel.v3", "name": "no-bert"}
+    config = Config({"components": {"transformer": {"factory": "transformer", "model": model}}})
+    found = {}
+    for package in ("transformers.utils.hub", "mine"):
+        within = {"__name__": package}
+        exec("def load(): raise OSError('no-bert is not a local folder.\\nIf this is private ...')", within)
+        with pytest.raises(OSError) as caught:
+            within["load"]()
+        found[package] = plain_error(caught.value, config)
+    told = "Can't load the pretrained model 'no-bert' of [components.transformer.model]: no-bert is not a local folder."
+    assert str(found["transformers.utils.hub"]).startswith(told) and found["mine"] is None

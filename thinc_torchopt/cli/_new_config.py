@@ -120,7 +120,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         + _listed([component.found for component in choice.components])
         + ".",
         f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
-        f"{_hardware(wish)}.{by} {told}",
+        f"{_hardware(wish, config)}.{by} {told}",
         evaluation(paths, wish, dev=_read_dev(paths, lang), log=LOG),
     ]
     new.warnings = [f"Left out: {one}." for one in choice.left_out]
@@ -304,9 +304,10 @@ def in_a_row(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _hardware(wish: Wish) -> str:
+def _hardware(wish: Wish, config: Config) -> str:
     if wish.gpu:
-        return "with a transformer, for a GPU"
+        name = config["components"]["transformer"]["model"]["name"]
+        return f"with the transformer '{name}', for a GPU; the first training downloads it"
     return "with word vectors" if wish.pretrained else "for a CPU"
 
 

@@ -103,7 +103,7 @@ def init(
             if not to_stdout:
                 write_config(output_path, text)
     if output_path is None:
-        _show_new(config_path, new, to_stdout=to_stdout)
+        _show_new(config_path, new, gpu=gpu, to_stdout=to_stdout)
         return
     if to_stdout:
         _print_text(text, [], warnings)
@@ -182,7 +182,7 @@ def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewCon
     return new
 
 
-def _show_new(path: Path, new: NewConfig, *, to_stdout: bool) -> None:
+def _show_new(path: Path, new: NewConfig, *, gpu: bool, to_stdout: bool) -> None:
     if to_stdout:
         _print_text(new.text, new.lines, new.warnings)
         return
@@ -194,8 +194,8 @@ def _show_new(path: Path, new: NewConfig, *, to_stdout: bool) -> None:
         msg.warn(line)
     msg.text("To train:")
     quoted = shlex.quote(str(path))
-    dev = "" if new.has_dev else " --paths.dev dev.spacy"
-    print(f"{cli_util().COMMAND} train {quoted} --output {shlex.quote(new.output)}{dev}")
+    options = " --gpu-id 0" * gpu + " --paths.dev dev.spacy" * (not new.has_dev)
+    print(f"{cli_util().COMMAND} train {quoted} --output {shlex.quote(new.output)}{options}")
 
 
 # ---------------------------------------------------------------------- an existing config

@@ -87,6 +87,8 @@ def train(
     else:
         # As a rule, each process has one core. More threads than cores are slower than one.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if not sys.stdout.isatty():
+        os.environ.setdefault("ANSI_COLORS_DISABLED", "1")  # spaCy writes codes of colours to files and pipes, too
     command += ["-m", "spacy", "train", str(config_path), "--gpu-id", str(use_gpu)]
     command += ["--output", str(output_path)] if output_path is not None else []
     command += ["--code", str(code_path)] if code_path is not None else []

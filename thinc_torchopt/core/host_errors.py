@@ -29,6 +29,8 @@ from .registry import names_in
 
 # Registries of thinc and spaCy that have names of ours too.
 _SHARED: Final = ("optimizers", "schedules", "misc", "loggers", "architectures", "layers", "readers")
+# Packages that load pretrained models.
+_HUGGING_FACE: Final = ("transformers", "huggingface_hub")
 # Packages whose code runs between a command and a function that a config names.
 _HOSTS: Final = frozenset(
     ("thinc_torchopt", "spacy", "thinc", "confection", "catalogue", "pydantic", "srsly", "wasabi", "typer", "click")
@@ -73,6 +75,8 @@ def plain_error(
         return _plain_unknown(str(error), config or {})
     if isinstance(error, NotImplementedError) and (unset := re.match(r"\[E200\] Can't set (\w+)", str(error))):
         return ConfigError(_message_of_unset(unset[1], error, config or {}))
+    if config is not None and isinstance(error, OSError) and _raised_by(error) in _HUGGING_FACE:
+        return _message_of_unloaded(error, config)
     if config is not None and is_spacys_own(error):
         text = str(error)
         found = _message_of_unannotated(text, config) or _message_of_broken_corpus(text, config)
@@ -370,6 +374,19 @@ def _message_of_no_move(text: str, config: Mapping[str, Any]) -> str:
         f"min_action_freq = 1 in {names}. If its labels are given in [initialize.components], write them anew: spacy "
         "init labels."
     )
+
+
+def _message_of_unloaded(error: OSError, config: Mapping[str, Any]) -> ConfigError | None:
+    """The error for a pretrained model that could not be loaded."""
+    values = config.interpolate() if isinstance(config, Config) else config
+    for section in sections_of({"components": values.get("components", {})}):
+        if "TransformerModel" in str(section.block.get("@architectures")) and (name := section.block.get("name")):
+            found = str(error).partition("\n")[0].rstrip(".")
+            return ConfigError(
+                f"Can't load the pretrained model '{name}' of [{section.path}]: {found}. The first use downloads it "
+                "from huggingface.co. Correct 'name', or the connection; or let 'name' be a folder with such a model."
+            )
+    return None
 
 
 def _message_of_unset(attribute: str, error: Exception, config: Mapping[str, Any]) -> str:

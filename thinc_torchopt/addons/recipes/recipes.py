@@ -120,12 +120,12 @@ class Draft:
 
     @property
     def changes(self) -> list[str]:
-        """What was done, in words."""
+        """The changes that were made, in words."""
         return self.optimizer.changes
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should check."""
+        """Doubts that the user should look into."""
         return self.optimizer.warnings
 
     def apply(self, recipe: Recipe) -> None:
