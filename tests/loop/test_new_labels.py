@@ -115,7 +115,9 @@ def test_new_labels_of_frozen_components(old, tmp_path):
         init_nlp(config_of(old, tmp_path, {"ner": ["NEW"]}, frozen=["ner"]).interpolate())
     nlp = init_nlp(config_of(old, tmp_path, None, frozen=["ner"]).interpolate())
     assert "NEW" not in nlp.get_pipe("ner").labels and "NEW" in nlp.get_pipe("tagger").labels
-    with pytest.raises(ConfigError, match="Can't add labels to 'nerd': expected a component"):
+    with pytest.raises(
+        ConfigError, match=r"'nerd' in \[initialize.after_init.labels\]: expected a component of .*Did you mean 'ner'"
+    ):
         init_nlp(config_of(old, tmp_path, {"nerd": ["NEW"]}).interpolate())
 
 

@@ -43,7 +43,7 @@ _STRICT = ("tagger", "spancat", "spancat_singlelabel")
 # Labels that these may unlearn are those that they find in the texts: label_conflicts.py.
 _COMPARED = (*_NERS, "spancat", "spancat_singlelabel")
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
-# What others do with labels that they lack. SOURCE: spacy/pipeline/ner.pyx, `_ensure_labels_are_added`;
+# The ways of others with labels that they lack. SOURCE: spacy/pipeline/ner.pyx, `_ensure_labels_are_added`;
 # spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
 _OF_UNKNOWN = {
     **dict.fromkeys(_NERS, "spaCy adds {it} in the middle of the training, and no checkpoint can be saved then"),

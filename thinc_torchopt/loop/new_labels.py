@@ -1,6 +1,6 @@
 """Labels for sourced components, before a training begins.
 
-What spaCy 3.8 does with labels in [initialize]:
+spaCy 3.8 gives components labels in [initialize] so:
 
 | component | its labels |
 | --- | --- |
@@ -27,6 +27,7 @@ from thinc.api import Config
 
 from ..core.errors import ConfigError
 from ..core.labels import add_labels
+from ..core.near_misses import did_you_mean
 from .data_check import labels_in
 from .random_state import preserved_random
 
@@ -34,20 +35,24 @@ from .random_state import preserved_random
 _OF_STREAM = 100
 
 
-def create_add_labels(
-    labels: dict[str, list[str | list[str]] | None] | None = None,
-) -> Callable[[Language], Language]:
+def create_add_labels(labels: dict[str, Any] | None = None) -> Callable[[Language], Language]:
     """Add labels to components before the training, with the labels that they have. For [initialize.after_init].
     Registered as `thinc-torchopt.add_labels.v1`.
 
-    labels (dict[str, list[str] | None] | None): The labels by component; for a trainable_lemmatizer pairs of a word and
-        its lemma. None for a component: those that [training.train_corpus] has, as spaCy would initialize it with; of
-        the first 100 texts if that is streamed. None for all: so for each sourced component that is trained.
+    labels (dict[str, list | None] | None): The labels by component; for a trainable_lemmatizer pairs of a word and its
+        lemma. None for a component: those that [training.train_corpus] has, as spaCy would initialize it with; of the
+        first 100 texts if that is streamed. None for all: so for each sourced component that is trained.
     RETURNS (Callable): Gets the pipeline. In a run that goes on after a checkpoint it does the same again: the texts
         must be the same then, or the labels be given.
-    RAISES (ConfigError): When it is called: no such component, one that is frozen, or labels that it can't have.
-        (PipelineError): The component can't get labels.
+    RAISES (ConfigError): Labels that are no list. When it is called: no such component, one that is frozen, or labels
+        that it can't have. (PipelineError): The component can't get labels.
     """
+    for name, given in (labels or {}).items():
+        if not isinstance(given, list | None):
+            raise ConfigError(
+                f"Can't set '{name}' in [initialize.after_init.labels]: expected a list of labels, or null for those "
+                f"of the texts, found {given!r}."
+            )
 
     def after_init(nlp: Language) -> Language:
         config = nlp.config.interpolate()
@@ -62,9 +67,12 @@ def create_add_labels(
                 "trained, found one in [training] frozen_components. Its new labels would never be predicted. Take it "
                 "out of one of the two."
             )
-        examples: list[Example] = []
-        if None in wanted.values():
-            examples = _examples(nlp, config)
+        if missing := [name for name in wanted if name not in nlp.component_names]:
+            raise ConfigError(
+                f"Can't add labels to '{missing[0]}' in [initialize.after_init.labels]: expected a component of [nlp] "
+                f"pipeline, found none of that name.{did_you_mean(missing[0], nlp.component_names)}"
+            )
+        examples = _examples(nlp, config) if None in wanted.values() else []
         for name, given in wanted.items():
             add_labels(nlp, name, _labels_of(nlp, name, examples) if given is None else given)
         return nlp
@@ -82,7 +90,7 @@ def _examples(nlp: Language, config: Config) -> list[Example]:
 
 def _labels_of(nlp: Language, name: str, examples: Sequence[Example]) -> Sequence[Any]:
     """The labels that spaCy would initialize a component with. Empty for one without labels."""
-    pipe: Any = nlp.get_pipe(name) if name in nlp.component_names else None
+    pipe: Any = nlp.get_pipe(name)
     if isinstance(pipe, DependencyParser):
         actions = pipe.moves.get_actions(
             examples=examples, min_freq=pipe.cfg["min_action_freq"], learn_tokens=pipe.cfg["learn_tokens"]
@@ -97,4 +105,4 @@ def _labels_of(nlp: Language, name: str, examples: Sequence[Example]) -> Sequenc
             trees[tree] += number
             by_tree.setdefault(tree, pair)
         return [pair for tree, pair in by_tree.items() if trees[tree] >= pipe.min_tree_freq]
-    return sorted((pipe is not None and labels_in(nlp, name, examples)) or ())
+    return sorted(labels_in(nlp, name, examples) or ())

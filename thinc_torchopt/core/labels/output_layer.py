@@ -13,7 +13,7 @@ sigmoid: weights of 0, and the bias of a probability of `PRIOR`, or of half the 
 none: weights and bias of 0, which is the target for "no".
 
 An ensemble for text categories reads the scores of a bag of words. That grows in the same way. The output layer gets a
-column for each new score: 0 for old labels, and for the new label itself the mean of what the others have there.
+column for each new score: 0 for old labels, and for the new label itself the mean of the others' own columns.
 
 A layer is not changed but replaced, as spaCy's own `resize_output` does it: optimizers keep state by the node's id.
 """
@@ -51,7 +51,7 @@ class OutputLayer(NamedTuple):
 
     layer (Model): The layer. around (list[Model]): The layers that it is in, the outermost first.
     before (Model | None): The layer whose output it gets, if it is known.
-    is_softmax, is_sigmoid (bool): What its scores go through.
+    is_softmax, is_sigmoid (bool): Whether its scores go through one.
     """
 
     layer: Model
