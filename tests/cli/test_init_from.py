@@ -4,15 +4,19 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy
 import pytest
 import spacy
 from confection import Config
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
+from spacy.util import load_config
 from thinc.api import fix_random_seed
 
 from thinc_torchopt.addons.recipes import plan_for
 from thinc_torchopt.core.annotations import survey
+from thinc_torchopt.core.config_checks import check_removed
+from thinc_torchopt.core.errors import ConfigError
 
 from ..models import LISTENER, pipeline_params, same, toy_examples, toy_pipeline
 from ..spacy_cli import spacy_cli
@@ -81,13 +85,23 @@ def made():
     return Config().from_disk("new.cfg", interpolate=False)
 
 
+WITH_VECTORS = {
+    "@architectures": "spacy.HashEmbedCNN.v2",
+    "pretrained_vectors": True,
+    "width": 16,
+    "depth": 1,
+    "embed_size": 100,
+    "window_size": 1,
+    "maxout_pieces": 2,
+    "subword_features": True,
+}
 PATHS = ("--paths.train", "new.spacy", "--paths.dev", "new.spacy")
 
 
 def test_init_from_trains_a_new_label_at_once(folder):
     """The recognizer gets a copy of the tok2vec, and the tagger stays as it was, to the last bit."""
     told = init("--from", "old", *PATHS, *TWO).stdout
-    assert "Found in new.spacy: 30 texts" in told and "new to 'ner': COLOR." in told
+    assert "Found in new.spacy: 30 texts" in told and "new to 'ner': COLOR (30)." in told
     assert "They do not have PERSON or CITY, where the pipeline finds 60." in told
     assert "Chose to train ner of old, with a copy of what ner shared with others; tok2vec and tagger stay" in told
     assert "python -m spacy train new.cfg --output training/new\n" in told
@@ -156,7 +170,8 @@ def test_init_from_trains_what_texts_are_annotated_for(folder):
 
 
 def test_init_from_with_old_texts(folder):
-    init("--from", "old", *PATHS, "--old", "more.spacy", "--paths.old_dev", "more.spacy", *TWO)
+    told = init("--from", "old", *PATHS, "--old", "more.spacy", "--paths.old_dev", "more.spacy", *TWO).stdout
+    assert "Evaluates on 30 texts of more.spacy, too." in told
     config = made()
     assert config["paths"]["old"] == config["paths"]["old_dev"] == "more.spacy"
     assert config["corpora"]["train"]["old"]["path"] == "${paths.old}"
@@ -202,6 +217,32 @@ def test_init_from_refuses_texts_that_teach_it_nothing(folder):
     assert "expected texts with tags ('tagger') or entities ('ner'), found 30 texts with no annotations" in run.stderr
     run = spacy_cli("torchopt", "init", "old/config.cfg", "x.cfg", "--recipe", "best", "--from", "old", check=False)
     assert "Can't use --from: for a new config only" in run.stderr
+
+
+def test_init_from_never_lets_the_teacher_be_removed(folder):
+    """spaCy removes the models of before from its output folder."""
+    shutil.copytree("old", "training/new/model-best")
+    told = init("--from", "training/new/model-best", *PATHS, *TWO).stdout
+    assert "--output training/new-next\n" in told
+    with pytest.raises(ConfigError, match=r"teacher in .corpora.train. is 'training/new/model-best', and spacy train"):
+        check_removed(load_config("new.cfg"), Path("training/new"))
+    check_removed(load_config("new.cfg"), Path("training/new-next"))
+
+
+def test_init_from_a_pipeline_with_vectors(folder):
+    """They come from it, with its other lexical data."""
+    nlp = spacy.blank("en")
+    for word in ("Anna", "likes", "red", "blue", "London"):
+        nlp.vocab.set_vector(word, numpy.random.RandomState(len(word)).normal(size=8).astype("f"))
+    nlp.add_pipe("ner", config={"model": {"tok2vec": WITH_VECTORS}})
+    nlp.initialize(lambda: toy_examples(nlp, 10))
+    nlp.to_disk("vectors")
+    init("--from", "vectors", *PATHS, *TWO, "--training.optimizer.learn_rate.initial_rate", 1e-12)
+    run = spacy_cli("train", "new.cfg", "--output", "training/new")
+    assert "W113" not in run.stderr + run.stdout
+    trained = spacy.load("training/new/model-last")
+    found, expected = (one.vocab.vectors.to_bytes(exclude=["strings"]) for one in (trained, nlp))
+    assert found == expected
 
 
 # ---------------------------------------------------------------------- the plan
@@ -266,6 +307,13 @@ def test_init_with_a_teacher_trains_at_once(folder):
     assert set(spacy.load("training/model-best").get_pipe("ner").labels) == {"PERSON", "CITY"}
 
 
+def test_init_with_a_teacher_trains_for_all_texts(folder):
+    """5 epochs of one batch each, and of 200 times as many texts beside."""
+    args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl", "--share", 200, "--paths.train", "more.spacy")
+    init(*args)
+    assert 5 * 201 <= made()["training"]["max_steps"] < 5 * 201 * 1.1
+
+
 def test_init_with_a_teacher_that_lacks_something(folder):
     args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl")
     told = init(*args, *PATHS).stdout
@@ -278,3 +326,44 @@ def test_init_with_a_teacher_that_lacks_something(folder):
     write(folder / "cats.spacy", docs)
     run = init(*args, "--paths.train", "cats.spacy", "--force", check=False)
     assert "expected a component that finds" in run.stderr and "categories" in run.stderr
+
+
+# ---------------------------------------------------------------------- the trap
+
+
+def trap(folder):
+    """A config as users write it: with a source, and texts that have the new label alone."""
+    init("--from", "old", *PATHS, *TWO)
+    text = (folder / "new.cfg").read_text()
+    for name in ("train", "dev"):
+        begin = text.index(f"[corpora.{name}]")
+        end = text.index(f"[corpora.{name}.corpus]")
+        text = text[:begin] + text[end:].replace(f"[corpora.{name}.corpus]", f"[corpora.{name}]", 1)
+    (folder / "trap.cfg").write_text(text)
+
+
+def test_nobody_falls_into_the_trap(folder):
+    """`explain`, `init` and `spacy train` say it; not for the config that `init --from` writes."""
+    trap(folder)
+    says = "the 30 texts in [corpora.train] have no PERSON or CITY, where the pipeline finds 60"
+    runs = [
+        spacy_cli("torchopt", "explain", "trap.cfg"),
+        spacy_cli("torchopt", "init", "trap.cfg", "other.cfg", "--recipe", "adamw", *PATHS),
+        spacy_cli("train", "trap.cfg"),
+    ]
+    for run in runs:
+        assert says in " ".join((run.stdout + run.stderr).split()), run
+    for run in (spacy_cli("torchopt", "explain", "new.cfg"), spacy_cli("train", "new.cfg")):
+        assert "they will teach it" not in " ".join((run.stdout + run.stderr).split())
+
+
+def test_init_tells_of_parts_of_a_corpus(folder):
+    vocab, docs = spacy.blank("xx").vocab, []
+    for i in range(60):
+        doc = Doc(vocab, [("Anna", "Ben", "Cleo")[i % 3], "likes", ("red", "blue", "green")[i // 3 % 3], "."])
+        at, label = (0, "PERSON") if i < 30 else (2, "COLOR")
+        doc.set_ents([Span(doc, at, at + 1, label=label)], default="outside")
+        docs.append(doc)
+    write(folder / "parts.spacy", docs)
+    told = init("--lang", "xx", "--paths.train", "parts.spacy").stdout
+    assert "'ner': parts of [corpora.train] seem to be annotated for different labels. 30 texts have " in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from spacy.language import Language
 from spacy.training import Example
 
 from ..addons.recipes import Plan, Setting, blank_pipeline, make_config_from, plan_for, read_corpus
-from ..core.annotations import Annotations, survey
+from ..core.annotations import survey
+from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.words import count
 from ..loop.label_conflicts import listed
@@ -47,19 +49,26 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
         paths |= split_off(paths, wish)
     given = {"old": wish.old, "old_dev": wish.old_dev}
     olds = {name: str(file) for name, file in given.items() if file is not None}
-    for file in olds.values():
-        _read(nlp, file)
-    log = f"training/{stem}/log.jsonl"
+    n_old = {name: len(_read(nlp, file)) for name, file in olds.items()}
+    if "old" in olds and (spans := [name for name, one in plan.learners.items() if one.kind == "spans"]):
+        raise ConfigError(
+            f"Can't use --old: '{spans[0]}' takes all spans without a label as none, so these texts would teach it "
+            "that there are no new labels. Annotate them for the new labels, too, and put them into --paths.train."
+        )
+    output = f"training/{stem}"
+    while Path(wish.source).resolve().is_relative_to(Path(output).resolve()):  # spaCy would remove it
+        output += "-next"
+    log = f"{output}/log.jsonl"
     with plain_errors(path=path):
         config = make_config_from(nlp, wish.source, plan)
         config["paths"] |= {**paths, **olds}
         text, told, warned = write(config, path, stem, wish, log=log, taught=_taught(plan, olds, config))
-    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=f"training/{stem}")
+    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
     dev = None if paths["dev"] is None else survey(one.reference for one in _read(nlp, paths["dev"], "dev_corpus"))
     new.lines = [
-        f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan, found)}",
+        f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. {_told_of(plan)}",
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
-        evaluation(paths, wish, dev, log=log) + _apart(plan, paths["dev"], stem),
+        evaluation(paths, wish, dev, log=log) + _evaluated_too(plan, paths, olds, n_old, output),
     ]
     new.warnings = _warnings(plan, wish) + warned
     return new
@@ -79,7 +88,7 @@ def _taught(plan: Plan, olds: Mapping[str, str], config: Config) -> dict[str, di
     components = plan.taught or list(plan.learners)
     found = {}
     for name, old in (("train", "old"), ("dev", "old_dev")):
-        settings = taught_settings("pipeline", components, plan.complete, texts=None, share=None)
+        settings = taught_settings("pipeline", components, plan.complete_for(components), texts=None, share=None)
         if old in olds:
             settings["old"] = config["corpora"][name] | {"path": f"${{paths.{old}}}"}
         found[f"corpora.{name}"] = settings
@@ -89,11 +98,11 @@ def _taught(plan: Plan, olds: Mapping[str, str], config: Config) -> dict[str, di
 # ---------------------------------------------------------------------- in words
 
 
-def _told_of(plan: Plan, found: Annotations) -> str:
+def _told_of(plan: Plan) -> str:
     """What there is to learn, and what is missing."""
     parts = []
     for name, learner in plan.learners.items():
-        new = f", new to '{name}': {listed(plan.new[name])}" if learner.new else f" for '{name}', with no new label"
+        new = f", new to '{name}': {_counted(learner.new)}" if learner.new else f" for '{name}', with no new label"
         parts.append(f"{learner.what[:1].upper()}{learner.what[1:]}{new}.")
         if learner.missing:
             few = [label for label, _ in learner.missing.most_common()]
@@ -103,6 +112,10 @@ def _told_of(plan: Plan, found: Annotations) -> str:
                 f"They do not have {listed(few, 'or')}, where the pipeline finds {learner.missing.total():,}{where}."
             )
     return " ".join(parts)
+
+
+def _counted(labels: Counter[str]) -> str:
+    return listed([f"{label} ({n:,})" for label, n in labels.most_common()])
 
 
 def _chosen(nlp: Language, plan: Plan, source: str) -> str:
@@ -117,12 +130,16 @@ def _chosen(nlp: Language, plan: Plan, source: str) -> str:
     return ". ".join(parts) + "."
 
 
-def _apart(plan: Plan, dev: str | None, stem: str) -> str:
-    """How to see old and new labels apart."""
-    if not plan.new or dev is None:
-        return ""
-    log, model = f"training/{stem}/log.jsonl", f"training/{stem}/model-best"
-    return f" The score of each label: spacy torchopt report {log} --model {model}."
+def _evaluated_too(
+    plan: Plan, paths: Mapping[str, str | None], olds: Mapping[str, str], n_old: Mapping[str, int], output: str
+) -> str:
+    """Old texts to evaluate on, and how to see old and new labels apart."""
+    found = ""
+    if "old_dev" in olds:
+        found += f" Evaluates on {count(n_old['old_dev'], 'text')} of {olds['old_dev']}, too."
+    if plan.new and paths["dev"] is not None:
+        found += f" The score of each label: spacy torchopt report {output}/log.jsonl --model {output}/model-best."
+    return found
 
 
 def _warnings(plan: Plan, wish: Wish) -> list[str]:

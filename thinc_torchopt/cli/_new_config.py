@@ -35,8 +35,9 @@ from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.words import count, plain
+from ..loop.data_check import Corpus
 from ..loop.filling import components_of
-from ..loop.label_conflicts import listed
+from ..loop.label_conflicts import doubts_of_labels, listed
 from ..loop.progress_bars import show_activity
 
 LOG = "training/log.jsonl"
@@ -125,6 +126,10 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     new.warnings = [f"Left out: {one}." for one in choice.left_out]
     new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
     new.warnings += _without(choice, paths, _read_dev(paths, lang)) + doubts + warned
+    with plain_errors(path=path):
+        nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
+    nothing_frozen: dict[str, Any] = {"training": {"frozen_components": []}}
+    new.warnings += doubts_of_labels(nlp, nothing_frozen, Corpus("corpora.train", examples), [])
     return new
 
 
@@ -325,7 +330,8 @@ def write(
     config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
     text, warned = config.to_str(), []
     for recipe in recipes:
-        draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
+        more = sum(settings.get("share", 0.0) for settings in taught.values())
+        draft, text = rewrite(text, path, recipe, f"training/{stem}-state", more_texts=more)
         warned += draft.warnings
     for name, settings in taught.items():
         text = nested_in(text, name, settings, "corpus")

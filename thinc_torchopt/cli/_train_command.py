@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from confection import Config
 from spacy.util import load_config
 
 from ..core.config_checks import (
@@ -23,6 +24,7 @@ from ..core.config_checks import (
     check_gpu,
     check_labels,
     check_output,
+    check_removed,
     check_training_section,
     mentions_ours,
     names_our_optimizer,
@@ -55,14 +57,16 @@ def _train(original: Callable[..., None]) -> Callable[..., None]:
         text = ""
         with suppress(Exception):  # spaCy will report errors of the file
             text = decode(Path(config_path).read_bytes())
-        is_ours = False
+        is_ours, config = False, Config()
         if mentions_ours(text):
             check_encoding(Path(config_path), f"'{config_path}'")
             with plain_errors(path=Path(config_path)), suppress(InterpolationError):
-                is_ours = names_our_optimizer(load_config(config_path, overrides=overrides))
+                config = load_config(config_path, overrides=overrides)
+                is_ours = names_our_optimizer(config)
             check_gpu(use_gpu)
         if is_ours and output_path is not None and rank_in_environment() == 0:
             check_output(Path(output_path))
+            check_removed(config, Path(output_path))
         if is_ours and is_launched():
             import_module("thinc_torchopt.core.optimizer")  # installs the hooks
             import_module("thinc_torchopt.core.hooks").check_all_in_place()

@@ -20,7 +20,10 @@ from ..addons.recipes import Recipe, choose_components, read_corpus, rewrite
 from ..core.annotations import annotations_of, survey
 from ..core.errors import ConfigError
 from ..core.host import cli_util
+from ..loop.data_check import Corpus
+from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
+from ..loop.random_state import preserved_random
 from ._command import CODE
 from ._from_pipeline import make_from
 from ._new_config import NewConfig, Wish, in_a_row, make
@@ -214,7 +217,7 @@ def _rewrite_all(
     text, changes, warnings = read_text(path), [], []
     with config_errors_shown(path):
         if "paths.train" in overrides:
-            _check_annotations(text, path, overrides)
+            warnings += _check_annotations(text, path, overrides)
         for recipe in recipes:
             log = log_path if recipe == recipes[-1] else None
             draft, text = rewrite(text, path, recipe, f"training/{stem}-state", overrides, log)
@@ -223,22 +226,28 @@ def _rewrite_all(
     return changes, warnings, text
 
 
-def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> None:
-    """Check that the new components of a config have something to learn. RAISES (ConfigError): One hasn't."""
+def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> list[str]:
+    """Check that the new components of a config have something to learn, and what the others may forget.
+
+    RETURNS (list[str]): Doubts. RAISES (ConfigError): A new component has nothing to learn.
+    """
     config = Config().from_str(text, interpolate=False, overrides=dict(overrides))
     if config.get("training", {}).get("max_epochs") == -1:  # a stream, of which the first texts may have none
-        return
+        return []
     nlp = util.load_model_from_config(config, auto_fill=True)
-    wanted = _new_components(nlp)
-    if not wanted:
-        return
+    wanted, sourced = _new_components(nlp), util.get_sourced_components(config.interpolate())
+    if not wanted and not sourced:
+        return []
+    plain_config = nlp.config.interpolate()
     with show_activity("Reading the texts"):
-        found = survey(
-            example.reference for example in read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="check")
-        )
+        examples = read_corpus(nlp, plain_config, "train_corpus", purpose="check")
+        found = survey(example.reference for example in examples)
+    with preserved_random():
+        train = Corpus(plain_config["training"]["train_corpus"], examples)
+        doubts = list(doubts_of_labels(nlp, plain_config, train, sourced))
     faults = {name: fault for name, (factory, key) in wanted.items() if (fault := found.fault(factory, key))}
     if not faults:
-        return
+        return doubts
     choice = choose_components(found)
     there = [annotations_of(component.factory, component.spans_key) for component in choice.components]
     named = "the config" if str(path) == "-" else f"'{path}'"

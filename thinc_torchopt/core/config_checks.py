@@ -11,6 +11,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -238,6 +239,24 @@ def check_output(path: Path) -> None:
             f"Can't save models to --output '{path}': '{there}' can't be written to ({error.strerror or error}). Give "
             "another folder, or make room there and allow writing."
         ) from error
+
+
+def check_removed(config: Config, output: Path) -> None:
+    """Check that no corpus needs a model that `spacy train` removes from the folder for models, such as its teacher.
+
+    config (Config): Not interpolated. RAISES (ConfigError): One does.
+    """
+    corpora: Mapping[str, Any] = {}
+    with suppress(Exception):  # spaCy will report it
+        corpora = config.interpolate().get("corpora", {})
+    removed = [(output / name).resolve() for name in ("model-best", "model-last")]
+    for section in sections_of(corpora, "corpora."):
+        for key, value in section.block.items():
+            if isinstance(value, str) and any(Path(value).resolve().is_relative_to(folder) for folder in removed):
+                raise ConfigError(
+                    f"Can't save models to --output '{output}': {key} in [{section.path}] is '{value}', and spacy "
+                    "train removes the models of before from that folder. Give another folder."
+                )
 
 
 def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool) -> None:

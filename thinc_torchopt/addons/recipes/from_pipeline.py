@@ -20,7 +20,7 @@ from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.util import combine_score_weights
 
-from ...core.annotations import LEARNS_FROM, Annotations, annotations_of
+from ...core.annotations import LEARNS_FROM, Annotations, Kind, annotations_of
 from ...core.errors import ConfigError
 from ...loop.data_check import labels_in
 from ...loop.label_conflicts import Comparison, compare
@@ -36,7 +36,7 @@ _OF_TOKENS: Final = {"tags": TAG, "lemmas": LEMMA, "sentences": SENT_START}
 class Learner:
     """A component that has something to learn from the texts.
 
-    what (str): The annotations that it learns from, in words.
+    what (str): The annotations that it learns from, in words. kind (Kind): The same.
     new (Counter[str]): The labels that it gets, with their number in the texts.
     missing (Counter[str]): Labels that the pipeline finds often, and the texts never have.
     is_open (bool): Whether there is something to fill in.
@@ -45,6 +45,7 @@ class Learner:
     """
 
     name: str
+    kind: Kind
     what: str
     new: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
@@ -84,23 +85,22 @@ class Plan:
         """The components for which there is something to fill in."""
         return [name for name, one in self.learners.items() if one.is_open]
 
-    @property
-    def complete(self) -> list[str]:
-        """The labels that the texts annotate completely."""
-        return sorted({label for name in self.taught for label in self.learners[name].complete})
+    def complete_for(self, names: Sequence[str]) -> list[str]:
+        """The labels of components that the texts annotate completely."""
+        return sorted({label for name in names for label in self.learners[name].complete})
 
 
 def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> Plan:
     """Find out what a trained pipeline has to learn from texts.
 
     found (Annotations): Those of the texts.
-    RAISES (ConfigError): Nothing.
+    RAISES (ConfigError): There is nothing that it can learn.
     """
     learners, unsupported = {}, []
     for name in nlp.pipe_names:
         factory, key = nlp.get_pipe_meta(name).factory, str(getattr(nlp.get_pipe(name), "key", "") or "")
         if getattr(nlp.get_pipe(name), "is_trainable", False) and _has(found, factory, key):
-            learners[name] = Learner(name, annotations_of(factory, key))
+            learners[name] = Learner(name, LEARNS_FROM[factory], annotations_of(factory, key))
             new = _new_labels(nlp, name, examples)
             refused = {label for label in new if not _can_have(factory, label, new[label])}
             learners[name].new = Counter({label: n for label, n in new.items() if label not in refused})
