@@ -307,6 +307,13 @@ def test_init_with_a_teacher_trains_at_once(folder):
     assert set(spacy.load("training/model-best").get_pipe("ner").labels) == {"PERSON", "CITY"}
 
 
+def test_init_with_a_teacher_trains_for_all_texts(folder):
+    """5 epochs of one batch each, and of 200 times as many texts beside."""
+    args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl", "--share", 200, "--paths.train", "more.spacy")
+    init(*args)
+    assert 5 * 201 <= made()["training"]["max_steps"] < 5 * 201 * 1.1
+
+
 def test_init_with_a_teacher_that_lacks_something(folder):
     args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl")
     told = init(*args, *PATHS).stdout

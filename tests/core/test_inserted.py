@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from thinc_torchopt.core.averages.averages import Region, check_regions, regions_of_grown
 from thinc_torchopt.core.inserted import Insertion, order_after
+from thinc_torchopt.core.params.masters import Half, inherit_master
+from thinc_torchopt.core.params.param import Param
 
 
 @given(
@@ -45,3 +47,12 @@ def test_inserted_nothing_leads_from_one_shape_to_the_other():
     assert order_after(insertions, "W", [3, 5], [4, 5]).cells == (0, 1, 3, 2)
     for param, old, new in [("b", [3], [4]), ("W", [2, 5], [4, 5]), ("W", [3, 5], [5, 5]), ("W", [4, 5], [4, 5])]:
         assert order_after(insertions, param, old, new) is None
+
+
+def test_inserted_cells_of_a_master():
+    """Old cells keep the bits that half precision has not; new ones are the model's."""
+    model = torch.tensor([1.0, 2.0, 9.0, 3.0]).half()
+    param = Param("x", (1, "W"), model, model.float())
+    param.half, param.insertions = Half.of(model), (Insertion("W", 0, 2, 1, 3),)
+    inherit_master(param, torch.tensor([1.0001, 2.0001, 3.0001]))
+    assert torch.equal(param.tensor, torch.tensor([1.0001, 2.0001, 9.0, 3.0001]))

@@ -330,7 +330,8 @@ def write(
     config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
     text, warned = config.to_str(), []
     for recipe in recipes:
-        draft, text = rewrite(text, path, recipe, f"training/{stem}-state")
+        more = sum(settings.get("share", 0.0) for settings in taught.values())
+        draft, text = rewrite(text, path, recipe, f"training/{stem}-state", more_texts=more)
         warned += draft.warnings
     for name, settings in taught.items():
         text = nested_in(text, name, settings, "corpus")

@@ -115,11 +115,12 @@ class End:
     reason: str
 
 
-def find_end(nlp: Language, size: int | None = None) -> End:
+def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> End:
     """Count the steps of `EPOCHS` epochs, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
     size (int | None): Size of batches. Default: `size` in [training.batcher].
+    more (float): Texts that a teacher annotates, for each one of the corpus.
     RAISES (ConfigError): The corpus is streamed, empty or missing.
     """
     config = nlp.config.interpolate()
@@ -143,7 +144,8 @@ def find_end(nlp: Language, size: int | None = None) -> End:
         )
     words = sum(len(example) for example in examples)
     reason = f"{EPOCHS} epochs over {len(examples):,} texts with {words:,} words"
-    counted = len(batches)
+    reason += f", and {more:g} of the teacher's for each" * bool(more)
+    counted = round(len(batches) * (1 + more))
     if counted < LEAST:
         reason = f"at least {LEAST}; {reason} would be {counted:,}"
     elif counted > MOST:

@@ -103,12 +103,14 @@ class Draft(Translation):
     config (Config): The whole config before, interpolated.
     build_nlp (Callable): Builds the pipeline, not initialized.
     state_path (str): A folder for checkpoints.
+    more_texts (float): Those that a teacher annotates, for each text of the corpus.
 
     Public: `beside` (settings outside the section, by dotted paths).
     """
 
     build_nlp: Callable[[], Language]
     state_path: str
+    more_texts: float = 0.0
     is_unchanged: bool = False
     beside: dict[str, int] = field(default_factory=dict)
 
@@ -226,7 +228,7 @@ class Draft(Translation):
                 f"with size = {size}: set that where the variable points to, and use the recipe again."
             )
             size = None
-        end = find_end(nlp, size)
+        end = find_end(nlp, size, more=self.more_texts)
         self._as_torch(clip_by="param", kept="grad_clip is")
         self._use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if self.kind != TORCH:

@@ -27,12 +27,14 @@ def rewrite(
     state_path: str,
     overrides: Mapping[str, Any] | None = None,
     log_path: Path | None = None,
+    more_texts: float = 0.0,
 ) -> tuple[Draft, str]:
     """Rewrite the optimizer in the text of a config.
 
     path (Path): The config's path, for errors. state_path (str): A folder for checkpoints.
     overrides (Mapping): Values by dotted path, "paths.train" for example. They are used, but not written.
     log_path (Path | None): Also let the training write a log there.
+    more_texts (float): Those that a teacher annotates, for each text of the corpus.
     RETURNS (tuple[Draft, str]): What was done, and the new text.
     RAISES (ConfigError): The optimizer can't be rewritten, or other sections would change.
     """
@@ -46,6 +48,7 @@ def rewrite(
             config=config,
             build_nlp=lambda: util.load_model_from_config(raw, auto_fill=True),
             state_path=state_path.replace("$", "_"),  # a config reads $ as a variable
+            more_texts=more_texts,
         )
         draft.apply(recipe)
     passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
