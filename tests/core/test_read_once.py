@@ -233,6 +233,6 @@ def test_read_once_decoding_is_as_before(tmp_path):
     """Also after an error: a damaged file."""
     (tmp_path / "train.spacy").write_bytes(b"no texts")
     nlp = spacy.blank("xx")
-    with pytest.raises(Exception, match="."):
+    with pytest.raises(ValueError, match="E1014"):
         ReadOnce(Corpus(tmp_path / "train.spacy"))(nlp)
     assert "get_all" not in vars(msgpack_decoders)

@@ -63,7 +63,7 @@ def can_be_kept(reader: Any) -> bool:
 
 def _source(reader: Corpus, nlp: Language) -> tuple[Any, ...] | None:
     """All that examples are made from, to be compared. None: unknown, so they must be read again."""
-    tokenizer = nlp.tokenizer
+    tokenizer: Any = nlp.tokenizer
     if type(tokenizer) is not Tokenizer or type(nlp).make_doc is not Language.make_doc:
         return None
     try:
@@ -113,7 +113,7 @@ def read_once_in_initialize(nlp: Language, get_examples: Any) -> Any:
 
 def _train_reader_of(get_examples: Any) -> Any:
     """The reader of the training data. None: the function is not spaCy's, or the data is streamed."""
-    code = getattr(get_examples, "__code__", None)
+    code: Any = getattr(get_examples, "__code__", None)
     is_spacys = code is not None and code in inspect.unwrap(init_nlp).__code__.co_consts
     if not is_spacys or code.co_freevars != ("nlp", "train_corpus"):
         return None
