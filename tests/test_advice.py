@@ -140,7 +140,7 @@ def commands() -> dict[str, set[str]]:
 
     def add(listed: Any, path: str) -> None:
         command = listed.make_context(path, [], resilient_parsing=True).command
-        found[path] = {option for param in command.params for option in param.opts}
+        found[path] = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
         for name, inner in getattr(command, "commands", {}).items():
             add(inner, f"{path} {name}")
 

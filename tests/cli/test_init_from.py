@@ -103,7 +103,8 @@ def test_init_from_trains_a_new_label_at_once(folder):
     told = init("--from", "old", *PATHS, *TWO).stdout
     assert "Found in new.spacy: 30 texts" in told and "new to 'ner': COLOR (30)." in told
     assert "They do not have PERSON or CITY, where the pipeline finds 60." in told
-    assert "Chose to train ner of old, with a copy of what ner shared with others; tok2vec and tagger stay" in told
+    assert "Chose to train ner of old, with a copy of the layers that ner shared with others;" in told
+    assert "tok2vec and tagger stay as before. The pipeline as it was fills in labels" in told
     assert "python -m spacy train new.cfg --output training/new\n" in told
     config = made()
     assert config["components"]["ner"] == {"source": "${paths.pipeline}", "replace_listeners": ["model.tok2vec"]}

@@ -99,7 +99,7 @@ def _taught(plan: Plan, olds: Mapping[str, str], config: Config) -> dict[str, di
 
 
 def _told_of(plan: Plan) -> str:
-    """What there is to learn, and what is missing."""
+    """Labels to learn, and those that are missing."""
     parts = []
     for name, learner in plan.learners.items():
         new = f", new to '{name}': {_counted(learner.new)}" if learner.new else f" for '{name}', with no new label"
@@ -119,14 +119,14 @@ def _counted(labels: Counter[str]) -> str:
 
 
 def _chosen(nlp: Language, plan: Plan, source: str) -> str:
-    """What is trained, what is not, and who fills in the rest."""
+    """Components that are trained and those that are not, and who fills in the rest."""
     parts = [f"to train {in_a_row([*plan.encoders, *plan.learners])} of {source}"]
     if plan.own_copies:
-        parts[-1] += f", with a copy of what {in_a_row(list(plan.own_copies))} shared with others"
+        parts[-1] += f", with a copy of the layers that {in_a_row(list(plan.own_copies))} shared with others"
     if plan.frozen:
         parts[-1] += f"; {in_a_row(plan.frozen)} {'stays' if len(plan.frozen) == 1 else 'stay'} as before"
     if plan.taught:
-        parts.append(f"What the texts leave open, the pipeline as it was fills in, for {in_a_row(plan.taught)}")
+        parts.append(f"The pipeline as it was fills in labels that the texts leave open, for {in_a_row(plan.taught)}")
     return ". ".join(parts) + "."
 
 

@@ -186,7 +186,7 @@ def load_pipeline(name: str, option: str) -> Language:
 
 
 def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tuple[dict[str, Any], list[str]]:
-    """What a teacher does in a training. RETURNS (tuple): The settings of the reader of the texts, and warnings.
+    """Find what a teacher can fill in for. RETURNS (tuple): The settings of the reader of the texts, and warnings.
 
     RAISES (ConfigError): It has nothing to teach here.
     """

@@ -53,7 +53,7 @@ _ADVICE = (
 
 @dataclass
 class Comparison:
-    """What a pipeline finds in texts, beside their annotations.
+    """Comparison of the labels that a pipeline finds in texts with their annotations.
 
     nlp (Language): The pipeline as it was. names (Collection[str]): Its components that the texts will train.
 
@@ -288,7 +288,7 @@ def _occurrences(
 
 
 def _kind_of(nlp: Language, name: str) -> tuple[str, str]:
-    """What a component learns from, if it can forget a label by it, and the key of its spans."""
+    """Kind of annotations by which a component can forget a label, or "", and the key of its spans."""
     factory = nlp.get_pipe_meta(name).factory
     kind = LEARNS_FROM.get(factory, "")
     can_forget = kind in ("entities", "spans") or factory == "textcat_multilabel"

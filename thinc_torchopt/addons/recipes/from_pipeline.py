@@ -56,11 +56,11 @@ class Learner:
 
 @dataclass
 class Plan:
-    """What a training on new texts does with a pipeline.
+    """Plan of a training on new texts with a pipeline.
 
     learners (dict[str, Learner]): By component. encoders (list[str]): What these listen to, and is trained with them.
     frozen (list[str]): All else that could be trained.
-    own_copies (dict[str, list[str]]): Learners that get a copy of what they listen to, as others do so too: the
+    own_copies (dict[str, list[str]]): Learners that share an encoder with others, and get a copy of it: the
         places of their listeners.
     annotating (list[str]): Frozen components whose predictions learners need.
     compared (Comparison): Of the texts with the pipeline's predictions.
@@ -199,7 +199,7 @@ def _has_open_tokens(doc: Doc, kind: str) -> bool:
 
 
 def _listened_to(nlp: Language, learners: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """What learners listen to: those that are trained with them, as nothing else listens; and the places of the
+    """Encoders that only learners listen to, which are trained with them; and the places of the
     listeners of all that get a copy of their own.
 
     RAISES (ConfigError): A copy is needed, and the config does not tell where the listener is.
@@ -308,7 +308,7 @@ def _reader_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _score_weights(nlp: Language, weights: Mapping[str, float | None], plan: Plan) -> dict[str, float | None]:
-    """Count the scores of what is trained: as before, or by spaCy's defaults."""
+    """Count the scores of the trained components: as before, or by spaCy's defaults."""
     defaults = {name: nlp.get_pipe_meta(name).default_score_weights or {} for name in nlp.pipe_names}
     ours = combine_score_weights([defaults[name] for name in plan.learners])
     kept = {key: weight for key, weight in weights.items() if key in ours}

@@ -283,7 +283,7 @@ class StreamLearner:
         try:
             clear_leftovers(folder)
             self.goes_on = (folder / STATE).exists()
-            # A run that goes on has forgotten what it was told of.
+            # A run that goes on has told it before.
             self._compared = None if self.goes_on else Comparison(nlp, set(nlp.pipe_names) - set(self._frozen))
             if self.goes_on:
                 self._restore()
