@@ -13,8 +13,7 @@ When TorchOptimizer is first imported (a config that names it does that):
 - `spacy.training.loop.create_before_to_disk_callback`: lets our loop write the models that spaCy saves.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not support, and a missing
   corpus.
-- `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer. A resumed
-  trainable_lemmatizer gets its table of labels back, which spaCy does not load.
+- `spacy.language.Language.initialize` and `resume_training`: pass the pipeline to the optimizer.
 - `spacy.language.Language.create_pipe_from_source`: notes where a component comes from.
 - `thinc.model.Model.copy`: records the names of its layers.
 - `thinc.model.Model.use_params` and `spacy.language.Language.use_params`: restore params even after an exception.
@@ -52,7 +51,6 @@ from .averages import AveragedParams, use_in_model, use_in_pipeline
 from .config_checks import check_corpora, names_our_optimizer
 from .errors import ConfigError, TorchOptWarning
 from .host import first_optimizer
-from .labels import restore_trees
 from .launched import is_launched, rank_in_environment
 from .params import backprop_apart, begin_update_in_precision, components_with_model, leave_to_others, name_as_original
 from .replaced import SPACY, THINC, Replaced, replace
@@ -335,8 +333,6 @@ def _introduce(*, anew: bool) -> Callable[[Callable[..., Optimizer]], Callable[.
             if isinstance(optimizer, _ours):
                 optimizer.introduce(self, anew=anew)  # type: ignore[attr-defined]
                 if not anew:
-                    for _, pipe in self.pipeline:
-                        restore_trees(pipe)
                     _resumed.setdefault(self, set()).update(self.pipe_names)
             else:
                 for _, model in components_with_model(self):

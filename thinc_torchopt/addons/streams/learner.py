@@ -40,7 +40,7 @@ from thinc.api import fix_random_seed
 
 from ...core.checks import Section
 from ...core.errors import ConfigError, NonFiniteGradError, PipelineError, StateError, StreamError, TorchOptError
-from ...core.labels import add_labels, restore_trees
+from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder, write_text
@@ -321,8 +321,6 @@ class StreamLearner:
         )
 
     def _initialize(self) -> None:
-        for _, pipe in self._nlp.pipeline:
-            restore_trees(pipe)
         if not self._optimizer.knows(self._nlp):
             self._optimizer.initialize(self._nlp, self._frozen)
 

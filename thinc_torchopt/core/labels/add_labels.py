@@ -138,19 +138,24 @@ def _add(pipe: Any, labels: list[Any]) -> None:
     elif isinstance(pipe, EditTreeLemmatizer):
         _grow(pipe, len(labels), is_exclusive=True)
         pipe.cfg["labels"] += [pipe.trees.add(*pair) for pair in labels]
-        restore_trees(pipe)
+        _index_trees(pipe)
     else:
         _add_to_other(pipe, labels)
 
 
-def restore_trees(pipe: Any) -> None:
-    """Restore what a lemmatizer knows of its labels, which spaCy (3.8) does not load: a loaded one would be taught that
-    each word has the first edit tree. Leaves other components alone.
+def restore_trees(nlp: Language) -> None:
+    """Restore the table of labels of lemmatizers, which spaCy (3.8) does not load: a loaded one would be taught that
+    each word has the first edit tree.
 
     SOURCE: spacy/pipeline/edit_tree_lemmatizer.py, `from_disk`, `from_bytes` and `get_loss`.
     """
-    if isinstance(pipe, EditTreeLemmatizer):
-        pipe.tree2label = {tree: i for i, tree in enumerate(pipe.cfg["labels"])}
+    for _, pipe in nlp.components:
+        if isinstance(pipe, EditTreeLemmatizer):
+            _index_trees(pipe)
+
+
+def _index_trees(pipe: EditTreeLemmatizer) -> None:
+    pipe.tree2label = {tree: i for i, tree in enumerate(pipe.cfg["labels"])}
 
 
 def _append(pipe: Any, labels: list[str]) -> None:
