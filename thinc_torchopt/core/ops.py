@@ -32,11 +32,9 @@ from thinc.api import Model, NumpyOps
 from .checks import Section, check_ops_threads
 from .host import code_of_blis
 from .launched import processes_here
-from .layer_norm import TorchLayerNorm
 from .params import components_with_model
-from .parser_backprop import Batched
+from .parser_backprop import Batched, batch_backprop, put_back
 from .schema import Positive
-from .stand_ins import StandIn
 from .types import OpsThreads
 
 Library = Literal["thinc", "numpy", "torch"]
@@ -299,8 +297,7 @@ def _time_each(ops: NumpyOps, work: list[tuple[list[Any], int]]) -> list[float]:
 
 class PipelineOps:
     """The ops of a pipeline's nodes, while other products are in use: a context manager. The backward passes of parsers
-    and NER, which make the most products, make fewer of them, and torch computes LayerNorm, also where products stay
-    thinc's.
+    and NER, which make the most products, make fewer of them, also where products stay thinc's.
 
     nlp (Language): The pipeline. products (Products): The ones to use inside.
     """
@@ -313,8 +310,7 @@ class PipelineOps:
         self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
         self._nodes: list[Model] = []
         self._batched = Batched()
-        self._stand_ins: list[StandIn] = [self._batched, TorchLayerNorm()]
-        self._replaced: list[tuple[Model, StandIn]] = []
+        self._parsers: list[Model] = []
 
     def __enter__(self) -> PipelineOps:
         if self._products.library != "thinc":
@@ -329,7 +325,7 @@ class PipelineOps:
     @property
     def changes_anything(self) -> bool:
         """Whether the pipeline has layers that compute otherwise inside."""
-        return bool(self._nodes or self._replaced)
+        return bool(self._nodes or self._parsers)
 
     def cover(self) -> None:
         """Give the products to nodes that are new, or were moved to the CPU."""
@@ -337,7 +333,8 @@ class PipelineOps:
             ops: Any = node.ops
             if type(ops) is not NumpyOps:
                 continue
-            self._replaced += [(node, stand_in) for stand_in in self._stand_ins if stand_in.take_place(node)]
+            if batch_backprop(node, self._batched):
+                self._parsers.append(node)
             if self._products.library != "thinc":
                 _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
                 node.ops = ours
@@ -350,11 +347,10 @@ class PipelineOps:
             node.ops = before.get(id(node.ops), node.ops)
         for _, ours in self._ours.values():
             ours.multiply = None
-        for node, stand_in in self._replaced:
-            stand_in.put_back(node)
-        for stand_in in self._stand_ins:
-            stand_in.is_on = False
-        self._nodes, self._ours, self._replaced = [], {}, []
+        for node in self._parsers:
+            put_back(node, self._batched)
+        self._batched.is_on = False
+        self._nodes, self._ours, self._parsers = [], {}, []
 
 
 @contextmanager

@@ -10,7 +10,9 @@ Forward passes stay spaCy's, and so do all passes on a GPU, of predictions, and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import update_wrapper
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +20,7 @@ import numpy
 from spacy.ml import tb_framework
 from thinc.api import Model, NumpyOps
 
-from .host import forward_of, forward_of_parsers_lower_layer
-from .stand_ins import StandIn
+from .host import forward_of, forward_of_parsers_lower_layer, swap_forward
 
 # States (a text before one of its transitions) whose gradients are computed at once: for each, the vectors of up to 13
 # words are copied together, so this bounds the memory.
@@ -27,11 +28,16 @@ _STATES = 4096
 _LOWER_FORWARD = forward_of_parsers_lower_layer()
 
 
-class Batched(StandIn):
-    """The forward function of a parser's model, with its backward pass in one piece."""
+class Batched:
+    """The forward function of a parser's model, with its backward pass in one piece.
+
+    Public: `is_on`. Where it is off, it is spaCy's function: for copies of the model that outlive the use of it. Its
+    own copies and pickles are spaCy's function: the pipeline goes where this package may be missing.
+    """
 
     def __init__(self) -> None:
-        super().__init__(tb_framework.forward)
+        update_wrapper(self, tb_framework.forward)
+        self.is_on = True
 
     def __call__(self, model: Model, X: Any, is_train: bool) -> tuple[Any, Callable]:
         tok2vec, lower, upper = model.layers
@@ -53,6 +59,9 @@ class Batched(StandIn):
             return d_tokvecs
 
         return step_model, finish_steps
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (tb_framework.forward,)
 
 
 class _Collecting:
@@ -86,3 +95,17 @@ class _Collecting:
             ids = all_ids[i : i + _STATES]
             d_features = self._backprop((gradients[i : i + _STATES], ids))
             yield ids.ravel(), d_features.reshape((ids.size, -1))
+
+
+def batch_backprop(node: Model, batched: Batched) -> bool:
+    """Give a node the batched backward pass if it is a parser's. RETURNS: Whether it is."""
+    if forward_of(node) is not tb_framework.forward:
+        return False
+    swap_forward(node, batched)
+    return True
+
+
+def put_back(node: Model, batched: Batched) -> None:
+    """Give a node spaCy's own function again, unless it has got another one meanwhile."""
+    if forward_of(node) is batched:
+        swap_forward(node, tb_framework.forward)

@@ -314,7 +314,7 @@ def tell_products(choice: Choice, thincs: Products, ops: OpsChoice, steps: Seque
         return text if stays else f"{text}, and is what the training takes."
     if len(steps) == 1:
         return f'{text} ops = "fastest" changes nothing here.'
-    does = "speeds up other parts of a step" if stays else "takes it"
+    does = "makes parsers and NER do fewer of them" if stays else "takes it"
     before, after = map(time_in_words, steps)
     return (
         f'{text}{"" if stays else ":"} ops = "fastest" in [training.optimizer] {does}. A step then takes {after} in '

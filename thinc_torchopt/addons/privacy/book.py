@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from inspect import unwrap
 from typing import Any
 
 import numpy
@@ -250,7 +249,7 @@ class Book:
 
 def _form_of(node: Model) -> Form:
     """RAISES (ParamError): A layer has none."""
-    forward = unwrap(forward_of(node))  # the run's ops may have put in one that is faster
+    forward = forward_of(node)
     form = FORMS.get(forward)
     if form is None:
         module = getattr(forward, "__module__", type(forward).__name__)
