@@ -33,7 +33,7 @@ MOST = 20_000
 # A span categorizer learns from the few of its suggestions that are spans. With rare spans there are more epochs, until
 # so many were seen, each as often as there are epochs; but not more epochs than this. Fitted on one corpus:
 # docs/recipes.md.
-SPANS_SEEN = 6_000
+SPANS_SEEN = 8_000
 MOST_EPOCHS = 20
 _EVALUATIONS = 10
 
