@@ -98,8 +98,8 @@ _kept: WeakKeyDictionary[Language, ReadOnce] = WeakKeyDictionary()
 
 
 def read_once_in_initialize(nlp: Language, get_examples: Any) -> Any:
-    """Replace spaCy's function that reads the training data for `Language.initialize` by one that reads it once, for all
-    components, and for the training that follows. Any other function is returned as it is.
+    """Replace spaCy's function that reads the training data for `Language.initialize` by one that reads it once: for
+    all components, and for the training that follows. Any other function is returned as it is.
 
     SOURCE: spacy/training/initialize.py, `init_nlp`.
     """

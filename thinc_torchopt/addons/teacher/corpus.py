@@ -146,7 +146,7 @@ class TaughtCorpus:
         return self._teacher
 
     def rules_of(self, nlp: Language) -> List[Rule]:
-        """The rules by which each component's annotations are filled in. RAISES (ConfigError): The teacher does not fit the pipeline."""
+        """The rules that fill in annotations. RAISES (ConfigError): The teacher does not fit the pipeline."""
         return rules_for(
             nlp,
             self.teacher_of(nlp).components,
