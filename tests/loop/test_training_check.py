@@ -16,8 +16,7 @@ from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
-from thinc_torchopt.loop.data_stream import Batches
-from thinc_torchopt.loop.data_stream import DataStream
+from thinc_torchopt.loop.data_stream import Batches, DataStream
 from thinc_torchopt.loop.schedule_check import doubts_of_config, last_step
 from thinc_torchopt.loop.training_check import TrainingCheck, _evenly, _first_texts
 
