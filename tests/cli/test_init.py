@@ -3,6 +3,7 @@ meant.
 """
 
 import difflib
+import math
 import os
 import re
 import stat
@@ -755,6 +756,28 @@ def test_init_best_has_a_lower_rate_for_rare_spans(tmp_path):
     for other in ("ner", "spancat_singlelabel"):
         _, rate, told = best_for(other, 1, tmp_path)
         assert rate == usual and "annotated spans" not in told
+
+
+@pytest.mark.parametrize(
+    ("counts", "frozen", "spans"),
+    [((300, 20), [], 20), ((300, 0), [], 300), ((300, 20), ["rare"], 300), ((0, 0), [], math.inf)],
+)
+def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, spans, tmp_path):
+    """Of those that are trained, and have spans to learn from."""
+    nlp = spacy.blank("en")
+    docs = [nlp.make_doc("one two three four five six seven eight nine ten") for _ in range(100)]
+    for number, doc in enumerate(docs):
+        for key, count in zip(("sc", "rare"), counts):
+            n = count // 100 + (number < count % 100)
+            doc.spans[key] = [Span(doc, at, at + 1, label="X") for at in range(n)]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    nlp.add_pipe("spancat")
+    nlp.add_pipe("spancat", "rare", config={"spans_key": "rare"})
+    nlp.config["corpora"]["train"]["path"] = str(tmp_path / "train.spacy")
+    nlp.config["training"]["frozen_components"] = frozen
+    end = find_end(nlp, 20)
+    assert end.spans == pytest.approx(spans / 50)
+    assert ("spans are few" in end.reason) is math.isfinite(spans)
 
 
 def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):

@@ -40,15 +40,30 @@ def reads(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("max_epochs", [0, 2, -1])
-def test_read_once_training_is_the_same(tmp_path, corpus, reads, monkeypatch, max_epochs):
+@Language.component("read-once-mark")
+def mark(doc):
+    doc.user_data["seen"] = doc.user_data.get("seen", 0) + 1
+    return doc
+
+
+ANNOTATING = {
+    "nlp__pipeline": ["tok2vec", "mark", "tagger", "parser"],
+    "components__mark__factory": "read-once-mark",
+    "training__annotating_components": ["mark", "tagger"],
+    "corpora__train__max_length": 9,
+    "corpora__dev__gold_preproc": True,
+}
+
+
+@pytest.mark.parametrize(("max_epochs", "changes"), [(0, {}), (2, {}), (-1, {}), (0, ANNOTATING)])
+def test_read_once_training_is_the_same(tmp_path, corpus, reads, monkeypatch, max_epochs, changes):
     """Weights, scores, losses, order of the batches, and all other files of the model."""
     infos, models, counts = [], [], []
     for name in ("once", "often"):
         if name == "often":
             monkeypatch.setattr(read_once, "can_be_kept", lambda reader: False)
         output = tmp_path / name
-        infos.append(run(config_for(output, corpus, steps=12, training__max_epochs=max_epochs), output))
+        infos.append(run(config_for(output, corpus, steps=12, training__max_epochs=max_epochs, **changes), output))
         files = {path.relative_to(output): text for path, (text, _) in contents(output / "model-last").items()}
         # Those two tell times, and where the checkpoints are.
         others = {path: text for path, text in files.items() if path.name not in ("meta.json", "config.cfg")}
@@ -110,10 +125,14 @@ def test_read_once_again_if_tokenizer_changed(corpus, reads):
         def __call__(self, text):
             return self.tokenizer(text)
 
-    nlp.tokenizer = Other(nlp.tokenizer)
+    tokenizer = nlp.tokenizer
+    nlp.tokenizer = Other(tokenizer)
     before = reads["train"]
     kept(nlp), kept(nlp)
     assert reads["train"] == before + 2
+    nlp.tokenizer, nlp.make_doc = tokenizer, lambda text: tokenizer(text.lower())
+    kept(nlp), kept(nlp)
+    assert reads["train"] == before + 4
 
 
 class Mine(Corpus):
@@ -183,6 +202,27 @@ def test_read_once_by_a_training_with_the_same_corpus_only(tmp_path, corpus, mon
     first, second = (batches(nlp, Corpus(corpus["train"])) for _ in range(2))
     reads.clear()
     assert batches_of_kept(first) is not first and batches_of_kept(second) is second
+
+
+def test_read_once_functions_of_other_versions_are_left_alone(tmp_path, corpus, monkeypatch):
+    """With arguments of other names."""
+
+    def other_batches(pipeline, corpus, batcher, max_epochs):
+        yield 0, []
+
+    def create_evaluation_callback(nlp, dev_corpus, score_weights):
+        def evaluate():
+            return nlp, dev_corpus, score_weights
+
+        return evaluate
+
+    nlp, _ = initialized(config_for(tmp_path, corpus), monkeypatch)
+    monkeypatch.setattr(read_once, "create_train_batches", other_batches)
+    theirs = other_batches(nlp, Corpus(corpus["train"]), None, 0)
+    assert batches_of_kept(theirs) is theirs
+    evaluate = create_evaluation_callback(nlp, Corpus(corpus["dev"]), {})
+    evaluate.__qualname__ = "create_evaluation_callback.<locals>.evaluate"
+    assert evaluation_of_kept(nlp, evaluate) is evaluate
 
 
 @Language.factory("read-once-users")

@@ -12,6 +12,7 @@ import sys
 import time
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -413,10 +414,7 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
     with (small_disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
         while True:
             file.write(b"0" * 4096)
-    with (
-        pytest.warns(CheckpointWarning, match=r"Can't restore the best model so far to .*No space left"),
-        pytest.raises(ConfigError, match=r"Can't save models to .*: expected room for 3 models of 1 MB"),
-    ):
+    with pytest.raises(ConfigError, match=r"Can't save models to .*: expected room for 3 models of 1 MB"):
         train(config, small_disk)
     (small_disk / "full").unlink()
     resize(small_disk, 20_000_000)
@@ -440,6 +438,27 @@ def test_checkpoint_counts_the_room_of_all_that_is_written(corpus, small_disk, t
         train(config, small_disk / "out", spacy.training.loop.train)
     told = 1e6 * int(re.search(r"checkpoints, ([\d,]+) MB", str(error.value))[1])
     assert abs(told - written) < 0.1 * written + 5e5  # told in MB; without the vocabulary, and headers of files
+
+
+def test_checkpoint_room_is_that_of_the_first_start(corpus, tmp_path, monkeypatch):
+    """A run that just fits on its disk is resumed there. One that does not fit leaves older models alone."""
+    config = config_for(tmp_path, corpus, steps=9)
+    capacity = 0
+
+    def usage(path):
+        used = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+        return SimpleNamespace(total=capacity, used=used, free=max(0, capacity - used))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.raises(ConfigError, match="found 0 MB free") as error:
+        run(config, tmp_path / "out")
+    capacity = 1e6 * int(re.search(r"checkpoints, ([\d,]+) MB", str(error.value))[1]) + 5e5
+    run(config, tmp_path / "out", crash_at=8)
+    assert max(run(config, tmp_path / "out")) == 9
+    capacity, before = 0, digests(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"of older models that are replaced\. Make room"):
+        run(config_for(tmp_path / "other", corpus), tmp_path / "out")
+    assert digests(tmp_path / "out") == before
 
 
 def test_checkpoint_refuses_a_folder_that_spacy_removes(corpus, tmp_path):

@@ -16,7 +16,7 @@ from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
-from thinc_torchopt.loop.data_stream import Batches
+from thinc_torchopt.loop.data_stream import Batches, DataStream
 from thinc_torchopt.loop.schedule_check import doubts_of_config, last_step
 from thinc_torchopt.loop.training_check import TrainingCheck, _evenly, _first_texts
 
@@ -195,18 +195,20 @@ def test_training_check_of_schedules(learn_rate, told):
     epochs=st.integers(-1, 5),
     max_steps=st.sampled_from([0, 3, 1000]),
     size=st.sampled_from([1, 4, {"@schedules": "compounding.v1", "start": 1, "stop": 8, "compound": 1.5}]),
+    processes=st.integers(1, 3),
 )
-def test_training_check_counts_the_steps_of_epochs(n, epochs, max_steps, size):
-    """As many as spaCy's own batches, whose sizes may grow from epoch to epoch."""
+def test_training_check_counts_the_steps_of_epochs(n, epochs, max_steps, size, processes):
+    """As many as spaCy's own batches, whose sizes may grow from epoch to epoch, joined for several processes."""
     batcher = {"@batchers": "spacy.batch_by_sequence.v1", "size": size, "get_length": None}
     examples = texts("train", [True] * n)
     training = {"max_epochs": epochs, "max_steps": max_steps, "batcher": batcher}
     if epochs <= 0:
-        assert last_step(training, examples) == max_steps
+        assert last_step(training, examples, processes) == max_steps
         return
     made = registry.resolve({"batcher": batcher})["batcher"]
-    steps = [*create_train_batches(spacy.blank("xx"), lambda nlp: examples, made, epochs)]
-    assert last_step(training, examples) == min(len(steps) - 1, max_steps or len(steps))
+    batches = create_train_batches(spacy.blank("xx"), lambda nlp: examples, made, epochs)
+    steps = [*DataStream(batches, processes)]
+    assert last_step(training, examples, processes) == min(len(steps) - 1, max_steps or len(steps))
 
 
 def test_training_check_tells_of_a_schedule_longer_than_the_epochs():

@@ -274,11 +274,11 @@ def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:
         _begun.set(lambda: None)
         if run is not None:
             run.before_cleaning(path)
+            if (writer := _writer.get()) is not None:
+                writer.open(path)  # may refuse: then the models of an earlier training stay
         original(path)
         if run is not None:
             run.after_cleaning(path)
-            if (writer := _writer.get()) is not None:
-                writer.open(path)
 
     return clean_output_dir
 

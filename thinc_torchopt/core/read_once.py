@@ -64,7 +64,7 @@ def can_be_kept(reader: Any) -> bool:
 def _source(reader: Corpus, nlp: Language) -> tuple[Any, ...] | None:
     """All that examples are made from, to be compared. None: unknown, so they must be read again."""
     tokenizer: Any = nlp.tokenizer
-    if type(tokenizer) is not Tokenizer or type(nlp).make_doc is not Language.make_doc:
+    if type(tokenizer) is not Tokenizer or getattr(nlp.make_doc, "__func__", None) is not Language.make_doc:
         return None
     try:
         files = [(path, path.stat()) for path in walk_corpus(reader.path, FILE_TYPE)]
@@ -98,8 +98,8 @@ _kept: WeakKeyDictionary[Language, ReadOnce] = WeakKeyDictionary()
 
 
 def read_once_in_initialize(nlp: Language, get_examples: Any) -> Any:
-    """What `Language.initialize` should get in place of spaCy's function that reads the training data: it reads once,
-    for all components, and for the training that follows. Any other function is returned as it is.
+    """Replace spaCy's function that reads the training data for `Language.initialize` by one that reads it once: for
+    all components, and for the training that follows. Any other function is returned as it is.
 
     SOURCE: spacy/training/initialize.py, `init_nlp`.
     """
@@ -136,11 +136,13 @@ def batches_of_kept(train_data: Any) -> Any:
     is_spacys = inspect.isgenerator(train_data) and train_data.gi_code is create_train_batches.__code__
     if not is_spacys or inspect.getgeneratorstate(train_data) != inspect.GEN_CREATED:
         return train_data
-    found = inspect.getgeneratorlocals(train_data)
+    found = inspect.getgeneratorlocals(train_data)  # the arguments
+    if not found.keys() >= {"nlp", "corpus", "max_epochs"}:
+        return train_data  # another version's
     kept = _kept.pop(found["nlp"], None)
     if kept is None or found["max_epochs"] < 0 or not kept.is_for(found["corpus"]):
         return train_data
-    return create_train_batches(found["nlp"], kept, found["batcher"], found["max_epochs"])
+    return create_train_batches(**{**found, "corpus": kept})
 
 
 # ---------------------------------------------------------------------- evaluations
@@ -165,5 +167,7 @@ def evaluation_of_kept(nlp: Language, evaluate: Any) -> Any:
     # A scorer of the user may change the annotations.
     if not can_be_kept(reader) or not all(module.startswith("spacy.") for module in modules):
         return evaluate
-    of_spacy = inspect.getclosurevars(evaluate).nonlocals
-    return create_evaluation_callback(of_spacy["nlp"], ReadOnce(reader), of_spacy["weights"])
+    found = inspect.getclosurevars(evaluate).nonlocals
+    if found.keys() != {"nlp", "dev_corpus", "weights"}:
+        return evaluate  # another version's
+    return create_evaluation_callback(found["nlp"], ReadOnce(reader), found["weights"])

@@ -109,7 +109,7 @@ class Batches:
         return self._max_epochs
 
     def identity_of_reader(self, nlp: Language) -> dict[str, str]:
-        """What the reader of spaCy's batches reads that no setting tells, such as the weights of a teacher: values by
+        """Data of the reader of spaCy's batches that no setting tells, such as the weights of a teacher: values by
         names, from its method `identity`. Empty: it has none.
         """
         identity = getattr(self._locals_of_spacys.get("corpus"), "identity", None)

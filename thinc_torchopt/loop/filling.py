@@ -32,7 +32,7 @@ from ..core.errors import ConfigError
 from ..core.near_misses import did_you_mean, there_are
 from ..core.words import count
 
-# What a teacher says of a text, by kind, as JSON has it.
+# A teacher's predictions for a text, by kind, as JSON has them.
 Predicted = dict[str, Any]
 # A span: start, end, label.
 Span = tuple[int, int, str]
@@ -86,7 +86,7 @@ class Rule:
 
 @dataclass
 class Filled:
-    """What was filled in, counted.
+    """Counts of the annotations that were filled in.
 
     texts (int): All of them. complete (int): Those in which nothing was open.
     labels (dict[str, Counter]): By component and label, what was filled in: spans, tokens, or texts that have it.
@@ -135,7 +135,7 @@ class Taught(NamedTuple):
 
     @property
     def kind(self) -> Kind | None:
-        """What it annotates. None: nothing that can be filled in."""
+        """The kind of its annotations. None: they can't be filled in."""
         return LEARNS_FROM.get(self.factory)
 
 
@@ -289,7 +289,7 @@ def _some(labels: Iterable[str]) -> str:
 
 
 def predicted_in(doc: Doc, rules: Iterable[Rule]) -> Predicted:
-    """What a teacher has said of a text, as plain values. doc (Doc): Annotated by the teacher."""
+    """A teacher's predictions for a text, as plain values. doc (Doc): Annotated by the teacher."""
     found: Predicted = {}
     for rule in rules:
         if rule.kind == "spans":

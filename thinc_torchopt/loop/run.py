@@ -303,7 +303,7 @@ class Run:
         """Tell what keeps a new run of `spacy train` from learning. RAISES (ConfigError): Nothing can be learned."""
         check = TrainingCheck(self.nlp, self.optimizer, self._evaluate)
         examples = self.batches.all_examples()
-        self._evaluate = check.begin(examples)
+        self._evaluate = check.begin(examples, self.ranks.size)
         if not examples:
             self._add(check)
 

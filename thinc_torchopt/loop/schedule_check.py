@@ -106,10 +106,11 @@ def doubts_of_schedules(
         )
 
 
-def last_step(training: Mapping[str, Any], examples: Sequence[Example]) -> int:
+def last_step(training: Mapping[str, Any], examples: Sequence[Example], processes: int = 1) -> int:
     """The last step of a training. If epochs limit it, their batches are counted, in the order of the corpus.
 
     training (Mapping): [training], interpolated. examples (Sequence[Example]): The training data. Empty: streamed.
+    processes (int): Each step takes a batch for each, and fewer at the end of an epoch.
     RETURNS (int): 0: it is unknown.
     """
     end, epochs = training["max_steps"], training["max_epochs"]
@@ -117,8 +118,8 @@ def last_step(training: Mapping[str, Any], examples: Sequence[Example]) -> int:
         return int(end)
     with preserved_random():  # one of the user may draw numbers
         batcher = registry.resolve({"batcher": training["batcher"]})["batcher"]
-        batches = (batch for _ in range(epochs) for batch in batcher(examples))
-        counted = sum(1 for _ in islice(batches, end + 1 if end else _MOST_STEPS))
+        steps = (first for _ in range(epochs) for first in islice(batcher(examples), 0, None, processes))
+        counted = sum(1 for _ in islice(steps, end + 1 if end else _MOST_STEPS))
     return max(0, counted - 1)
 
 

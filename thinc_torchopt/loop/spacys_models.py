@@ -52,7 +52,10 @@ class SpacysModels:
         return self._folder is not None
 
     def open(self, folder: Path | None) -> None:
-        """Begin to write into a folder. RAISES (ConfigError): The disk has no room for what the run writes there."""
+        """Begin to write into a folder. Called before spaCy removes the models of an earlier training from it.
+
+        RAISES (ConfigError): The disk has no room for what the run writes there.
+        """
         self._folder = folder
         self._error_around = sys.exc_info()[1]
         if folder is None:
@@ -61,17 +64,21 @@ class SpacysModels:
             for name in (DIR_MODEL_LAST, DIR_MODEL_BEST):
                 clear_leftovers(folder, name)
         there = nearest(folder)
+        replaced = [folder / DIR_MODEL_LAST, folder / DIR_MODEL_BEST]
         each = sum(_sizes(self._nlp))
         needed = _MODELS * each
         told = f"{_MODELS} models of {each / 1e6:,.0f} MB ({DIR_MODEL_LAST}, {DIR_MODEL_BEST}, and one being written)"
         if self.checkpoints is not None and self.checkpoints.is_on_disk_of(there):
+            replaced.append(self.checkpoints.output.best.path)
             needed += each + self.checkpoints.room()
             told += f", a copy of the best one and {self.checkpoints.settings.keep + 1} checkpoints"
-        free = shutil.disk_usage(there).free
-        if free < needed:
+        free, older = shutil.disk_usage(there).free, sum(map(_size_of, replaced))
+        if free + older < needed:
+            and_older = f", and {older / 1e6:,.0f} MB of older models that are replaced" if older else ""
             raise ConfigError(
                 f"Can't save models to '{folder}': expected room for {told}, {needed / 1e6:,.0f} MB, found "
-                f"{free / 1e6:,.0f} MB free on that disk. Make room, or give --output a folder on another disk."
+                f"{free / 1e6:,.0f} MB free on that disk{and_older}. Make room, or give --output a folder on another "
+                "disk."
             )
 
     def to_disk(self, nlp: Any, path: Path) -> None:
@@ -129,6 +136,11 @@ class SpacysModels:
 def _first_line(error: Exception) -> str:
     strerror = getattr(error, "strerror", None)
     return str(strerror or error).splitlines()[0][:200]
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of the files in a folder that may be missing."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _sizes(nlp: Language) -> Iterator[int]:

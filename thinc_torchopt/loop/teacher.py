@@ -219,7 +219,7 @@ class Teacher:
 
 
 def annotate(nlp: Language, docs: Sequence[Doc], rules: Sequence[Rule]) -> list[Predicted]:
-    """What a pipeline says of texts. Random generators and the texts stay as they are.
+    """Predict the annotations of texts. Random generators and the texts stay as they are.
 
     docs (Sequence[Doc]): Only their tokens are read. rules (Sequence[Rule]): What is wanted.
     """

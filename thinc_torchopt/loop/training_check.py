@@ -57,10 +57,11 @@ class TrainingCheck:
         self._drawn: list[Example] | None = []  # None: it was looked at
         self._words = 0
 
-    def begin(self, examples: Sequence[Example]) -> Evaluation:
+    def begin(self, examples: Sequence[Example], processes: int = 1) -> Evaluation:
         """Check the settings, and the corpora as far as they can be read now.
 
-        examples (Sequence[Example]): The training data. Empty: it is streamed.
+        examples (Sequence[Example]): The training data. Empty: it is streamed. processes (int): That share
+            the work.
         RETURNS (Callable): The evaluation, which may check more at its first call.
         RAISES (ConfigError): A component has nothing to learn from, or no text could be scored.
         """
@@ -75,7 +76,7 @@ class TrainingCheck:
         found = self._look(dev)
         if self._train is not None:
             found.notes += self._doubts_of_labels(self._train)
-        found.notes += doubts_of_config(training, last_step(training, examples))
+        found.notes += doubts_of_config(training, last_step(training, examples, processes))
         self._tell(found)
         return self._evaluate if dev is not None or reader is None else self._evaluation_watching(reader)
 

@@ -114,7 +114,7 @@ class End:
     eval_every (int): Steps from one evaluation to the next.
     words (float): Words of a batch, on average.
     spans (float): Annotated spans of a batch, on average: of the span categorizer that has the fewest. Infinite:
-        there is none.
+        none has any.
     reason (str): Why the training ends there, in words.
     """
 
@@ -147,7 +147,7 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
     batcher = registry.resolve({"batcher": block})["batcher"]
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     spans = _count_spans(nlp, training["frozen_components"], examples)
-    epochs = EPOCHS if not spans else min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), EPOCHS), MOST_EPOCHS)
+    epochs = EPOCHS if spans is None else min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), EPOCHS), MOST_EPOCHS)
     batches = words_of_batches(batcher, examples, epochs)
     if not batches:
         raise ConfigError(
@@ -170,7 +170,7 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
 
 
 def _count_spans(nlp: Language, frozen: Sequence[str], examples: list[Example]) -> int | None:
-    """The annotated spans of the span categorizer that has the fewest. None: none is trained.
+    """The annotated spans of the span categorizer that has the fewest, of those that have some. None: none is trained.
 
     `spancat_singlelabel` is not meant: it has a softmax, whose gradient does not vanish where all outputs are low.
     """
@@ -181,7 +181,8 @@ def _count_spans(nlp: Language, frozen: Sequence[str], examples: list[Example]) 
         if escape(name) in trained and nlp.get_pipe_meta(name).factory == "spancat"
     ]
     groups = [example.reference.spans for example in examples]
-    return min((sum(len(group[key]) for group in groups if key in group) for key in keys), default=None)
+    counts = (sum(len(group[key]) for group in groups if key in group) for key in keys)
+    return min((count for count in counts if count), default=None)
 
 
 def words_of_batches(

@@ -316,8 +316,8 @@ class StreamLearner:
             StreamTeacher.keep(self._nlp, self.folder)
         self.teacher = StreamTeacher(self._nlp, self.folder)
         self._notify(
-            f"What texts leave open is filled in by the pipeline as it is now, '{self.folder / TEACHER}'. If they "
-            "annotate all labels, set --no-teacher."
+            f"Labels that texts leave open are filled in by the pipeline as it is now, '{self.folder / TEACHER}'. If "
+            "they annotate all labels, set --no-teacher."
         )
 
     def _initialize(self) -> None:

@@ -1,4 +1,6 @@
-"""What texts of a stream leave open is filled in: by a teacher, and in texts of the memory by the pipeline as it is."""
+"""Fill in the labels that texts of a stream leave open: by a teacher, and in texts of the memory by the pipeline as it
+is.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _SECTION = Section("the block of 'thinc-torchopt.TaughtCorpus.v1'", allows_texts
 _IN = f" in {_SECTION.path}"
 # Texts that are read and annotated at once.
 _LEAST, _MOST = 128, 4096
-# What was told in this process. spaCy makes two readers, one to initialize and one to train.
+# Messages that this process has printed. spaCy makes two readers, one to initialize and one to train.
 _told: set[str] = set()
 
 
@@ -146,7 +146,7 @@ class TaughtCorpus:
         return self._teacher
 
     def rules_of(self, nlp: Language) -> List[Rule]:
-        """What is filled in for each component. RAISES (ConfigError): The teacher does not fit the pipeline."""
+        """The rules that fill in annotations. RAISES (ConfigError): The teacher does not fit the pipeline."""
         return rules_for(
             nlp,
             self.teacher_of(nlp).components,
@@ -158,7 +158,7 @@ class TaughtCorpus:
         )
 
     def identity(self, nlp: Language) -> Dict[str, str]:
-        """What this reader reads that no setting tells: a run that is resumed must have the same."""
+        """Data of this reader that no setting tells: a run that is resumed must have the same."""
         return {"weights of the teacher": self.teacher_of(nlp).digest[:16]}
 
     # ------------------------------------------------------------------ texts without annotations
