@@ -26,8 +26,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.recipes.config_text import ConfigText
 from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, MOST_EPOCHS, find_end, words_of_batches
 from thinc_torchopt.addons.recipes.recipes import Recipe
-from thinc_torchopt.addons.recipes.rewrite import rewrite, with_log
-from thinc_torchopt.cli._new_config import with_fast_products
+from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products, with_log
 from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON

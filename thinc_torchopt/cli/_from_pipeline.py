@@ -137,7 +137,17 @@ def _evaluated_too(
     found = ""
     if "old_dev" in olds:
         found += f" Evaluates on {count(n_old['old_dev'], 'text')} of {olds['old_dev']}, too."
-    if plan.new and paths["dev"] is not None:
+    if plan.taught and paths["dev"] is not None:
+        files = [
+            f"{olds['old_dev']} for the old labels" if "old_dev" in olds else "",
+            f"{paths['dev']} for the new ones",
+        ]
+        named = ", and ".join(filter(None, files))
+        found += (
+            " What the pipeline as it was fills in counts as right there. By annotations alone: spacy evaluate "
+            f"{output}/model-best with {named}."
+        )
+    elif plan.new and paths["dev"] is not None:
         found += f" The score of each label: spacy torchopt report {output}/log.jsonl --model {output}/model-best."
     return found
 

@@ -13,7 +13,6 @@ from spacy.language import Language
 from spacy.training import Example
 
 from ..addons.recipes import (
-    TORCH,
     Choice,
     Recipe,
     blank_pipeline,
@@ -28,6 +27,7 @@ from ..addons.recipes import (
     read_corpus,
     rewrite,
     split_corpus,
+    with_fast_products,
     with_settings,
 )
 from ..core.annotations import LEARNS_FROM, Annotations, annotations_of, survey
@@ -342,26 +342,11 @@ def write(
             end = f" Ends at step {draft.end.steps:,}: {draft.end.reason}."
     for name, settings in taught.items():
         text = nested_in(text, name, settings, "corpus")
-    text, products = with_settings(text, after), ""
-    if not wish.gpu:
-        text, products = with_fast_products(text)
+    text, products = with_fast_products(with_settings(text, after))
     checked = Config().from_str(text, interpolate=False)
     check_training_section(checked)
     told = told or _told(nlp, recipes)
-    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{end}{products}", warned
-
-
-def with_fast_products(text: str) -> tuple[str, str]:
-    """RETURNS (tuple): The text with matrix products by the fastest library, and what was done. The recipe's optimizer
-    may have no such setting, or the user another value.
-    """
-    optimizer = Config().from_str(text, interpolate=False)["training"]["optimizer"]
-    if "ops" in optimizer:
-        return text, ""
-    if optimizer["@optimizers"] != TORCH:
-        return text, f' Matrix products stay thinc\'s: "{optimizer["@optimizers"]}" has no setting ops.'
-    text = with_settings(text, {"training.optimizer.ops": "fastest"})
-    return text, ' ops = "fastest": matrix products by the library that is the fastest on the CPU.'
+    return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{end}{f' {products}' if products else ''}", warned
 
 
 def _loggers(log_path: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:

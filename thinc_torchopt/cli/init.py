@@ -16,7 +16,15 @@ from typer import Argument as Arg
 from typer import Option as Opt
 from wasabi.printer import Printer
 
-from ..addons.recipes import Recipe, choose_components, read_corpus, read_text, rewrite, write_config
+from ..addons.recipes import (
+    Recipe,
+    choose_components,
+    read_corpus,
+    read_text,
+    rewrite,
+    with_fast_products,
+    write_config,
+)
 from ..core.annotations import annotations_of, survey
 from ..core.errors import ConfigError
 from ..core.host import cli_util
@@ -26,7 +34,7 @@ from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
 from ._command import CODE
 from ._from_pipeline import make_from
-from ._new_config import NewConfig, Wish, in_a_row, make, with_fast_products
+from ._new_config import NewConfig, Wish, in_a_row, make
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides
 
@@ -223,9 +231,8 @@ def _rewrite_all(
             draft, text = rewrite(text, path, recipe, f"training/{stem}-state", overrides, log)
             changes += draft.changes
             warnings += [line for line in draft.warnings if line not in warnings]
-        if not Config().from_str(text, overrides=dict(overrides))["training"].get("gpu_allocator"):
-            text, products = with_fast_products(text)
-            changes += [products.strip()] * bool(products)
+        text, products = with_fast_products(text, overrides)
+        changes += [products] * bool(products)
     return changes, warnings, text
 
 

@@ -55,7 +55,9 @@ def paths(corpus):
 )
 def test_preview_explain_is_one_screen(stops, notes, checked, lines, costs):
     """40 lines of 80 columns, unless what stops the training and what is doubtful needs more: that is never cut."""
-    told = Description(stops, notes, "a.cfg", checked, lines, costs, usual={"Rates", "On NaN"})
+    told = Description(
+        stops, notes, name="a.cfg", checked=checked, lines=lines, cost_lines=costs, usual={"Rates", "On NaN"}
+    )
     shown = repr(told).splitlines()
     assert all(len(line) <= 80 or max(map(len, line.split())) > 60 for line in shown)
     words = " ".join(repr(told).split())
@@ -74,7 +76,7 @@ def test_preview_explain_is_one_screen(stops, notes, checked, lines, costs):
 def test_preview_explain_leaves_out_what_matters_less():
     """Of 60 lines that don't all fit, the ends of the training stay, and all that is doubtful."""
     lines = [("Rules", "long " * 30)] * 60 + [("Ends", "At step 9."), ("Rates", "Nobody writes them.")]
-    told = Description([], ["doubt " * 30], "a.cfg", ["9 texts."], lines, usual={"Rates"})
+    told = Description([], ["doubt " * 30], name="a.cfg", checked=["9 texts."], lines=lines, usual={"Rates"})
     shown = repr(told)
     assert 38 <= len(shown.splitlines()) <= 40
     assert "Ends" in shown and "9 texts." in shown and shown.count("doubt") == 30 and "Nobody" not in shown

@@ -17,7 +17,7 @@ from ...core.errors import ConfigError, TorchOptError
 from ...core.tables import as_text, html_lines, html_of, html_table, print_table, sparkline
 from ...loop.progress_bars import show_progress
 from ...loop.setup import AnyConfig, config_errors
-from ..recipes import ConfigSource, Recipe, open_source, rewrite, write_config
+from ..recipes import ConfigSource, Recipe, open_source, rewrite, with_fast_products, write_config
 from ..trials import Comparison, TrialResult, compare, run_trial, shorten
 
 _SECTION = Section("spacy torchopt try", verb="use")
@@ -253,6 +253,8 @@ def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tup
     state_path = f"training/{(output or source.path).stem}-state"
     with config_errors(path=source.path):
         draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
+        if not draft.is_unchanged:
+            text, _ = with_fast_products(text, source.overrides)
     return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warnings)
 
 

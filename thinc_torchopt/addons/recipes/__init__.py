@@ -1,10 +1,9 @@
 """Recipes: what `spacy torchopt init` writes into a config, and why. Open recipes.py first.
 
 from_texts.py makes a config from the annotations of texts, from_pipeline.py one that goes on with a trained pipeline;
-split.py takes texts to evaluate on from a corpus. rewrite.py
-applies a recipe to a config, translation.py translates other optimizers, config_text.py changes a config and keeps its
-comments. source.py reads and writes the config of a user; corpora.py reads the corpora, and decides where a training
-ends. measured.yaml says what was measured.
+split.py takes texts to evaluate on from a corpus. rewrite.py applies a recipe to a config, translation.py translates
+other optimizers, config_text.py changes a config and keeps its comments. source.py reads and writes the config of a
+user; corpora.py reads the corpora, and decides where a training ends. measured.yaml says what was measured.
 """
 
 from .config_text import cut_section, nested_in, put, with_settings
@@ -21,7 +20,7 @@ from .from_texts import (
 )
 from .measured import Measured, measured_of, measurements
 from .recipes import Recipe, find_pretrained
-from .rewrite import rewrite
+from .rewrite import rewrite, with_fast_products
 from .source import ConfigSource, open_source, read_text, write_config
 from .split import split_corpus
 from .translation import THINC, TORCH
@@ -55,6 +54,7 @@ __all__ = [
     "read_text",
     "rewrite",
     "split_corpus",
+    "with_fast_products",
     "with_settings",
     "write_config",
 ]

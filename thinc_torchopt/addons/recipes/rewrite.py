@@ -14,7 +14,7 @@ from ...core.errors import ConfigError
 from ...core.host_errors import plain_errors
 from .config_text import ConfigText, SectionText, SettingText, put, with_settings
 from .recipes import Draft, Recipe
-from .translation import Translation
+from .translation import TORCH, Translation
 
 _SECTION = "training.optimizer"
 _LOGGER = "training.logger"
@@ -122,6 +122,21 @@ def _without(config: Config, sections: Sequence[str]) -> dict[str, Any]:
     for section in sections:
         rest.setdefault("training", {}).pop(section.removeprefix("training."), None)
     return rest
+
+
+def with_fast_products(text: str, overrides: Mapping[str, Any] | None = None) -> tuple[str, str]:
+    """Let a training on a CPU compute matrix products by the fastest library.
+
+    overrides (Mapping): Values by dotted path, which are not written.
+    RETURNS (tuple[str, str]): The new text, and what was done. Empty: nothing, as it is for a GPU, or says how.
+    """
+    training = Config().from_str(text, overrides=dict(overrides or {}))["training"]
+    if training.get("gpu_allocator") or "ops" in training["optimizer"]:
+        return text, ""
+    if (kind := training["optimizer"]["@optimizers"]) != TORCH:
+        return text, f'Matrix products stay thinc\'s: "{kind}" has no setting ops.'
+    text = with_settings(text, {f"{_SECTION}.ops": "fastest"})
+    return text, 'ops = "fastest": matrix products by the library that is the fastest on the CPU.'
 
 
 def with_log(text: str, path: Path) -> tuple[str, str]:

@@ -96,9 +96,9 @@ def _is_alike(param: Param, found: NamedParam) -> bool | None:
         old, new = old.flatten(), new.flatten()
         if old.shape != new.shape:
             return False
-    insertions = insertions_into(found.owner) if isinstance(found.owner, Model) else ()
-    if (order := order_after(insertions, found.key[1], old.shape, new.shape)) is not None:  # type: ignore[index]
-        new = order.old_first(new)
+    if isinstance(found.owner, Model) and (insertions := insertions_into(found.owner)):
+        order = order_after(insertions, found.key[1], old.shape, new.shape)  # type: ignore[index]
+        new = new if order is None else order.old_first(new)
     common = tuple(slice(min(sizes)) for sizes in zip(old.shape, new.shape))
     new = new[common]
     old = old[common].to(new.device, new.dtype)
