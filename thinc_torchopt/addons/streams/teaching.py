@@ -79,7 +79,8 @@ class StreamTeacher:
 
 
 def _of_labels(rule: Rule, labels: set[str]) -> Rule:
-    return replace(rule, labels=(rule.labels or frozenset()) & labels)
+    # Of the others a text says what it says: what is missing there is unknown.
+    return replace(rule, labels=(rule.labels or frozenset()) & labels, closes=False)
 
 
 def _filled(example: Example, said: Predicted, rules: Sequence[Rule], counted: Filled) -> Example:

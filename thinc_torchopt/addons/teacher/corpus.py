@@ -34,7 +34,7 @@ from ...core.checks import Section
 from ...core.errors import ConfigError, PipelineWarning
 from ...core.hooks import sources_of
 from ...core.words import count
-from ...loop.filling import Filled, Rule, fill, leave_open, rules_for
+from ...loop.filling import NEVER_OPEN, Filled, Rule, fill, leave_open, rules_for
 from ...loop.teacher import Teacher
 from .texts import draw_pieces, files_of, read_texts
 
@@ -193,7 +193,7 @@ class TaughtCorpus:
         frozen = nlp.config["training"].get("frozen_components", [])
         for name in nlp.pipe_names:
             factory = nlp.get_pipe_meta(name).factory
-            if name not in frozen and factory in _NEVER_OPEN and name not in [rule.component for rule in rules]:
+            if name not in frozen and factory in NEVER_OPEN and name not in [rule.component for rule in rules]:
                 raise ConfigError(
                     f"Can't use 'texts'{_IN}: nothing annotates them for '{name}', which would learn that there is "
                     "nothing in them. Give a teacher that has it, or freeze it."
@@ -217,10 +217,6 @@ class TaughtCorpus:
             if line not in _told:
                 _told.add(line)
                 logger.info(line)
-
-
-# Components to which a text without annotations is one in which there is nothing.
-_NEVER_OPEN = ("textcat", "spancat", "spancat_singlelabel", "span_finder")
 
 
 def _warn(text: str) -> None:
