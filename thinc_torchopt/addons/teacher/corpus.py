@@ -55,7 +55,7 @@ class TaughtCorpus:
 
     corpus (Callable): The reader of the annotated texts.
     teacher (str | Path | None): The folder of a pipeline, or the name of its package. None: the pipeline that the
-        components have as their source.
+        components that learn have as their source.
     components (list[str] | None): Those to fill in for. None: all that learn, and that the teacher has too.
     complete (list[str]): Labels that the annotated texts annotate completely: they are not filled in there.
     replaces (dict[str, str | list[str]]): By new label, the teacher's labels in whose place it stands.
@@ -134,7 +134,8 @@ class TaughtCorpus:
         RAISES (ConfigError): None is set, and not all components have the same source.
         """
         if self._teacher is None:
-            wanted = self._components or nlp.component_names
+            frozen = nlp.config["training"].get("frozen_components", [])
+            wanted = self._components or [name for name in nlp.component_names if name not in frozen]
             found = {source.pipeline for name, source in sources_of(nlp).items() if name in wanted}
             if len(found) != 1:
                 several = " and ".join(f"'{path}'" for path in sorted(found)) or "none"
