@@ -11,7 +11,7 @@ from thinc.api import fix_random_seed
 
 from thinc_torchopt import add_labels
 from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
-from thinc_torchopt.addons.streams.records import make_example, read_examples
+from thinc_torchopt.addons.streams.records import as_line, make_example, read_examples
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.addons.streams.teaching import StreamTeacher
 from thinc_torchopt.addons.streams.watched import old_and_new
@@ -185,15 +185,15 @@ def test_teaching_goes_on_where_no_more_labels_are_added(model, streams, tmp_pat
     assert per_label(tmp_path, streams / "watched.jsonl")["PERSON"] == 1.0
 
 
-def test_teaching_keeps_what_a_text_of_the_memory_calls_complete(model, tmp_path):
-    """A label that comes later is not filled in there."""
-    text = {"text": "Anna likes red London", "entities": [], "complete": ["COLOR"]}
-    stream = tmp_path / "stream.jsonl"
-    stream.write_text(json.dumps(text) + "\n")
-    with learner(model, tmp_path / "out", replay=1, memory=9) as found:
-        list(found.learn(LineReader(stream)))
-        [(line, _)] = found._memory.lines
-        assert found._read_old(line).reference.user_data["complete"] == ["COLOR"]
+def test_teaching_keeps_what_a_text_of_the_memory_calls_complete(model, streams, tmp_path):
+    """A label that comes later is not filled in there, if the text names it: True is for those that there were."""
+    texts = [{"text": "Anna likes red London", "entities": [], "complete": complete} for complete in (["COLOR"], True)]
+    with learner(model, tmp_path / "out") as found:
+        list(found.learn(LineReader(streams / "stream.jsonl")))
+        lines = [as_line(text, make_example(found._nlp, text, "it").reference) for text in texts]
+        old = [found._read_old(line) for line in lines]
+        filled = found.teacher.fill_in_later(old, [0, 0], [("ner", "COLOR")])
+    assert ["COLOR" in [one.label_ for one in example.reference.ents] for example in filled] == [False, True]
 
 
 def test_teaching_leaves_what_a_text_calls_complete(model, tmp_path):
