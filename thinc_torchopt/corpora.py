@@ -1,6 +1,5 @@
-"""Readers of corpora: Python's documentation (addons/corpora.py), and what a teacher fills in (addons/teacher/)."""
+"""The corpus of Python's documentation. It lives in addons/corpora.py."""
 
 from .addons.corpora import PythonDocs, load_topics
-from .addons.teacher import TaughtCorpus, Teacher
 
-__all__ = ["PythonDocs", "TaughtCorpus", "Teacher", "load_topics"]
+__all__ = ["PythonDocs", "load_topics"]

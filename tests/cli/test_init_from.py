@@ -329,6 +329,21 @@ def test_init_with_a_teacher_that_lacks_something(folder):
     assert "expected a component that finds" in run.stderr and "categories" in run.stderr
 
 
+def test_init_with_a_teacher_leaves_out_what_its_texts_would_unteach(folder):
+    """The training would be refused: nothing annotates the texts with spans."""
+    docs = [*DocBin().from_disk("more.spacy").get_docs(spacy.blank("xx").vocab)]
+    for i, doc in enumerate(docs):
+        doc.spans["sc"] = [Span(doc, 0, 1, label="XY"[i % 2])]
+    paths = ("--paths.train", write(folder / "spans.spacy", docs), "--paths.dev", folder / "spans.spacy")
+    told = init("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl", *paths, *TWO).stdout
+    assert "Left out: spans under the key 'sc': old has no component for them, so raw.jsonl would have none." in told
+    assert "spancat" not in made()["nlp"]["pipeline"]
+    spacy_cli("train", "new.cfg", "--output", "training")
+    # Without texts, the teacher takes nothing from it.
+    init("--lang", "xx", "--teacher", "old", *paths, "--force")
+    assert "spancat" in made()["nlp"]["pipeline"]
+
+
 # ---------------------------------------------------------------------- the trap
 
 

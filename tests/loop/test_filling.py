@@ -76,6 +76,24 @@ def test_filling_entities_with_a_label_that_replaces_another():
     assert counted.conflicts["ner"] == Counter(CITY=1)
 
 
+@pytest.mark.parametrize("declared", ["PERSON", 1, {"PERSON": True}, [1]])
+def test_filling_refuses_what_is_no_list_of_complete_labels(declared):
+    doc = text()
+    doc.user_data["complete"] = declared
+    said = text([(0, 2, "PERSON")])
+    for found in (lambda: fill(doc, said, [NER]), lambda: leave_open(doc, [NER])):
+        with pytest.raises(ConfigError, match=r"expected a list of labels, or True, as doc.user_data\['complete'\]"):
+            found()
+
+
+def test_filling_exclusive_categories_leaves_open_what_holds_elsewhere():
+    """The teacher says A, which is no label here: that is not B, its next best. Its other component says D."""
+    rule = Rule("textcat", "categories", is_exclusive=True, labels=frozenset("BC"), own=frozenset("BC"),
+                theirs=frozenset("ABC"))  # fmt: skip
+    assert fill(text(), {"categories": {"A": 0.9, "B": 0.08, "C": 0.02, "D": 1.0}}, [rule]).cats == {}
+    assert fill(text(), {"categories": {"A": 0.1, "B": 0.7, "C": 0.2, "D": 1.0}}, [rule]).cats == {"B": 1.0, "C": 0.0}
+
+
 def test_filling_entities_leaves_no_token_missing():
     doc = fill(text([(1, 2, "ACT")], default="missing"), text([(3, 4, "CITY")]), [NER])
     assert [token.ent_iob_ for token in doc] == ["O", "B", "O", "B", "O", "O", "O"]

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import numpy
 import pytest
@@ -10,6 +11,7 @@ import torch
 from spacy.tokens import Doc
 
 from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.loop import teacher as module
 from thinc_torchopt.loop.filling import rules_for
 from thinc_torchopt.loop.teacher import Teacher, _needed, annotate, digest_of
 
@@ -73,6 +75,41 @@ def test_teacher_makes_damaged_predictions_again(folder, nlp, tmp_path, damage):
     with pytest.warns(UserWarning, match=r"Predictions of 'teacher' in '.*' are damaged, and are made again"):
         assert Teacher(folder, cache=tmp_path).predict(docs(nlp), rules) == expected
     assert file.read_bytes() == content
+
+
+def test_teacher_reads_what_another_process_makes_again(folder, nlp, tmp_path, monkeypatch):
+    """Under the name of the damaged file, as its content is the same."""
+    rules = rules_for(nlp, nlp)
+    expected = Teacher(folder, cache=tmp_path).predict(docs(nlp), rules)
+    [file] = tmp_path.rglob("*.jsonl")
+    content = file.read_bytes()
+    file.write_bytes(b"{")
+    second = Teacher(folder, cache=tmp_path)
+    with pytest.warns(UserWarning, match="are damaged, and are made again"):
+        second._read_cache(file.parent, {})
+    file.write_bytes(content)
+    monkeypatch.setattr(Teacher, "nlp", property(lambda self: pytest.fail("loaded")))
+    assert second.predict(docs(nlp), rules) == expected
+
+
+def test_teacher_reads_a_cache_that_it_may_not_change(folder, nlp, tmp_path, monkeypatch):
+    """A damaged file stays there. What is missing can't be kept, and says so."""
+    rules = rules_for(nlp, nlp)
+    expected = Teacher(folder, cache=tmp_path).predict(docs(nlp), rules)
+    [file] = tmp_path.rglob("*.jsonl")
+    (file.parent / "damaged.jsonl").write_bytes(b"{")
+
+    def refuse(*args, **kwargs):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(module, "write_text", refuse)
+    second = Teacher(folder, cache=tmp_path)
+    with pytest.warns(UserWarning, match="are damaged") as told:
+        assert second.predict(docs(nlp), rules) == expected
+        with pytest.raises(ConfigError, match=r"Can't keep the predictions .* Set another 'cache', or null for none"):
+            second.predict(docs(nlp, 7), rules)
+    assert len(told) == 1
 
 
 def test_teacher_leaves_random_generators_alone(folder, nlp):

@@ -36,7 +36,7 @@ from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.words import count, plain
 from ..loop.data_check import Corpus
-from ..loop.filling import components_of
+from ..loop.filling import NEVER_OPEN, components_of, counterpart
 from ..loop.label_conflicts import doubts_of_labels, listed
 from ..loop.progress_bars import show_activity
 
@@ -188,6 +188,7 @@ def load_pipeline(name: str, option: str) -> Language:
 def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tuple[dict[str, Any], list[str]]:
     """Find what a teacher can fill in for. RETURNS (tuple): The settings of the reader of the texts, and warnings.
 
+    choice (Choice): Components that the teacher's texts would teach that there is nothing are taken out.
     RAISES (ConfigError): It has nothing to teach here.
     """
     nlp = load_pipeline(name, "--teacher")
@@ -197,13 +198,13 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
     for component in choice.components:
         of_kind = found.of(component.factory, component.spans_key)
         kind = LEARNS_FROM[component.factory]
-        same = [one for one in theirs.values() if one.kind == kind]
-        if not same or of_kind is None:
-            lacking.append(component.name)
+        one = counterpart(theirs, component.name, component.factory)
+        if one is None or of_kind is None:
+            lacking.append(component)
             continue
         components.append(component.name)
         is_named = kind in ("entities", "spans", "categories")
-        known = {label for one in same for label in one.labels or ()}
+        known = theirs[one].labels or frozenset()
         if is_named and (unknown := sorted(of_kind.labels.keys() - known)) and wish.texts is not None:
             doubts.append(
                 f"'{component.name}': {name} does not know {listed(unknown)}. Its texts teach that there "
@@ -217,8 +218,13 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
             f"{in_a_row([annotations_of(one.factory, one.spans_key) for one in choice.components])}, found "
             f"{', '.join(theirs) or 'none'}."
         )
-    if lacking:
-        doubts.append(f"{name} teaches nothing to {in_a_row(lacking)}: it has no such component.")
+    for component in lacking if wish.texts is not None else ():
+        if component.factory in NEVER_OPEN:
+            what = annotations_of(component.factory, component.spans_key)
+            choice.components.remove(component)
+            choice.left_out.append(f"{what}: {name} has no component for them, so {wish.texts} would have none")
+    if others := [component.name for component in lacking if component in choice.components]:
+        doubts.append(f"{name} teaches nothing to {in_a_row(others)}: it has no such component.")
     return taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share), doubts
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy
 from spacy.attrs import DEP, ENT_IOB, ENT_TYPE, HEAD, LEMMA, MORPH, POS, SENT_START, TAG
@@ -44,6 +44,8 @@ _INSIDE, _OUTSIDE, _BEGIN = 1, 2, 3
 _FILLED: Final[tuple[Kind, ...]] = (
     "trees", "sentences", "tags", "morphology", "lemmas", "entities", "spans", "categories",
 )  # fmt: skip
+# Factories to which a text without annotations is one in which there is nothing.
+NEVER_OPEN: Final = ("textcat", "spancat", "spancat_singlelabel", "span_finder")
 # Those whose labels are in the texts as they are.
 _LABELLED: Final[tuple[Kind, ...]] = ("tags", "morphology", "entities", "spans", "categories")
 
@@ -56,8 +58,10 @@ class Rule:
     is_exclusive (bool): Of categories: exactly one holds. threshold (float): Of the others: from this score on.
     spans_key, teachers_key (str): Of spans.
     incorrect_key (str | None): Of entities: the spans under this key are none.
+    closes (bool): Of entities: tokens that nobody names are outside afterwards. False: those that are missing stay so.
     labels (frozenset[str] | None): Those that may be filled in: both components have them. None: all.
     own (frozenset[str] | None): All labels of the component. None: unknown until it is initialized.
+    theirs (frozenset[str] | None): All labels of the teacher's component. None: they are made of others.
     complete (frozenset[str]): Labels that are annotated completely.
     replaces (Mapping[str, frozenset[str]]): By annotated label, those of the teacher in whose place it stands.
     """
@@ -70,8 +74,10 @@ class Rule:
     spans_key: str = "sc"
     teachers_key: str = "sc"
     incorrect_key: str | None = None
+    closes: bool = True
     labels: frozenset[str] | None = None
     own: frozenset[str] | None = None
+    theirs: frozenset[str] | None = None
     complete: frozenset[str] = frozenset()
     replaces: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -188,8 +194,8 @@ def rules_for(
         if name not in nlp.component_names:
             near = did_you_mean(name, nlp.component_names) or there_are(nlp.component_names)
             raise ConfigError(f"Can't set 'components'{where}: there is no component '{name}' in the pipeline.{near}")
-        kind = LEARNS_FROM.get(nlp.get_pipe_meta(name).factory)
-        theirs = None if kind not in _FILLED else _teachers(nlp, taught, name, kind, (names or {}).get(name, name))
+        factory = nlp.get_pipe_meta(name).factory
+        theirs = counterpart(taught, (names or {}).get(name, name), factory)
         rule = None if theirs is None else _rule(nlp, taught, name, theirs, complete, replaces or {})
         if rule is not None and (rule.labels is None or rule.labels):
             rules.append(rule)
@@ -218,13 +224,17 @@ def _lacking(nlp: Language, taught: Mapping[str, Taught], name: str, rule: Rule 
     return f"one of its kind in the teacher, found {', '.join(taught) or 'none'}."
 
 
-def _teachers(nlp: Language, taught: Mapping[str, Taught], name: str, kind: Kind, its_name: str) -> str | None:
-    """The teacher's component: by its name, or the only one of its kind."""
-    same = [one for one, found in taught.items() if found.kind == kind]
+def counterpart(taught: Mapping[str, Taught], name: str, factory: str) -> str | None:
+    """The component of a teacher that fills in for one: by its name, or the only one of its kind. None: there is none.
+
+    taught (Mapping): The teacher's. name, factory (str): Of the component that learns.
+    """
+    kind = LEARNS_FROM.get(factory)
+    same = [one for one, found in taught.items() if found.kind == kind and kind in _FILLED]
     # Both find spans, but one of them gives them no labels.
-    is_finder = nlp.get_pipe_meta(name).factory == "span_finder"
+    is_finder = factory == "span_finder"
     same = [one for one in same if (taught[one].factory == "span_finder") is is_finder]
-    return its_name if its_name in same else same[0] if len(same) == 1 else None
+    return name if name in same else same[0] if len(same) == 1 else None
 
 
 def _rule(
@@ -251,6 +261,7 @@ def _rule(
         incorrect_key=getattr(pipe, "incorrect_spans_key", None),
         labels=taught if not own or taught is None else taught & own,
         own=own or None,
+        theirs=taught,
         complete=frozenset(complete),
         replaces={label: frozenset(_as_list(of)) for label, of in replaces.items()},
     )
@@ -324,11 +335,12 @@ def fill(reference: Doc, predicted: Doc | Predicted, rules: Sequence[Rule], coun
     rules (Sequence[Rule]): In the order of `rules_for`.
     counted (Filled | None): What is filled in is counted there.
     RETURNS (Doc): A copy; the text itself if nothing was open.
+    RAISES (ConfigError): The text declares as complete what is not a list of labels.
     """
     counted = Filled() if counted is None else counted
     counted.texts += 1
     said = predicted_in(predicted, rules) if isinstance(predicted, Doc) else predicted
-    complete = reference.user_data.get(COMPLETE, ())
+    complete = _declared(reference)
     if complete is True or not len(reference):
         counted.complete += 1
         return reference
@@ -350,13 +362,26 @@ def leave_open(reference: Doc, rules: Sequence[Rule]) -> Doc:
     SOURCE: spacy/pipeline/_parser_internals/ner.pyx: every move costs nothing at a missing token.
     RETURNS (Doc): A copy; the text itself if nothing is to be left open, or if it declares all labels as complete.
     """
-    if not any(rule.kind == "entities" for rule in rules) or reference.user_data.get(COMPLETE) is True:
+    if not any(rule.kind == "entities" for rule in rules) or _declared(reference) is True:
         return reference
     doc = reference.copy()
     iob, types = _column(doc, ENT_IOB), _column(doc, ENT_TYPE)
     iob[iob == _OUTSIDE] = 0
     _set(doc, [ENT_IOB, ENT_TYPE], iob, types)
     return doc
+
+
+def _declared(doc: Doc) -> Literal[True] | Collection[str]:
+    """What a text declares as complete. RAISES (ConfigError): It is not a list of labels, nor True or False."""
+    found = doc.user_data.get(COMPLETE) or ()
+    if found is True:
+        return True
+    if isinstance(found, (list, tuple, set)) and all(isinstance(one, str) for one in found):
+        return found
+    raise ConfigError(
+        f"Can't fill in for the text {doc.text[:60]!r}: expected a list of labels, or True, as "
+        f"doc.user_data['{COMPLETE}'], found {found!r}."
+    )
 
 
 def _with_complete(rule: Rule, complete: Collection[str]) -> Rule:
@@ -400,7 +425,8 @@ def _fill_entities(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[
             if end < len(doc) and iob[end] == _INSIDE:
                 iob[end] = _BEGIN  # an annotated entity begins here, and goes on being one of its own
             filled[label] += 1
-    iob[iob == 0] = _OUTSIDE
+    if rule.closes:
+        iob[iob == 0] = _OUTSIDE
     _set(doc, [ENT_IOB, ENT_TYPE], iob, types)
     return True
 
@@ -432,9 +458,9 @@ def _fill_spans(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[str
 def _fill_categories(
     doc: Doc, scores: Mapping[str, float], rule: Rule, filled: Counter[str], conflicts: Counter[str]
 ) -> bool:
-    taught = {label: score for label, score in scores.items() if rule.labels is None or label in rule.labels}
     if rule.is_exclusive:
-        return _fill_exclusive(doc, taught, rule, filled, conflicts)
+        return _fill_exclusive(doc, scores, rule, filled, conflicts)
+    taught = {label: score for label, score in scores.items() if rule.labels is None or label in rule.labels}
     held = [label for label, value in doc.cats.items() if value >= 0.5]
     is_open = False
     for label, score in taught.items():
@@ -453,6 +479,8 @@ def _fill_categories(
 def _fill_exclusive(
     doc: Doc, scores: Mapping[str, float], rule: Rule, filled: Counter[str], conflicts: Counter[str]
 ) -> bool:
+    # Another component of the teacher may give the text categories too.
+    scores = {label: score for label, score in scores.items() if rule.theirs is None or label in rule.theirs}
     if not scores:
         return False
     best = max(scores, key=lambda label: scores[label])
@@ -464,6 +492,8 @@ def _fill_exclusive(
     if best in rule.complete:
         conflicts[best] += 1
         return False
+    if not rule.may_fill(best):  # no other label holds
+        return True
     doc.cats = {**doc.cats, **{label: float(label == best) for label in rule.own or scores}}
     filled[best] += 1
     return True

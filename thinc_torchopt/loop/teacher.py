@@ -19,6 +19,7 @@ import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -199,7 +200,9 @@ class Teacher:
                     ),
                     stacklevel=5,
                 )
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # on a disk that can only be read, it stays
+                    path.unlink(missing_ok=True)
+                    self._read.discard(path)  # another process may write it again
         return bool(new)
 
     def _await(

@@ -9,9 +9,11 @@ import spacy
 from spacy.training import Example
 from thinc.api import fix_random_seed
 
+from thinc_torchopt import add_labels
 from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
-from thinc_torchopt.addons.streams.records import read_examples
+from thinc_torchopt.addons.streams.records import as_line, make_example, read_examples
 from thinc_torchopt.addons.streams.source import LineReader
+from thinc_torchopt.addons.streams.teaching import StreamTeacher
 from thinc_torchopt.addons.streams.watched import old_and_new
 from thinc_torchopt.core.errors import StateError, StreamError
 
@@ -146,6 +148,52 @@ def test_teaching_fills_in_labels_that_came_later(model, streams, tmp_path):
             ["PERSON", "COLOR", "CITY"], ["PERSON", "CITY"],
         ]  # fmt: skip
         assert filled[1] is old[1]
+
+
+def test_teaching_leaves_missing_what_is_missing_in_old_texts(model, streams, tmp_path):
+    """A text that nobody annotated for entities does not say that there are none, once a label is added."""
+    with learner(model, tmp_path / "out") as found:
+        list(found.learn(LineReader(streams / "stream.jsonl")))
+        nlp = found._nlp
+        words = {"words": ["Anna", "likes", "red", "London"]}
+        old = [make_example(nlp, {**words, **more}, "it") for more in ({}, {"entities": ["-", "O", "O", "U-CITY"]})]
+        one, other = (example.reference for example in found.teacher.fill_in_later(old, [0, 0], [("ner", "COLOR")]))
+    assert [(token.ent_iob_, token.ent_type_) for token in one] == [("", ""), ("", ""), ("B", "COLOR"), ("", "")]
+    assert [token.ent_iob_ for token in other] == ["", "O", "B", "B"]
+
+
+def test_teaching_gives_no_category_that_came_later_to_texts_without(tmp_path):
+    """It is the only one that may be filled in, but not the one that is predicted."""
+    nlp = toy_pipeline(["textcat"])
+    examples = toy_examples(nlp, 20)
+    for i, example in enumerate(examples):
+        example.reference.cats = {"A": float(i % 2), "B": float(not i % 2)}
+    nlp.initialize(lambda: examples)
+    StreamTeacher.keep(nlp, tmp_path)
+    add_labels(nlp, "textcat", ["C"])
+    nlp.get_pipe("textcat").model.get_ref("output_layer").get_param("b")[-1] = -9
+    old = [make_example(nlp, {"words": ["Anna", "likes", "red", "London"]}, "it")]
+    [filled] = StreamTeacher(nlp, tmp_path).fill_in_later(old, [0], [("textcat", "C")])
+    assert filled.reference.cats == {}
+
+
+@pytest.mark.parametrize("new_labels", ["refuse", "skip"])
+def test_teaching_goes_on_where_no_more_labels_are_added(model, streams, tmp_path, new_labels):
+    asked = itertools.count()
+    learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", is_stopped=lambda: next(asked) > 4)
+    learn(model, streams / "stream.jsonl", tmp_path, new_labels=new_labels)
+    assert per_label(tmp_path, streams / "watched.jsonl")["PERSON"] == 1.0
+
+
+def test_teaching_keeps_what_a_text_of_the_memory_calls_complete(model, streams, tmp_path):
+    """A label that comes later is not filled in there, if the text names it: True is for those that there were."""
+    texts = [{"text": "Anna likes red London", "entities": [], "complete": complete} for complete in (["COLOR"], True)]
+    with learner(model, tmp_path / "out") as found:
+        list(found.learn(LineReader(streams / "stream.jsonl")))
+        lines = [as_line(text, make_example(found._nlp, text, "it").reference) for text in texts]
+        old = [found._read_old(line) for line in lines]
+        filled = found.teacher.fill_in_later(old, [0, 0], [("ner", "COLOR")])
+    assert ["COLOR" in [one.label_ for one in example.reference.ents] for example in filled] == [False, True]
 
 
 def test_teaching_leaves_what_a_text_calls_complete(model, tmp_path):

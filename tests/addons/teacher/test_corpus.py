@@ -266,6 +266,9 @@ def test_training_finds_the_source_of_components(teacher, texts, tmp_path):
     nlp = init_nlp(config)
     with pytest.raises(ConfigError, match=r"as the 'source' of the components, found '.*' and '.*'\. Set"):
         next(reader_of(nlp)(nlp))
+    # Nothing is filled in for one that does not learn.
+    nlp.config["training"]["frozen_components"] = ["ner"]
+    assert reader_of(nlp).teacher_of(nlp).path == teacher
 
 
 def reader_of(nlp):

@@ -788,7 +788,7 @@ class StreamLearner:
                 "--output; the state of the optimizer begins anew then."
             )
         check_generators(saved.random)
-        if saved.teacher and self._settings.is_taught:
+        if saved.teacher:  # with labels that are there, whether more are added or not
             self.teacher = self._teacher_of(saved)
         for component, label in saved.added:
             add_labels(self._nlp, component, [label])

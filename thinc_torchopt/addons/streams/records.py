@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spacy.attrs import MORPH
 from spacy.language import Language
 from spacy.pipeline import DependencyParser
 from spacy.tokens import Doc, DocBin
@@ -87,7 +88,7 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
             predicted = nlp.make_doc(record["text"])
         else:
             predicted = Doc(nlp.vocab, words=words, spaces=None if spaces is None else [bool(x) for x in spaces])
-        example = Example.from_dict(predicted, annotations)
+        example = _example(predicted, annotations)
     except Exception as error:  # spaCy's are of many kinds: an OverflowError for a head of 10^20, for example
         raise StreamError(f"Can't learn from {place}: its annotations don't fit: {str(error).rstrip('.')}.") from error
     for label, value in example.reference.cats.items():
@@ -106,9 +107,43 @@ def make_example(nlp: Language, record: Mapping[str, Any], place: str) -> Exampl
 
 
 def as_line(record: Mapping[str, Any], reference: Doc) -> str:
-    """A record with the annotations of a reference, as a line of JSON."""
-    text = {"text": record["text"]} if "text" in record else {}
-    return json.dumps({**text, **Example(reference, reference).to_dict()})
+    """A record with the annotations of a reference, as a line of JSON. What is missing there is missing here."""
+    kept = {key: record[key] for key in ("text", COMPLETE) if key in record}
+    return json.dumps({**kept, **_as_dict(reference)})
+
+
+def _as_dict(doc: Doc) -> Record:
+    """`Example.to_dict` with all that JSON can have. That one takes missing entities for none and missing morphological
+    features for empty ones, loses the boundaries of sentences without trees, and has tuples as keys of links.
+    """
+    found = Example(doc, doc).to_dict()
+    of_doc, of_tokens = (found[key] for key in _NESTED)
+    of_doc["entities"] = [tag if token.ent_iob else "-" for tag, token in zip(of_doc["entities"], doc)]
+    of_doc["links"] = [[*place, ids] for place, ids in of_doc["links"].items()]
+    of_tokens["MORPH"] = [str(token.morph) if token.has_morph() else None for token in doc]
+    if not doc.has_annotation("DEP"):
+        del of_tokens["HEAD"], of_tokens["DEP"]
+        of_tokens["SENT_START"] = [int(token.sent_start) for token in doc]
+    return found
+
+
+def _example(predicted: Doc, annotations: Record) -> Example:
+    """`Example.from_dict`, also for what `_as_dict` has made."""
+    of_doc, of_tokens = (dict(annotations.get(key, {})) for key in _NESTED)
+    if isinstance(links := of_doc.get("links"), list):
+        of_doc["links"] = {(start, end): ids for start, end, ids in links}
+    morphs = of_tokens.get("MORPH", ())
+    missing = [i for i, morph in enumerate(morphs) if morph is None]
+    if missing:
+        of_tokens["MORPH"] = [morph or "" for morph in morphs]
+    nested = {key: found for key, found in zip(_NESTED, (of_doc, of_tokens)) if key in annotations}
+    example = Example.from_dict(predicted, {**annotations, **nested})
+    if missing:
+        reference: Any = example.reference
+        column = reference.to_array([MORPH])
+        column[missing] = 0
+        reference.from_array([MORPH], column)
+    return example
 
 
 def _annotations(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +173,9 @@ def read_examples(nlp: Language, path: Path) -> Iterator[tuple[str, Example]]:
         except Exception as error:  # spaCy's errors for it are of many kinds
             raise StreamError(f"Can't read '{path}': expected spaCy's binary format. {error}") from error
         for doc in docs.get_docs(nlp.vocab):
-            record = Example(doc, doc).to_dict()
-            yield json.dumps(record), make_example(nlp, record, f"'{path}'")
+            said = {COMPLETE: doc.user_data[COMPLETE]} if COMPLETE in doc.user_data else {}
+            content = as_line(said, doc)
+            yield content, make_example(nlp, json.loads(content), f"'{path}'")
         return
     for line in LineReader(path).read(Place()):
         where = f"line {line.place.lines} of '{path}'"

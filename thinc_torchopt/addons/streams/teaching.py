@@ -13,7 +13,7 @@ from spacy.training import Example
 
 from ...core.errors import ConfigError
 from ...core.state import replacing
-from ...loop.filling import Filled, Predicted, Rule, fill, rules_for
+from ...loop.filling import COMPLETE, Filled, Predicted, Rule, fill, rules_for
 from ...loop.teacher import Teacher, annotate
 
 TEACHER = "teacher"
@@ -76,12 +76,15 @@ class StreamTeacher:
                 _of_labels(rule, {label for name, label in added[n:] if name == rule.component}) for rule in rules
             ]
             of_text = [rule for rule in of_text if rule.labels]
+            if example.reference.user_data.get(COMPLETE) is True:  # for all labels that there were
+                del example.reference.user_data[COMPLETE]
             found.append(_filled(example, said, of_text, Filled()) if of_text else example)
         return found
 
 
 def _of_labels(rule: Rule, labels: set[str]) -> Rule:
-    return replace(rule, labels=(rule.labels or frozenset()) & labels)
+    # Of the others a text says what it says: what is missing there is unknown.
+    return replace(rule, labels=(rule.labels or frozenset()) & labels, closes=False)
 
 
 def _filled(example: Example, said: Predicted, rules: Sequence[Rule], counted: Filled) -> Example:

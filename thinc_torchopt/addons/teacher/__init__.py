@@ -4,16 +4,6 @@ corpus.py is the reader of the training data: it fills in what is open (loop/fil
 teacher (loop/teacher.py). texts.py reads texts that nobody has annotated.
 """
 
-from ...loop.filling import Filled, Rule, fill, predicted_in, rules_for
-from ...loop.teacher import Teacher
 from .corpus import TaughtCorpus
 
-__all__ = [
-    "Filled",
-    "Rule",
-    "TaughtCorpus",
-    "Teacher",
-    "fill",
-    "predicted_in",
-    "rules_for",
-]
+__all__ = ["TaughtCorpus"]

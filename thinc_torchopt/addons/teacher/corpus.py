@@ -34,7 +34,7 @@ from ...core.checks import Section
 from ...core.errors import ConfigError, PipelineWarning
 from ...core.hooks import sources_of
 from ...core.words import count
-from ...loop.filling import Filled, Rule, fill, leave_open, rules_for
+from ...loop.filling import NEVER_OPEN, Filled, Rule, fill, leave_open, rules_for
 from ...loop.teacher import Teacher
 from .texts import draw_pieces, files_of, read_texts
 
@@ -55,7 +55,7 @@ class TaughtCorpus:
 
     corpus (Callable): The reader of the annotated texts.
     teacher (str | Path | None): The folder of a pipeline, or the name of its package. None: the pipeline that the
-        components have as their source.
+        components that learn have as their source.
     components (list[str] | None): Those to fill in for. None: all that learn, and that the teacher has too.
     complete (list[str]): Labels that the annotated texts annotate completely: they are not filled in there.
     replaces (dict[str, str | list[str]]): By new label, the teacher's labels in whose place it stands.
@@ -134,7 +134,8 @@ class TaughtCorpus:
         RAISES (ConfigError): None is set, and not all components have the same source.
         """
         if self._teacher is None:
-            wanted = self._components or nlp.component_names
+            frozen = nlp.config["training"].get("frozen_components", [])
+            wanted = self._components or [name for name in nlp.component_names if name not in frozen]
             found = {source.pipeline for name, source in sources_of(nlp).items() if name in wanted}
             if len(found) != 1:
                 several = " and ".join(f"'{path}'" for path in sorted(found)) or "none"
@@ -193,7 +194,7 @@ class TaughtCorpus:
         frozen = nlp.config["training"].get("frozen_components", [])
         for name in nlp.pipe_names:
             factory = nlp.get_pipe_meta(name).factory
-            if name not in frozen and factory in _NEVER_OPEN and name not in [rule.component for rule in rules]:
+            if name not in frozen and factory in NEVER_OPEN and name not in [rule.component for rule in rules]:
                 raise ConfigError(
                     f"Can't use 'texts'{_IN}: nothing annotates them for '{name}', which would learn that there is "
                     "nothing in them. Give a teacher that has it, or freeze it."
@@ -217,10 +218,6 @@ class TaughtCorpus:
             if line not in _told:
                 _told.add(line)
                 logger.info(line)
-
-
-# Components to which a text without annotations is one in which there is nothing.
-_NEVER_OPEN = ("textcat", "spancat", "spancat_singlelabel", "span_finder")
 
 
 def _warn(text: str) -> None:
