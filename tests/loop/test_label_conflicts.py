@@ -119,7 +119,7 @@ def test_label_conflicts_next_to_never_is_missing_too(ner):
 def test_label_conflicts_are_not_of_what_others_find():
     """An entity ruler writes to the same place, and forgets nothing."""
     nlp = trained("ner")
-    nlp.add_pipe("entity_ruler").add_patterns([{"label": "VERB", "pattern": "likes"}])
+    nlp.add_pipe("entity_ruler").add_patterns([{"label": "VERB", "pattern": "saw"}])
     train = corpus(nlp, ["CITY"])
     found = compare(nlp, ["ner"], train.examples, needs=nlp.pipe_names)
     assert found.missing == {"ner": {"PERSON": 40}}
