@@ -8,12 +8,13 @@ import numpy
 import pytest
 import spacy
 from confection import Config
+from spacy.schemas import ConfigSchemaInit, ConfigSchemaTraining
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
-from spacy.util import load_config
+from spacy.util import load_config, load_model_from_config
 from thinc.api import fix_random_seed
 
-from thinc_torchopt.addons.recipes import plan_for
+from thinc_torchopt.addons.recipes import make_config_from, plan_for
 from thinc_torchopt.core.annotations import survey
 from thinc_torchopt.core.config_checks import check_removed
 from thinc_torchopt.core.errors import ConfigError
@@ -125,6 +126,16 @@ def test_init_from_trains_a_new_label_at_once(folder):
     assert ("Anna", "PERSON") in [(ent.text, ent.label_) for ent in doc.ents]  # after two steps
     log = [json.loads(line) for line in Path("training/new/log.jsonl").read_text().splitlines()]
     assert {"PERSON", "CITY", "COLOR"} <= set(log[-1]["scores"]["ents_per_type"])
+
+
+def test_init_from_writes_all_settings(folder):
+    """Some of spaCy's commands, such as `debug data`, fill in none."""
+    init("--from", "old", *PATHS)
+    assert "Config is valid" in spacy_cli("debug", "config", "new.cfg").stdout
+    filled = load_model_from_config(load_config("new.cfg"), auto_fill=True).config
+    for section, schema in (("training", ConfigSchemaTraining), ("initialize", ConfigSchemaInit)):
+        spacy.registry.resolve(made().interpolate()[section], schema=schema)
+        assert set(made()[section]) == set(filled[section])
 
 
 def test_init_from_resumes(folder):
@@ -290,6 +301,51 @@ def test_plan_keeps_disabled_components_and_finds_what_annotates():
     plan = plan_for(nlp, survey(only), only)
     assert list(plan.learners) == ["ner"] and plan.frozen == ["senter", "tagger"] and plan.annotating == ["tagger"]
     assert LISTENER
+
+
+def test_plan_takes_categories_that_no_text_has():
+    """The check before the training asks for them, and a new component would be initialized with them."""
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("textcat_multilabel")
+    nlp.initialize(lambda: toy_examples(nlp, 10))
+    examples = toy_examples(nlp, 10)
+    for example in examples:
+        example.reference.cats = {"GREEN": 0.0}
+    plan = plan_for(nlp, survey(one.reference for one in examples), examples)
+    assert plan.new == {"textcat_multilabel": ["GREEN"]}
+
+
+def test_plan_of_two_components_that_find_entities():
+    """Both learn from all entities of a text. So only those that know some of its labels are trained."""
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("ner")
+    nlp.initialize(lambda: toy_examples(nlp, 10))
+    other = spacy.blank("xx")
+    other.add_pipe("ner").add_label("COLOR")
+    other.initialize()
+    nlp.add_pipe("ner", "colors", source=other)
+    examples = [Example(bare(one.reference), colors(one.reference)) for one in toy_examples(nlp, 10)]
+    plan = plan_for(nlp, survey(one.reference for one in examples), examples)
+    assert list(plan.learners) == ["colors"] and not plan.new and plan.frozen == ["ner"]
+    for example in examples:
+        example.reference.set_ents([Span(example.reference, 0, 1, label="NEW")], default="outside")
+    with pytest.raises(ConfigError, match="go on with 'ner' and 'colors' at once"):
+        plan_for(nlp, survey(one.reference for one in examples), examples)
+
+
+def test_config_from_counts_no_score_of_a_disabled_component():
+    """spaCy fills in the scores that a config does not name, also those of disabled components."""
+    nlp = spacy.blank("xx")
+    for name in ("senter", "tagger"):
+        nlp.add_pipe(name)
+    examples = toy_examples(nlp, 10)
+    nlp.initialize(lambda: examples)
+    nlp.disable_pipe("senter")
+    nlp.config["training"]["score_weights"] = {"tag_acc": 1.0}
+    plan = plan_for(nlp, survey(one.reference for one in examples), examples)
+    assert list(plan.learners) == ["tagger"]
+    found = make_config_from(nlp, "old", plan)["training"]["score_weights"]
+    assert found["tag_acc"] == 1.0 and found["sents_f"] is None
 
 
 # ---------------------------------------------------------------------- a teacher

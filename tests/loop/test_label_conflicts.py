@@ -116,6 +116,15 @@ def test_label_conflicts_next_to_never_is_missing_too(ner):
     assert not doubts(ner, few)
 
 
+def test_label_conflicts_are_not_of_what_others_find():
+    """An entity ruler writes to the same place, and forgets nothing."""
+    nlp = trained("ner")
+    nlp.add_pipe("entity_ruler").add_patterns([{"label": "VERB", "pattern": "saw"}])
+    train = corpus(nlp, ["CITY"])
+    found = compare(nlp, ["ner"], train.examples, needs=nlp.pipe_names)
+    assert found.missing == {"ner": {"PERSON": 40}}
+
+
 def test_label_conflicts_is_silent_of_what_is_not_trained_or_declared(ner):
     train = corpus(ner, ["CITY"])
     assert doubts(ner, train) and doubts(ner, train, frozen=["tok2vec"])
@@ -127,6 +136,10 @@ def test_label_conflicts_is_silent_of_what_is_not_trained_or_declared(ner):
     assert not doubts(ner, train, complete=["PERSON"])
     assert not doubts(ner, train, corpus={"complete": ["PERSON", "X"]})
     assert doubts(ner, train, complete=["X"])
+    for complete in (True, ["PERSON"]):  # by each text itself
+        for example in train.examples:
+            example.reference.user_data["complete"] = complete
+        assert not doubts(ner, train)
 
 
 def test_label_conflicts_changes_nothing(ner):

@@ -129,6 +129,17 @@ def test_new_labels_of_a_component_that_is_initialized_here(old, tmp_path):
     assert nlp.get_pipe("tagger").labels == (".", "JJ", "NEW", "NNP", "VBZ", "RARE")
 
 
+def test_new_labels_that_are_declared_as_complete(old, tmp_path):
+    """They are read from the texts before a component has them."""
+    config = config_of(old, tmp_path, None)
+    config["corpora"]["train"] = {
+        "@readers": "thinc-torchopt.TaughtCorpus.v1",
+        "complete": ["NEW"],
+        "corpus": config["corpora"]["train"] | {"gold_preproc": False},
+    }
+    assert "NEW" in init_nlp(config.interpolate()).get_pipe("ner").labels
+
+
 def test_new_labels_of_a_streamed_corpus_are_those_of_its_first_texts(old, tmp_path):
     config = config_of(old, tmp_path, None)
     config["training"] |= {"max_epochs": -1}

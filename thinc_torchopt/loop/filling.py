@@ -210,7 +210,7 @@ def rules_for(
             f"labels in common; found {', '.join(wanted) or 'none'} here, and in the teacher "
             f"{', '.join(taught) or 'none'}."
         )
-    _check_labels(rules, complete, replaces or {}, where)
+    _check_labels(nlp, rules, complete, replaces or {}, where)
     return sorted(rules, key=lambda rule: _FILLED.index(rule.kind))
 
 
@@ -272,13 +272,19 @@ def _as_list(labels: str | Sequence[str]) -> list[str]:
 
 
 def _check_labels(
-    rules: Sequence[Rule], complete: Collection[str], replaces: Mapping[str, str | Sequence[str]], where: str
+    nlp: Language,
+    rules: Sequence[Rule],
+    complete: Collection[str],
+    replaces: Mapping[str, str | Sequence[str]],
+    where: str,
 ) -> None:
     """RAISES (ConfigError): A setting names a label that nothing has."""
     taught = {label for rule in rules for label in rule.labels or ()}
     known = taught | {label for rule in rules for label in rule.own or ()}
-    # Labels of the texts are unknown until a component is initialized; other labels are not looked at.
-    is_known = all(rule.own is not None for rule in rules if rule.kind in _LABELLED)
+    # Labels of the texts are unknown until a component is initialized; other labels are not looked at. A component with
+    # a source is switched off meanwhile, and may get labels at the end.
+    with_labels = [rule for rule in rules if rule.kind in _LABELLED]
+    is_known = all(rule.own is not None and rule.component not in nlp.disabled for rule in with_labels)
     replaced = {label for theirs in replaces.values() for label in _as_list(theirs)}
     if unknown := sorted(replaced - taught):
         near = did_you_mean(unknown[0], taught) or there_are(taught)

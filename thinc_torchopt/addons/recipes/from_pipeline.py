@@ -107,13 +107,32 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> 
             unsupported += [f"'{name}' can't learn '{label}'" for label in sorted(refused)]
     if not learners:
         raise ConfigError(_nothing_to_learn(nlp, found))
+    _drop_strangers(nlp, learners, examples)
     compared = compare(nlp, list(learners), examples, needs=nlp.pipe_names)
     for learner in learners.values():
         _find_open(nlp, learner, examples, compared.missing.get(learner.name, Counter()))
+    finders = [name for name, one in learners.items() if one.kind == "entities"]
+    if len(finders) > 1 and any(learners[name].is_open for name in finders):
+        raise ConfigError(
+            f"Can't go on with {' and '.join(map(repr, finders))} at once: expected one component that learns from "
+            "entities, or texts with the labels of all. What is filled in for one, the others would learn, too. Take "
+            "one with nlp.remove_pipe into a pipeline of its own, and go on with that."
+        )
     encoders, own_copies = _listened_to(nlp, list(learners))
     trainable = [name for name in nlp.component_names if _is_trainable(nlp, name)]
     frozen = [name for name in trainable if name not in learners and name not in encoders]
     return Plan(learners, encoders, frozen, own_copies, _annotating(nlp, learners, frozen), compared, unsupported)
+
+
+def _drop_strangers(nlp: Language, learners: dict[str, Learner], examples: Sequence[Example]) -> None:
+    """Of several components that find entities, leave out those that know none of the labels, if others do."""
+    there = {
+        name: labels_in(nlp, name, examples) or Counter() for name, one in learners.items() if one.kind == "entities"
+    }
+    knowing = [name for name, labels in there.items() if labels.keys() & set(getattr(nlp.get_pipe(name), "labels", ()))]
+    for name in there:
+        if knowing and name not in knowing:
+            del learners[name]
 
 
 def _is_trainable(nlp: Language, name: str) -> bool:
@@ -152,7 +171,8 @@ def _nothing_to_learn(nlp: Language, found: Annotations) -> str:
 def _new_labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str]:
     known = set(getattr(nlp.get_pipe(name), "labels", ()))
     found = labels_in(nlp, name, examples) or Counter()
-    return Counter({label: n for label, n in found.items() if n and label not in known})
+    # Of categories also those that no text has, which spaCy would initialize a new component with, too.
+    return Counter({label: n for label, n in found.items() if label not in known})
 
 
 def _can_have(factory: str, label: str, n: int) -> bool:
@@ -262,7 +282,7 @@ def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
     if hasattr(nlp.tokenizer, "to_bytes"):
         copied["tokenizer"] = "${paths.pipeline}"
     training = deepcopy(dict(before["training"]))
-    for name in ("optimizer", "logger", "before_to_disk", "score_weights"):
+    for name in ("optimizer", "logger", "score_weights"):
         training.pop(name, None)
     training |= {
         "seed": "${system.seed}",
@@ -272,13 +292,20 @@ def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
         "frozen_components": plan.frozen,
         "annotating_components": plan.annotating,
         "max_epochs": max(0, training.get("max_epochs", 0)),
+        "before_to_disk": None,
         "score_weights": _score_weights(nlp, before["training"].get("score_weights", {}), plan),
         "optimizer": {"@optimizers": "Adam.v1"},
     }
+    # With all settings, as `spacy debug data` fills in none.
     initialize: dict[str, Any] = {
         "vectors": None,
         "init_tok2vec": None,
+        "vocab_data": None,
+        "lookups": None,
         "before_init": {"@callbacks": "spacy.copy_from_base_model.v1", **copied},
+        "after_init": None,
+        "components": {},
+        "tokenizer": {},
     }
     if plan.new:
         initialize["after_init"] = {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": plan.new}
@@ -309,11 +336,13 @@ def _reader_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _score_weights(nlp: Language, weights: Mapping[str, float | None], plan: Plan) -> dict[str, float | None]:
     """Count the scores of the trained components: as before, or by spaCy's defaults."""
-    defaults = {name: nlp.get_pipe_meta(name).default_score_weights or {} for name in nlp.pipe_names}
+    # Also of disabled components: spaCy fills in their scores, too.
+    names = nlp.component_names
+    defaults = {name: nlp.get_pipe_meta(name).default_score_weights or {} for name in names}
     ours = combine_score_weights([defaults[name] for name in plan.learners])
     kept = {key: weight for key, weight in weights.items() if key in ours}
     if total := sum(weight or 0.0 for weight in kept.values()):
         ours = {key: None if weight is None else round(weight / total, 2) for key, weight in kept.items()}
     # spaCy fills in the scores of the others, unless they are said not to count.
-    rest = {key: None for name in nlp.pipe_names for key in defaults[name] if key not in ours}
+    rest = {key: None for name in names for key in defaults[name] if key not in ours}
     return {**ours, **rest}

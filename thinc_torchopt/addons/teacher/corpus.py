@@ -31,6 +31,7 @@ from spacy.training import Corpus, Example
 from spacy.training.augment import dont_augment
 
 from ...core.checks import Section
+from ...core.config_checks import names_our_optimizer
 from ...core.errors import ConfigError, PipelineWarning
 from ...core.hooks import sources_of
 from ...core.words import count
@@ -139,6 +140,8 @@ class TaughtCorpus:
             found = {source.pipeline for name, source in sources_of(nlp).items() if name in wanted}
             if len(found) != 1:
                 several = " and ".join(f"'{path}'" for path in sorted(found)) or "none"
+                if not found and not names_our_optimizer(nlp.config):
+                    several += ", as sources are known only where [training.optimizer] is one of ours"
                 raise ConfigError(
                     f"Can't find the teacher, which is not set{_IN}: expected one pipeline as the 'source' of the "
                     f"components, found {several}. Set 'teacher' to a folder, or to the name of a package."
