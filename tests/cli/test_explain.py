@@ -361,6 +361,17 @@ def test_explain_products(corpus, monkeypatch, seconds, ops, changes, words):
     assert made == [choice.products] * (ops == "fastest" or changes)
 
 
+def test_explain_products_of_an_optimizer_without_the_setting(corpus, monkeypatch):
+    thincs, numpys = Products("thinc", 1, "BLIS 1 (generic)"), Products("numpy", 1, "NumPy 2")
+    choice = choose({thincs: 2.9, numpys: 1.0})
+    monkeypatch.setattr("thinc_torchopt.addons.preview.description.fastest", lambda nlp, threads: choice)
+    paths = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    config = load_config(CONFIGS / "fast_cpu.cfg", overrides=paths)
+    config["training"]["optimizer"] = {"@optimizers": "thinc-torchopt.Adam.v1"}
+    [text] = [text for label, text in explain(config, is_timed=True).cost_lines if label == "Products"]
+    assert 'ops = "fastest" of thinc-torchopt.TorchOptimizer.v1 takes it.' in text
+
+
 class Noted(PipelineOps):
     def __init__(self, nlp, products, made):
         super().__init__(nlp, products)

@@ -298,11 +298,13 @@ def _time_evaluation(setup: Setup, examples: Sequence[Example]) -> float:
     return (default_timer() - started) * _words(examples) / words
 
 
-def tell_products(choice: Choice, thincs: Products, ops: OpsChoice, steps: Sequence[float]) -> str:
+def tell_products(
+    choice: Choice, thincs: Products, ops: OpsChoice, steps: Sequence[float], *, has_setting: bool = True
+) -> str:
     """Say which library computes products fastest here, and what `ops` has to do with it.
 
     thincs (Products): Those of thinc. steps (Sequence[float]): Seconds of a step as the config is, and with the choice,
-    if that would change something.
+    if that would change something. has_setting (bool): Whether the config's optimizer can be given `ops`.
     """
     stays = choice.gain is None or choice.products == thincs
     text = (
@@ -314,11 +316,11 @@ def tell_products(choice: Choice, thincs: Products, ops: OpsChoice, steps: Seque
         return text if stays else f"{text}, and is what the training takes."
     if len(steps) == 1:
         return f'{text} ops = "fastest" changes nothing here.'
+    where = "in [training.optimizer]" if has_setting else "of thinc-torchopt.TorchOptimizer.v1"
     does = "makes parsers and NER do fewer of them" if stays else "takes it"
     before, after = map(time_in_words, steps)
     return (
-        f'{text}{"" if stays else ":"} ops = "fastest" in [training.optimizer] {does}. A step then takes {after} in '
-        f"place of {before}."
+        f'{text}{"" if stays else ":"} ops = "fastest" {where} {does}. A step then takes {after} in place of {before}.'
     )
 
 

@@ -492,7 +492,9 @@ def _tell_times(told: Description, setup: Setup, train: Corpus, dev: Corpus | No
         steps.append(time_steps(setup, train, None, choice.products, mean_words=work.batch_words).step)
     if choice.gain is not None or optimizer.ops == "fastest":
         told.lines = [line for line in told.lines if line[0] != "Products"]
-        told.cost_lines.append(("Products", tell_products(choice, thincs, optimizer.ops, steps)))
+        block = registry.fill({"optimizer": setup.config["training"]["optimizer"]})["optimizer"]
+        products = tell_products(choice, thincs, optimizer.ops, steps, has_setting="ops" in block)
+        told.cost_lines.append(("Products", products))
         told.costs["products"] = {"thinc": str(thincs), "fastest": str(choice.products), "times_as_fast": choice.gain}
     told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
     told.costs["seconds"] = asdict(times)
