@@ -24,11 +24,11 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from .inserted import Insertion
-
 if TYPE_CHECKING:
     from spacy.language import Language
     from spacy.training import Example
+
+    from .inserted import Insertion
 
 # ---------------------------------------------------------------------- thinc
 
