@@ -93,8 +93,8 @@ def test_cli_is_cheap_to_import():
         "sorted(name for name in sys.modules if name.startswith('thinc_torchopt.')))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = "about cli cli._command cli._screen core core.annotations core.config_checks core.errors core.host core.launched "
-    names += "core.near_misses core.text_files"
+    names = "about cli cli._command cli._screen core core.annotations core.config_checks core.errors "
+    names += "core.host core.launched core.near_misses core.text_files"
     assert run.stdout.strip() == f"[] {[f'thinc_torchopt.{name}' for name in names.split()]}"
 
 
