@@ -333,6 +333,18 @@ def test_plan_of_two_components_that_find_entities():
         plan_for(nlp, survey(one.reference for one in examples), examples)
 
 
+def test_config_from_adds_the_edit_trees_of_the_texts():
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("trainable_lemmatizer", config={"min_tree_freq": 1})
+    examples = toy_examples(nlp, 10)
+    for token in (token for one in examples for token in one.reference):
+        token.lemma_ = token.lower_
+    nlp.initialize(lambda: examples)
+    plan = plan_for(nlp, survey(one.reference for one in examples), examples)
+    config = make_config_from(nlp, "old", plan)
+    assert config["initialize"]["after_init"]["labels"] == {"trainable_lemmatizer": None} and not plan.new
+
+
 def test_config_from_counts_no_score_of_a_disabled_component():
     """spaCy fills in the scores that a config does not name, also those of disabled components."""
     nlp = spacy.blank("xx")

@@ -102,7 +102,8 @@ def _told_of(plan: Plan) -> str:
     """Labels to learn, and those that are missing."""
     parts = []
     for name, learner in plan.learners.items():
-        new = f", new to '{name}': {_counted(learner.new)}" if learner.new else f" for '{name}', with no new label"
+        rest = "with the edit trees that are new to it" if learner.kind == "lemmas" else "with no new label"
+        new = f", new to '{name}': {_counted(learner.new)}" if learner.new else f" for '{name}', {rest}"
         parts.append(f"{learner.what[:1].upper()}{learner.what[1:]}{new}.")
         if learner.missing:
             few = [label for label, _ in learner.missing.most_common()]

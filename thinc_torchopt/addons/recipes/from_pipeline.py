@@ -81,6 +81,13 @@ class Plan:
         return {name: [label for label, _ in one.new.most_common()] for name, one in self.learners.items() if one.new}
 
     @property
+    def to_add(self) -> dict[str, list[str] | None]:
+        """By component, what thinc-torchopt.add_labels.v1 adds. None: what it finds in the texts, which are the edit
+        trees of a lemmatizer.
+        """
+        return {**self.new, **{name: None for name, one in self.learners.items() if one.kind == "lemmas"}}
+
+    @property
     def taught(self) -> list[str]:
         """The components for which there is something to fill in."""
         return [name for name, one in self.learners.items() if one.is_open]
@@ -307,8 +314,8 @@ def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
         "components": {},
         "tokenizer": {},
     }
-    if plan.new:
-        initialize["after_init"] = {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": plan.new}
+    if plan.to_add:
+        initialize["after_init"] = {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": plan.to_add}
     return Config(
         {
             "paths": {"train": None, "dev": None, "pipeline": source},
