@@ -16,6 +16,7 @@ from spacy.training.loop import create_evaluation_callback, create_train_batches
 from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
+from thinc_torchopt.core.read_once import evaluation_of_kept
 from thinc_torchopt.loop.data_stream import Batches, DataStream
 from thinc_torchopt.loop.schedule_check import doubts_of_config, last_step
 from thinc_torchopt.loop.training_check import TrainingCheck, _evenly, _first_texts
@@ -124,7 +125,7 @@ def test_training_check_reads_nothing_twice():
     assert PLACE["reads"] == {"train": 6, "dev": 10}
 
 
-def test_training_check_leaves_the_development_data_to_the_first_evaluation(tmp_path):
+def test_training_check_leaves_the_development_data_to_the_first_evaluation(tmp_path, monkeypatch):
     """spaCy's own evaluation has the same scores; the file is not read a second time for the first one."""
     path = tmp_path / "dev.spacy"
     DocBin(docs=[example.reference for example in texts("dev", [True] * 6)]).to_disk(path)
@@ -135,13 +136,14 @@ def test_training_check_leaves_the_development_data_to_the_first_evaluation(tmp_
     optimizer = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.SGD.v1"}}
     training |= {"optimizer": optimizer, "score_weights": {"tag_acc": 1.0}}
     evaluate = create_evaluation_callback(nlp, Corpus(path), training["score_weights"])
-    found = TrainingCheck(nlp, registry.resolve({"o": optimizer})["o"], evaluate).begin(train)
+    kept = evaluation_of_kept(nlp, evaluate)
+    found = TrainingCheck(nlp, registry.resolve({"o": optimizer})["o"], kept).begin(train)
     expected = evaluate()
-    path.unlink()
+    monkeypatch.delattr(Corpus, "__call__")
     score, scores = found()
     assert score == expected[0] and {**scores, "speed": 0} == {**expected[1], "speed": 0}
-    with pytest.raises(OSError):
-        found()
+    with pytest.raises(TypeError):
+        evaluate()
 
 
 @pytest.mark.parametrize("is_early", [True, False])
