@@ -377,10 +377,11 @@ def fill(text: str) -> str:
 
 
 def main() -> None:
+    found = pages()
     for path in FOLDER.glob("*.md"):
         path.unlink()
     FOLDER.mkdir(exist_ok=True)
-    for name, text in pages().items():
+    for name, text in found.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
 
 
