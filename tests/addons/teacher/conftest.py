@@ -1,7 +1,9 @@
 """A trained pipeline to be a teacher, and texts that leave things open."""
 
 import pytest
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
+from spacy.training import Example
+from thinc.api import fix_random_seed
 
 from ...models import toy_examples
 from .pipelines import small_pipeline, without
@@ -11,8 +13,13 @@ from .pipelines import small_pipeline, without
 def teacher(tmp_path_factory):
     """A pipeline that knows PERSON and CITY, and tags, on disk."""
     folder = tmp_path_factory.mktemp("teacher") / "pipeline"
+    fix_random_seed(0)  # whatever other tests have drawn
     nlp = small_pipeline()
     examples = toy_examples(nlp, 30)
+    labels = {"tags": ["NNP", "VBZ", "JJ", "NNP", "."], "entities": ["U-PERSON", "O", "O", "U-CITY", "O"]}
+    for i in range(0, 50, 5):  # as in raw.txt
+        doc = Doc(nlp.vocab, words=["Anna", "likes", str(i), "London", "."])
+        examples.append(Example.from_dict(doc, labels))
     sgd = nlp.initialize(lambda: examples)
     sgd.learn_rate = 0.01
     for _ in range(30):
