@@ -2,6 +2,7 @@
 
 import pytest
 from spacy.tokens import DocBin
+from thinc.api import fix_random_seed
 
 from ...models import toy_examples
 from .pipelines import small_pipeline, without
@@ -11,6 +12,7 @@ from .pipelines import small_pipeline, without
 def teacher(tmp_path_factory):
     """A pipeline that knows PERSON and CITY, and tags, on disk."""
     folder = tmp_path_factory.mktemp("teacher") / "pipeline"
+    fix_random_seed(0)  # the same after any other test
     nlp = small_pipeline()
     examples = toy_examples(nlp, 30)
     sgd = nlp.initialize(lambda: examples)
