@@ -167,7 +167,7 @@ def test_init_from_goes_on_without_a_teacher_if_nothing_is_missing(folder):
     told = init("--from", "old", "--paths.train", "more.spacy", "--paths.dev", "more.spacy", *TWO).stdout
     assert "Entities for 'ner', with no new label." in told and "fills in" not in told
     config = made()
-    assert config["corpora"]["train"]["@readers"] == "spacy.Corpus.v1" and "after_init" not in config["initialize"]
+    assert config["corpora"]["train"]["@readers"] == "spacy.Corpus.v1" and config["initialize"]["after_init"] is None
     peak = config["training"]["optimizer"]["learn_rate"]["initial_rate"]
     assert 0.0002 < peak < 0.0014  # about a third of that for a new network
     spacy_cli("train", "new.cfg", "--output", "training/new")
