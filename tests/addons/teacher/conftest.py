@@ -1,12 +1,8 @@
 """A trained pipeline to be a teacher, and texts that leave things open."""
 
 import pytest
-<<<<<<< HEAD
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
-=======
-from spacy.tokens import DocBin
->>>>>>> rev2
 from thinc.api import fix_random_seed
 
 from ...models import toy_examples
@@ -17,11 +13,7 @@ from .pipelines import small_pipeline, without
 def teacher(tmp_path_factory):
     """A pipeline that knows PERSON and CITY, and tags, on disk."""
     folder = tmp_path_factory.mktemp("teacher") / "pipeline"
-<<<<<<< HEAD
     fix_random_seed(0)  # whatever other tests have drawn
-=======
-    fix_random_seed(0)  # the same after any other test
->>>>>>> rev2
     nlp = small_pipeline()
     examples = toy_examples(nlp, 30)
     labels = {"tags": ["NNP", "VBZ", "JJ", "NNP", "."], "entities": ["U-PERSON", "O", "O", "U-CITY", "O"]}
