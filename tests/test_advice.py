@@ -50,13 +50,14 @@ STAND_FOR: dict[str, tuple[Any, ...]] = {
     "module": (torch.nn.Module,),
     "param": (torch.Tensor,),
     "array": (numpy.ndarray,),
+    "doc": (spacy.tokens.Doc,),
 }
 # The classes whose methods are named without an object.
 OWNERS = [one for ones in STAND_FOR.values() for one in ones] + [builtins, torch, FUNCTIONS]
 MODULES = {"torch", "numpy", "thinc", "spacy", "functools", "pydoc_data", "thinc_torchopt"}
 # Packages that may be absent, and names that stand for a user's own.
 NOT_HERE = {"torchao.optim", "pytorch_optimizer.get_supported_optimizers", "operation.action", "stop.max_firings"}
-NOT_HERE |= {"NAME.KEY", "e.g", "i.e", "rgba"}
+NOT_HERE |= {"NAME.KEY", "e.g", "i.e", "rgba", "huggingface.co"}
 # Options of torchrun and Flower.
 OPTIONS_OF_OTHERS = {"--nnodes", "--nproc-per-node", "--node-rank", "--rdzv-endpoint", "--max-restarts"}
 OPTIONS_OF_OTHERS |= {"--node-config", "--run-config"}
@@ -163,6 +164,7 @@ def settings_known() -> set[str]:
     found |= {name for block in ("system", "paths", "training") for name in spacy.blank("xx").config[block]}
     for function in (registry.get("batchers", "spacy.batch_by_words.v1"), registry.get("layers", "PyTorchWrapper.v2")):
         found |= set(inspect.signature(function).parameters)
+    found |= {*spacy.blank("xx").get_factory_meta("parser").default_config}
     return found | {*ControllerSpec.__dataclass_fields__, *_NOT_OPTIONS, "patience_threshold", "requires_grad"}
 
 
@@ -185,7 +187,7 @@ def is_section(path: list[str]) -> bool:
 def registered() -> set[str]:
     kinds = (
         *REGISTRIES,
-        *("optimizers", "schedules", "misc", "loggers", "architectures", "layers", "batchers", "readers"),
+        *("optimizers", "schedules", "misc", "loggers", "architectures", "layers", "batchers", "readers", "callbacks"),
     )
     return {name for kind in kinds if hasattr(registry, kind) for name in names_in(getattr(registry, kind))}
 

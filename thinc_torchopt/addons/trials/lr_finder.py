@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
@@ -135,7 +135,6 @@ def run_range_test(
     found = RangeTest()
     with (
         preserved_random(),
-        _plain_transitions(),
         closing(_train(nlp, config, ramp, found)) as training,
         warnings.catch_warnings(),
     ):
@@ -157,21 +156,6 @@ def run_range_test(
                 break
     _analyse(found)
     return found
-
-
-@contextmanager
-def _plain_transitions() -> Iterator[None]:
-    """Say in other words that a parser can't learn from a text."""
-    try:
-        yield
-    except ValueError as error:
-        if "[E1031]" not in str(error):
-            raise
-        raise ConfigError(
-            "Can't run the range test: a text has a label that the parser or entity recognizer does not know. The "
-            "parser leaves out labels with fewer than 'min_action_freq' (30) examples in the training data. Use more "
-            "texts: with so few, a test says little about a learning rate."
-        ) from error
 
 
 def make_ramp(min_rate: float, max_rate: float, steps: int) -> list[float]:
