@@ -85,13 +85,15 @@ REGISTERED = {
         {"spacy_loggers": ""},
     ),
     "layers": (
-        "Layers, readers and batchers",
-        "Guides: [A recurrent layer that learns online](../online-rnn.md), [private training](../privacy.md).",
+        "Layers, readers, batchers and callbacks",
+        "Guides: [A recurrent layer that learns online](../online-rnn.md), [private training](../privacy.md), "
+        "[new labels](../new-labels.md).",
         {
             "thinc_layers": "Layers",
             "spacy_architectures": "Architectures",
             "spacy_readers": "Readers",
             "spacy_batchers": "Batchers",
+            "spacy_callbacks": "Callbacks",
         },
     ),
 }

@@ -378,7 +378,7 @@ def leave_open(reference: Doc, rules: Sequence[Rule]) -> Doc:
 
 
 def _declared(doc: Doc) -> Literal[True] | Collection[str]:
-    """What a text declares as complete. RAISES (ConfigError): It is not a list of labels, nor True or False."""
+    """The labels that a text declares as complete. RAISES (ConfigError): Not a list of labels, or a truth value."""
     found = doc.user_data.get(COMPLETE) or ()
     if found is True:
         return True

@@ -26,7 +26,6 @@ from spacy.util import resolve_dot_names
 from thinc.api import Config
 
 from ..core.errors import ConfigError
-from ..core.labels import add_labels
 from ..core.near_misses import did_you_mean
 from .data_check import labels_in
 from .random_state import preserved_random
@@ -55,6 +54,8 @@ def create_add_labels(labels: dict[str, Any] | None = None) -> Callable[[Languag
             )
 
     def after_init(nlp: Language) -> Language:
+        from ..core.labels import add_labels  # who lists spaCy's registries does not need the optimizer
+
         config = nlp.config.interpolate()
         frozen = config["training"]["frozen_components"]
         wanted: Mapping[str, Sequence[Any] | None] = labels or {}

@@ -32,7 +32,6 @@ from spacy.util import get_package_path, is_package
 
 from ..core.errors import CheckpointWarning, ConfigError
 from ..core.launched import is_launched, rank_in_environment, world_size_in_environment
-from ..core.state import write_text
 from .filling import Predicted, Rule, Taught, predicted_in, taught_by
 from .random_state import preserved_random
 
@@ -171,6 +170,8 @@ class Teacher:
         if self.cache is not None:
             content = "".join(json.dumps([digest, predicted]) + "\n" for digest, predicted in found.items())
             path = self.cache / folder / f"{_digest(content)}.jsonl"
+            from ..core.state import write_text  # who lists spaCy's readers does not need the optimizer
+
             try:
                 write_text(path, content)
             except OSError as error:

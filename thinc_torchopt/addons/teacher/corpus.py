@@ -19,11 +19,11 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Optional, Union
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Optional, Union
 
 from spacy.language import Language
 from spacy.tokens import Doc
@@ -33,11 +33,13 @@ from spacy.training.augment import dont_augment
 from ...core.checks import Section
 from ...core.config_checks import names_our_optimizer
 from ...core.errors import ConfigError, PipelineWarning
-from ...core.hooks import sources_of
 from ...core.words import count
 from ...loop.filling import NEVER_OPEN, Filled, Rule, fill, leave_open, rules_for
 from ...loop.teacher import Teacher
 from .texts import draw_pieces, files_of, read_texts
+
+if TYPE_CHECKING:
+    from ...core.hooks import Source
 
 Reader = Callable[[Language], Iterable[Example]]
 logger = logging.getLogger("spacy.torchopt")
@@ -137,7 +139,7 @@ class TaughtCorpus:
         if self._teacher is None:
             frozen = nlp.config["training"].get("frozen_components", [])
             wanted = self._components or [name for name in nlp.component_names if name not in frozen]
-            found = {source.pipeline for name, source in sources_of(nlp).items() if name in wanted}
+            found = {source.pipeline for name, source in _sources_of(nlp).items() if name in wanted}
             if len(found) != 1:
                 several = " and ".join(f"'{path}'" for path in sorted(found)) or "none"
                 if not found and not names_our_optimizer(nlp.config):
@@ -157,7 +159,7 @@ class TaughtCorpus:
             self._components,
             complete=self._complete,
             replaces=self._replaces,
-            names={name: source.component for name, source in sources_of(nlp).items()},
+            names={name: source.component for name, source in _sources_of(nlp).items()},
             where=_IN,
         )
 
@@ -221,6 +223,12 @@ class TaughtCorpus:
             if line not in _told:
                 _told.add(line)
                 logger.info(line)
+
+
+def _sources_of(nlp: Language) -> Mapping[str, Source]:
+    from ...core.hooks import sources_of  # who lists spaCy's readers does not need the optimizer
+
+    return sources_of(nlp)
 
 
 def _warn(text: str) -> None:
