@@ -11,7 +11,6 @@ import torch
 from spacy.tokens import Doc
 
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.loop import teacher as module
 from thinc_torchopt.loop.filling import rules_for
 from thinc_torchopt.loop.teacher import Teacher, _needed, annotate, digest_of
 
@@ -103,7 +102,7 @@ def test_teacher_reads_a_cache_that_it_may_not_change(folder, nlp, tmp_path, mon
         raise PermissionError("read-only")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    monkeypatch.setattr(module, "write_text", refuse)
+    monkeypatch.setattr("thinc_torchopt.core.state.write_text", refuse)
     second = Teacher(folder, cache=tmp_path)
     with pytest.warns(UserWarning, match="are damaged") as told:
         assert second.predict(docs(nlp), rules) == expected

@@ -45,10 +45,9 @@ _LEAST_OPEN, _LEAST_FORMS = 5, 3
 _USUALLY = 0.8
 _LEAST_RATE = 0.1
 _MOST_NAMED = 5
-_DOCS = "docs/new-labels.md"
 _ADVICE = (
-    "Let the pipeline as it was fill {they} in: spacy torchopt init --from PIPELINE new.cfg. Or declare {they} as "
-    f"complete there, if the texts have none: {_DOCS}."
+    "Let the pipeline as it was fill {they} in: spacy torchopt init --from PIPELINE new.cfg. If the texts have none, "
+    "declare {they} as complete there: in 'complete' of [corpora.train]."
 )
 
 
@@ -215,7 +214,7 @@ def _parts(nlp: Language, name: str, train: Corpus, complete: Collection[str]) -
         f"have {listed([label])}, and {with_others:,} others {listed(apart_from, 'or')}, where {count(n, 'place')} "
         f"without a label read as {listed([label])} does elsewhere ({', '.join(repr(form) for form in forms)}). Each "
         "part teaches that the labels of the other are nothing. Train on one part, then on the other with spacy "
-        f"torchopt init --from PIPELINE new.cfg: {_DOCS}."
+        "torchopt init --from PIPELINE new.cfg."
     )
 
 

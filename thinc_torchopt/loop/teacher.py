@@ -162,6 +162,8 @@ class Teacher:
     def _annotate(
         self, folder: str, docs: Mapping[str, Doc], rules: Sequence[Rule], known: dict[str, Predicted]
     ) -> None:
+        from ..core.state import write_text  # who lists spaCy's readers does not need the optimizer
+
         if not docs:
             return
         with self.nlp.memory_zone():
@@ -170,8 +172,6 @@ class Teacher:
         if self.cache is not None:
             content = "".join(json.dumps([digest, predicted]) + "\n" for digest, predicted in found.items())
             path = self.cache / folder / f"{_digest(content)}.jsonl"
-            from ..core.state import write_text  # who lists spaCy's readers does not need the optimizer
-
             try:
                 write_text(path, content)
             except OSError as error:
