@@ -15,15 +15,13 @@ from ..addons.recipes import Plan, Setting, blank_pipeline, make_config_from, pl
 from ..core.annotations import survey
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
-from ..core.words import count
-from ..loop.label_conflicts import listed
+from ..core.words import count, listed
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
 from ._new_config import (
     NewConfig,
     Wish,
     evaluation,
-    in_a_row,
     load_pipeline,
     paths_of,
     split_off,
@@ -121,13 +119,13 @@ def _counted(labels: Counter[str]) -> str:
 
 def _chosen(nlp: Language, plan: Plan, source: str) -> str:
     """Components that are trained and those that are not, and who fills in the rest."""
-    parts = [f"to train {in_a_row([*plan.encoders, *plan.learners])} of {source}"]
+    parts = [f"to train {listed([*plan.encoders, *plan.learners])} of {source}"]
     if plan.own_copies:
-        parts[-1] += f", with a copy of the layers that {in_a_row(list(plan.own_copies))} shared with others"
+        parts[-1] += f", with a copy of the layers that {listed(list(plan.own_copies))} shared with others"
     if plan.frozen:
-        parts[-1] += f"; {in_a_row(plan.frozen)} {'stays' if len(plan.frozen) == 1 else 'stay'} as before"
+        parts[-1] += f"; {listed(plan.frozen)} {'stays' if len(plan.frozen) == 1 else 'stay'} as before"
     if plan.taught:
-        parts.append(f"The pipeline as it was fills in labels that the texts leave open, for {in_a_row(plan.taught)}")
+        parts.append(f"The pipeline as it was fills in labels that the texts leave open, for {listed(plan.taught)}")
     return ". ".join(parts) + "."
 
 

@@ -34,10 +34,10 @@ from ..core.annotations import LEARNS_FROM, Annotations, annotations_of, survey
 from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
-from ..core.words import count, plain
+from ..core.words import count, listed, plain
 from ..loop.data_check import Corpus
 from ..loop.filling import NEVER_OPEN, components_of, counterpart
-from ..loop.label_conflicts import doubts_of_labels, listed
+from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
 
 LOG = "training/log.jsonl"
@@ -114,7 +114,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         wrap = {"corpora.train": taught} if taught else {}
         text, told, warned = write(config, path, stem, wish, log=LOG, taught=wrap)
     new = NewConfig(text, [], has_dev=paths["dev"] is not None)
-    by = f" {wish.teacher} teaches {in_a_row(taught['components'])}{_with_texts(wish)}." if taught else ""
+    by = f" {wish.teacher} teaches {listed(taught['components'])}{_with_texts(wish)}." if taught else ""
     new.lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
         + _listed([component.found for component in choice.components])
@@ -215,7 +215,7 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
     if not components:
         raise ConfigError(
             f"Can't use --teacher {name}: expected a component that finds "
-            f"{in_a_row([annotations_of(one.factory, one.spans_key) for one in choice.components])}, found "
+            f"{listed([annotations_of(one.factory, one.spans_key) for one in choice.components])}, found "
             f"{', '.join(theirs) or 'none'}."
         )
     for component in lacking if wish.texts is not None else ():
@@ -224,7 +224,7 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
             choice.components.remove(component)
             choice.left_out.append(f"{what}: {name} has no component for them, so {wish.texts} would have none")
     if others := [component.name for component in lacking if component in choice.components]:
-        doubts.append(f"{name} teaches nothing to {in_a_row(others)}: it has no such component.")
+        doubts.append(f"{name} teaches nothing to {listed(others)}: it has no such component.")
     return taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share), doubts
 
 
@@ -302,12 +302,6 @@ def _nothing_to_learn(train: str | None, found: Annotations, choice: Choice) -> 
 def _listed(parts: Sequence[str]) -> str:
     text = "; ".join(parts)
     return text[:1].upper() + text[1:]
-
-
-def in_a_row(names: Sequence[str]) -> str:
-    """In words: "a, b and c"."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _hardware(wish: Wish, config: Config) -> str:

@@ -28,13 +28,14 @@ from ..addons.recipes import (
 from ..core.annotations import annotations_of, survey
 from ..core.errors import ConfigError
 from ..core.host import cli_util
+from ..core.words import listed
 from ..loop.data_check import Corpus
 from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
 from ._command import CODE
 from ._from_pipeline import make_from
-from ._new_config import NewConfig, Wish, in_a_row, make
+from ._new_config import NewConfig, Wish, make
 from ._screen import errors_shown
 from ._setup import config_errors_shown, read_overrides
 
@@ -265,8 +266,8 @@ def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> l
         f" '{name}': {fault}." for name, fault in faults.items() if (of := found.of(*wanted[name])) is None or of.texts
     ]
     raise ConfigError(
-        f"Can't use {named} for '{overrides['paths.train']}': it trains {in_a_row(list(faults))}, and the texts have "
-        f"{in_a_row(there) + ' only' if there else 'no annotations'}."
+        f"Can't use {named} for '{overrides['paths.train']}': it trains {listed(list(faults))}, and the texts have "
+        f"{listed(there) + ' only' if there else 'no annotations'}."
         f"{''.join(reasons)} For a config from these texts leave the input out: spacy torchopt init new.cfg --lang "
         f"{nlp.lang} --paths.train {overrides['paths.train']}. Or remove {'it' if len(faults) == 1 else 'them'} from "
         "'pipeline' in [nlp]."

@@ -1,6 +1,8 @@
-"""Numbers in words."""
+"""Numbers and names in words."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def plain(value: float) -> str:
@@ -15,6 +17,15 @@ def plain(value: float) -> str:
 def count(number: int, what: str) -> str:
     """A number of things: "1 text", "2,000 texts"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str], joined: str = "and", most: int = 5) -> str:
+    """Names in a row: "A, B or C", "A, B, C, D, E and 3 more". most (int): Of them. Empty: there are none."""
+    shown = list(names[:most])
+    if len(names) > most:
+        shown.append(f"{len(names) - most:,} more")
+    *others, last = shown or [""]
+    return f"{', '.join(others)} {joined} {last}" if others else last
 
 
 def short(value: float | None) -> str:

@@ -30,7 +30,7 @@ from spacy.tokens import Doc
 from ..core.annotations import LEARNS_FROM, Kind
 from ..core.errors import ConfigError
 from ..core.near_misses import did_you_mean, there_are
-from ..core.words import count
+from ..core.words import count, listed
 
 # A teacher's predictions for a text, by kind, as JSON has them.
 Predicted = dict[str, Any]
@@ -217,7 +217,8 @@ def rules_for(
 def _lacking(nlp: Language, taught: Mapping[str, Taught], name: str, rule: Rule | None) -> str:
     """Why a component can't be filled in for: what is expected, and what was found."""
     if rule is not None:
-        return f"one of its labels, {_some(rule.own or ())}, in the teacher's '{rule.teacher}', found none of them."
+        own = listed(sorted(rule.own or ()))
+        return f"one of its labels, {own}, in the teacher's '{rule.teacher}', found none of them."
     factory = nlp.get_pipe_meta(name).factory
     if LEARNS_FROM.get(factory) not in _FILLED:
         return f"a component that a teacher can fill in for, found '{factory}'."
@@ -295,11 +296,6 @@ def _check_labels(
         if is_known and (unknown := sorted(set(named) - known)):
             near = did_you_mean(unknown[0], known) or there_are(known)
             raise ConfigError(f"Can't set '{setting}'{where}: no component has the label '{unknown[0]}'.{near}")
-
-
-def _some(labels: Iterable[str]) -> str:
-    found = sorted(labels)
-    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 # ---------------------------------------------------------------------- what a teacher says

@@ -23,7 +23,7 @@ from spacy.tokens import Doc, Span
 from spacy.training import Example
 
 from ..core.annotations import LEARNS_FROM
-from ..core.words import count
+from ..core.words import count, listed
 from .data_check import Corpus
 from .filling import COMPLETE
 
@@ -44,7 +44,6 @@ _TOGETHER = 0.02
 _LEAST_OPEN, _LEAST_FORMS = 5, 3
 _USUALLY = 0.8
 _LEAST_RATE = 0.1
-_MOST_NAMED = 5
 _ADVICE = (
     "Let the pipeline as it was fill {they} in: spacy torchopt init --from PIPELINE new.cfg. If the texts have none, "
     "declare {they} as complete there: in 'complete' of [corpora.train]."
@@ -364,12 +363,3 @@ def _declared(config: Mapping[str, Any], corpus: str) -> Iterator[str]:
             complete = one.get("complete")
             yield from complete if isinstance(complete, (list, tuple)) else ()
             todo += one.values()
-
-
-def listed(names: Sequence[str], joined: str = "and") -> str:
-    """In words: "A, B or C"."""
-    shown = list(names[:_MOST_NAMED])
-    if len(names) > _MOST_NAMED:
-        shown.append(f"{len(names) - _MOST_NAMED:,} more")
-    *others, last = shown
-    return f"{', '.join(others)} {joined} {last}" if others else last

@@ -32,6 +32,7 @@ from spacy.pipeline.transition_parser import Parser
 
 from ..errors import ConfigError, ConfigTypeError, PipelineError
 from ..host import rehearsal_model_of
+from ..words import listed
 from .output_layer import MARGIN, PRIOR, find_output_layer, grow
 
 Label = str | tuple[str, str]
@@ -63,8 +64,8 @@ def add_labels(nlp: Language, name: str, labels: Iterable[str | Sequence[str]]) 
             _add(pipe, new)
     except PipelineError as error:
         raise PipelineError(
-            f"Can't add {_listed(new)} to '{name}': {error}. Train a component with all labels from the start, or give "
-            "it another model."
+            f"Can't add {listed([repr(label) for label in new])} to '{name}': {error}. Train a component with all "
+            "labels from the start, or give it another model."
         ) from error
     return new
 
@@ -219,7 +220,3 @@ def _add_moves(pipe: Any, labels: list[str]) -> None:
             same = [j for j in range(n_before) if actions[j] == actions[i]]
             if same:
                 rows[i] = rows[same].mean(axis=0) - (MARGIN if name == "b" else 0.0)
-
-
-def _listed(labels: Sequence[Label]) -> str:
-    return ", ".join(f"'{label}'" for label in labels[:5]) + (f" and {len(labels) - 5:,} more" * (len(labels) > 5))
