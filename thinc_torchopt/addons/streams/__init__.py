@@ -1,7 +1,8 @@
 """Learning from a stream of texts with labels: `spacy torchopt learn`.
 
-learner.py learns and saves; source.py reads lines, records.py makes examples of them and keeps some. undo.py undoes a
-batch that failed. teaching.py fills in what texts leave open, watched.py scores old and new labels apart.
+learner.py learns and saves; rows.py writes its rows. source.py reads lines, records.py makes examples of them and keeps
+some. undo.py undoes a batch that failed. teaching.py fills in what texts leave open, watched.py scores old and new
+labels apart.
 """
 
 from .learner import LearnSettings, LogRow, StreamLearner

@@ -21,7 +21,6 @@ labels leave open. A text of the memory has no labels that came later: there, th
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -43,7 +42,7 @@ from ...core.errors import ConfigError, NonFiniteGradError, PipelineError, State
 from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
-from ...core.state import clear_leftovers, read_folder, replacing, write_folder, write_text
+from ...core.state import clear_leftovers, read_folder, replacing, write_folder
 from ...loop.components import is_trained
 from ...loop.config_check import (
     Identity,
@@ -68,6 +67,7 @@ from .records import (
     unknown_keys,
     unknown_labels,
 )
+from .rows import append_rows, trim_rows
 from .source import Line, LineReader, Place
 from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
@@ -730,10 +730,8 @@ class StreamLearner:
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
         """Append rows to a file. RAISES (StateError): It can't be written."""
-        with self._on_disk(), (self.folder / name).open("a", encoding="utf8") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
-            file.flush()
-            os.fsync(file.fileno())  # the state that counts them comes after them
+        with self._on_disk():
+            append_rows(self.folder / name, rows)
 
     def _write_rejected(self) -> None:
         if self._unwritten:
@@ -810,8 +808,8 @@ class StreamLearner:
         self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
         self._start -= saved.seconds
         # Texts that are learned again, and a block that goes on, get new rows.
-        self._trim(LOG, "texts", self._logged)
-        self._trim(REJECTED, "number", self.rejected)
+        trim_rows(self.folder / LOG, "texts", self._logged)
+        trim_rows(self.folder / REJECTED, "number", self.rejected)
         restore_random(saved.random)
 
     def _teacher_of(self, saved: LearnerState) -> StreamTeacher:
@@ -827,12 +825,6 @@ class StreamLearner:
                 f"learn on with '{self.folder / LAST}' as MODEL and another --output."
             )
         return teacher
-
-    def _trim(self, name: str, number: str, at_most: int) -> None:
-        """Remove the rows after a number. RAISES (StateError): The file is damaged."""
-        if (path := self.folder / name).exists():
-            kept = [row for row in _read_rows(path, number) if row[number] <= at_most]
-            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def _pack(self) -> list[torch.Tensor]:
         """The scored docs of the block."""
@@ -850,36 +842,6 @@ class StreamLearner:
             )
             self._scored = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
             self._packed = []
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run. RAISES (StateError): There is none, or it is damaged."""
-    return _read_rows(folder / LOG, "texts")
-
-
-def _read_rows(path: Path, number: str) -> list[dict[str, Any]]:
-    """Read rows. One without a line end is left out: the run was killed while it wrote it.
-
-    number (str): A number that each row has.
-    RAISES (StateError): The file is damaged.
-    """
-    rows = []
-    try:
-        for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-            try:
-                row = json.loads(line)
-                if not isinstance(row[number], (int, float)):
-                    raise TypeError
-            except (ValueError, TypeError, LookupError, RecursionError):
-                raise StateError(
-                    f"Can't read '{path}': expected a JSON object with '{number}' in line {i:,}, found "
-                    f"{line[:60].decode('utf8', errors='replace')!r}. The file is damaged: remove that line, or move "
-                    "the file away."
-                ) from None
-            rows.append(row)
-    except OSError as error:
-        raise StateError(f"Can't read '{path}': {type(error).__name__}: {error}.") from error
-    return rows
 
 
 def _in_words(error: Exception) -> str:
