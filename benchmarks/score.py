@@ -323,13 +323,34 @@ class Training:
     clock: list[float]
 
 
+def loop_of(nlp: Any, T: dict[str, Any], train: Any, evaluate: Callable[[], Any]) -> Iterator[Any]:
+    """The training loop, as `spacy train` calls it. T (dict): [training], resolved. train (Callable): The reader."""
+    from spacy.training import loop
+    from spacy.training.loop import create_train_batches
+
+    # Not imported by its name: it is another function once our optimizer is there.
+    return loop.train_while_improving(
+        nlp,
+        T["optimizer"],
+        create_train_batches(nlp, train, T["batcher"], T["max_epochs"]),
+        evaluate,
+        dropout=T["dropout"],
+        accumulate_gradient=T["accumulate_gradient"],
+        patience=T["patience"],
+        max_steps=T["max_steps"],
+        eval_frequency=T["eval_frequency"],
+        exclude=T["frozen_components"],
+        annotating_components=T["annotating_components"],
+        before_update=T["before_update"],
+    )
+
+
 def begin(name: str, candidate: str, seed: int, steps: int, folder: Path, *, is_evaluated: bool = True) -> Training:
     """Everything up to the first step. folder (Path): For corpora that are prepared."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from spacy.schemas import ConfigSchemaTraining
-    from spacy.training import loop as spacy_loop
     from spacy.training.initialize import init_nlp
-    from spacy.training.loop import create_evaluation_callback, create_train_batches
+    from spacy.training.loop import create_evaluation_callback
     from spacy.util import registry, resolve_dot_names
     from thinc.api import fix_random_seed
 
@@ -358,22 +379,7 @@ def begin(name: str, candidate: str, seed: int, steps: int, folder: Path, *, is_
         clock[0] += time.process_time() - begun
         return found
 
-    # Not imported by its name: it is another function once our optimizer is there.
-    loop = spacy_loop.train_while_improving(
-        nlp,
-        T["optimizer"],
-        create_train_batches(nlp, train, T["batcher"], T["max_epochs"]),
-        evaluate,
-        dropout=T["dropout"],
-        accumulate_gradient=T["accumulate_gradient"],
-        patience=T["patience"],
-        max_steps=T["max_steps"],
-        eval_frequency=T["eval_frequency"],
-        exclude=T["frozen_components"],
-        annotating_components=T["annotating_components"],
-        before_update=T["before_update"],
-    )
-    return Training(nlp, T, config, loop, seconds, clock)
+    return Training(nlp, T, config, loop_of(nlp, T, train, evaluate), seconds, clock)
 
 
 def run_one(name: str, candidate: str, seed: int, end: str, steps: int) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from confection import Config
+from score import loop_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "teacher.jsonl"
@@ -259,9 +260,7 @@ def fit(
 ) -> tuple[Any, list[Any], float]:
     """Train as `spacy train` does. RETURNS: Pipeline, [step, scores] at each evaluation, CPU seconds of training."""
     from spacy.schemas import ConfigSchemaTraining
-    from spacy.training import loop as spacy_loop
     from spacy.training.initialize import init_nlp
-    from spacy.training.loop import create_train_batches
     from spacy.util import registry, resolve_dot_names
     from thinc.api import fix_random_seed
 
@@ -284,20 +283,7 @@ def fit(
         lost += time.process_time() - begun
         return result
 
-    loop = spacy_loop.train_while_improving(
-        nlp,
-        T["optimizer"],
-        create_train_batches(nlp, train, T["batcher"], T["max_epochs"]),
-        score,
-        dropout=T["dropout"],
-        accumulate_gradient=T["accumulate_gradient"],
-        patience=T["patience"],
-        max_steps=T["max_steps"],
-        eval_frequency=T["eval_frequency"],
-        exclude=T["frozen_components"],
-        annotating_components=T["annotating_components"],
-        before_update=T["before_update"],
-    )
+    loop = loop_of(nlp, T, train, score)
     curve = [[info["step"], info["other_scores"]] for _, info, is_best in loop if is_best is not None]
     return nlp, curve, time.process_time() - start - lost
 
