@@ -241,6 +241,14 @@ def test_init_from_never_lets_the_teacher_be_removed(folder):
     check_removed(load_config("new.cfg"), Path("training/new-next"))
 
 
+def test_init_with_a_teacher_in_the_usual_folder(folder):
+    """The command that it prints is one that spacy train takes."""
+    shutil.copytree("old", "training/model-last")
+    told = init("--lang", "xx", "--teacher", "training/model-last", "--texts", "raw.jsonl", *PATHS, *TWO).stdout
+    assert "--output training/new\n" in told and "Logs each step to training/new/log.jsonl" in told
+    check_removed(load_config("new.cfg"), Path("training/new"))
+
+
 def test_init_from_a_pipeline_with_vectors(folder):
     """They come from it, with its other lexical data."""
     nlp = spacy.blank("en")

@@ -19,8 +19,10 @@ from ..core.words import count, listed
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
 from ._new_config import (
+    OUTPUT,
     NewConfig,
     Wish,
+    apart_from,
     evaluation,
     load_pipeline,
     paths_of,
@@ -53,9 +55,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
             f"Can't use --old: '{spans[0]}' takes all spans without a label as none, so these texts would teach it "
             "that there are no new labels. Annotate them for the new labels, too, and put them into --paths.train."
         )
-    output = f"training/{stem}"
-    while Path(wish.source).resolve().is_relative_to(Path(output).resolve()):  # spaCy would remove it
-        output += "-next"
+    output = apart_from(wish.source, f"{OUTPUT}/{stem}", stem)
     log = f"{output}/log.jsonl"
     with plain_errors(path=path):
         config = make_config_from(nlp, wish.source, plan)

@@ -40,7 +40,7 @@ from ..loop.filling import NEVER_OPEN, components_of, counterpart
 from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
 
-LOG = "training/log.jsonl"
+OUTPUT = "training"
 # A teacher's predictions, by text and teacher.
 CACHE = "training/taught"
 _PATHS = ("paths.train", "paths.dev")
@@ -85,7 +85,7 @@ class NewConfig:
     lines: list[str]
     warnings: list[str] = field(default_factory=list)
     has_dev: bool = True
-    output: str = "training"
+    output: str = OUTPUT
 
 
 def make(path: Path, stem: str, wish: Wish) -> NewConfig:
@@ -112,8 +112,10 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         if taught:
             config["paths"] |= {"teacher": wish.teacher, "texts": None if wish.texts is None else str(wish.texts)}
         wrap = {"corpora.train": taught} if taught else {}
-        text, told, warned = write(config, path, stem, wish, log=LOG, taught=wrap)
-    new = NewConfig(text, [], has_dev=paths["dev"] is not None)
+        output = apart_from(wish.teacher, OUTPUT, stem)
+        log = f"{output}/log.jsonl"
+        text, told, warned = write(config, path, stem, wish, log=log, taught=wrap)
+    new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
     by = f" {wish.teacher} teaches {listed(taught['components'])}{_with_texts(wish)}." if taught else ""
     new.lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
@@ -121,7 +123,7 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         + ".",
         f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
         f"{_hardware(wish, config)}.{by} {told}",
-        evaluation(paths, wish, dev=_read_dev(paths, lang), log=LOG),
+        evaluation(paths, wish, dev=_read_dev(paths, lang), log=log),
     ]
     new.warnings = [f"Left out: {one}." for one in choice.left_out]
     new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
@@ -160,6 +162,15 @@ def split_off(paths: Mapping[str, str | None], wish: Wish) -> dict[str, str]:
     train = Path(str(paths["train"]))
     files = split_corpus(train, wish.split or 0.0, wish.seed)
     return {name: _as_given(file, train) for name, file in zip(("train", "dev"), files)}
+
+
+def apart_from(pipeline: str | None, output: str, stem: str) -> str:
+    """A folder for the training: `output`, or one named after the config, which does not have a pipeline in it. spaCy
+    would remove that.
+    """
+    while pipeline is not None and Path(pipeline).resolve().is_relative_to(Path(output).resolve()):
+        output = f"{output}/{stem}" if output == OUTPUT else f"{output}-next"
+    return output
 
 
 # ---------------------------------------------------------------------- a teacher

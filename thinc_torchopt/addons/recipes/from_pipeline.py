@@ -20,15 +20,13 @@ from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.util import combine_score_weights
 
-from ...core.annotations import LEARNS_FROM, Annotations, Kind, annotations_of
+from ...core.annotations import LEARNS_FROM, LEAST_ACTIONS, Annotations, Kind, annotations_of
 from ...core.errors import ConfigError
 from ...loop.data_check import labels_in
 from ...loop.label_conflicts import Comparison, compare
 
 # Knowledge bases are made by other means.
 _NOT_TRAINED: Final = ("entity_linker",)
-# With fewer arcs of a label, a parser has no action for it. SOURCE: spaCy's default for min_action_freq.
-_LEAST_ARCS: Final = 30
 _OF_TOKENS: Final = {"tags": TAG, "lemmas": LEMMA, "sentences": SENT_START}
 
 
@@ -184,7 +182,7 @@ def _new_labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counte
 
 def _can_have(factory: str, label: str, n: int) -> bool:
     if LEARNS_FROM[factory] == "trees":
-        return n >= _LEAST_ARCS
+        return n >= LEAST_ACTIONS
     return factory != "morphologizer" or f"{Morphologizer.POS_FEAT}=" in label
 
 
