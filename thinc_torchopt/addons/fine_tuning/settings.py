@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Optional
 
 from ...core.attachments import Attachment
@@ -47,6 +47,8 @@ class FineTuning(Attachment):
     gradient_checkpointing: bool = False
     freeze_layers: int = 0
     attention: Optional[Literal["eager", "sdpa", "flash_attention_2"]] = None
+    # Whether the training measures or compares settings, and saves nothing.
+    is_short: bool = field(default=False, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.window_pieces is None:
@@ -79,4 +81,12 @@ class FineTuning(Attachment):
         check_transformers(nlp)
 
     def join(self, run: Any) -> Sequence[Any]:
-        return []
+        from .run import RunWindows
+
+        return [RunWindows(self, run)]
+
+    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> FineTuning:
+        """The same, but nothing is prepared for saving."""
+        short = replace(self)
+        short.is_short = True
+        return short
