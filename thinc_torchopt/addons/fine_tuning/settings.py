@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Optional
 
@@ -78,5 +78,16 @@ class FineTuning(Attachment):
 
         check_transformers(nlp)
 
+    def named(self, optimizer: Any, nlp: Any, exclude: Collection[str]) -> None:
+        """RAISES (ConfigError): No transformer is trained, or one can't be trained in this way."""
+        from .layers import names_to_freeze
+        from .modules import check_modules
+
+        check_modules(self, nlp, exclude)
+        if self.freeze_layers:
+            optimizer.freeze(names_to_freeze(nlp, exclude, self.freeze_layers))
+
     def join(self, run: Any) -> Sequence[Any]:
-        return []
+        from .modules import ModulesOfRun
+
+        return [ModulesOfRun(self, run)]
