@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Optional
 
 from ...core.attachments import Attachment
@@ -47,6 +47,8 @@ class FineTuning(Attachment):
     gradient_checkpointing: bool = False
     freeze_layers: int = 0
     attention: Optional[Literal["eager", "sdpa", "flash_attention_2"]] = None
+    # Whether the training measures or compares settings, and saves nothing.
+    is_short: bool = field(default=False, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.window_pieces is None:
@@ -89,5 +91,12 @@ class FineTuning(Attachment):
 
     def join(self, run: Any) -> Sequence[Any]:
         from .modules import ModulesOfRun
+        from .run import RunWindows
 
-        return [ModulesOfRun(self, run)]
+        return [ModulesOfRun(self, run), RunWindows(self, run)]
+
+    def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> FineTuning:
+        """The same, but nothing is prepared for saving."""
+        short = replace(self)
+        short.is_short = True
+        return short

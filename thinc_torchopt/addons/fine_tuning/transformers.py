@@ -21,6 +21,9 @@ from ...core.host import module_of
 if TYPE_CHECKING:
     import torch
 
+# Hugging Face's tokenizers have a huge number where they know no limit.
+_ANY = 10**9
+
 
 @dataclass(frozen=True)
 class Transformer:
@@ -40,8 +43,7 @@ class Transformer:
 
     @property
     def shim(self) -> PyTorchShim:
-        shim: PyTorchShim = self.layer.shims[0]
-        return shim
+        return self.layer.shims[0]  # type: ignore[return-value]
 
     @property
     def module(self) -> torch.nn.Module:
@@ -55,6 +57,26 @@ class Transformer:
     def tokenizer(self) -> Any:
         """Hugging Face's tokenizer. Of spacy-curated-transformers: the piece encoder, a layer."""
         return self.node.get_ref("piece_encoder") if self.is_curated else self.node.tokenizer  # type: ignore[attr-defined]
+
+    @property
+    def longest_input(self) -> int | None:
+        """The most wordpieces that the model can read at once, with those that it puts around a text. None: any number,
+        as its positions are relative.
+        """
+        limits = [] if self.is_curated else [int(self.tokenizer.model_max_length)]
+        for name, module in self.module.named_modules():
+            if name.rpartition(".")[2] in ("position_embeddings", "position") and hasattr(module, "num_embeddings"):
+                # RoBERTa counts positions from behind the one of padding.
+                padding = getattr(module, "padding_idx", None)
+                limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
+        least = min(limits, default=_ANY)
+        return least if least < _ANY else None
+
+    @property
+    def spans(self) -> Model | None:
+        """Of spacy-curated-transformers: the layer that cuts pieces into windows. None: there is none."""
+        found = [one for one in self.node.walk() if {"window", "stride", "batch_size"} <= one.attrs.keys()]
+        return found[0] if found else None
 
 
 def transformers_of(nlp: Language) -> list[Transformer]:
