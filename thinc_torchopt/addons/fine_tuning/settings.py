@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Optional
 
@@ -80,10 +80,20 @@ class FineTuning(Attachment):
 
         check_transformers(nlp)
 
+    def named(self, optimizer: Any, nlp: Any, exclude: Collection[str]) -> None:
+        """RAISES (ConfigError): No transformer is trained, or one can't be trained in this way."""
+        from .layers import names_to_freeze
+        from .modules import check_modules
+
+        check_modules(self, nlp, exclude)
+        if self.freeze_layers:
+            optimizer.freeze(names_to_freeze(nlp, exclude, self.freeze_layers))
+
     def join(self, run: Any) -> Sequence[Any]:
+        from .modules import ModulesOfRun
         from .run import RunWindows
 
-        return [RunWindows(self, run)]
+        return [ModulesOfRun(self, run), RunWindows(self, run)]
 
     def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> FineTuning:
         """The same, but nothing is prepared for saving."""
