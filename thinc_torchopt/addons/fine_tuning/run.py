@@ -89,15 +89,16 @@ class RunWindows:
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         """Tell the score of the saved pipeline."""
-        folder = self._run.models.folder
-        if self._saved is None or self._run.ranks.rank or folder is None or not (folder / DIR_MODEL_BEST).is_dir():
+        settings, run, folder = self._settings, self._run, self._run.models.folder
+        if settings.window_pieces is None or settings.is_short or run.ranks.rank or not event.run.results:
+            return
+        if folder is None or not (best := folder / DIR_MODEL_BEST).is_dir():
             return
         score, step = max(event.run.results, key=lambda one: (one[0], -one[1]))
         logger.info(
-            "%s, loaded without this package, with windows of %d words: score %.4f. At step %d of the training: %.4f.",
+            "%s, loaded without this package: score %.4f. At step %d of the training: %.4f.",
             DIR_MODEL_BEST,
-            self._saved[0],
-            score_of_saved(folder / DIR_MODEL_BEST, self._run.nlp),
+            score_of_saved(best, run.nlp),
             step,
             score,
         )

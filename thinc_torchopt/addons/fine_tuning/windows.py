@@ -30,6 +30,8 @@ from .transformers import Transformer
 
 logger = logging.getLogger("spacy.torchopt")
 
+# Hugging Face's warning of a text that is longer than the model can read, which it gives once.
+_TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 # Words whose number of wordpieces is remembered.
 _REMEMBERED = 200_000
 
@@ -153,6 +155,7 @@ def forward_in_windows(
         tokenizer: Any = model.tokenizer  # type: ignore[attr-defined]
         get_spans, longest = model.attrs["get_spans"], tokenizer.model_max_length
         model.attrs["get_spans"], tokenizer.model_max_length = windows, min(window, longest)
+        tokenizer.deprecation_warnings[_TOO_LONG] = True  # it is cut, and was told
         try:
             return forward(model, docs, is_train)
         finally:
