@@ -1,5 +1,6 @@
 """Windows in wordpieces: nothing is lost, nothing but memory is saved, and the saved pipeline is an ordinary one."""
 
+import itertools
 import logging
 import os
 import subprocess
@@ -70,7 +71,7 @@ def test_windows_lose_nothing(texts, window, part, name):
         assert all(span.doc is doc for span in spans) and bool(bounds) == bool(len(doc))
         if bounds:
             assert bounds[0][0] == 0 and bounds[-1][1] == len(doc)
-        for (start, end), (after, last) in zip(bounds, bounds[1:]):
+        for (start, end), (after, last) in itertools.pairwise(bounds):
             assert start < after <= end < last  # no gap, and none inside another
         for span in spans:
             # The oracle: what the model will read.
@@ -247,7 +248,12 @@ def texts_of(folder, *, extra=()):
     nlp = spacy.blank("xx")
     words = [["ab", "cde", "f", ".", "ghab"] * n for n in (1, 2, 12, 3)] + [[], [" ", "\n"], ["a" * 80, "bc"], *extra]
     docs = [
-        Doc(nlp.vocab, words=one, tags=["AB"[len(word) % 2] for word in one], sent_starts=[True] + [False] * (len(one) - 1))
+        Doc(
+            nlp.vocab,
+            words=one,
+            tags=["AB"[len(word) % 2] for word in one],
+            sent_starts=[True] + [False] * (len(one) - 1),
+        )
         if one
         else Doc(nlp.vocab)
         for one in words
@@ -371,7 +377,10 @@ def test_windows_meet_other_ways_to_listen(case, tmp_path):
     "settings, told",
     [
         ({"window_pieces": 4}, "expected a whole number of at least 8, found 4"),
-        ({"window_pieces": 64, "stride_pieces": 20}, "expected a whole number of at least 32, half of window_pieces, found"),
+        (
+            {"window_pieces": 64, "stride_pieces": 20},
+            "expected a whole number of at least 32, half of window_pieces, found",
+        ),
         ({"window_pieces": 64, "stride_pieces": 80}, "expected at most window_pieces, 64, found 80"),
         ({"max_batch_pieces": 100}, "expected a whole number of at least 128, one window, found 100"),
         ({"window_pieces": None, "stride_pieces": 8}, "expected null, as window_pieces is null, found 8"),

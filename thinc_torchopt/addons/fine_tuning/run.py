@@ -15,7 +15,7 @@ from .batches import run_at_once, run_in_parts, runs_in_parts
 from .saving import SPANS, blocks_with, count_lost, read_dev, score_of_saved, strided_spans, windows_of_words
 from .settings import FineTuning
 from .transformers import transformers_of
-from .windows import PieceWindows, check_window, forward_in_windows
+from .windows import PieceWindows, forward_in_windows
 
 logger = logging.getLogger("spacy.torchopt")
 
@@ -24,7 +24,6 @@ class RunWindows:
     """Lets the transformers of a run read windows that are counted in wordpieces, in parts. A listener.
 
     settings (FineTuning): From the config. run (Run): The run.
-    RAISES (ConfigError): A transformer can't read windows so long.
     """
 
     name = "windows in wordpieces"
@@ -36,9 +35,6 @@ class RunWindows:
         self._covered: list[tuple[Any, Any]] = []
         self._has_begun = False
         self._saved: tuple[int, int] | None = None
-        for transformer in self._transformers:
-            if settings.window_pieces is not None:
-                check_window(transformer, settings.window_pieces)
 
     # ------------------------------------------------------------------ the run
 

@@ -21,12 +21,13 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+from spacy.language import Language
 from spacy.tokens import Doc, Span
 from thinc.model import Model
 
 from ...core.errors import ConfigError
 from .settings import BLOCK
-from .transformers import Transformer
+from .transformers import transformers_of
 
 logger = logging.getLogger("spacy.torchopt")
 
@@ -132,14 +133,15 @@ class PieceWindows:
         self._has_told = True
 
 
-def check_window(transformer: Transformer, window: int) -> None:
-    """RAISES (ConfigError): The model can't read so long a window, or nothing of a text fits into it."""
-    longest = transformer.longest_input
-    if longest is not None and window > longest:
-        raise ConfigError(
-            f"Can't set 'window_pieces' in {BLOCK}: expected at most {longest}, as '{transformer.component}' can read "
-            f"no more at once, found {window}."
-        )
+def check_window(nlp: Language, window: int) -> None:
+    """RAISES (ConfigError): A transformer can't read windows so long."""
+    for transformer in transformers_of(nlp):
+        longest = transformer.longest_input
+        if longest is not None and window > longest:
+            raise ConfigError(
+                f"Can't set 'window_pieces' in {BLOCK}: expected at most {longest}, as '{transformer.component}' can "
+                f"read no more at once, found {window}."
+            )
 
 
 def forward_in_windows(
