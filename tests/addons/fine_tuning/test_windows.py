@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -25,10 +26,11 @@ from thinc_torchopt.addons.fine_tuning.saving import count_lost, strided_spans, 
 from thinc_torchopt.addons.fine_tuning.settings import FineTuning
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
 from thinc_torchopt.addons.fine_tuning.windows import PieceWindows
+from thinc_torchopt.addons.preview import explain
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.host import forward_of
 
-from ...runs import Crash, digests, run
+from ...runs import Crash, config_for, digests, run
 from .small_transformers import config_with, kind, needs, write_bert  # noqa: F401
 
 ALPHABET = "abcdefgh .,-'\n\tÀéßяя字😀"
@@ -395,4 +397,43 @@ def test_a_window_longer_than_the_model_can_read(tmp_path, corpus):
     needs("spacy")
     config = config_with("spacy", tmp_path, corpus, block={"window_pieces": 600})
     with pytest.raises(ConfigError, match="expected at most 512, as 'transformer' can read no more at once, found 600"):
+        trained(config, tmp_path / "out")
+
+
+# ---------------------------------------------------------------------- what is told before
+
+
+def test_explain_tells_what_is_lost_and_what_a_batch_needs(tmp_path):
+    """On texts with a long one: without the block, with it, and on the block without a transformer."""
+    needs("spacy")
+    corpus = texts_of(tmp_path, extra=[["abcdefgh"] * 90])
+    config = config_with("spacy", tmp_path, corpus)
+    config["components"]["transformer"]["model"]["get_spans"] |= {"window": 128, "stride": 128}
+    told = explain(config)
+    # 720 wordpieces and two around them, of which 512 are read. All windows have 198 + 82 + 720, and 2 each.
+    [note] = [note for note in told.notes if "wordpieces" in note]
+    assert note.startswith("1 of 7 windows lose wordpieces: 20.7% of the text. 'transformer' reads at most 512 at once")
+    config["training"]["optimizer"]["fine_tuning"] = {"@misc": "thinc-torchopt.FineTuning.v1"}
+    told_with = explain(config)
+    assert not [note for note in told_with.notes if "wordpieces" in note]
+    [line] = [text for label, text in told_with.lines if label == "Windows"]
+    assert line.startswith("'transformer' reads windows of 128 wordpieces, 96 apart, 2,048 wordpieces at once")
+    sizes = [
+        int(re.search(r"largest batch has ([\d,]+) wordpieces", text)[1].replace(",", ""))
+        for one in (told, told_with)
+        for _, text in one.cost_lines
+        if "largest batch" in text
+    ]
+    assert len(sizes) == 2 and sizes[1] < 0.5 * sizes[0]
+
+
+def test_explain_of_the_block_without_a_transformer(corpus, tmp_path):
+    config = config_for(tmp_path, corpus, training__optimizer__fine_tuning={"@misc": "thinc-torchopt.FineTuning.v1"})
+    told = explain(config)
+    [line] = told.stops
+    assert line == (
+        "Can't use [training.optimizer.fine_tuning]: expected a component with a transformer, of spacy-transformers or "
+        "spacy-curated-transformers, found tok2vec, tagger, parser. Remove the block."
+    )
+    with pytest.raises(ConfigError, match="expected a component with a transformer"):
         trained(config, tmp_path / "out")

@@ -44,13 +44,13 @@ def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
                 f", {settings.max_batch_pieces:,} wordpieces at once, and is saved with windows of words that lose none"
             )
             if lost is not None and lost.cut:
-                text += f". With those of its own block, {lost}"
+                text += f". With the windows of its own section, {lost}"
             lines.append(("Windows", f"{text}."))
         elif lost is not None and lost.cut:
-            happens = "" if _cuts(one) else " It would raise an error there."
+            happens = "" if _cuts(one) else ": more are an error of torch"
             notes.append(
-                f"Of '{one.component}', {lost}: it can read {one.longest_input} wordpieces at once.{happens} {_BLOCK} "
-                'makes windows of wordpieces (@misc = "thinc-torchopt.FineTuning.v1").'
+                f"{lost}. '{one.component}' reads at most {one.longest_input} at once{happens}. A block {_BLOCK} "
+                'with @misc = "thinc-torchopt.FineTuning.v1" makes windows that lose none.'
             )
     return lines, notes
 
