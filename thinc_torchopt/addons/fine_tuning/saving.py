@@ -29,10 +29,8 @@ SPANS = "spacy-transformers.strided_spans.v1"
 
 @dataclass(frozen=True)
 class Lost:
-    """Wordpieces of texts that a model does not read.
-
-    windows (int): All windows. cut (int): Those that are longer than it can read.
-    pieces (int): All wordpieces. lost (int): Those that are not read.
+    """What a model loses of texts. windows (int): All of them. cut (int): Those that are longer than it can read.
+    pieces (int): All wordpieces that it should read. lost (int): Those that it does not.
     """
 
     windows: int = 0
