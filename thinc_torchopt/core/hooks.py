@@ -89,7 +89,7 @@ def check_all_in_place() -> None:
 
 
 def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
-    def finish_update(self: thinc.model.Model, optimizer: Any) -> None:
+    def finish_update(self: thinc.model.Model[Any, Any], optimizer: Any) -> None:
         if isinstance(optimizer, _ours):
             optimizer.finish_update(self)  # type: ignore[attr-defined]
         else:
@@ -362,8 +362,8 @@ def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
     return hook_for
 
 
-def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.model.Model]:
-    def copy(self: thinc.model.Model) -> thinc.model.Model:
+def _copy(original: Callable[..., thinc.model.Model[Any, Any]]) -> Callable[..., thinc.model.Model[Any, Any]]:
+    def copy(self: thinc.model.Model[Any, Any]) -> thinc.model.Model[Any, Any]:
         made = original(self)
         name_as_original(self, made)
         return made
