@@ -74,11 +74,16 @@ def install(optimizer_class: type[Optimizer]) -> None:
     replace(*_SPACY)
 
 
+def replaced_functions() -> list[Replaced]:
+    """The functions that `install` replaces."""
+    return [*_THINC[-1], *_SPACY[-1]]
+
+
 def check_all_in_place() -> None:
     """RAISES (ConfigError): Functions are not replaced, or were replaced again since. The processes would not train
     together.
     """
-    missing = [function.name for function in (*_THINC[-1], *_SPACY[-1]) if not function.is_in_place]
+    missing = [function.name for function in replaced_functions() if not function.is_in_place]
     if missing:
         raise ConfigError(
             "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "

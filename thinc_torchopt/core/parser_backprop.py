@@ -6,6 +6,8 @@ gradient as large as the weights. `batched` collects the gradients of the steps,
 once for many of them. Its sums have another order: results differ in rounding only.
 
 Forward passes stay spaCy's, and so do all passes on a GPU, of predictions, and of other layers.
+
+SOURCE: spacy/ml/tb_framework.py, `forward`; spacy/ml/_precomputable_affine.py, `forward`.
 """
 
 from __future__ import annotations
