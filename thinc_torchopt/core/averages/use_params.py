@@ -21,7 +21,7 @@ from .averages import AveragedParams
 _in_place: Counter[int] = Counter()
 
 
-def check_not_in_use(model: Model, names: Mapping[Key, Sequence[str]]) -> None:
+def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]]) -> None:
     """Check that a model has its own weights now. names (Mapping): Of params, by their keys.
 
     RAISES (ParamError): Averages have replaced them.
@@ -37,7 +37,7 @@ def check_not_in_use(model: Model, names: Mapping[Key, Sequence[str]]) -> None:
 
 
 @contextmanager
-def _noted(node: Model) -> Iterator[None]:
+def _noted(node: Model[Any, Any]) -> Iterator[None]:
     _in_place[node.id] += 1
     try:
         yield
@@ -61,7 +61,7 @@ def use_in_pipeline(nlp: Language, averages: AveragedParams) -> Iterator[None]:
 
 
 @contextmanager
-def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
+def use_in_model(model: Model[Any, Any], averages: AveragedParams) -> Iterator[None]:
     """Afterwards nodes have the same arrays as before, and torch modules the same values in the same tensors."""
     with ExitStack() as restore:
         for node in list(model.walk()):
