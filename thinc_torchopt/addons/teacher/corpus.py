@@ -62,8 +62,8 @@ class TaughtCorpus:
     components (list[str] | None): Those to fill in for. None: all that learn, and that the teacher has too.
     complete (list[str]): Labels that the annotated texts annotate completely: they are not filled in there.
     replaces (dict[str, str | list[str]]): By new label, the teacher's labels in whose place it stands.
-    cache (Path | None): The folder of the teacher's predictions. None: they are kept in memory, and made again by the
-        next reader.
+    cache (Path | None): The folder of the teacher's predictions. None: those of the latest 100,000 texts are kept in
+        memory, and made again by the next reader.
     texts (Path | None): Texts that nobody has annotated: .txt, .jsonl or .spacy, or a folder of them.
     share (float): How many of these for each annotated text.
     max_words (int): Longer ones are cut, at the ends of sentences where there are. 0: never.
