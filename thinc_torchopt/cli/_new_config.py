@@ -101,7 +101,9 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     if not choice.components:
         raise ConfigError(_nothing_to_learn(paths["train"], found, choice))
     train = paths["train"]
-    taught, doubts = ({}, []) if wish.teacher is None else taught_by(wish.teacher, choice, found, wish)
+    taught, filled, doubts = {}, [], []
+    if wish.teacher is not None:
+        taught, filled, doubts = taught_by(wish.teacher, choice, found, _read_dev(paths, lang), wish)
     if wish.split is not None:
         paths |= split_off(paths, wish)
         examples, _ = _read(paths, lang)
@@ -111,23 +113,32 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         config["paths"].update(paths)
         if taught:
             config["paths"] |= {"teacher": wish.teacher, "texts": None if wish.texts is None else str(wish.texts)}
-        wrap = {"corpora.train": taught} if taught else {}
         output = apart_from(wish.teacher, OUTPUT, stem)
         log = f"{output}/log.jsonl"
-        text, told, warned = write(config, path, stem, wish, log=log, taught=wrap)
+        text, told, warned = write(config, path, stem, wish, log=log, taught=taught)
+    dev = _read_dev(paths, lang)
     new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
-    by = f" {wish.teacher} teaches {listed(taught['components'])}{_with_texts(wish)}." if taught else ""
+    by, by_hand = "", ""
+    if taught:
+        by = f" {wish.teacher} teaches {listed(taught['corpora.train']['components'])}{_with_texts(wish)}."
+    if filled:
+        by += f" It fills in {listed(filled)}, which {train} does not have."
+    if "corpora.dev" in taught and dev is not None:
+        by_hand = (
+            f" What {wish.teacher} fills in counts as right there, too. By annotations alone: spacy evaluate "
+            f"{output}/model-best {paths['dev']}."
+        )
     new.lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
         + _listed([component.found for component in choice.components])
         + ".",
         f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
         f"{_hardware(wish, config)}.{by} {told}",
-        evaluation(paths, wish, dev=_read_dev(paths, lang), log=log),
+        evaluation(paths, wish, dev, log=log) + by_hand,
     ]
     new.warnings = [f"Left out: {one}." for one in choice.left_out]
     new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
-    new.warnings += _without(choice, paths, _read_dev(paths, lang)) + doubts + warned
+    new.warnings += _without(choice, paths, dev) + doubts + warned
     with plain_errors(path=path):
         nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
     nothing_frozen: dict[str, Any] = {"training": {"frozen_components": []}}
@@ -196,15 +207,20 @@ def load_pipeline(name: str, option: str) -> Language:
             ) from error
 
 
-def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tuple[dict[str, Any], list[str]]:
-    """Find what a teacher can fill in for. RETURNS (tuple): The settings of the reader of the texts, and warnings.
+def taught_by(
+    name: str, choice: Choice, found: Annotations, dev: Annotations | None, wish: Wish
+) -> tuple[dict[str, dict[str, Any]], list[str], list[str]]:
+    """Find what a teacher can fill in for.
 
     choice (Choice): Components that the teacher's texts would teach that there is nothing are taken out.
+    dev (Annotations | None): Of the texts to evaluate on. If they lack labels that the teacher fills in, it does so
+        there, too: the pipeline would be wrong wherever it finds them.
+    RETURNS (tuple): By corpus, the settings of its reader; the labels that the texts lack; warnings.
     RAISES (ConfigError): It has nothing to teach here.
     """
     nlp = load_pipeline(name, "--teacher")
     theirs = components_of(nlp)
-    complete: set[str] = set()
+    complete, in_dev, filled = set[str](), set[str](), set[str]()
     components, doubts, lacking = [], [], []
     for component in choice.components:
         of_kind = found.of(component.factory, component.spans_key)
@@ -222,7 +238,12 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
                 f"{'is none' if len(unknown) == 1 else 'are none'}: take a teacher with all labels."
             )
         if kind in ("entities", "spans"):
+            of_dev = None if dev is None else dev.of(component.factory, component.spans_key)
             complete |= of_kind.labels.keys()
+            in_dev |= set() if of_dev is None else of_dev.labels.keys()
+            filled |= known - of_kind.labels.keys()
+            if wish.texts is None and known <= of_kind.labels.keys():
+                doubts.append(f"{name} has nothing to fill in for '{component.name}': the texts have all its labels.")
     if not components:
         raise ConfigError(
             f"Can't use --teacher {name}: expected a component that finds "
@@ -236,7 +257,13 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
             choice.left_out.append(f"{what}: {name} has no component for them, so {wish.texts} would have none")
     if others := [component.name for component in lacking if component in choice.components]:
         doubts.append(f"{name} teaches nothing to {listed(others)}: it has no such component.")
-    return taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share), doubts
+    readers = {
+        "corpora.train": taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share)
+    }
+    if filled - in_dev:
+        of_both = sorted(complete | in_dev)
+        readers["corpora.dev"] = taught_settings("teacher", components, of_both, texts=None, share=None)
+    return readers, sorted(filled), doubts
 
 
 def taught_settings(
