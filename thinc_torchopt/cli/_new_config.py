@@ -101,7 +101,9 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     if not choice.components:
         raise ConfigError(_nothing_to_learn(paths["train"], found, choice))
     train = paths["train"]
-    taught, filled, doubts = {}, [], []
+    taught: dict[str, dict[str, Any]] = {}
+    filled: list[str] = []
+    doubts: list[str] = []
     if wish.teacher is not None:
         taught, filled, doubts = taught_by(wish.teacher, choice, found, _read_dev(paths, lang), wish)
     if wish.split is not None:
