@@ -401,9 +401,13 @@ def test_init_with_a_teacher_fills_in_both_corpora(folder):
 
 
 def test_init_with_a_teacher_trains_for_all_texts(folder):
-    """5 epochs of one batch each, and of 200 times as many texts beside."""
-    args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl", "--share", 200, "--paths.train", "more.spacy")
-    init(*args)
+    """5 epochs of one batch each, and of 200 times as many texts beside; of fewer, if there are fewer."""
+    args = ("--lang", "xx", "--teacher", "old", "--share", 200, "--paths.train", "more.spacy")
+    told = init(*args, "--texts", "raw.jsonl").stdout
+    assert "raw.jsonl has 99 texts, cut where they are long: fewer than 200 for each annotated one" in told
+    assert "which would be 6,000" in told and made()["training"]["max_steps"] == 600
+    (folder / "many.txt").write_text("".join(f"Anna likes {i} London.\n" for i in range(6000)))
+    assert "fewer than" not in init(*args, "--texts", "many.txt", "--force").stdout
     assert 5 * 201 <= made()["training"]["max_steps"] < 5 * 201 * 1.1
 
 

@@ -36,7 +36,7 @@ from ...core.errors import ConfigError, PipelineWarning
 from ...core.words import count
 from ...loop.filling import NEVER_OPEN, Filled, Rule, fill, leave_open, rules_for
 from ...loop.teacher import Teacher
-from .texts import draw_pieces, files_of, read_texts
+from .texts import MAX_WORDS, draw_pieces, files_of, read_texts
 
 if TYPE_CHECKING:
     from ...core.hooks import Source
@@ -82,7 +82,7 @@ class TaughtCorpus:
         cache: Optional[Union[str, Path]] = None,
         texts: Optional[Union[str, Path]] = None,
         share: float = 2.0,
-        max_words: int = 60,
+        max_words: int = MAX_WORDS,
         old: Optional[Reader] = None,
         seed: int = 0,
     ):
