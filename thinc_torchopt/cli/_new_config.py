@@ -289,7 +289,7 @@ def _count_texts(taught: Taught, nlp: Language, annotated: int, wish: Wish) -> N
     wanted = round(share * annotated)
     with show_activity("Reading the texts of the teacher"):
         there = count_pieces(nlp, wish.texts, f"--texts {wish.texts}", wanted)
-    taught.share = share if there == wanted else there / annotated
+    taught.share = share if there == wanted else round(there / annotated, 2)
     if there < wanted:
         taught.doubts.append(
             f"{wish.texts} has {count(there, 'text')}, cut where they are long: fewer than {plain(share)} for each "
