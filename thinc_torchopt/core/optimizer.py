@@ -276,6 +276,8 @@ class TorchOptimizer(Optimizer):
             self._trained.plan.check([found.name for model in walked for found in model.params])
             self._reset_if_other(nlp)
             self._trained.table.add_all(nlp, exclude, walked=walked)
+            for attachment in self.attachments.values():
+                attachment.named(self, nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
             self._check_precision(walked, exclude)
