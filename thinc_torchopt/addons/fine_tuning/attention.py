@@ -6,7 +6,7 @@ The choice holds for a run. A saved model says nothing of it: whoever loads the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from typing import Any, Final
@@ -100,11 +100,22 @@ def _products_of(module: torch.nn.Module) -> list[Any]:
     return [part for part in module.modules() if type(part).__name__ == "ScaledDotProductAttention"]
 
 
-def _fused(product: Any) -> Any:
-    """SOURCE: curated_transformers/models/attention.py (0.1.1), whose dropout is that of the result."""
+def _fused(product: Any) -> Callable[..., torch.Tensor]:
+    """SOURCE: `ScaledDotProductAttention` of curated-transformers 0.1.1 (models/attention.py) and 2.0.1
+    (layers/attention.py), whose dropout is that of the result.
+    """
 
-    def forward(before: Any, k: torch.Tensor, q: torch.Tensor, v: torch.Tensor, attn_mask: Any) -> torch.Tensor:
-        mask = attn_mask.bool_mask[:, None, None, :]
-        return product.dropout(torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+    def forward(before: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args:
+            key, query, value, attention_mask = args
+            mask = attention_mask.bool_mask[:, None, None, :]
+        elif kwargs["use_causal_mask"] or product.linear_biases is not None:
+            return before(**kwargs)
+        else:
+            query, key, value = kwargs["query"], kwargs["key"], kwargs["value"]
+            mask = kwargs["attention_mask"].bool_mask
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        dropped: torch.Tensor = product.dropout(found)
+        return dropped
 
     return forward

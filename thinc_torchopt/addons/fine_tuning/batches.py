@@ -8,6 +8,7 @@ there is one backward pass, with the same gradients as without parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -72,14 +73,22 @@ def _hugging_face(self: Any, **inputs: Tensor) -> Any:
     return type(outputs[0])(**merged)
 
 
-def _curated(self: Any, piece_ids: Tensor, attention_mask: Any) -> Any:
-    """SOURCE: spacy_curated_transformers/models/architectures.py, `_convert_inputs`."""
-    mask = attention_mask.bool_mask[:, 0, 0, :]
+def _curated(self: Any, piece_ids: Tensor, attention_mask: Any = None, *others: Any) -> Any:
+    """SOURCE: curated_transformers/models/curated_transformer.py (0.1.1), which gives no mask: the model makes it; and
+    spacy_curated_transformers/models/architectures.py (2.1.2), `_convert_inputs`.
+    """
+    is_given = attention_mask is not None
+    mask = attention_mask.bool_mask[:, 0, 0, :] if is_given else piece_ids.ne(self.padding_idx)
     forward, parts = type(self).forward, _parts_of(self, mask)
     if len(parts) == 1:
-        return forward(self, piece_ids, attention_mask)
-    outputs = [forward(self, part.of(piece_ids), type(attention_mask)(part.of(mask))) for part in parts]
-    return type(outputs[0])(all_outputs=[_merge([*one], parts) for one in zip(*(o.all_outputs for o in outputs))])
+        return forward(self, piece_ids, attention_mask, *others)
+    outputs = [
+        forward(self, part.of(piece_ids), *([type(attention_mask)(part.of(mask))] if is_given else []))
+        for part in parts
+    ]
+    merged = copy(outputs[0])
+    merged.all_outputs = [_merge([*one], parts) for one in zip(*(output.all_outputs for output in outputs))]
+    return merged
 
 
 class _Part(NamedTuple):
