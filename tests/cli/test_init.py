@@ -782,7 +782,7 @@ def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, sp
 
 @pytest.mark.parametrize(("tagged", "steps"), [(100, 600), (50, 1200), (25, 2400), (1, 3000)])
 def test_init_best_trains_each_component_long_enough(tagged, steps, tmp_path):
-    """The fewer words a component learns from, the more steps. A bag of words beside a network has a rate of its own."""
+    """The fewer words it learns from, the more steps. A bag of words beside a network has a rate of its own."""
     from spacy.cli.init_config import init_config as spacys
 
     nlp = spacy.blank("en")
