@@ -458,13 +458,11 @@ def lesson_config(name: str, row: str, seed: int, folder: Path) -> Config:
     steps = lesson.teacher_steps if is_transformer else lesson.steps
     changes = {"training.accumulate_gradient": 1, "training.batcher.size": 500} if is_transformer else {}
     optimize, every = ("transformer", steps // 2) if is_transformer else ("efficiency", steps // 10)
-    task = score.Task((lesson.pipe,), optimize, "food", steps, every, changes=changes)
-    config = score.config_of(task, seed, folder)
+    config = score.config_of(score.Task((lesson.pipe,), optimize, "food", changes=changes), seed, folder)
     config["paths"]["train"] = save(folder / "train.spacy", annotated)
     config["paths"]["dev"] = save(folder / "dev.spacy", dev)
-    score.Recipe().edit(config, steps)
-    config["training"]["optimizer"].pop("checkpoint", None)
-    config["training"]["optimizer"]["ops"] = "fastest"
+    config = score.recipe_of(config, folder)
+    config["training"] |= {"max_steps": steps, "eval_frequency": every}
     if row.startswith("share"):
         texts = save(folder / "texts.spacy", [bare(doc, 0, len(doc)) for doc in unlabelled])
         config["corpora"]["train"] = {

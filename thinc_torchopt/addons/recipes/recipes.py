@@ -499,7 +499,7 @@ def _measured_in_words(nlp: Language, config: Config, *, has_encoder: bool) -> s
     if not rows:
         return "Nothing was measured for this kind of pipeline. Compare with spaCy's optimizer: spacy torchopt try."
     told = " ".join(f"{row.train}: {row.expect.rstrip('.')}." for row in rows)
-    return f"Measured against a constant rate, not a tuned one. {told}"
+    return f"Measured: {told}"
 
 
 def _grows(nlp: Language) -> bool:
