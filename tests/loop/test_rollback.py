@@ -13,6 +13,7 @@ from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
 from thinc_torchopt import add_labels
+from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import CheckpointWarning, NonFiniteGradWarning, RollbackError, RollbackWarning
 from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.loop.checkpoint_folder import steps_of
@@ -89,9 +90,28 @@ def test_rollback_brings_back_params_state_and_averages(algorithm, corpus, tmp_p
     assert {last[name]["updates"] - old[name]["updates"] for name in old} == {1}
 
 
-def test_rollback_and_resume_are_exact(corpus, tmp_path):
+SCHEDULE_FREE = {
+    "training__optimizer__algorithm": {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"},
+    "training__optimizer__averages": None,
+    # It computes with the rate in float32.
+    "training__optimizer__learn_rate": rates(8, rate=1e30),
+}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {},
+        pytest.param(
+            SCHEDULE_FREE,
+            marks=pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed"),
+        ),
+    ],
+    ids=["AdamW", "schedule-free"],
+)
+def test_rollback_and_resume_are_exact(algorithm, corpus, tmp_path):
     """Stopped while updates go wrong, before there is a checkpoint after the way back, and after it."""
-    changes = {"training__optimizer__learn_rate": rates(8), **ROLLBACK}
+    changes = {"training__optimizer__learn_rate": rates(8), **ROLLBACK, **algorithm}
     with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
         whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
     config = config_for(tmp_path / "broken", corpus, **changes)
