@@ -4,6 +4,10 @@ corpus.py is the reader of the training data: it fills in what is open (loop/fil
 teacher (loop/teacher.py). texts.py reads texts that nobody has annotated.
 """
 
+from typing import Final
+
 from .corpus import TaughtCorpus
+
+STABILITY: Final = "provisional"
 
 __all__ = ["TaughtCorpus"]
