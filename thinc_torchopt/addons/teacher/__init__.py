@@ -5,5 +5,6 @@ teacher (loop/teacher.py). texts.py reads texts that nobody has annotated.
 """
 
 from .corpus import TaughtCorpus
+from .texts import count_pieces
 
-__all__ = ["TaughtCorpus"]
+__all__ = ["TaughtCorpus", "count_pieces"]
