@@ -110,13 +110,14 @@ class RecipeComparison:
                     "seconds": found.seconds,
                     "words": {str(seed): trial.words for seed, trial in found.trials.items()},
                     "mean": comparison.means.get(name) if comparison is not None else None,
-                    "margin": comparison.margins.get(name) if comparison is not None else None,
+                    "margin": comparison.differences[name].margin
+                    if comparison is not None and name in comparison.differences
+                    else None,
                     "more_than_chance": comparison is not None and comparison.is_told(name),
                     "problem": found.problem,
                 }
                 for name, found in self.tried.items()
             ],
-            "spread": comparison.spread if comparison is not None else None,
             "winner": self.winner,
             "verdict": self.verdict,
             "notes": list(self.notes),
@@ -166,7 +167,7 @@ class RecipeComparison:
                     name,
                     f"{fmean(found.scores):.4f}" if found.scores else "",
                     " ".join(f"{score:.4f}" for score in found.scores),
-                    f"{difference:+.4f}" if comparison is not None and name in comparison.margins else "",
+                    f"{difference:+.4f}" if comparison is not None and name in comparison.differences else "",
                     ("better" if difference > 0 else "worse") if told else "",
                     "" if reached is None else f"{reached:,}",
                     f"{found.seconds:,.1f}" if found.trials else "",
@@ -287,9 +288,13 @@ def _run(source: ConfigSource, tried: dict[str, Candidate], seeds: Sequence[int]
 
 def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, str, str]:
     """RETURNS (tuple): The comparison, or None if there is nothing to compare; the winner; the verdict."""
-    scores = {name: found.scores for name, found in tried.items() if found.scores and found.problem is None}
+    scores = {
+        name: {seed: trial.score for seed, trial in found.trials.items()}
+        for name, found in tried.items()
+        if found.scores and found.problem is None
+    }
     if tried[_BASE].problem is not None:
-        best = max(scores, key=lambda name: fmean(scores[name]), default=_BASE)
+        best = max(scores, key=lambda name: fmean(scores[name].values()), default=_BASE)
         failed = f"The config as it is can't be compared: {tried[_BASE].problem}."
         return None, best, failed if best == _BASE else f"{failed} Of the recipes, {best} has the best score."
     if len(scores) == 1:
@@ -302,17 +307,17 @@ def _verdict(found: Comparison) -> str:
     best, means, seeds = found.best, found.means, f"{found.seeds} seeds"
     if not any(means.values()):
         return "Nothing can be said: all scores are 0. Try more --steps."
-    if len(set(means.values())) == 1 and not found.spread:
+    if len(set(means.values())) == 1 and not any(each.error for each in found.differences.values()):
         return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
-    if found.spread is None:
+    if not found.differences:
         ahead = f"{best} has the best score, by {found.difference(best):.4f}. " if best != found.base else ""
         return f"{ahead}One seed can't tell a difference from chance. Try --seeds 2 at least."
     if found.winner != found.base:
         return (
             f"{found.winner} is better than the config as it is: {means[found.winner]:.4f} against "
-            f"{means[found.base]:.4f}. With {seeds}, up to {found.margins[found.winner]:.4f} may be chance."
+            f"{means[found.base]:.4f}. With {seeds}, up to {found.differences[found.winner].margin:.4f} may be chance."
         )
-    widest = max(found.margins.values())
+    widest = max(each.margin for each in found.differences.values())
     if best == found.base:
         return (
             f"No recipe is better than the config as it is. With {seeds}, differences of up to {widest:.4f} may be "
@@ -322,5 +327,5 @@ def _verdict(found: Comparison) -> str:
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
     return (
         f"No recipe is better by more than chance: {best} is ahead by {found.difference(best):.4f}, and with {seeds} "
-        f"up to {found.margins[best]:.4f} may be chance.{advice}"
+        f"up to {found.differences[best].margin:.4f} may be chance.{advice}"
     )

@@ -30,7 +30,7 @@ def is_in_place(tensor: torch.Tensor) -> bool:
     return id(tensor) in _on_averages
 
 
-def check_not_in_use(model: Model, names: Mapping[Key, Sequence[str]]) -> None:
+def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]]) -> None:
     """Check that a model has its own weights now. names (Mapping): Of params, by their keys.
 
     RAISES (ParamError): Averages have replaced them.
@@ -70,7 +70,7 @@ def use_in_pipeline(nlp: Language, averages: AveragedParams) -> Iterator[None]:
 
 
 @contextmanager
-def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
+def use_in_model(model: Model[Any, Any], averages: AveragedParams) -> Iterator[None]:
     """Afterwards nodes have the same arrays as before, and torch modules the same values in the same tensors."""
     with ExitStack() as restore:
         for node in list(model.walk()):
