@@ -440,6 +440,7 @@ def test_docs_tables_have_a_head_and_no_escapes(page):
 
 def test_docs_name_only_what_is_registered():
     """Every string in the docs that looks like ours or torch's can be found in a registry."""
+    import thinc_torchopt.addons.controller.named_rules
     import thinc_torchopt.core.registry  # noqa: F401
 
     found = set()

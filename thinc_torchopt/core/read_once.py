@@ -155,7 +155,7 @@ def dev_reader_of(evaluate: Any) -> Reader | None:
     """
     if getattr(evaluate, "__qualname__", "") != f"{create_evaluation_callback.__name__}.<locals>.evaluate":
         return None
-    found: Any = inspect.getclosurevars(evaluate).nonlocals.get("dev_corpus")
+    found: Reader | None = inspect.getclosurevars(evaluate).nonlocals.get("dev_corpus")
     return found
 
 
