@@ -76,7 +76,7 @@ def expected(row: Row) -> str:
 
 def claims(rows: list[Row]) -> str:
     """What README says."""
-    rows = [row for row in rows if len(row.seeds("best")) > 1]
+    rows = [row for row in rows if len(row.seeds) > 1]
     if not rows:
         return "Not measured yet."
     stock, tuned = ([row.gain(other) for row in rows] for other in ("stock", "tuned"))
@@ -105,7 +105,7 @@ BEGIN, END = "<!-- Written by `python benchmarks/score_pages.py`. -->\n", "<!-- 
 def pages(lines: list[Line]) -> dict[Path, str]:
     """What stands between the two comments of each page."""
     rows = rows_of(lines)
-    tables = ["\n".join(found) for found in (table(rows), levers(rows))]
+    tables = ["\n".join(found) for found in (table(rows), levers(lines))]
     return {REPO / "docs" / "recipes.md": "\n\n".join(tables), REPO / "README.md": claims(rows)}
 
 
