@@ -107,6 +107,9 @@ def test_explain_rules(corpus):
     assert "or by rule stop_early, or by rule stop_when_diverged, whichever comes first." in found["Ends"]
     assert "stop_early takes control.should_training_stop on on_evaluate: each time." in found["Rules"]
     assert "A rule may fail" not in found.get("Note", "")
+    assert found["Stability"].startswith(
+        "Provisional, may change in a minor version: thinc-torchopt.TrainerController.v1"
+    )
     found = told(CONFIGS / "controller_in_config.cfg", corpus, f"{path}.of", "scores['f1']")
     assert "A rule may fail in the training: metric 'stop_early_best_so_far'" in found["Note"]
     assert "expected a key of scores, found 'f1'" in found["Note"] and "found 'f1'" in found["Note"]

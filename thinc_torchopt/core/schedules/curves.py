@@ -2,7 +2,7 @@
 
 Those with `total_steps` end with the training if it is left out: see to_the_end.py.
 
-With s the step, counted from 0, W the warm-up's steps, D those of the fall, T all steps, r `initial_rate`, m `min_rate`,
+With s the step, counted from 0, W the steps of the warm-up, D those of the fall, T all, r `initial_rate`, m `min_rate`,
 and x = (s - W) / (T - W), which goes from 0 to 1 during the fall:
 
     warmup_linear         r (s + 1) / W, then r (1 - x)
