@@ -25,7 +25,7 @@ def picture(rows: list[Row], path: Path) -> None:
     """Differences of the saved model, with one and two standard errors."""
     import matplotlib
 
-    from thinc_torchopt.addons.report.style import save, style
+    from thinc_torchopt.addons.report.style import COLOURS, MUTED, save, style
 
     matplotlib.use("agg")
     from matplotlib import pyplot
@@ -35,16 +35,16 @@ def picture(rows: list[Row], path: Path) -> None:
         for axis, other, title in zip(axes, ("stock", "tuned"), ("spacy init config", "spaCy's optimizer, tuned")):
             for place, row in enumerate(rows):
                 if (gain := row.gain(other)) is not None:
-                    fill = "white" if TASKS[row.task].has_chosen else "tab:blue"
+                    fill = "white" if TASKS[row.task].has_chosen else COLOURS[0]
                     if gain.error == gain.error:
                         for errors, width in ((2, 1.0), (1, 3.0)):
                             reach = gain.mean - errors * gain.error, gain.mean + errors * gain.error
-                            axis.plot(reach, (place, place), color="tab:blue", lw=width)
-                    axis.plot(gain.mean, place, "o", color="tab:blue", markerfacecolor=fill)
-            axis.axvline(0, color="0.5", lw=0.8)
+                            axis.plot(reach, (place, place), color=COLOURS[0], lw=width)
+                    axis.plot(gain.mean, place, "o", color=COLOURS[0], markerfacecolor=fill)
+            axis.axvline(0, color=MUTED, lw=0.8)
             axis.set_xlabel(f"points of best above {title}")
         axes[0].set_yticks(range(len(rows)), [row.task for row in rows])
-        axes[0].invert_yaxis()
+        axes[0].set_ylim(len(rows) - 0.5, -0.5)
         figure.tight_layout()
         save(figure, path)
 
@@ -76,7 +76,7 @@ def expected(row: Row) -> str:
 
 def claims(rows: list[Row]) -> str:
     """What README says."""
-    rows = [row for row in rows if len(row.seeds("best")) > 1]
+    rows = [row for row in rows if len(row.seeds) > 1]
     if not rows:
         return "Not measured yet."
     stock, tuned = ([row.gain(other) for row in rows] for other in ("stock", "tuned"))
@@ -105,7 +105,7 @@ BEGIN, END = "<!-- Written by `python benchmarks/score_pages.py`. -->\n", "<!-- 
 def pages(lines: list[Line]) -> dict[Path, str]:
     """What stands between the two comments of each page."""
     rows = rows_of(lines)
-    tables = ["\n".join(found) for found in (table(rows), levers(rows))]
+    tables = ["\n".join(found) for found in (table(rows), levers(lines))]
     return {REPO / "docs" / "recipes.md": "\n\n".join(tables), REPO / "README.md": claims(rows)}
 
 

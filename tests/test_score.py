@@ -194,12 +194,14 @@ def test_score_row_of_a_task(score):
         lines += [line("stock", seed, 7000, cpu=40.0), line("best", seed, 7100, cpu=10.0)]
         lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
+    lines.append(line("Adam", 1, 7150, cpu=12.0))
+    assert list(score.levers(lines))[2:] == ["| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 12 | 10 |"]
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
     assert row.gain("stock").mean == 1.0 and row.gain("tuned").mean == -1.0
-    assert not row.is_whole and not score.rows_of(lines[:2])
+    assert row.seeds == [0, 1] and not score.rows_of(lines[:2])
     printed = "\n".join(score.table([row]))
-    assert "| food \\* | saved | 2 | 76.7 | 72.0 | 71.0 | +1.0 ± 0.0 | -1.0 ± 0.0 |" in printed
+    assert "| food \\* | saved | 2 | 70.0 | 72.0 | 71.0 | +1.0 ± 0.0 | -1.0 ± 0.0 |" in printed
     assert "| 0.25 | 0.50 | peak 1, averages, the recipe's batches, 1 x the recipe's steps |" in printed
 
 
