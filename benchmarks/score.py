@@ -628,23 +628,19 @@ def levers(rows: list[Row]) -> Iterator[str]:
             yield f"| {lever} | {row.task} | {len(row.seeds(lever))} | {' | '.join(gains)} | {share} |"
 
 
-def repeat(task: str, seeds: list[int], path: Path) -> None:
-    """Train the three arms of a row again, and print both."""
-    committed = [line for line in read() if line["task"] == task and line["arm"] in MAIN]
-    again = [line for line in committed if line["seed"] in seeds]
-    minutes = sum(line["cpu"] + line["evaluating"] + 10 for line in again) / 60
-    print(f"{task}: {len(again)} trainings, about {max(1, round(minutes))} minutes on one core; they go into {path}.")
-    tuning = next((key_of(line)[3] for line in committed if line["arm"] == "tuned" and line["seed"] != TUNE_SEED), None)
-    if tuning is None:
-        raise SystemExit(
-            f"Can't repeat the row {task}: it is not in {RESULTS.name} yet. There are: run --tasks {task}."
-        )
-    runs = Runs(path)
-    for seed in seeds:
-        for arm in MAIN:
-            runs.get(task, arm, seed, tuning if arm == "tuned" else None)
-    for name, lines in ((RESULTS.name, again), (path.name, read(path))):
-        print(name, *table([row for row in rows_of(lines) if row.task == task]), sep="\n")
+def repeat(lines: list[Line], task: str, seeds: list[int] | None, path: Path) -> None:
+    """Train the three arms of a row again, and print both. seeds (list[int] | None): None: all that it has."""
+    row = next((row for row in rows_of(lines) if row.task == task), None)
+    if row is None:
+        raise SystemExit(f"Can't repeat the row {task}: it was not measured yet. First: run --tasks {task}.")
+    seeds = seeds or row.seeds("best")
+    old = [line for arm in MAIN for line in row.arms[arm] if line["seed"] in seeds]
+    minutes = sum(line["cpu"] + line["evaluating"] + 10 for line in old) / 60
+    print(f"{len(old)} trainings, about {max(1, round(minutes))} minutes on one core; they go into {path}.", flush=True)
+    tuning = key_of(row.arms["tuned"][0])[3]
+    new = [Runs(path).get(task, arm, seed, tuning if arm == "tuned" else None) for seed in seeds for arm in MAIN]
+    for title, found in (("As it was:", old), ("Again:", new)):
+        print(title, *table(rows_of(found)), sep="\n")
 
 
 def main() -> None:
@@ -672,7 +668,7 @@ def main() -> None:
     elif args.command == "run":
         run(Runs(args.results, time.monotonic() + 60 * args.minutes), args.tasks, args.seeds, args.arms)
     elif args.command == "row":
-        repeat(args.task, args.seeds or seeds_of(args.task), args.results)
+        repeat(read(), args.task, args.seeds, args.results)
     else:
         rows = rows_of(read())
         print(*table(rows), "", *levers(rows), sep="\n")

@@ -147,6 +147,18 @@ def test_score_runs_what_is_missing_alone(score, tmp_path):
         score.Runs(path, until=0.0).get("food", "best", 0)
 
 
+def test_score_repeats_a_row(score, tmp_path, capsys):
+    lines = [line("tuned", 0, 7200, cpu=50.0, tuning=score.asdict(score.Tuning(0.002)))]
+    lines += [line("stock", 0, 7000, cpu=30.0), line("best", 0, 7100)]
+    srsly.write_jsonl(tmp_path / "again.jsonl", lines)
+    score.repeat(lines, "food", None, tmp_path / "again.jsonl")
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 trainings, about 2 minutes")  # 90 seconds, and 11 more for each
+    assert printed.count("| food \\* | saved | 1 | 70.0 | 72.0 | 71.0 | +1.0 (one seed) | -1.0 (one seed) |") == 2
+    with pytest.raises(SystemExit, match="was not measured yet"):
+        score.repeat(lines, "ewt", None, tmp_path / "again.jsonl")
+
+
 # ---------------------------------------------------------------------- differences
 
 

@@ -21,15 +21,18 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+from spacy.language import Language
 from spacy.tokens import Doc, Span
 from thinc.model import Model
 
 from ...core.errors import ConfigError
 from .settings import BLOCK
-from .transformers import Transformer
+from .transformers import transformers_of
 
 logger = logging.getLogger("spacy.torchopt")
 
+# Hugging Face's warning of a text that is longer than the model can read, which it gives once.
+_TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
 # Words whose number of wordpieces is remembered.
 _REMEMBERED = 200_000
 
@@ -130,14 +133,15 @@ class PieceWindows:
         self._has_told = True
 
 
-def check_window(transformer: Transformer, window: int) -> None:
-    """RAISES (ConfigError): The model can't read so long a window, or nothing of a text fits into it."""
-    longest = transformer.longest_input
-    if longest is not None and window > longest:
-        raise ConfigError(
-            f"Can't set 'window_pieces' in {BLOCK}: expected at most {longest}, as '{transformer.component}' can read "
-            f"no more at once, found {window}."
-        )
+def check_window(nlp: Language, window: int) -> None:
+    """RAISES (ConfigError): A transformer can't read windows so long."""
+    for transformer in transformers_of(nlp):
+        longest = transformer.longest_input
+        if longest is not None and window > longest:
+            raise ConfigError(
+                f"Can't set 'window_pieces' in {BLOCK}: expected at most {longest}, as '{transformer.component}' can "
+                f"read no more at once, found {window}."
+            )
 
 
 def forward_in_windows(
@@ -153,6 +157,7 @@ def forward_in_windows(
         tokenizer: Any = model.tokenizer  # type: ignore[attr-defined]
         get_spans, longest = model.attrs["get_spans"], tokenizer.model_max_length
         model.attrs["get_spans"], tokenizer.model_max_length = windows, min(window, longest)
+        tokenizer.deprecation_warnings[_TOO_LONG] = True  # it is cut, and was told
         try:
             return forward(model, docs, is_train)
         finally:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import mean
@@ -152,7 +152,7 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     spans = _count_spans(nlp, training["frozen_components"], examples)
     epochs = EPOCHS if spans is None else min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), EPOCHS), MOST_EPOCHS)
-    batches = words_of_batches(batcher, examples, epochs)
+    batches = list(islice(words_of_batches(batcher, examples, epochs), MOST + 1))
     if not batches:
         raise ConfigError(
             f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "
@@ -205,10 +205,8 @@ def _least_share(nlp: Language, frozen: Sequence[str], examples: list[Example]) 
 
 def words_of_batches(
     batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example], epochs: int
-) -> list[int]:
-    """The words of each batch of some epochs. Sizes may grow between epochs, so each epoch is drawn.
-
-    RETURNS (list[int]): At most `MOST` + 1 batches.
-    """
-    drawn = (batch for _ in range(epochs) for batch in batcher(examples))
-    return [sum(len(example) for example in batch) for batch in islice(drawn, MOST + 1)]
+) -> Iterator[int]:
+    """The words of each batch of some epochs. Sizes may grow between epochs, so each epoch is drawn."""
+    for _ in range(epochs):
+        for batch in batcher(examples):
+            yield sum(len(example) for example in batch)

@@ -110,6 +110,8 @@ def compare(
     scores: Mapping[str, Mapping[int, float]],
     base: str,
     resampled: Mapping[str, Mapping[int, Sequence[float]]] = {},
+    *,
+    comparisons: int | None = None,
 ) -> Comparison:
     """Compare scores. Only seeds that all candidates have count.
 
@@ -117,6 +119,7 @@ def compare(
     base (str): The candidate that the others are compared with.
     resampled (Mapping): For each candidate and seed, the scores on texts that were drawn again, the same draws for all.
         Empty: the texts are taken for all that there are.
+    comparisons (int | None): How many differences are tested together. None: all from the base.
     """
     names = list(scores)
     seeds = [seed for seed in scores[base] if all(seed in found for found in scores.values())]
@@ -137,7 +140,7 @@ def compare(
         return float(numpy.std(one - other, ddof=1))
 
     differences = {
-        name: Difference(means[name] - means[base], of_seeds, of_texts(name), freedom, len(names) - 1)
+        name: Difference(means[name] - means[base], of_seeds, of_texts(name), freedom, comparisons or len(names) - 1)
         for name in names
         if name != base
     }

@@ -17,6 +17,14 @@ from spacy.scorer import Scorer
 from spacy.training import Example
 
 T = TypeVar("T")
+# With more words of development data, evaluations would take longer than a short training.
+MOST_WORDS = 50_000
+
+
+def thinned(dev: Sequence[Example]) -> list[Example]:
+    """As many texts as have about `MOST_WORDS`, from all parts of the data."""
+    every = -(-sum(map(len, dev)) // MOST_WORDS)
+    return list(dev[:: max(every, 1)])
 
 
 def halves(dev: Sequence[T]) -> tuple[list[T], list[T]]:
@@ -48,9 +56,12 @@ def score(nlp: Language, predicted: Sequence[Example], weights: Mapping[str, flo
     """The main score of a training, as `spacy train` computes it.
 
     predicted (Sequence[Example]): From `predict`, or some of them. weights (Mapping): `score_weights` in [training].
-    RAISES (ValueError): A weight is for scores by label.
+    RAISES (ValueError): A weight is for scores by label. RAISES (KeyError): A component has no annotation to score.
     """
-    found, total = Scorer(nlp).score(predicted), 0.0
+    try:
+        found, total = Scorer(nlp).score(predicted), 0.0
+    except KeyError as error:
+        raise KeyError(Errors.E900.format(pipeline=nlp.pipe_names)) from error
     for name, weight in weights.items():
         value = found.get(name)
         if weight is None or value is None:
@@ -61,10 +72,10 @@ def score(nlp: Language, predicted: Sequence[Example], weights: Mapping[str, flo
     return total
 
 
-def resampled(score: Callable[[Sequence[T]], float], texts: Sequence[T], draws: int = 100) -> list[float]:
+def resampled(score: Callable[[Sequence[T]], float], texts: Sequence[T], draws: int) -> list[float]:
     """What other texts of the same kind might have scored: of as many, drawn from these with replacement (bootstrap).
 
     All trainings get the same draws, so that they can be compared in pairs.
     """
-    rng = numpy.random.default_rng(0)
-    return [score([texts[i] for i in rng.integers(len(texts), size=len(texts))]) for _ in range(draws)]
+    drawn = numpy.random.default_rng(0).integers(len(texts), size=(draws, len(texts))) if texts else []
+    return [score([texts[i] for i in some]) for some in drawn]
