@@ -98,8 +98,10 @@ def _largest_batch(setup: Setup, transformer: Transformer, train: Corpus) -> int
                     spans = get_spans([doc])[0]
                     known[id(doc)] = [min(length, longest) for length in pieces.of_spans(spans)]
                 lengths += known.get(id(doc), [])
-            at_most = 10**9 if settings is None else settings.max_batch_pieces
-            padded = sum(len(part) * lengths[part[0]] for part in split_by_length(lengths, at_most))
+            padded = len(lengths) * max(lengths, default=0)
+            if settings is not None:
+                split = split_by_length(lengths, settings.max_batch_pieces)
+                padded = sum(len(part) * lengths[part[0]] for part in split)
             most = max(most, padded // parts)
     return most
 
