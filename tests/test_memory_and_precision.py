@@ -13,6 +13,7 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.algorithms.torchao import AdamW4bit, AdamW8bit
 from thinc_torchopt.core.compat import has_torchao
 
+from .addons.fine_tuning.small_transformers import write_bert
 from .conftest import ROOT
 from .models import toy_examples, toy_pipeline
 from .peek import averages_in, params_in
@@ -72,19 +73,6 @@ def test_bytes_per_number(row):
     found = [size / module.weight.numel() for size in sizes]
     # Scales, tables and counts are below a tenth of a byte a number.
     assert [*found, sum(found)] == pytest.approx(in_table(row), abs=0.1)
-
-
-def write_bert(folder, vocab):
-    """A BERT of random weights that reads letters."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    letters = "abcdefghijklmnopqrstuvwxyz.,"
-    vocab.write_text(
-        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{one}" for one in letters)])
-    )
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    BertModel(BertConfig(**sizes, vocab_size=80)).save_pretrained(folder)
-    BertTokenizerFast(str(vocab)).save_pretrained(folder)
 
 
 def test_gradient_checkpointing(tmp_path):

@@ -8,7 +8,7 @@ group `thinc_torchopt_attachments`; all others stand in [training.optimizer.atta
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -60,6 +60,15 @@ class Attachment:
         """Change the pipeline before a run names its params, for example add some.
 
         nlp (Language): The pipeline, initialized.
+        """
+
+    def named(self, optimizer: Any, nlp: Any, exclude: Collection[str]) -> None:
+        """Freeze params, or refuse some, when the optimizer has named those of a pipeline: before a run, a preview, and
+        the first update of another loop.
+
+        optimizer (TorchOptimizer): The optimizer. nlp (Language): The pipeline.
+        exclude (Collection[str]): Components that are not trained.
+        RAISES (ConfigError): It can't be trained with this block.
         """
 
     def join(self, run: Any) -> Sequence[Any]:

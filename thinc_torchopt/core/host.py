@@ -41,6 +41,25 @@ def module_of(shim: Shim) -> Any:
     return shim._model if isinstance(shim._model, torch.nn.Module) else None
 
 
+def swap_module(shim: Shim, module: Any) -> None:
+    """Let a shim wrap another torch module. Hugging Face's shim keeps it in two places.
+
+    SOURCE: thinc/shims/shim.py, `Shim._model`; spacy_transformers/layers/hf_shim.py (1.4.0), `HFShim._hfmodel`.
+    """
+    shim._model = module
+    if hasattr(shim, "_hfmodel"):
+        shim._hfmodel.transformer = module
+
+
+def attention_of(module: torch.nn.Module) -> str | None:
+    """The attention of a model of Hugging Face, as "sdpa". None: it is none of theirs.
+
+    SOURCE: transformers/configuration_utils.py (4.56), `PretrainedConfig._attn_implementation`.
+    """
+    found: str | None = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return found
+
+
 def scaler_of(shim: Shim) -> Any:
     """The gradient scaler of thinc's shim for torch, for mixed precision. None: another kind of shim.
 

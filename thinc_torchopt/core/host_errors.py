@@ -7,19 +7,24 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from configparser import DuplicateOptionError, DuplicateSectionError, MissingSectionHeaderError
 from contextlib import contextmanager, suppress
-from inspect import signature
+from importlib.metadata import version
+from inspect import getsource, signature
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy
 from catalogue import RegistryError
 from confection import Config, ConfigValidationError
+from spacy.language import Language
 from spacy.tokens import DocBin
 from spacy.training.corpus import walk_corpus
 from spacy.util import registry
+from thinc.api import NumpyOps
 
 from .annotations import LEAST_ACTIONS, NERS, PARSERS, annotations_of
 from .config_checks import REGISTRIES, ConfigSection, sections_of
@@ -250,6 +255,35 @@ def _message_of_override(place: Sequence[str], path: Path | None) -> str:
     if near:
         return text + did_you_mean(flag, [f"--{near[0]}.{name}"])
     return f"{text} Overrides only change existing sections: add the line [{section}] to the config."
+
+
+# ---------------------------------------------------------------------- versions that don't go together
+
+
+def check_versions(nlp: Language, exclude: Collection[str]) -> None:
+    """RAISES (ConfigError): A component fails by itself when it is trained, with the packages that are installed.
+
+    SOURCE: spacy_curated_transformers/pipeline/transformer.py (0.3.1, 2.1.2), `float(cum_loss)`.
+    """
+    for name, pipe in nlp.pipeline:
+        is_curated = type(pipe).__module__.startswith("spacy_curated_transformers.")
+        if not is_curated or name in exclude or not isinstance(pipe.model.ops, NumpyOps):  # type: ignore[attr-defined]
+            continue
+        if not _takes_arrays_of_one() and "float(cum_loss)" in getsource(type(pipe)):
+            raise ConfigError(
+                f"Can't train '{name}': spacy-curated-transformers {version('spacy-curated-transformers')} fails with "
+                f"NumPy {numpy.__version__}, which no longer makes a number of an array that has one. Install an older "
+                "NumPy: pip install 'numpy<2.4'."
+            )
+
+
+def _takes_arrays_of_one() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return float(numpy.zeros(1)) == 0.0
+        except TypeError:
+            return False
 
 
 # ---------------------------------------------------------------------- components without annotations

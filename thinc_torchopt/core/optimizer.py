@@ -31,6 +31,7 @@ from .attachments import Attachment, collect_attachments, taking_blocks
 from .averages import AverageSettings, check_not_in_use, chosen_averages
 from .checks import OPTIMIZER, check_ops_threads, known_settings, own_errors
 from .errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
+from .host_errors import check_versions
 from .labels import restore_trees
 from .lock import lock_for
 from .near_misses import did_you_mean
@@ -271,11 +272,14 @@ class TorchOptimizer(Optimizer):
             the settings matches no param.
         """
         with self._lock:
+            check_versions(nlp, exclude)
             restore_trees(nlp)
             walked = walk_pipeline(nlp)
             self._trained.plan.check([found.name for model in walked for found in model.params])
             self._reset_if_other(nlp)
             self._trained.table.add_all(nlp, exclude, walked=walked)
+            for attachment in self.attachments.values():
+                attachment.named(self, nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
             self._check_precision(walked, exclude)

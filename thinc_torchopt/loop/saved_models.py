@@ -249,6 +249,11 @@ class SavedModels:
         self._asked: list[Callable[[], None]] = []
         self._warned = False
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder where spaCy saves models. None: unknown, or there is none."""
+        return self._output if self._of_checkpoints is None else self._of_checkpoints.path
+
     def before_cleaning(self, output: Path | None) -> None:
         """Called before spaCy removes its old models. Ours stay."""
 
@@ -304,7 +309,7 @@ class SavedModels:
 
     def _save(self, name: str, step: int, best: list[KeptModel] | None = None) -> bool:
         """RETURNS (bool): Whether the model was saved. best (list): It is one of these, and may be removed later."""
-        output = self._output if self._of_checkpoints is None else self._of_checkpoints.path
+        output = self.folder
         if output is None:
             if not self._warned:
                 warnings.warn(
@@ -336,7 +341,7 @@ class SavedModels:
 
     def _remove(self, model: KeptModel) -> None:
         """Remove a model that is no longer one of the best, if it is still the one that was saved."""
-        output = self._output if self._of_checkpoints is None else self._of_checkpoints.path
+        output = self.folder
         if output is None or not (path := output / model.folder).exists():
             return
         if not model.is_in(path):

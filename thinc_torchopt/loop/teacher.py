@@ -18,8 +18,9 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,8 @@ from .random_state import preserved_random
 
 # Texts that a pipeline annotates at once.
 _BATCH: Final = 128
+# Texts whose predictions are in memory, the latest ones: a stream has no end.
+_MOST_IN_MEMORY: Final = 100_000
 # Characters of a digest in the name of a file or folder.
 _SHORT: Final = 16
 # Seconds without a new file after which a process does the work of the others itself: they may have another disk.
@@ -49,7 +52,7 @@ class Teacher:
     """A frozen pipeline.
 
     pipeline (str | Path): Its folder, or the name of its package.
-    cache (Path | None): The folder of its predictions. None: they are kept in memory.
+    cache (Path | None): The folder of its predictions. None: those of the latest 100,000 texts are kept in memory.
     where (str): The setting, for errors.
     RAISES (ConfigError): There is no such pipeline.
 
@@ -142,7 +145,7 @@ class Teacher:
         digests = [digest_of(doc) for doc in docs]
         missing = {digest: doc for digest, doc in zip(digests, docs) if digest not in known}
         if missing and self.cache is not None:
-            self._read_cache(self.cache / folder, known)
+            self._read_cache(self.cache / folder, known, missing)
             missing = {digest: doc for digest, doc in missing.items() if digest not in known}
         if missing:
             own = missing
@@ -152,7 +155,10 @@ class Teacher:
             self._annotate(folder, own, rules, known)
             if len(own) < len(missing):
                 self._await(folder, missing, rules, known)
-        return [known[digest] for digest in digests]
+        found = [known[digest] for digest in digests]
+        for digest in list(islice(known, max(0, len(known) - _MOST_IN_MEMORY))):
+            del known[digest]
+        return found
 
     def _folder(self, rules: Sequence[Rule]) -> str:
         """The name of the folder in the cache: of the teacher, and of the components that annotate."""
@@ -184,10 +190,15 @@ class Teacher:
 
     # ------------------------------------------------------------------ the cache
 
-    def _read_cache(self, folder: Path, known: dict[str, Predicted]) -> bool:
-        """Read the files that are new. RETURNS (bool): Whether there were any."""
-        new = [path for path in sorted(folder.glob("*.jsonl")) if path not in self._read]
+    def _read_cache(self, folder: Path, known: dict[str, Predicted], wanted: Collection[str]) -> bool:
+        """Read files that are new, as they were written, until all that is wanted is known.
+
+        RETURNS (bool): Whether there were any.
+        """
+        new = sorted((path for path in folder.glob("*.jsonl") if path not in self._read), key=_time_of)
         for path in new:
+            if all(digest in known for digest in wanted):
+                break
             self._read.add(path)
             try:
                 content = path.read_text("utf8")
@@ -213,7 +224,7 @@ class Teacher:
         assert self.cache is not None
         since = time.monotonic()
         while left := {digest: doc for digest, doc in missing.items() if digest not in known}:
-            if self._read_cache(self.cache / folder, known):
+            if self._read_cache(self.cache / folder, known, left):
                 since = time.monotonic()
             elif time.monotonic() - since > _PATIENCE:
                 self._is_alone = True
@@ -258,6 +269,13 @@ def _needed(nlp: Language, rules: Sequence[Rule]) -> list[str]:
 def digest_of(doc: Doc) -> str:
     """A digest of a text's tokens."""
     return _digest(json.dumps([[token.text for token in doc], [bool(token.whitespace_) for token in doc]]))
+
+
+def _time_of(path: Path) -> tuple[float, str]:
+    """When a file was written; of several at once, its name."""
+    with suppress(OSError):  # another process may have removed it
+        return path.stat().st_mtime, path.name
+    return 0.0, path.name
 
 
 def _digest(text: str) -> str:

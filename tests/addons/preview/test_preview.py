@@ -112,7 +112,7 @@ def test_preview_params_are_escaped():
 def test_preview_compare_recipes(paths, tmp_path):
     config = CONFIGS / "cnn.cfg"
     found = compare_recipes(config, paths, recipes="low-memory", steps=2, seeds=1, output=tmp_path / "best.cfg")
-    assert list(found.tried) == ["as it is", "low-memory"] and found.verdict in repr(found)
+    assert list(found.tried) == ["as it is", "tuned Adam", "low-memory"] and found.verdict in repr(found)
     assert (tmp_path / "best.cfg").read_text() == found.config
     page = parsed(found._repr_html_())
     assert found.verdict in page.text and "low-memory" in page.text

@@ -7,7 +7,8 @@ teacher (loop/teacher.py). texts.py reads texts that nobody has annotated.
 from typing import Final
 
 from .corpus import TaughtCorpus
+from .texts import count_pieces
 
 STABILITY: Final = "provisional"
 
-__all__ = ["TaughtCorpus"]
+__all__ = ["TaughtCorpus", "count_pieces"]

@@ -11,11 +11,9 @@ tf32: torch's own switches for products of float32 matrices are set for a pass, 
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -27,6 +25,7 @@ from .. import kernels
 from ..errors import ConfigError, ConfigWarning, PrecisionWarning
 from ..host import cpu_computes_bf16, is_in_mixed_precision, is_scaling, let_scale_be_float, module_of, scaler_of
 from ..types import Precision
+from .shims import map_tensors
 
 Backprop = Callable[[Any], Any]
 
@@ -127,24 +126,8 @@ def _autocast_in_forward(module: torch.nn.Module | None, device_type: str) -> It
 
 
 def in_float32(value: Any) -> Any:
-    """A module's output with its tensors of bfloat16 as float32: in dicts, lists, tuples and dataclasses too."""
-    if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype is torch.bfloat16 else value
-    if isinstance(value, Mapping):
-        mapping: Any = copy.copy(value)  # of its own class: Hugging Face's outputs have attributes too
-        for key, item in value.items():
-            mapping[key] = in_float32(item)
-        return mapping
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(in_float32, value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(in_float32, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made: Any = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, in_float32(getattr(value, field.name)))
-        return made
-    return value
+    """A module's output with its tensors of bfloat16 as float32: see `map_tensors`."""
+    return map_tensors(lambda tensor: tensor.float() if tensor.dtype is torch.bfloat16 else tensor, value)
 
 
 # ---------------------------------------------------------------------- tf32

@@ -6,6 +6,8 @@ of another library (thinc's for TensorFlow and MXNet, or a user's own), in a for
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -72,17 +74,43 @@ def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
             handle.remove()
 
 
-def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-    """Let outputs that depend on no trainable param accept gradients."""
-    if isinstance(output, torch.Tensor):
-        if torch.is_grad_enabled() and output.is_floating_point() and not output.requires_grad:
-            output.requires_grad_(True)
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            _let_outputs_take_grads(module, inputs, value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            _let_outputs_take_grads(module, inputs, value)
+def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+    """Let outputs that depend on no trainable param accept gradients: as other tensors, since layers above have read
+    these, and read them again where the backward pass computes them anew.
+    """
+    return map_tensors(_taking_grads, output) if torch.is_grad_enabled() else None
+
+
+def _taking_grads(tensor: torch.Tensor) -> torch.Tensor:
+    is_done = tensor.requires_grad or not tensor.is_floating_point()
+    return tensor if is_done else tensor.detach().requires_grad_(True)
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """A module's output with its tensors replaced: in dicts, lists, tuples, dataclasses and other objects too. Where
+    none changes, it is the same object.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(function, item) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, Mapping):
+        inside: Mapping[str, Any] = value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    else:
+        inside = {} if isinstance(value, (type, torch.nn.Module)) else getattr(value, "__dict__", {})
+    found = {key: map_tensors(function, item) for key, item in inside.items()}
+    changed = {key: item for key, item in found.items() if item is not inside[key]}
+    if not changed:
+        return value
+    made: Any = copy(value)  # of its own class: Hugging Face's outputs have attributes too
+    for key, item in changed.items():
+        made.__setitem__(key, item) if isinstance(value, Mapping) else object.__setattr__(made, key, item)
+    return made
 
 
 class ForeignGrad(NamedTuple):

@@ -7,7 +7,7 @@ training.
 *block*: a named section of settings for some of the params.
 """
 
-from .cascade import Cascade
+from .cascade import Cascade, layers_of
 from .changes import FreezeChange, FreezeChanges, RateChange, RateChanges
 from .param_settings import ParamSettings, Rates
 
@@ -19,4 +19,5 @@ __all__ = [
     "RateChange",
     "RateChanges",
     "Rates",
+    "layers_of",
 ]

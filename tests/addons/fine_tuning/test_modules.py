@@ -1,0 +1,215 @@
+"""How the modules of transformers compute in a run: gradient checkpointing, frozen layers, attention."""
+
+import warnings
+
+import numpy
+import pytest
+import spacy
+import torch
+from spacy.training.initialize import init_nlp
+from spacy.util import registry
+
+from thinc_torchopt.addons.fine_tuning.attention import attending
+from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
+from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
+from thinc_torchopt.core.errors import ConfigError
+
+from ...models import toy_examples
+from ...peek import averages_in, params_in
+from ...runs import digests, run
+from .small_transformers import LAYERS, config_with, kind  # noqa: F401
+
+ALL = {"gradient_checkpointing": True, "freeze_layers": 2, "attention": "eager"}
+
+
+def build(config):
+    """The pipeline, initialized, and its optimizer."""
+    nlp = init_nlp(config.interpolate())
+    optimizer = registry.resolve(config.interpolate()["training"], validate=False)["optimizer"]
+    optimizer.initialize(nlp)
+    [found] = transformers_of(nlp)
+    return nlp, optimizer, found
+
+
+def gradients(nlp, optimizer, found, *, drop=0.1):
+    """Of one update, with torch's generator as it is after it."""
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    with optimizer.training():
+        nlp.update(toy_examples(nlp), sgd=False, drop=drop)
+    grads = {name: param.grad for name, param in found.module.named_parameters() if param.grad is not None}
+    for param in found.module.parameters():
+        param.grad = None
+    for _, pipe in nlp.pipeline:
+        for node in pipe.model.walk():
+            for name in node.grad_names:
+                node.get_grad(name)[...] = 0
+    return grads, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.filterwarnings("ignore:.*has no instructions for bfloat16")
+def test_checkpointing_gives_the_same_gradients(tmp_path, corpus, kind, precision):  # noqa: F811
+    """To the last bit, with dropout: the same operations on the same numbers."""
+    nlp, optimizer, found = build(config_with(kind, tmp_path, corpus, settings={"precision": precision}))
+    expected, state = gradients(nlp, optimizer, found)
+    calls = []
+    layer = layers_of(found.module)[0]
+    part = next(layer.children())
+    part.register_forward_hook(lambda *_: calls.append(part.training))
+    gradients(nlp, optimizer, found)
+    once = len(calls)
+    with checkpointing(found.module):
+        grads, after = gradients(nlp, optimizer, found)
+        assert len(calls) == 3 * once
+        nlp("Anna likes London .")
+        assert calls[-1] is False
+    assert len(expected) > 30 and grads.keys() == expected.keys()
+    assert all(torch.equal(grads[name], expected[name]) for name in expected)
+    assert torch.equal(after, state)
+    calls.clear()
+    gradients(nlp, optimizer, found)
+    assert len(calls) == once and not any("forward" in vars(module) for module in found.module.modules())
+
+
+@pytest.mark.parametrize("weighting", [False, True])
+def test_frozen_layers_have_nothing(tmp_path, corpus, kind, weighting):  # noqa: F811
+    """No gradient, no state, no average; nothing is kept for their backward pass. The other gradients are the same."""
+    if weighting and kind == "spacy":
+        pytest.skip("spacy-transformers has no listener that mixes layers")
+    config = config_with(kind, tmp_path, corpus, weighting=weighting)
+    expected, _ = gradients(*build(config))
+    config = config_with(kind, tmp_path, corpus, weighting=weighting, block={"freeze_layers": 2})
+    nlp, optimizer, found = build(config)
+    needed = []
+    for layer in layers_of(found.module):
+        layer.register_forward_hook(lambda module, args, output: needed.append(output))
+    grads, _ = gradients(nlp, optimizer, found)
+    outputs = [one[0] if isinstance(one, tuple) else one for one in needed]
+    assert [one.grad_fn is not None for one in outputs] == [False, False, True] * (len(outputs) // LAYERS)
+    frozen = {name for name in expected if "embeddings" in name or any(f".{i}." in name for i in (0, 1))}
+    assert len(frozen) > 20 and grads.keys() == expected.keys() - frozen
+    assert all(torch.equal(grads[name], expected[name]) for name in grads)
+    with optimizer.training(), optimizer.joint_step():
+        nlp.update(toy_examples(nlp), sgd=False)
+        for _, pipe in nlp.pipeline:
+            pipe.finish_update(optimizer)
+    params = dict(found.module.named_parameters())
+    kept = {id(param) for built in optimizer.torch_optimizers.values() for param in built.state}
+    averages = averages_in(optimizer)
+    kept |= {id(param.source) for param in params_in(optimizer) if averages.tensor_of(param.key) is not None}
+    assert not kept & {id(params[name]) for name in frozen} and len(kept) > 20
+
+
+def test_frozen_layers_do_not_move(tmp_path, corpus, kind):  # noqa: F811
+    config = config_with(kind, tmp_path, corpus, block={"freeze_layers": 2}, steps=3)
+    before = {
+        name: param.clone()
+        for name, param in transformers_of(init_nlp(config.interpolate()))[0].module.named_parameters()
+    }
+    run(config, tmp_path / "output")
+    trained = spacy.load(tmp_path / "output" / "model-last")
+    for name, param in transformers_of(trained)[0].module.named_parameters():
+        is_frozen = "embeddings" in name or any(f".{i}." in name for i in (0, 1))
+        assert torch.equal(param, before[name]) is (is_frozen or "pooler" in name), name
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention(tmp_path, corpus, kind, attention):  # noqa: F811
+    """The same values, but for rounding, with the same params; afterwards all is as before."""
+    nlp, optimizer, found = build(config_with(kind, tmp_path, corpus, dropout=0.0))
+    module, expected = found.module, gradients(nlp, optimizer, found, drop=0.0)[0]
+    saved = nlp.to_bytes()
+    count = []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    with pytest.MonkeyPatch.context() as patch, attending(found.shim, attention):
+        patch.setattr(
+            torch.nn.functional,
+            "scaled_dot_product_attention",
+            lambda *args, **kw: count.append(1) or sdpa(*args, **kw),
+        )
+        assert all(a is b for a, b in zip(found.module.parameters(), module.parameters()))
+        assert list(found.module.state_dict()) == list(module.state_dict())
+        grads = gradients(nlp, optimizer, found, drop=0.0)[0]
+        assert bool(count) is (attention == "sdpa")
+        assert nlp.to_bytes() == saved
+    assert found.module is module and nlp.to_bytes() == saved
+    assert grads.keys() == expected.keys()
+    # float32 of another order.
+    assert all(torch.allclose(grads[name], expected[name], rtol=1e-3, atol=1e-5) for name in expected)
+
+
+@pytest.mark.parametrize("block", [None, ALL, {**ALL, "attention": "sdpa"}])
+def test_resume_is_exact(tmp_path, corpus, kind, block):  # noqa: F811
+    """With averages and dropout, killed twice."""
+    ends = []
+    for name, crashes in (("whole", [None]), ("broken", [4, 8, None])):
+        config = config_with(kind, tmp_path, corpus, state=name, block=block)
+        infos = {}
+        for crash_at in crashes:
+            infos |= run(config, tmp_path / f"{name}-output", crash_at=crash_at)
+        ends.append((infos, digests(tmp_path / f"{name}-output")))
+    assert ends[0] == ends[1] and len(ends[0][0]) == 13
+
+
+def test_saved_pipelines_are_ordinary(tmp_path, corpus, kind):  # noqa: F811
+    """A second run in this process is as the first, and a saved model says nothing of the block."""
+    files = []
+    for name in ("a", "b"):
+        config = config_with(kind, tmp_path, corpus, state=name, block=ALL, steps=4)
+        run(config, tmp_path / name)
+        files.append(digests(tmp_path / name))
+    assert files[0] == files[1]
+    nlp = spacy.load(tmp_path / "a" / "model-last")
+    module = transformers_of(nlp)[0].module
+    assert not getattr(module, "is_gradient_checkpointing", False)
+    assert all(param.requires_grad for param in module.parameters())
+    if kind == "spacy":
+        plain = config_with(kind, tmp_path, corpus, state="plain", steps=4)
+        run(plain, tmp_path / "plain")
+        one, other = (spacy.load(tmp_path / name / "model-last") for name in ("a", "plain"))
+        configs = [transformers_of(found)[0].module.config for found in (one, other)]
+        kept = [{k: v for k, v in found.to_dict().items() if k != "_name_or_path"} for found in configs]
+        assert kept[0] == kept[1]
+        assert configs[0]._attn_implementation == configs[1]._attn_implementation
+
+
+def test_a_crash_leaves_the_modules_as_they_were(tmp_path, corpus, kind):  # noqa: F811
+    seen = []
+    config = config_with(kind, tmp_path, corpus, block=ALL)
+
+    @registry.callbacks("test-fine-tuning.Keep.v1")
+    def keep():
+        return lambda nlp: seen.append(nlp) or nlp
+
+    config["nlp"]["after_pipeline_creation"] = {"@callbacks": "test-fine-tuning.Keep.v1"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(config, tmp_path / "output", crash_at=3)
+    module = transformers_of(seen[0])[0].module
+    assert not getattr(module, "is_gradient_checkpointing", False)
+    assert not any("forward" in vars(one) for one in module.modules())
+    assert all(param.requires_grad for param in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        ({"freeze_layers": 4}, "Can't set 'freeze_layers' in [training.optimizer.fine_tuning]: expected at most 3, the "
+        "number of layers of 'transformer', found 4."),
+        ({"attention": "flash_attention_2"}, "Can't set 'attention' in [training.optimizer.fine_tuning]: expected "
+        '"eager" or "sdpa", found \'flash_attention_2\'.'),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, corpus, kind, block, says):  # noqa: F811
+    with pytest.raises(ConfigError) as error:
+        build(config_with(kind, tmp_path, corpus, block=block))
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_refuses_a_frozen_transformer(tmp_path, corpus, kind):  # noqa: F811
+    config = config_with(kind, tmp_path, corpus, block={"freeze_layers": 1})
+    nlp = init_nlp(config.interpolate())
+    optimizer = registry.resolve(config.interpolate()["training"], validate=False)["optimizer"]
+    with pytest.raises(ConfigError, match="expected a transformer that is trained, found 'transformer'"):
+        optimizer.initialize(nlp, exclude=["transformer"])
