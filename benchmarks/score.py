@@ -514,6 +514,11 @@ class Difference:
         """Both are independent. What texts and seeds do together is in both, so this is rather too large."""
         return (self.seeds**2 + self.texts**2) ** 0.5
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is below 0 by more than one standard error."""
+        return self.mean < -self.error
+
     def __str__(self) -> str:
         return f"{self.mean:+.1f} ± {self.error:.1f}" if self.seeds == self.seeds else f"{self.mean:+.1f} (one seed)"
 
