@@ -280,6 +280,22 @@ def batches_in_texts(training: Block) -> None:
     training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 8}
 
 
+def no_rate(name: str, rate: float) -> Lever:
+    """An algorithm of pytorch-optimizer at its authors' rate, which stays. Schedule-free has averages of its own."""
+
+    def change(training: Block) -> None:
+        optimizer = training["optimizer"]
+        options = {
+            key: value for key, value in optimizer["algorithm"].items() if key in ("betas", "eps", "weight_decay")
+        }
+        algorithm = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": name, "options": options}
+        optimizer |= {"algorithm": algorithm, "learn_rate": rate}
+        if name.startswith("schedulefree"):
+            del optimizer["averages"]
+
+    return change
+
+
 LEVERS: dict[str, Lever] = {
     "half of the peak": times_peak(0.5),
     "a quarter of the peak": times_peak(0.25),
@@ -291,6 +307,8 @@ LEVERS: dict[str, Lever] = {
     "beta2 = 0.98": sets("algorithm.betas", [0.9, 0.98]),
     "batches of 8 texts": batches_in_texts,
     "thinc's products": sets("ops", "thinc"),
+    "schedule-free AdamW, no schedule": no_rate("schedulefreeadamw", 0.0025),
+    "Prodigy, no schedule": no_rate("prodigy", 1.0),
 }
 MAIN = ("stock", "tuned", "best")
 ARMS = (*MAIN, *LEVERS)

@@ -1,6 +1,4 @@
-"""A trained pipeline trained again, by the config that `spacy torchopt init --from` writes: it begins where the pipeline
-ended, and goes on from there.
-"""
+"""A trained pipeline trained again, by the config of `init --from`: it begins where the pipeline ended."""
 
 import numpy
 import pytest
@@ -57,7 +55,7 @@ def old(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, spacy.blank("xx"))
     config = config_of(request.param, tmp_path)
-    config["initialize"] |= {"after_init": {"@callbacks": "test-again.Count.v1"}}
+    config.setdefault("initialize", {})["after_init"] = {"@callbacks": "test-again.Count.v1"}
     run(config, tmp_path / "trained")
     (tmp_path / "trained" / "model-last").rename(tmp_path / "old")
     return tmp_path

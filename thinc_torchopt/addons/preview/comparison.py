@@ -96,7 +96,7 @@ class RecipeComparison:
     comparison (Comparison | None): With the config as it is. None: there was nothing to compare.
     with_stock (Comparison | None): With spaCy's Adam, tuned.
     winner (str): The name of the best. It is the config as it is if nothing is better by more than chance.
-    verdict (list[str]): What can be said, in sentences.
+    verdict (str): What can be said, a line about the config as it is and one about spaCy's Adam for each recipe.
     notes (list[str]): What was not tried, and other warnings.
     was_stopped (bool): Whether it was interrupted.
     """
@@ -105,7 +105,7 @@ class RecipeComparison:
     comparison: Comparison | None
     with_stock: Comparison | None
     winner: str
-    verdict: list[str]
+    verdict: str
     notes: list[str]
     was_stopped: bool = False
 
@@ -145,7 +145,7 @@ class RecipeComparison:
                 for name, found in self.tried.items()
             ],
             "winner": self.winner,
-            "verdict": " ".join(self.verdict),
+            "verdict": self.verdict,
             "notes": list(self.notes),
         }
 
@@ -153,7 +153,7 @@ class RecipeComparison:
         """Print the table, what failed, and the verdict."""
         headers, rows = self._table()
         print_table(console, headers, rows, numbers=_numbers(headers))
-        for text in [*self._problems(), *self.verdict]:
+        for text in [*self._problems(), *self.verdict.splitlines()]:
             console.print(text)
 
     def __repr__(self) -> str:
@@ -161,7 +161,7 @@ class RecipeComparison:
 
     def _repr_html_(self) -> str:
         headers, rows = self._table()
-        told = [("", text) for text in [*self._problems(), *self.verdict]]
+        told = [("", text) for text in [*self._problems(), *self.verdict.splitlines()]]
         return html_of(
             html_table(headers, rows, numbers=_numbers(headers)),
             html_lines([*told, *(("Note", note) for note in self.notes)], kinds={"Note": "note"}),
@@ -286,7 +286,7 @@ def compare_recipes(
 def _rewritten_by(
     source: ConfigSource, chosen: Sequence[Recipe], output: Path | None
 ) -> tuple[dict[str, str], str | None, list[str]]:
-    """RETURNS (tuple): The texts of what is tried; that with the recipe best, for spaCy's Adam, None if it can't be
+    """RETURNS (tuple): The configs to try, as texts; that with the recipe best, for spaCy's Adam, None if it can't be
     used; and notes.
 
     RAISES (ConfigError): There is nothing to compare.
@@ -474,7 +474,7 @@ def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> 
 # ---------------------------------------------------------------------- the verdict
 
 
-def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison | None, str, list[str]]:
+def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison | None, str, str]:
     """RETURNS (tuple): The comparisons with the config as it is and with spaCy's Adam, None if there is nothing to
     compare; the winner; the verdict.
     """
@@ -482,16 +482,16 @@ def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison |
     if _BASE not in fine:
         best = max(fine, key=lambda name: fmean(fine[name].scores.values()), default=_BASE)
         failed = f"The config as it is can't be compared: {tried[_BASE].problem}."
-        return None, None, best, [failed if best == _BASE else f"{failed} Of the others, {best} has the best score."]
+        return None, None, best, failed if best == _BASE else f"{failed} Of the others, {best} has the best score."
     if len(fine) == 1:
-        return None, None, _BASE, ["Nothing else finished its trials."]
+        return None, None, _BASE, "Nothing else finished its trials."
     scores = {name: found.scores for name, found in fine.items()}
     drawn = {name: {seed: trial.resampled for seed, trial in found.trials.items()} for name, found in fine.items()}
     # Those with the config as it is, and those of recipes with spaCy's Adam.
     told = len(fine) - 1 + (len(fine) - 2) * (_STOCK in fine)
     found = compare(scores, _BASE, drawn, comparisons=told)
     with_stock = compare(scores, _STOCK, drawn, comparisons=told) if _STOCK in fine else None
-    return found, with_stock, found.winner, [_verdict(found), *_beside_stock(with_stock)]
+    return found, with_stock, found.winner, "\n".join([_verdict(found), *_beside_stock(with_stock)])
 
 
 def _verdict(found: Comparison) -> str:
@@ -512,14 +512,14 @@ def _verdict(found: Comparison) -> str:
     if best == found.base:
         widest = max(difference.margin for difference in differences.values())
         return f"Nothing is better than the config as it is. With {seeds}, up to {widest:.4f} may be chance."
-    ahead = differences[best]
+    lead = differences[best]
     enough = found.seeds_for(best)
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
-    if enough is None and ahead.of_texts > ahead.of_seeds:
+    if enough is None and lead.of_texts > lead.of_seeds:
         advice = " More texts to evaluate on would tell more than more seeds."
     return (
-        f"Nothing is better by more than chance: {best} is ahead by {ahead.value:.4f}, and with {seeds} up to "
-        f"{ahead.margin:.4f} may be chance.{advice}"
+        f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
+        f"{lead.margin:.4f} may be chance.{advice}"
     )
 
 

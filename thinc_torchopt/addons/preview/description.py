@@ -178,8 +178,9 @@ class Description(Findings):
     def _short(self, blocks: Sequence[Sequence[Line]], width: int) -> list[list[Line]]:
         """The lines that fit on one screen, the more important ones first."""
         always, rest = blocks[:2], blocks[2:]
-        # Title, a line between two blocks, and two for what is left out.
-        room = _SCREEN - 1 - (len(blocks) - 1) - 2 - sum(_height(text, width) for block in always for _, text in block)
+        # Title, a line before each block, and two for what is left out.
+        room = _SCREEN - 1 - sum(map(bool, blocks)) - 2
+        room -= sum(_height(text, width) for block in always for _, text in block)
         wanted = [
             (_FIRST.index(label) if label in _FIRST else len(_FIRST), i, n)
             for i, block in enumerate(rest)

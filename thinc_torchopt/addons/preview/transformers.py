@@ -1,4 +1,4 @@
-"""What a training's transformers read: windows, what these lose of the texts, and the memory of a batch."""
+"""The transformers of a training: their windows, the text that these lose, and the memory of a batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from ...loop.data_check import Corpus
 from ...loop.data_stream import batches_of
 from ...loop.random_state import preserved_random
 from ...loop.setup import Setup
-from ..fine_tuning.batches import split_by_length
-from ..fine_tuning.saving import count_lost
-from ..fine_tuning.transformers import Transformer, transformers_of
-from ..fine_tuning.windows import PieceCounter, PieceWindows
+from ..fine_tuning import PieceCounter, PieceWindows, Transformer, count_lost, split_by_length, transformers_of
 from .lines import Line
 
 _FLOAT = 4
@@ -101,14 +98,16 @@ def _largest_batch(setup: Setup, transformer: Transformer, train: Corpus) -> int
                     spans = get_spans([doc])[0]
                     known[id(doc)] = [min(length, longest) for length in pieces.of_spans(spans)]
                 lengths += known.get(id(doc), [])
-            at_most = 10**9 if settings is None else settings.max_batch_pieces
-            padded = sum(len(part) * lengths[part[0]] for part in split_by_length(lengths, at_most))
+            padded = len(lengths) * max(lengths, default=0)
+            if settings is not None:
+                split = split_by_length(lengths, settings.max_batch_pieces)
+                padded = sum(len(part) * lengths[part[0]] for part in split)
             most = max(most, padded // parts)
     return most
 
 
 def _bytes_per_piece(setup: Setup, transformer: Transformer) -> float:
-    """What torch keeps for the backward pass of one wordpiece: about the inputs and outputs of all linear layers."""
+    """Bytes that torch keeps of a wordpiece for the backward pass: about the inputs and outputs of linear layers."""
     settings: Any = setup.optimizer.attachments.get("fine_tuning")
     linear = [module for module in transformer.module.modules() if isinstance(module, torch.nn.Linear)]
     kept = float(sum(module.in_features + module.out_features for module in linear))
