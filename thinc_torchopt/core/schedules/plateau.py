@@ -55,8 +55,8 @@ def plateau(
     check.choice("mode", mode, ["max", "min"])
     check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
     # With 1 no loss is ever below the best one, and a score must be twice as high.
-    limits = {"expected": _PART, "below": 1.0} if threshold_mode == "rel" else {}
-    check.number("threshold", threshold, **limits)
+    is_part = threshold_mode == "rel"
+    check.number("threshold", threshold, _PART if is_part else None, below=1.0 if is_part else math.inf)
     check.whole("cooldown", cooldown)
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.number("eps", eps)
