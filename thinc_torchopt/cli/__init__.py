@@ -9,7 +9,7 @@ import typer
 
 from ..core.host import cli_util
 from ._command import add_commands
-from ._screen import is_main_program, is_ours, show_errors
+from ._screen import is_main_program, is_ours, show_errors, show_plain_headings
 
 torchopt_cli = typer.Typer(
     name="torchopt",
@@ -86,6 +86,7 @@ cli_util().app.add_typer(torchopt_cli)
 # spaCy's own commands stay as they are, unless their config names something of ours.
 if is_main_program() and is_ours(sys.argv[1:]):
     show_errors()
+    show_plain_headings()
     if sys.argv[1] == "train":
         from ._train_command import guide_command
 
