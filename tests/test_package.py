@@ -69,7 +69,7 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
                 function = entry_point.load()
                 assert spacy.registry.get(registry_name, entry_point.name) is function
                 count += 1
-    assert count == 76
+    assert count == 77
 
 
 def test_package_learn_rate_has_one_writer():
@@ -161,7 +161,7 @@ def test_package_errors_are_builtins_too():
 
 
 # Parts of add-ons in a run: their doors are opened when a config is read, which must not import the loop.
-IN_A_RUN = {"budget", "private_run", "ranks", "run_rules"}
+IN_A_RUN = {"budget", "private_run", "ranks", "run_rules", "told"}
 
 
 def test_package_rooms_are_entered_by_their_doors():

@@ -29,8 +29,10 @@ SPANS = "spacy-transformers.strided_spans.v1"
 
 @dataclass(frozen=True)
 class Lost:
-    """What a model loses of texts. windows (int): All of them. cut (int): Those that are longer than it can read.
-    pieces (int): All wordpieces that it should read. lost (int): Those that it does not.
+    """Wordpieces of texts that a model does not read.
+
+    windows (int): All windows. cut (int): Those that are longer than it can read.
+    pieces (int): All wordpieces. lost (int): Those that are not read.
     """
 
     windows: int = 0

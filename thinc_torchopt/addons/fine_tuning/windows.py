@@ -63,7 +63,7 @@ class PieceCounter:
         return [self._known[key] for key in keys]
 
     def of_spans(self, spans: Sequence[Span]) -> list[int]:
-        """The wordpieces of each span, with those around it: the length of what the model reads."""
+        """The wordpieces of each span, with those around it: the length of the model's input."""
         return self._count([span.text for span in spans]) if spans else []
 
     def _count(self, texts: list[str], **settings: Any) -> list[int]:

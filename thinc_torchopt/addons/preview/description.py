@@ -40,6 +40,7 @@ from ...loop.setup import (
     schedule_notes,
 )
 from ..controller.run_rules import Rules
+from ..fine_tuning.told import tell_batch_memory, tell_windows
 from ..privacy import Privacy, PrivacyHistory, epsilon_of
 from ..privacy.private_run import plan_private_training, what_is_not_covered
 from ..recipes import THINC, Setting, read_corpus
@@ -64,7 +65,6 @@ from .doubts import (
 )
 from .lines import Line, lines_of, usual_labels
 from .params import ParamRow, describe, rows_of, tell_pipeline
-from .transformers import tell_batch_memory, tell_windows
 
 # Steps that are described of a training without an end.
 _NO_END = 20_000

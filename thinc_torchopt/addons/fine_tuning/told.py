@@ -1,4 +1,4 @@
-"""What a training's transformers read: windows, what these lose of the texts, and the memory of a batch."""
+"""For `explain`: the windows of a training's transformers, their losses of text, and the memory of a batch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from ...loop.data_check import Corpus
 from ...loop.data_stream import batches_of
 from ...loop.random_state import preserved_random
 from ...loop.setup import Setup
-from ..fine_tuning.batches import split_by_length
-from ..fine_tuning.saving import count_lost
-from ..fine_tuning.transformers import Transformer, transformers_of
-from ..fine_tuning.windows import PieceCounter, PieceWindows
-from .lines import Line
+from .batches import split_by_length
+from .saving import count_lost
+from .settings import BLOCK
+from .transformers import Transformer, transformers_of
+from .windows import PieceCounter, PieceWindows
 
 _FLOAT = 4
 # Words of the texts that are tokenized, and batches that are looked at.
 _WORDS, _BATCHES = 100_000, 200
-_BLOCK = "[training.optimizer.fine_tuning]"
 
 
-def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
+def tell_windows(setup: Setup, train: Corpus) -> tuple[list[tuple[str, str]], list[str]]:
     """Say which windows the transformers read, and what is lost of the training data.
 
-    RETURNS (tuple): Lines, and notes on what is lost.
+    RETURNS (tuple): Lines with their labels, and notes on lost wordpieces.
     """
     settings: Any = setup.optimizer.attachments.get("fine_tuning")
     window = None if settings is None else settings.window_pieces
-    lines: list[Line] = []
+    lines: list[tuple[str, str]] = []
     notes = []
     docs = _first(train)
     for one in transformers_of(setup.nlp):
@@ -49,7 +48,7 @@ def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
         elif lost is not None and lost.cut:
             happens = "" if _cuts(one) else ": more are an error of torch"
             notes.append(
-                f"{lost}. '{one.component}' reads at most {one.longest_input} at once{happens}. A block {_BLOCK} "
+                f"{lost}. '{one.component}' reads at most {one.longest_input} at once{happens}. A block {BLOCK} "
                 'with @misc = "thinc-torchopt.FineTuning.v1" makes windows that lose none.'
             )
     return lines, notes
@@ -110,7 +109,7 @@ def _largest_batch(setup: Setup, transformer: Transformer, train: Corpus) -> int
 
 
 def _bytes_per_piece(setup: Setup, transformer: Transformer) -> float:
-    """What torch keeps for the backward pass of one wordpiece: about the inputs and outputs of all linear layers."""
+    """Bytes kept for the backward pass of one wordpiece: about the inputs and outputs of all linear layers."""
     settings: Any = setup.optimizer.attachments.get("fine_tuning")
     linear = [module for module in transformer.module.modules() if isinstance(module, torch.nn.Linear)]
     kept = float(sum(module.in_features + module.out_features for module in linear))
