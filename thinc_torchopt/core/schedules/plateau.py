@@ -55,7 +55,7 @@ def plateau(
     check.choice("mode", mode, ["max", "min"])
     check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
     # With 1 no loss is ever below the best one, and a score must be twice as high.
-    limits = {"expected": _PART, "below": 1.0} if threshold_mode == "rel" else {}
+    limits: Dict[str, Any] = {"expected": _PART, "below": 1.0} if threshold_mode == "rel" else {}
     check.number("threshold", threshold, **limits)
     check.whole("cooldown", cooldown)
     check.number("min_rate", min_rate, at_most=initial_rate)
