@@ -56,7 +56,7 @@ def write_batch(folder: Path, words: int) -> int:
     nlp = spacy.blank("en")
     docs = list(DocBin().from_disk(DATA / "docs-issues-train.spacy").get_docs(nlp.vocab))
     long = next(doc for doc in sorted(docs, key=len) if len(doc) >= words)
-    chosen = [doc for doc in docs if 5 < len(doc) < 40][:15] + [long[:words].as_doc()]
+    chosen = [*[doc for doc in docs if 5 < len(doc) < 40][:15], long[:words].as_doc()]
     found = []
     for doc in chosen:
         new = Doc(nlp.vocab, words=[token.text for token in doc], spaces=[bool(token.whitespace_) for token in doc])
@@ -193,7 +193,10 @@ def table(runs: list[dict[str, Any]], rows: list[str], args: argparse.Namespace)
     if args.part == "batch":
         lines = ["|  | memory, GB | CPU seconds an update | CPU seconds per 1,000 words |", "| --- | --- | --- | --- |"]
     else:
-        lines = ["|  | memory, GB | CPU seconds a step | F in training | F of the loaded model |", "| --- |" + " --- |" * 4]
+        lines = [
+            "|  | memory, GB | CPU seconds a step | F in training | F of the loaded model |",
+            "| --- |" + " --- |" * 4,
+        ]
     for row in rows:
         own = [one for one in runs if one["row"] == row]
         if not own:

@@ -280,6 +280,22 @@ def batches_in_texts(training: Block) -> None:
     training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 8}
 
 
+def no_rate(name: str, rate: float) -> Lever:
+    """An algorithm of pytorch-optimizer at its authors' rate, which stays. Schedule-free has averages of its own."""
+
+    def change(training: Block) -> None:
+        optimizer = training["optimizer"]
+        options = {
+            key: value for key, value in optimizer["algorithm"].items() if key in ("betas", "eps", "weight_decay")
+        }
+        algorithm = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": name, "options": options}
+        optimizer |= {"algorithm": algorithm, "learn_rate": rate}
+        if name.startswith("schedulefree"):
+            del optimizer["averages"]
+
+    return change
+
+
 LEVERS: dict[str, Lever] = {
     "half of the peak": times_peak(0.5),
     "a quarter of the peak": times_peak(0.25),
@@ -291,6 +307,8 @@ LEVERS: dict[str, Lever] = {
     "beta2 = 0.98": sets("algorithm.betas", [0.9, 0.98]),
     "batches of 8 texts": batches_in_texts,
     "thinc's products": sets("ops", "thinc"),
+    "schedule-free AdamW, no schedule": no_rate("schedulefreeadamw", 0.0025),
+    "Prodigy, no schedule": no_rate("prodigy", 1.0),
 }
 MAIN = ("stock", "tuned", "best")
 ARMS = (*MAIN, *LEVERS)
@@ -482,13 +500,12 @@ class Runs:
         return tune(score_of, TRANSFORMER_PEAKS if TASKS[task].kind == "transformer" else PEAKS)
 
 
-def run(runs: Runs, tasks: Iterable[str], seeds: Iterable[int], arms: Iterable[str]) -> None:
-    """Run what is missing. A task has its first three seeds before any has the others."""
-    seeds, arms = list(seeds), list(arms)
-    for some in ([seed for seed in seeds if seed < 3], [seed for seed in seeds if seed >= 3]):
+def run(runs: Runs, tasks: Iterable[str], seeds: list[int] | None, arms: list[str]) -> None:
+    """Run what is missing. A task has its first three seeds before any has the others. seeds: Default: all."""
+    for part in (slice(3), slice(3, None)):
         for task in tasks:
-            for seed in some:
-                for arm in arms if seed in seeds_of(task) else []:
+            for seed in (seeds or seeds_of(task))[part]:
+                for arm in arms:
                     runs.get(task, arm, seed, runs.tuned(task) if arm == "tuned" else None)
 
 
@@ -515,6 +532,11 @@ class Difference:
         """Both are independent. What texts and seeds do together is in both, so this is rather too large."""
         return (self.seeds**2 + self.texts**2) ** 0.5
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is below 0 by more than one standard error."""
+        return self.mean < -self.error
+
     def __str__(self) -> str:
         return f"{self.mean:+.1f} ± {self.error:.1f}" if self.seeds == self.seeds else f"{self.mean:+.1f} (one seed)"
 
@@ -533,38 +555,38 @@ def difference(ours: list[Line], theirs: list[Line], part: str = "saved") -> Dif
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of a task, by arm."""
+    """A task. main (dict): The runs of each of the three arms, with the seeds that all have."""
 
     task: str
-    arms: dict[str, list[Line]]
+    main: dict[str, list[Line]]
 
     @property
-    def is_whole(self) -> bool:
-        return all(self.seeds(arm) == seeds_of(self.task) for arm in MAIN)
+    def seeds(self) -> list[int]:
+        return sorted(line["seed"] for line in self.main["best"])
 
-    def seeds(self, arm: str) -> list[int]:
-        return sorted(line["seed"] for line in self.arms[arm])
+    def gain(self, other: str, part: str = "saved") -> Difference | None:
+        """What `best` has more than another arm."""
+        return difference(self.main["best"], self.main[other], part)
 
-    def gain(self, other: str, part: str = "saved", arm: str = "best") -> Difference | None:
-        return difference(self.arms.get(arm, []), self.arms.get(other, []), part)
+    def mean_of(self, key: str, arm: str) -> float:
+        return mean(line[key] for line in self.main[arm])
 
     def share_of_time(self, other: str) -> float:
-        """CPU time of `best`, over the seeds that both have, as a share of that of another arm."""
-        times = [{line["seed"]: line["cpu"] for line in self.arms[arm]} for arm in ("best", other)]
-        seeds = set(times[0]) & set(times[1])
-        return sum(times[0][seed] for seed in seeds) / sum(times[1][seed] for seed in seeds)
+        """CPU time of `best` as a share of that of another arm."""
+        return self.mean_of("cpu", "best") / self.mean_of("cpu", other)
 
 
 def rows_of(lines: list[Line]) -> list[Row]:
-    """The tasks that have runs of all three arms. Those by which the arm `tuned` was chosen are left out."""
+    """The tasks that have runs of all three arms with the same seed."""
     rows = []
     for task in TASKS:
-        arms: dict[str, list[Line]] = {}
+        runs: dict[str, list[Line]] = {}
         for line in lines:
             if line["task"] == task and line["seed"] != TUNE_SEED:
-                arms.setdefault(line["arm"], []).append(line)
-        if set(MAIN) <= set(arms):
-            rows.append(Row(task, arms))
+                runs.setdefault(line["arm"], []).append(line)
+        common = set.intersection(*({line["seed"] for line in runs.get(arm, [])} for arm in MAIN))
+        if common:
+            rows.append(Row(task, {arm: [line for line in runs[arm] if line["seed"] in common] for arm in MAIN}))
     return rows
 
 
@@ -578,55 +600,52 @@ def table(rows: list[Row]) -> Iterator[str]:
     yield "| task | model | seeds | stock | tuned | `best` | `best` - stock | `best` - tuned |"
     yield "| --- " * 8 + "|"
     for row in rows:
-        for part in (part for part in PARTS if part in row.arms["best"][0]):
-            scores = (f"{mean(line[part]['score'] for line in row.arms[arm]) / 100:.1f}" for arm in MAIN)
-            gains = (str(row.gain(other, part) or "") for other in ("stock", "tuned"))
-            seeds = min(len(row.seeds(arm)) for arm in MAIN)
-            yield f"| {name_of(row.task)} | {part} | {seeds} | {' | '.join([*scores, *gains])} |"
+        for part in (part for part in PARTS if part in row.main["best"][0]):
+            cells = [f"{mean(line[part]['score'] for line in row.main[arm]) / 100:.1f}" for arm in MAIN]
+            cells += [str(row.gain(other, part)) for other in ("stock", "tuned")]
+            yield f"| {name_of(row.task)} | {part} | {len(row.seeds)} | {' | '.join(cells)} |"
     yield ""
     yield "| task | steps | seconds | of these evaluating | `best` / stock | `best` / tuned | tuned: what was chosen |"
     yield "| --- " * 7 + "|"
     for row in rows:
-        cells = [
-            ", ".join(f"{mean(line[key] for line in row.arms[arm]):,.0f}" for arm in MAIN)
-            for key in ("steps", "cpu", "evaluating")
-        ]
+        cells = [", ".join(f"{row.mean_of(key, arm):,.0f}" for arm in MAIN) for key in ("steps", "cpu", "evaluating")]
         cells += [f"{row.share_of_time(other):.2f}" for other in ("stock", "tuned")]
-        yield f"| {name_of(row.task)} | {' | '.join(cells)} | {key_of(row.arms['tuned'][0])[3]} |"
+        yield f"| {name_of(row.task)} | {' | '.join(cells)} | {key_of(row.main['tuned'][0])[3]} |"
 
 
 def name_of(task: str) -> str:
     return f"{task} \\*" if TASKS[task].has_chosen else task
 
 
-def levers(rows: list[Row]) -> Iterator[str]:
-    """What the recipe with one part changed has more than the recipe: the saved model, and the last one."""
-    yield "| lever | task | seeds | saved | last | seconds, of those of `best` |"
-    yield "| --- " * 6 + "|"
+def levers(lines: list[Line]) -> Iterator[str]:
+    """What the recipe with one part changed has more than the recipe, over the seeds that both have."""
+    yield "| lever | task | seeds | saved | last | seconds | of `best` |"
+    yield "| --- " * 7 + "|"
     for lever in LEVERS:
-        for row in (row for row in rows if lever in row.arms):
-            gains = (str(row.gain("best", part, arm=lever)) for part in ("saved", "last"))
-            share = f"{1 / row.share_of_time(lever):.2f}"
-            yield f"| {lever} | {row.task} | {len(row.seeds(lever))} | {' | '.join(gains)} | {share} |"
+        for task in TASKS:
+            ours, best = (
+                [line for line in lines if (line["task"], line["arm"]) == (task, arm)] for arm in (lever, "best")
+            )
+            gains = [difference(ours, best, part) for part in ("saved", "last")]
+            seeds = {line["seed"] for line in ours} & {line["seed"] for line in best}
+            if seeds:
+                times = [f"{mean(line['cpu'] for line in some if line['seed'] in seeds):.0f}" for some in (ours, best)]
+                yield f"| {' | '.join([lever, task, str(len(seeds)), *map(str, gains), *times])} |"
 
 
-def repeat(task: str, seeds: list[int], path: Path) -> None:
-    """Train the three arms of a row again, and print both."""
-    committed = [line for line in read() if line["task"] == task and line["arm"] in MAIN]
-    again = [line for line in committed if line["seed"] in seeds]
-    minutes = sum(line["cpu"] + line["evaluating"] + 10 for line in again) / 60
-    print(f"{task}: {len(again)} trainings, about {max(1, round(minutes))} minutes on one core; they go into {path}.")
-    tuning = next((key_of(line)[3] for line in committed if line["arm"] == "tuned" and line["seed"] != TUNE_SEED), None)
-    if tuning is None:
-        raise SystemExit(
-            f"Can't repeat the row {task}: it is not in {RESULTS.name} yet. There are: run --tasks {task}."
-        )
-    runs = Runs(path)
-    for seed in seeds:
-        for arm in MAIN:
-            runs.get(task, arm, seed, tuning if arm == "tuned" else None)
-    for name, lines in ((RESULTS.name, again), (path.name, read(path))):
-        print(name, *table([row for row in rows_of(lines) if row.task == task]), sep="\n")
+def repeat(lines: list[Line], task: str, seeds: list[int] | None, path: Path) -> None:
+    """Train the three arms of a row again, and print both. seeds (list[int] | None): None: all that it has."""
+    row = next((row for row in rows_of(lines) if row.task == task), None)
+    if row is None:
+        raise SystemExit(f"Can't repeat the row {task}: it was not measured yet. First: run --tasks {task}.")
+    seeds = seeds or row.seeds
+    old = [line for arm in MAIN for line in row.main[arm] if line["seed"] in seeds]
+    minutes = sum(line["cpu"] + line["evaluating"] + 10 for line in old) / 60
+    print(f"{len(old)} trainings, about {max(1, round(minutes))} minutes on one core; they go into {path}.", flush=True)
+    tuning = key_of(row.main["tuned"][0])[3]
+    new = [Runs(path).get(task, arm, seed, tuning if arm == "tuned" else None) for seed in seeds for arm in MAIN]
+    for title, found in (("As it was:", old), ("Again:", new)):
+        print(title, *table(rows_of(found)), sep="\n")
 
 
 def main() -> None:
@@ -639,7 +658,7 @@ def main() -> None:
     all_runs = commands.add_parser("run")
     all_runs.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     all_runs.add_argument("--arms", nargs="+", choices=ARMS, default=MAIN)
-    all_runs.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    all_runs.add_argument("--seeds", nargs="+", type=int)
     all_runs.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
     all_runs.add_argument("--results", type=Path, default=RESULTS)
     one = commands.add_parser("one", help="one run, which prints its line")
@@ -654,10 +673,9 @@ def main() -> None:
     elif args.command == "run":
         run(Runs(args.results, time.monotonic() + 60 * args.minutes), args.tasks, args.seeds, args.arms)
     elif args.command == "row":
-        repeat(args.task, args.seeds or seeds_of(args.task), args.results)
+        repeat(read(), args.task, args.seeds, args.results)
     else:
-        rows = rows_of(read())
-        print(*table(rows), "", *levers(rows), sep="\n")
+        print(*table(rows_of(read())), "", *levers(read()), sep="\n")
 
 
 if __name__ == "__main__":

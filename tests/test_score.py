@@ -147,6 +147,18 @@ def test_score_runs_what_is_missing_alone(score, tmp_path):
         score.Runs(path, until=0.0).get("food", "best", 0)
 
 
+def test_score_repeats_a_row(score, tmp_path, capsys):
+    lines = [line("tuned", 0, 7200, cpu=50.0, tuning=score.asdict(score.Tuning(0.002)))]
+    lines += [line("stock", 0, 7000, cpu=30.0), line("best", 0, 7100)]
+    srsly.write_jsonl(tmp_path / "again.jsonl", lines)
+    score.repeat(lines, "food", None, tmp_path / "again.jsonl")
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 trainings, about 2 minutes")  # 90 seconds, and 11 more for each
+    assert printed.count("| food \\* | saved | 1 | 70.0 | 72.0 | 71.0 | +1.0 (one seed) | -1.0 (one seed) |") == 2
+    with pytest.raises(SystemExit, match="was not measured yet"):
+        score.repeat(lines, "ewt", None, tmp_path / "again.jsonl")
+
+
 # ---------------------------------------------------------------------- differences
 
 
@@ -182,12 +194,14 @@ def test_score_row_of_a_task(score):
         lines += [line("stock", seed, 7000, cpu=40.0), line("best", seed, 7100, cpu=10.0)]
         lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
+    lines.append(line("Adam", 1, 7150, cpu=12.0))
+    assert list(score.levers(lines))[2:] == ["| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 12 | 10 |"]
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
     assert row.gain("stock").mean == 1.0 and row.gain("tuned").mean == -1.0
-    assert not row.is_whole and not score.rows_of(lines[:2])
+    assert row.seeds == [0, 1] and not score.rows_of(lines[:2])
     printed = "\n".join(score.table([row]))
-    assert "| food \\* | saved | 2 | 76.7 | 72.0 | 71.0 | +1.0 ± 0.0 | -1.0 ± 0.0 |" in printed
+    assert "| food \\* | saved | 2 | 70.0 | 72.0 | 71.0 | +1.0 ± 0.0 | -1.0 ± 0.0 |" in printed
     assert "| 0.25 | 0.50 | peak 1, averages, the recipe's batches, 1 x the recipe's steps |" in printed
 
 
@@ -204,12 +218,17 @@ def made_up(gain, *, task, share=0.2):
 def test_score_claims_count_tasks(score, score_pages):
     lines = [*made_up(400, task="food"), *made_up(-100, task="brands", share=0.1), *made_up(300, task="cooking")]
     said = " ".join(score_pages.claims(score.rows_of(lines)).split())
-    assert "On 3 of 13 tasks" in said
-    assert "as high or higher on 2, in 0.10 to 0.20 of the CPU time" in said
+    assert "Measured on food, brands, cooking: " in said
+    assert "as high or higher on 2 of 3, in 0.10 to 0.20 of the CPU time" in said
     # food was chosen on; brands is lower. The resamples of 20 hundredths less and more: an error of 0.3 points.
-    assert "on 1 of the 2 on which nothing was chosen" in said
-    assert "higher by more than two standard errors on 1, and lower by more than one on 1," in said
-    assert "in 0.25 to 0.50 of its time" in said
+    assert "Of the 2 on which nothing of it was chosen, it did so in at most 0.3 of the time on 1." in said
+    assert "higher by more than two standard errors on food, and lower by more than one" in said
+    assert "on brands, in 0.25 to 0.50 of its time" in said
+    # Its last model is lower.
+    lines = [
+        {**found, "last": {**found["last"], "score": 6000}} if found["arm"] == "best" else found for found in lines
+    ]
+    assert "on food, brands, cooking, in 0.25" in " ".join(score_pages.claims(score.rows_of(lines)).split())
     assert "Not measured yet: cooking-cnn" in said
     assert score_pages.claims([]) == "Not measured yet."
 

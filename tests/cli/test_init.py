@@ -941,6 +941,7 @@ def test_init_best_with_a_transformer(tmp_path):
     block = block_of(new)
     peak = block["learn_rate"]["initial_rate"]
     assert block["param_groups"]["encoder"]["params"] == ["transformer/*"]
+    assert block["fine_tuning"] == {"@misc": "thinc-torchopt.FineTuning.v1"}
     assert "layer_decay" not in block  # not measured
     assert peak * block["param_groups"]["encoder"]["lr_scale"] == pytest.approx(1e-4, rel=0.05)  # written to two digits
     with pytest.raises(ConfigError, match="Can't use the recipe best: it makes groups of params, and"):

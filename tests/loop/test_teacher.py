@@ -128,6 +128,16 @@ def test_teacher_reads_a_cache_that_it_may_not_change(folder, nlp, tmp_path, mon
     assert len(told) == 1
 
 
+def test_teacher_shows_its_progress(folder, nlp, monkeypatch, capsys):
+    """Of many texts, in a terminal."""
+    monkeypatch.setattr("thinc_torchopt.loop.progress_bars._is_watched", lambda: True)
+    Teacher(folder).predict(docs(nlp, 130), rules_for(nlp, nlp))
+    shown = capsys.readouterr().err
+    assert "The teacher annotates 130 texts" in shown and "0/130" in shown
+    Teacher(folder).predict(docs(nlp, 100), rules_for(nlp, nlp))
+    assert not capsys.readouterr().err
+
+
 def test_teacher_leaves_random_generators_alone(folder, nlp):
     nlp = spacy.load(folder)
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()

@@ -57,6 +57,7 @@ class Wish:
     split (float | None): Share of the texts to evaluate on.
     teacher (str | None): A pipeline that annotates `texts`, `share` of them for each annotated text.
     source (str | None): A pipeline to go on with. old, old_dev (Path | None): Texts with its labels.
+    components (list[str]): Those of its components that are trained. Empty: all that the texts are annotated for.
     overrides (dict): Values by dotted path, which are written into the config.
     """
 
@@ -74,6 +75,7 @@ class Wish:
     source: str | None = None
     old: Path | None = None
     old_dev: Path | None = None
+    components: list[str] = field(default_factory=list)
 
 
 @dataclass

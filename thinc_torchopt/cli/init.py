@@ -62,6 +62,9 @@ def init(
     source: Optional[str] = Opt(None, "--from", help="Go on with a trained pipeline: new labels, or more texts"),
     old: Optional[Path] = Opt(None, "--old", help="For --from: texts with its labels, learned beside the new ones"),
     old_dev: Optional[Path] = Opt(None, "--old-dev", help="For --from: such texts to evaluate on"),
+    components: Optional[str] = Opt(
+        None, "--components", help="For --from: the components to train, comma-separated. Default: all that can learn"
+    ),
     force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
         None, "--log", help="Write a log of each step, for spacy torchopt report", dir_okay=False
@@ -97,12 +100,14 @@ def init(
             wish = Wish(lang, gpu, pretrained, recipes, split, seed, log_path, overrides)
             wish.teacher, wish.texts, wish.share = teacher, texts, share
             wish.source, wish.old, wish.old_dev = source, old or paths["old"], old_dev or paths["old_dev"]
+            wish.components = [name.strip() for name in (components or "").split(",") if name.strip()]
             _check_wish(wish)
             new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
         else:
             new_only: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
             new_only |= {"--teacher": teacher, "--texts": texts, "--share": share}
-            _check_options(new_only | {"--from": source, "--old": old, "--old-dev": old_dev}, config_path)
+            new_only |= {"--from": source, "--old": old, "--old-dev": old_dev, "--components": components}
+            _check_options(new_only, config_path)
             if not recipes:
                 raise ConfigError(
                     f"Can't rewrite '{config_path}': expected a recipe, found none. Name one: --recipe best. There "
@@ -150,6 +155,11 @@ def _check_wish(wish: Wish) -> None:
                 f"Can't use {' and '.join(given)} with --from: that pipeline has its language and its components, and "
                 "is the teacher of the new texts. Leave one of them out."
             )
+    elif wish.components:
+        raise ConfigError(
+            "Can't use --components: it is for the pipeline of --from, and there is none. A new config has a component "
+            "for everything that the texts are annotated for. Leave it out."
+        )
     elif wish.old is not None or wish.old_dev is not None:
         raise ConfigError(
             f"Can't use {'--old' if wish.old is not None else '--old-dev'}: it is for texts with the labels of the "

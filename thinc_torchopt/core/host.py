@@ -51,6 +51,15 @@ def swap_module(shim: Shim, module: Any) -> None:
         shim._hfmodel.transformer = module
 
 
+def attention_of(module: torch.nn.Module) -> str | None:
+    """The attention of a model of Hugging Face, as "sdpa". None: it is none of theirs.
+
+    SOURCE: transformers/configuration_utils.py (4.56), `PretrainedConfig._attn_implementation`.
+    """
+    found: str | None = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return found
+
+
 def scaler_of(shim: Shim) -> Any:
     """The gradient scaler of thinc's shim for torch, for mixed precision. None: another kind of shim.
 

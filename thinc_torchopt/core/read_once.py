@@ -83,12 +83,13 @@ def _decoders_at_hand() -> Iterator[None]:
 
     SOURCE: srsly/msgpack/__init__.py, `unpackb`; catalogue, `Registry.get_all`.
     """
-    found = msgpack_decoders.get_all()
+    get_all = msgpack_decoders.get_all
+    found = get_all()
     msgpack_decoders.get_all = lambda: found
     try:
         yield
     finally:
-        vars(msgpack_decoders).pop("get_all", None)
+        msgpack_decoders.get_all = get_all
 
 
 # ---------------------------------------------------------------------- between initialization and training

@@ -1,7 +1,6 @@
 """How much a part of the package may change between versions. docs/stability.md says what each tier promises.
 
-A folder below addons/ says it in its `__init__.py`, if it is not stable: `STABILITY: Final = "experimental"`. All else
-is stable.
+A package says it in its `__init__.py`, if it is not stable: `STABILITY: Final = "experimental"`. All else is stable.
 """
 
 from __future__ import annotations

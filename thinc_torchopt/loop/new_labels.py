@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Optional
 
 from spacy.language import Language
 from spacy.pipeline import DependencyParser, EditTreeLemmatizer
@@ -36,13 +36,16 @@ _OF_STREAM = 100
 _SECTION = Section("[initialize.after_init]")
 
 
-def create_add_labels(labels: dict[str, Any] | None = None) -> Callable[[Language], Language]:
+def create_add_labels(
+    labels: dict[str, Any] | None = None, callback: Optional[Callable[[Language], Language]] = None
+) -> Callable[[Language], Language]:
     """Add labels to components before the training, with the labels that they have. For [initialize.after_init].
     Registered as `thinc-torchopt.add_labels.v1`.
 
     labels (dict[str, list | None] | None): The labels by component; for a trainable_lemmatizer pairs of a word and its
         lemma. None for a component: those that [training.train_corpus] has, as spaCy would initialize it with; of the
         first 100 texts if that is streamed. None for all: so for each sourced component that is trained.
+    callback (Callable): Another callback for [initialize.after_init], which has room for one. Called first.
     RETURNS (Callable): Gets the pipeline. In a run that goes on after a checkpoint it does the same again: the texts
         must be the same then, or the labels be given.
     RAISES (ConfigError): Labels that are no list. When it is called: no such component, one that is frozen, or labels
@@ -58,6 +61,8 @@ def create_add_labels(labels: dict[str, Any] | None = None) -> Callable[[Languag
     def after_init(nlp: Language) -> Language:
         from ..core.labels import add_labels  # who lists spaCy's registries does not need the optimizer
 
+        if callback is not None:
+            nlp = callback(nlp)
         config = nlp.config.interpolate()
         frozen = config["training"]["frozen_components"]
         wanted: Mapping[str, Sequence[Any] | None] = labels or {}

@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,7 @@ from spacy.util import get_package_path, is_package
 from ..core.errors import CheckpointWarning, ConfigError
 from ..core.launched import is_launched, rank_in_environment, world_size_in_environment
 from .filling import Predicted, Rule, Taught, predicted_in, taught_by
+from .progress_bars import show_progress
 from .random_state import preserved_random
 
 # Texts that a pipeline annotates at once.
@@ -172,8 +173,10 @@ class Teacher:
 
         if not docs:
             return
-        with self.nlp.memory_zone():
-            found = dict(zip(docs, annotate(self.nlp, list(docs.values()), rules)))
+        # A transformer takes minutes, before the training shows anything. A few texts, as of a stream, take no time.
+        progress = show_progress(len(docs), f"The teacher annotates {len(docs):,} texts", wanted=len(docs) >= _BATCH)
+        with self.nlp.memory_zone(), progress as bar:
+            found = dict(zip(docs, annotate(self.nlp, list(docs.values()), rules, bar.update)))
         self.n_predicted += len(found)
         if self.cache is not None:
             content = "".join(json.dumps([digest, predicted]) + "\n" for digest, predicted in found.items())
@@ -233,17 +236,23 @@ class Teacher:
                 time.sleep(0.1)
 
 
-def annotate(nlp: Language, docs: Sequence[Doc], rules: Sequence[Rule]) -> list[Predicted]:
+def annotate(
+    nlp: Language, docs: Sequence[Doc], rules: Sequence[Rule], update: Callable[[], None] = lambda: None
+) -> list[Predicted]:
     """Predict the annotations of texts. Random generators and the texts stay as they are.
 
     docs (Sequence[Doc]): Only their tokens are read. rules (Sequence[Rule]): What is wanted.
+    update (Callable): Called after each text.
     """
+    found = []
     with preserved_random(), nlp.select_pipes(enable=_needed(nlp, rules)):
         copies = [
             Doc(nlp.vocab, words=[token.text for token in doc], spaces=[bool(token.whitespace_) for token in doc])
             for doc in docs
         ]
-        found = [predicted_in(doc, rules) for doc in nlp.pipe(copies, batch_size=_BATCH)]
+        for doc in nlp.pipe(copies, batch_size=_BATCH):
+            found.append(predicted_in(doc, rules))
+            update()
     # As JSON has it, whether it comes from a file or not.
     same: list[Predicted] = json.loads(json.dumps(found))
     return same

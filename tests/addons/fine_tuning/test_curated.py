@@ -40,8 +40,10 @@ def test_groups_and_layers_of_a_curated_transformer(tmp_path, corpus):
     optimizer.initialize(nlp)
     infos = {info.name: info for info in optimizer.describe()}
     rate = infos["ner/output/W"].learn_rate if "ner/output/W" in infos else max(i.learn_rate for i in infos.values())
-    module = transformers_of(nlp)[0].module
-    found = {}
+    [transformer] = transformers_of(nlp)
+    assert transformer.tokenizer is transformer.node.get_ref("piece_encoder")
+    assert transformer.layer is transformer.node.get_ref("transformer")
+    module, found = transformer.module, {}
     for name in dict(module.named_parameters()):
         [info] = [one for path, one in infos.items() if path.endswith("/" + name.replace(".", "/"))]
         layer = 0 if name.startswith("embeddings") else int(name.split(".")[1])

@@ -12,7 +12,7 @@ from spacy.util import registry
 from thinc_torchopt.addons.fine_tuning.attention import attending
 from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
-from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.errors import ConfigError, RollbackWarning
 
 from ...models import toy_examples
 from ...peek import averages_in, params_in
@@ -190,6 +190,40 @@ def test_a_crash_leaves_the_modules_as_they_were(tmp_path, corpus, kind):  # noq
     assert not getattr(module, "is_gradient_checkpointing", False)
     assert not any("forward" in vars(one) for one in module.modules())
     assert all(param.requires_grad for param in module.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*:thinc_torchopt.errors.NonFiniteGradWarning")
+def test_a_rollback_with_all_of_it(tmp_path, corpus, kind):  # noqa: F811
+    """The checkpoint's values come into the same params, frozen ones stay."""
+    seen = []
+    settings = {"rollback_after": 1}
+    config = config_with(kind, tmp_path, corpus, block=ALL, settings=settings)
+
+    @registry.callbacks("test-fine-tuning.Poison.v1")
+    def poison():
+        return lambda nlp: seen.append(nlp) or nlp
+
+    config["nlp"]["after_pipeline_creation"] = {"@callbacks": "test-fine-tuning.Poison.v1"}
+    before, hooks = {}, []
+
+    def act(step):
+        [found] = transformers_of(seen[0])
+        params = dict(found.module.named_parameters())
+        if not before:
+            before.update({name: param.detach().clone() for name, param in params.items()})
+        if step == 8:
+            hooks.append([*params.values()][-3].register_hook(lambda grad: grad * float("nan")))
+        elif step == 9:
+            hooks.pop().remove()
+
+    with pytest.warns(RollbackWarning, match="Went back to the params of step"):
+        run(config, tmp_path / "output", act=act)
+    trained = dict(transformers_of(spacy.load(tmp_path / "output" / "model-last"))[0].module.named_parameters())
+    assert all(torch.isfinite(param).all() for param in trained.values())
+    same = {name for name, param in trained.items() if torch.equal(param, before[name])}
+    assert {name for name in same if "pooler" not in name} == {
+        name for name in trained if "embeddings" in name or any(f".{i}." in name for i in (0, 1))
+    }
 
 
 @pytest.mark.parametrize(

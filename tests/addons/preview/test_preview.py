@@ -5,7 +5,7 @@ import textwrap
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from spacy.util import load_config
 
@@ -53,6 +53,7 @@ def paths(corpus):
     lines=st.lists(st.tuples(st.sampled_from(LABELS), texts), max_size=25),
     costs=st.lists(st.tuples(st.sampled_from(["Steps", "Memory", "Disk", "Time"]), texts), max_size=6),
 )
+@example([], ["x"] * 25, ["x"], [("Trains", "x")], [("Steps", "x")] * 5 + [("Memory", "x")])  # one too many
 def test_preview_explain_is_one_screen(stops, notes, checked, lines, costs):
     """40 lines of 80 columns, unless what stops the training and what is doubtful needs more: that is never cut."""
     told = Description(

@@ -112,6 +112,8 @@ def test_corpus_adds_texts_that_the_teacher_annotates(teacher, texts, told):
     assert re.search(r"annotated by it: 15 texts: tagger .*; ner \d+ CITY, 15 PERSON\.$", told()[1])
     list(TaughtCorpus(annotated, teacher, texts=texts / "raw.txt", share=8)(nlp))
     assert told()[-1].endswith("There are 30 fewer than 'share' asks for.")
+    list(TaughtCorpus(annotated, teacher, ["ner"], complete=["CITY", "PERSON"])(nlp))
+    assert told()[-1] == "Nothing is open in the 10 annotated texts: they stay as they are."
 
 
 def test_corpus_leaves_new_labels_open_in_old_texts(teacher, texts):

@@ -3,8 +3,6 @@ whole.
 """
 
 import copy
-import subprocess
-import sys
 import warnings
 from contextlib import contextmanager
 
@@ -36,6 +34,7 @@ from thinc_torchopt.core.params import pipeline as params_pipeline
 from thinc_torchopt.core.schedules.plateau import plateau
 
 from ...conftest import HAS_MUON, needs_gpu
+from ...forks import python
 from ...models import backprop, params_of, same, slots, toy_pipeline
 from ..settings.test_param_groups import Encoder
 
@@ -148,7 +147,7 @@ optimizer.initialize(nlp)
 optimizer.from_disk({str(tmp_path / "state")!r})
 print(sum(float(s["exp_avg"].abs().sum()) for s in optimizer.torch_optimizers["algorithm"].state.values()))
 """
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    printed = python(code).stdout
     expected = sum(float(s["exp_avg"].abs().sum()) for s in optimizer.torch_optimizers["algorithm"].state.values())
     assert float(printed.split()[-1]) == expected
 

@@ -5,6 +5,21 @@ are counted in wordpieces, batches.py runs windows of similar length together, s
 ordinary one.
 """
 
-from .settings import FineTuning
+from typing import Final
 
-__all__ = ["FineTuning"]
+from .batches import split_by_length
+from .settings import FineTuning
+from .transformers import Transformer, transformers_of
+from .windows import PieceCounter, PieceWindows, count_lost
+
+STABILITY: Final = "provisional"
+
+__all__ = [
+    "FineTuning",
+    "PieceCounter",
+    "PieceWindows",
+    "Transformer",
+    "count_lost",
+    "split_by_length",
+    "transformers_of",
+]

@@ -45,7 +45,7 @@ def check_modules(settings: FineTuning, nlp: Language, exclude: Collection[str])
     """RAISES (ConfigError): No transformer is trained, or one can't compute in this way."""
     check_transformers(nlp)
     trained = [found for found in transformers_of(nlp) if found.component not in exclude]
-    if not trained:
+    if not trained and settings.window_pieces is None:
         names = " and ".join(f"'{found.component}'" for found in transformers_of(nlp))
         raise ConfigError(
             f"Can't use {BLOCK}: expected a transformer that is trained, found {names} in frozen_components of "

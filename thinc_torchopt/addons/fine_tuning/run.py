@@ -12,10 +12,10 @@ from ...core.host import forward_of, swap_forward
 from ...loop.events import Control, StepBegin, TrainBegin, TrainEnd
 from ...loop.run import Run
 from .batches import run_at_once, run_in_parts, runs_in_parts
-from .saving import SPANS, blocks_with, count_lost, read_dev, score_of_saved, strided_spans, windows_of_words
+from .saving import SPANS, blocks_with, read_dev, score_of_saved, strided_spans, windows_of_words
 from .settings import FineTuning
 from .transformers import transformers_of
-from .windows import PieceWindows, check_window, forward_in_windows
+from .windows import PieceWindows, count_lost, forward_in_windows
 
 logger = logging.getLogger("spacy.torchopt")
 
@@ -24,7 +24,6 @@ class RunWindows:
     """Lets the transformers of a run read windows that are counted in wordpieces, in parts. A listener.
 
     settings (FineTuning): From the config. run (Run): The run.
-    RAISES (ConfigError): A transformer can't read windows so long.
     """
 
     name = "windows in wordpieces"
@@ -36,9 +35,6 @@ class RunWindows:
         self._covered: list[tuple[Any, Any]] = []
         self._has_begun = False
         self._saved: tuple[int, int] | None = None
-        for transformer in self._transformers:
-            if settings.window_pieces is not None:
-                check_window(transformer, settings.window_pieces)
 
     # ------------------------------------------------------------------ the run
 
@@ -89,15 +85,16 @@ class RunWindows:
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         """Tell the score of the saved pipeline."""
-        folder = self._run.models.folder
-        if self._saved is None or self._run.ranks.rank or folder is None or not (folder / DIR_MODEL_BEST).is_dir():
+        settings, run, folder = self._settings, self._run, self._run.models.folder
+        if settings.window_pieces is None or settings.is_short or run.ranks.rank or not event.run.results:
+            return
+        if folder is None or not (best := folder / DIR_MODEL_BEST).is_dir():
             return
         score, step = max(event.run.results, key=lambda one: (one[0], -one[1]))
         logger.info(
-            "%s, loaded without this package, with windows of %d words: score %.4f. At step %d of the training: %.4f.",
+            "%s, loaded without this package: score %.4f. At step %d of the training: %.4f.",
             DIR_MODEL_BEST,
-            self._saved[0],
-            score_of_saved(folder / DIR_MODEL_BEST, self._run.nlp),
+            score_of_saved(best, run.nlp),
             step,
             score,
         )

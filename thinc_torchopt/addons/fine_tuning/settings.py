@@ -84,8 +84,11 @@ class FineTuning(Attachment):
         """RAISES (ConfigError): No transformer is trained, or one can't be trained in this way."""
         from .layers import names_to_freeze
         from .modules import check_modules
+        from .windows import check_window
 
         check_modules(self, nlp, exclude)
+        if self.window_pieces is not None:
+            check_window(nlp, self.window_pieces)
         if self.freeze_layers:
             optimizer.freeze(names_to_freeze(nlp, exclude, self.freeze_layers))
 

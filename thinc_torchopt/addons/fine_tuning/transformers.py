@@ -56,7 +56,8 @@ class Transformer:
     @property
     def tokenizer(self) -> Any:
         """Hugging Face's tokenizer. Of spacy-curated-transformers: the piece encoder, a layer."""
-        return self.node.get_ref("piece_encoder") if self.is_curated else self.node.tokenizer  # type: ignore[attr-defined]
+        # SOURCE: spacy_curated_transformers/models/architectures.py, `build_transformer_model_v1`.
+        return self.node.layers[0].layers[0].layers[0] if self.is_curated else self.node.tokenizer  # type: ignore[attr-defined]
 
     @property
     def longest_input(self) -> int | None:
@@ -93,8 +94,10 @@ def transformers_of(nlp: Language) -> list[Transformer]:
                 continue
             if "get_spans" in node.attrs and "set_transformer" in node.attrs:
                 found.append(Transformer(component, node, node.layers[0], False))
-            elif node.name == "transformer_model" and node.has_ref("piece_encoder"):
-                found.append(Transformer(component, node, node.get_ref("transformer"), True))
+            elif node.name == "transformer_model":
+                # Not by its refs, which a copy of it lacks.
+                layer = next(one for one in node.walk() if one.shims)
+                found.append(Transformer(component, node, layer, True))
             else:
                 continue
             seen |= {one.id for one in node.walk()}

@@ -286,7 +286,7 @@ def compare_recipes(
 def _rewritten_by(
     source: ConfigSource, chosen: Sequence[Recipe], output: Path | None
 ) -> tuple[dict[str, str], str | None, list[str]]:
-    """RETURNS (tuple): The texts of what is tried; that with the recipe best, for spaCy's Adam, None if it can't be
+    """RETURNS (tuple): The configs to try, as texts; that with the recipe best, for spaCy's Adam, None if it can't be
     used; and notes.
 
     RAISES (ConfigError): There is nothing to compare.
@@ -518,14 +518,14 @@ def _verdict(found: Comparison) -> str:
     if best == found.base:
         widest = max(difference.margin for difference in differences.values())
         return f"Nothing is better than the config as it is. With {seeds}, up to {widest:.4f} may be chance."
-    ahead = differences[best]
+    lead = differences[best]
     enough = found.seeds_for(best)
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
-    if enough is None and ahead.of_texts > ahead.of_seeds:
+    if enough is None and lead.of_texts > lead.of_seeds:
         advice = " More texts to evaluate on would tell more than more seeds."
     return (
-        f"Nothing is better by more than chance: {best} is ahead by {ahead.value:.4f}, and with {seeds} up to "
-        f"{ahead.margin:.4f} may be chance.{advice}"
+        f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
+        f"{lead.margin:.4f} may be chance.{advice}"
     )
 
 

@@ -64,6 +64,7 @@ from .doubts import (
 )
 from .lines import Line, lines_of, usual_labels
 from .params import ParamRow, describe, rows_of, tell_pipeline
+from .transformers import tell_batch_memory, tell_windows
 
 # Steps that are described of a training without an end.
 _NO_END = 20_000
@@ -177,8 +178,9 @@ class Description(Findings):
     def _short(self, blocks: Sequence[Sequence[Line]], width: int) -> list[list[Line]]:
         """The lines that fit on one screen, the more important ones first."""
         always, rest = blocks[:2], blocks[2:]
-        # Title, a line between two blocks, and two for what is left out.
-        room = _SCREEN - 1 - (len(blocks) - 1) - 2 - sum(_height(text, width) for block in always for _, text in block)
+        # Title, a line before each block, and two for what is left out.
+        room = _SCREEN - 1 - sum(map(bool, blocks)) - 2
+        room -= sum(_height(text, width) for block in always for _, text in block)
         wanted = [
             (_FIRST.index(label) if label in _FIRST else len(_FIRST), i, n)
             for i, block in enumerate(rest)
@@ -299,6 +301,10 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
         )
     told.lines += lines_of(setup, rows, now, rates)
     told.usual = usual_labels(training["optimizer"])
+    if train is not None:
+        lines, notes = tell_windows(setup, train)
+        told.lines += lines
+        told.notes += notes
     privacy = setup.optimizer.attachments.get("privacy")
     if privacy is not None and train is not None:
         _tell_privacy(told, setup, privacy, train, last + 1 if has_end else None)
@@ -456,6 +462,8 @@ def _tell_costs(
     checkpoint = setup.optimizer.attachments.get("checkpoint")
     copied = sizes.checkpoint if checkpoint is not None and checkpoint.in_background else 0
     told.cost_lines.append(("Memory", tell_memory(sizes, copied)))
+    if work is not None and train is not None:
+        told.cost_lines += [("", text) for text in tell_batch_memory(setup, train)]
     told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
     if checkpoint is None:
         told.cost_lines.append(("Disk", f"{models}."))

@@ -118,7 +118,7 @@ def usual_labels(block: dict[str, Any]) -> set[str]:
 
 
 def _stability(config: Mapping[str, Any]) -> str:
-    """What may change in a later version, of all that a config names."""
+    """Say which names of a config may change in a later version."""
     tiers = tiers_in(config)
     names = {tier: [name for name, its in tiers.items() if its == tier] for tier in _MAY_CHANGE}
     return " ".join(f"{_MAY_CHANGE[tier]}: {', '.join(found)}." for tier, found in names.items() if found)

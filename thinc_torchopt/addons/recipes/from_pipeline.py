@@ -22,11 +22,13 @@ from spacy.util import combine_score_weights
 
 from ...core.annotations import LEARNS_FROM, LEAST_ACTIONS, Annotations, Kind, annotations_of
 from ...core.errors import ConfigError
+from ...core.near_misses import did_you_mean
 from ...loop.data_check import labels_in
 from ...loop.label_conflicts import Comparison, compare
 
 # Knowledge bases are made by other means.
 _NOT_TRAINED: Final = ("entity_linker",)
+_ADD_LABELS: Final = "thinc-torchopt.add_labels.v1"
 _OF_TOKENS: Final = {"tags": TAG, "lemmas": LEMMA, "sentences": SENT_START}
 
 
@@ -95,24 +97,28 @@ class Plan:
         return sorted({label for name in names for label in self.learners[name].complete})
 
 
-def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> Plan:
+def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example], only: Sequence[str] = ()) -> Plan:
     """Find out what a trained pipeline has to learn from texts.
 
     found (Annotations): Those of the texts.
-    RAISES (ConfigError): There is nothing that it can learn.
+    only (Sequence[str]): The components that are trained. Empty: all that the texts are annotated for.
+    RAISES (ConfigError): There is nothing that it can learn, or one of `only` can't learn.
     """
-    learners, unsupported = {}, []
+    learners, unsupported = {}, {}
     for name in nlp.pipe_names:
         factory, key = nlp.get_pipe_meta(name).factory, str(getattr(nlp.get_pipe(name), "key", "") or "")
         if getattr(nlp.get_pipe(name), "is_trainable", False) and _has(found, factory, key):
             learners[name] = Learner(name, LEARNS_FROM[factory], annotations_of(factory, key))
             new = _new_labels(nlp, name, examples)
-            refused = {label for label in new if not _can_have(factory, label, new[label])}
-            learners[name].new = Counter({label: n for label, n in new.items() if label not in refused})
-            unsupported += [f"'{name}' can't learn '{label}'" for label in sorted(refused)]
+            strange = {label for label in new if not _can_have(factory, label, new[label])}
+            learners[name].new = Counter({label: n for label, n in new.items() if label not in strange})
+            unsupported[name] = [f"'{name}' can't learn '{label}'" for label in sorted(strange)]
     if not learners:
         raise ConfigError(_nothing_to_learn(nlp, found))
-    _drop_strangers(nlp, learners, examples)
+    if only:
+        learners = _named(nlp, learners, only)
+    else:
+        _drop_strangers(nlp, learners, examples)
     compared = compare(nlp, list(learners), examples, needs=nlp.pipe_names)
     for learner in learners.values():
         _find_open(nlp, learner, examples, compared.missing.get(learner.name, Counter()))
@@ -126,7 +132,29 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> 
     encoders, own_copies = _listened_to(nlp, list(learners))
     trainable = [name for name in nlp.component_names if _is_trainable(nlp, name)]
     frozen = [name for name in trainable if name not in learners and name not in encoders]
-    return Plan(learners, encoders, frozen, own_copies, _annotating(nlp, learners, frozen), compared, unsupported)
+    refused = [one for name in learners for one in unsupported[name]]
+    return Plan(learners, encoders, frozen, own_copies, _annotating(nlp, learners, frozen), compared, refused)
+
+
+def _named(nlp: Language, learners: dict[str, Learner], names: Sequence[str]) -> dict[str, Learner]:
+    """The learners of these names. Encoders may be among the names: they learn with those that listen to them.
+
+    RAISES (ConfigError): There is no such component, or it has nothing to learn.
+    """
+    for name in names:
+        if name not in nlp.pipe_names:
+            raise ConfigError(
+                f"Can't train '{name}': expected one of {', '.join(nlp.pipe_names)}, found no such component in the "
+                f"pipeline.{did_you_mean(name, nlp.pipe_names)}"
+            )
+        listening = getattr(nlp.get_pipe(name), "listening_components", ())
+        if name not in learners and not {*listening} & {*names}:
+            whats = ", ".join(f"{one.what} ('{one.name}')" for one in learners.values())
+            raise ConfigError(
+                f"Can't train '{name}': expected texts that are annotated for it, or for a named one that listens to "
+                f"it, found {whats}. Leave it out, or give other texts."
+            )
+    return {name: one for name, one in learners.items() if name in names}
 
 
 def _drop_strangers(nlp: Language, learners: dict[str, Learner], examples: Sequence[Example]) -> None:
@@ -312,8 +340,12 @@ def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
         "components": {},
         "tokenizer": {},
     }
+    own = before.get("initialize", {}).get("after_init")
+    if own and own.get("@callbacks") == _ADD_LABELS:  # the pipeline has these labels by now
+        own = own.get("callback")
+    initialize["after_init"] = own
     if plan.to_add:
-        initialize["after_init"] = {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": plan.to_add}
+        initialize["after_init"] = {"@callbacks": _ADD_LABELS, "labels": plan.to_add, "callback": own}
     return Config(
         {
             "paths": {"train": None, "dev": None, "pipeline": source},

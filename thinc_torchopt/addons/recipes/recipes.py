@@ -259,6 +259,12 @@ class Draft:
             groups = Pretrained(found.encoders, [] if goes_on else found.sourced, heads=found.heads)
             rate = BEST_ENCODER * (BEST_CONTINUED if goes_on else 1.0)
             self._group(groups, best.peak, encoder_rate=rate, layer_decay=False)
+        if found.encoders and "fine_tuning" not in self.optimizer.section:
+            block = self.optimizer.section.section(
+                "fine_tuning", "Windows that are counted in wordpieces: none is lost, and a batch takes less memory."
+            )
+            block.put("@misc", "thinc-torchopt.FineTuning.v1")
+            self.changes.append("fine_tuning: the transformer reads windows of 128 wordpieces, and loses none.")
         ends = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
         self.beside = {f"training.{key}": value for key, value in ends.items()}
         if size is not None:

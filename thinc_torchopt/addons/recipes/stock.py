@@ -24,7 +24,7 @@ TUNING_TRIALS = 4
 
 @dataclass(frozen=True)
 class Stock:
-    """What is tuned. peak (float): The highest rate."""
+    """The tuned settings. peak (float): The highest rate."""
 
     peak: float
     use_averages: bool = True

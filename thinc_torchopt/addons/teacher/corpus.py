@@ -220,6 +220,8 @@ class TaughtCorpus:
         assert teacher is not None
         annotated, texts, old = counted["annotated"], counted["texts"], counted["old"]
         lines = [f"Filled in by the teacher {teacher.path}: {annotated.in_words()}"]
+        if annotated.texts and annotated.complete == annotated.texts:
+            lines = [f"Nothing is open in the {count(annotated.texts, 'annotated text')}: they stay as they are."]
         if self._texts is not None:
             lacks = round(self._share * annotated.texts) - texts.texts
             rest = f" There are {lacks:,} fewer than 'share' asks for." * (lacks > 0)

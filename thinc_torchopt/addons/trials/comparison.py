@@ -118,7 +118,7 @@ def compare(
     scores (Mapping): For each candidate, one score per seed.
     base (str): The candidate that the others are compared with.
     resampled (Mapping): For each candidate and seed, the scores on texts that were drawn again, the same draws for all.
-        Empty: the texts are taken for all that there are.
+        Empty: the texts are taken as given.
     comparisons (int | None): How many differences are tested together. None: all from the base.
     """
     names = list(scores)

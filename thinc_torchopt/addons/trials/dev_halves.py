@@ -73,7 +73,7 @@ def score(nlp: Language, predicted: Sequence[Example], weights: Mapping[str, flo
 
 
 def resampled(score: Callable[[Sequence[T]], float], texts: Sequence[T], draws: int) -> list[float]:
-    """What other texts of the same kind might have scored: of as many, drawn from these with replacement (bootstrap).
+    """Scores that other texts of the same kind might give: as many, drawn from these with replacement (bootstrap).
 
     All trainings get the same draws, so that they can be compared in pairs.
     """

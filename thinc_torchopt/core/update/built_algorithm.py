@@ -381,7 +381,8 @@ class ParamStates:
         """The algorithm's values of the param's group at its last update. Params that were updated together have the
         same object, unless they were loaded since. None: it has none.
         """
-        return self._optimizer.state.get(param.tensor, {}).get(OF_GROUP)
+        values: Mapping[str, Any] | None = self._optimizer.state.get(param.tensor, {}).get(OF_GROUP)
+        return values
 
     def put_of_group(self, tensors: Sequence[torch.Tensor], values: Mapping[str, Any]) -> None:
         """Set the values of the group of params that were just updated together."""

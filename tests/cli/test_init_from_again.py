@@ -1,0 +1,102 @@
+"""A trained pipeline trained again, by the config of `init --from`: it begins where the pipeline ended."""
+
+import numpy
+import pytest
+import spacy
+from confection import Config
+from spacy.tokens import DocBin
+from spacy.training import Example
+from spacy.training.initialize import init_nlp
+
+from ..addons.fine_tuning.small_transformers import config_with, needs
+from ..models import toy_examples
+from ..runs import config_for, run
+from ..spacy_cli import spacy_cli
+
+SCORES = ("tag_acc", "dep_las", "ents_f")
+
+
+def write(folder, nlp, n=90):
+    """Texts for training and evaluation, in which words are swapped at random, so nothing scores 1."""
+    rng = numpy.random.default_rng(0)
+    docs = [example.reference for example in toy_examples(nlp, n)]
+    for doc in docs:
+        for token in doc:
+            if rng.random() < 0.1:
+                token.tag_ = "XX"
+    for name, part in (("train", docs[: 2 * n // 3]), ("dev", docs[2 * n // 3 :])):
+        DocBin(docs=part, store_user_data=True).to_disk(folder / f"{name}.spacy")
+
+
+def scores(nlp, folder):
+    docs = DocBin().from_disk(folder / "dev.spacy").get_docs(nlp.vocab)
+    found = nlp.evaluate([Example(nlp.make_doc(doc.text), doc) for doc in docs])
+    return {key: found[key] for key in SCORES if key in found}
+
+
+def config_of(kind, folder):
+    """A training of 30 steps of a tagger, a parser and NER on one encoder."""
+    paths = {name: folder / f"{name}.spacy" for name in ("train", "dev")}
+    if kind != "cnn":
+        needs(kind)
+        return config_with(kind, folder, paths, steps=30)
+    config = config_for(folder, paths, steps=30)
+    parser = config["components"]["parser"]
+    parser["min_action_freq"] = 1
+    model = {**parser["model"], "state_type": "ner"}
+    config["components"] |= {"ner": {"factory": "ner", "model": model}}
+    config["nlp"]["pipeline"] = ["tok2vec", "tagger", "parser", "ner"]
+    return config
+
+
+@pytest.fixture(params=["cnn", "spacy", "curated"])
+def old(request, tmp_path, monkeypatch):
+    """A folder with a trained pipeline, `old`, and texts beside it."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, spacy.blank("xx"))
+    config = config_of(request.param, tmp_path)
+    config.setdefault("initialize", {})["after_init"] = {"@callbacks": "test-again.Count.v1"}
+    run(config, tmp_path / "trained")
+    (tmp_path / "trained" / "model-last").rename(tmp_path / "old")
+    return tmp_path
+
+
+CALLS = []
+
+
+@spacy.registry.callbacks("test-again.Count.v1")
+def count():
+    return lambda nlp: CALLS.append(nlp) or nlp
+
+
+@pytest.mark.parametrize("names", [None, "ner"])
+def test_a_pipeline_trained_again(old, names):
+    """The score before the first step is that of the loaded pipeline, and after 50 steps it is not below it."""
+    args = ("--from", "old", "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", "--training.max_steps", 50)
+    args += ("--components", names) * (names is not None)
+    told = spacy_cli("torchopt", "init", "new.cfg", *args, "--training.eval_frequency", 25).stdout
+    config = Config().from_disk("new.cfg", interpolate=False)
+    assert config["initialize"]["after_init"] == {"@callbacks": "test-again.Count.v1"}
+    before = spacy.load("old")
+    encoder = before.pipe_names[0]
+    frozen = config["training"]["frozen_components"]
+    assert frozen == ([] if names is None else [name for name in before.pipe_names if name != "ner"]), told
+    CALLS.clear()
+    nlp = init_nlp(config.interpolate())
+    assert len(CALLS) == 1
+    expected = scores(before, old)
+    assert scores(nlp, old) == expected and 0.5 < expected["tag_acc"] < 1.0
+    assert [*before.get_pipe("ner").labels] == [*nlp.get_pipe("ner").labels]
+    assert before.tokenizer.to_bytes() == nlp.tokenizer.to_bytes()
+    rates = config["training"]["optimizer"]
+    peak = rates["learn_rate"]["initial_rate"]
+    if encoder == "transformer" and names is None:
+        assert rates["param_groups"]["encoder"]["params"] == ["transformer/*"] and "transformer" in told
+        assert peak * rates["param_groups"]["encoder"]["lr_scale"] < 1e-4
+    assert peak <= 0.0007  # a third of that for a new network
+    infos = run(config, old / "again")
+    assert len(infos) == 51
+    after = scores(spacy.load("again/model-best"), old)
+    assert all(after[key] >= expected[key] for key in expected), (expected, after)
+    if names is not None:
+        assert {k: after[k] for k in after if k != "ents_f"} == {k: expected[k] for k in expected if k != "ents_f"}
