@@ -647,6 +647,11 @@ NOT_HERE |= {
     f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/addons/controller/test_in_config.py"
     for name in ("metrics", "operations", "rules")
 }
+NOT_HERE |= {
+    name: "there is no transformer here: tests/addons/fine_tuning/"
+    for name in ARGUMENTS
+    if name.startswith("misc FineTuning.v1") or name == "optimizers TorchOptimizer.v1 fine_tuning"
+}
 NEEDS_MORE = "needs metrics or actions that this definition has not: tests/addons/controller/test_"
 NOT_HERE |= {
     name: NEEDS_MORE + file
