@@ -18,6 +18,7 @@ from thinc_torchopt.addons.recipes import make_config_from, plan_for
 from thinc_torchopt.core.annotations import survey
 from thinc_torchopt.core.config_checks import check_removed
 from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.loop.new_labels import create_add_labels
 
 from ..models import LISTENER, pipeline_params, same, toy_examples, toy_pipeline
 from ..spacy_cli import spacy_cli
@@ -372,6 +373,9 @@ def test_config_from_keeps_a_callback_of_its_own():
         plan.learners["ner"].new.clear()
         assert make_config_from(nlp, "old", plan)["initialize"]["after_init"] == own
         plan.learners["ner"].new["COLOR"] = 10
+    seen = []
+    create_add_labels({"ner": ["COLOR"]}, lambda nlp: seen.append([*nlp.get_pipe("ner").labels]) or nlp)(nlp)
+    assert seen == [["CITY", "PERSON"]] and "COLOR" in nlp.get_pipe("ner").labels
 
 
 def test_config_from_counts_no_score_of_a_disabled_component():
