@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Flower has a venv of its own: it wants other versions of typer, rich and packaging.
 FEDERATED := .venv-federated
+# Curated transformers too: they want an older NumPy, and no Hugging Face.
+CURATED := .venv-curated
 # What setup.cfg allows at the lowest has one too: make test-lowest PYTHON_LOWEST=... if it is not on the path.
 LOWEST := .venv-lowest
 PYTHON_LOWEST ?= python3.10
@@ -24,7 +26,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-gpu test-hosts check format docs reference benchmark benchmark-gpu clean
+.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-curated test-gpu test-hosts check format docs reference benchmark benchmark-gpu clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
@@ -56,6 +58,13 @@ $(FEDERATED)/installed: $(VENV)/installed
 	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated,privacy]'
 	touch $@
 
+$(CURATED)/installed: setup.cfg pyproject.toml constraints.txt
+	test -x $(CURATED)/bin/python || $(PYTHON) -m venv $(CURATED)
+	{ grep -v '^numpy=' constraints.txt; echo 'numpy<2.4'; } > $(CURATED)/constraints.txt
+	$(CURATED)/bin/python -m pip install --quiet --constraint $(CURATED)/constraints.txt torch setuptools
+	$(CURATED)/bin/python -m pip install --quiet --constraint $(CURATED)/constraints.txt --editable '.[test,curated-transformers]'
+	touch $@
+
 # torch of 2025 comes with gigabytes of CUDA packages, which it wants when it is imported.
 $(LOWEST)/installed: setup.cfg pyproject.toml lowest.txt
 	test -x $(LOWEST)/bin/python || $(PYTHON_LOWEST) -m venv $(LOWEST)
@@ -83,7 +92,7 @@ test: $(VENV)/installed  ## Run the tests (15 minutes)
 	@echo "Running the tests. This takes about 15 minutes on two cores."
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-slow: $(VENV)/installed-slow test-federated  ## Run the slow tests too: a transformer, five seeds, federated training
+test-slow: $(VENV)/installed-slow test-federated test-curated  ## Run the slow tests too: transformers, five seeds, federated training
 	HF_HUB_OFFLINE=1 HYPOTHESIS_PROFILE=nightly $(PYTEST) -n 2 --dist worksteal
 
 test-wheel: $(VENV)/installed  ## Build the wheel, and train with it in a bare venv (two minutes)
@@ -95,6 +104,9 @@ test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that
 # TEST_FEDERATED: without flwr these tests fail, and are not skipped. MARKS="not slow" leaves out Flower's processes.
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
 	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/addons/federated tests/test_docs.py -k "federated or flower or flwr"
+
+test-curated: $(CURATED)/installed  ## Run the tests of transformers with spacy-curated-transformers
+	OMP_NUM_THREADS=1 $(CURATED)/bin/python -m pytest -n 2 tests/addons/fine_tuning tests/cli/test_init_from_again.py
 
 test-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  ## Run on a GPU the tests of what CUDA changes (ten minutes)
 	$(GPU_PYTHON) -m tests.gpu

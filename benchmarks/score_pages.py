@@ -79,24 +79,33 @@ def claims(rows: list[Row]) -> str:
     rows = [row for row in rows if len(row.seeds) > 1]
     if not rows:
         return "Not measured yet."
-    stock, tuned = ([row.gain(other) for row in rows] for other in ("stock", "tuned"))
-    shares = {other: sorted(row.share_of_time(other) for row in rows) for other in ("stock", "tuned")}
     fresh = [row for row in rows if not TASKS[row.task].has_chosen]
-    reached = [row for row in fresh if row.gain("stock").mean >= 0 and row.share_of_time("stock") <= 0.3]
-    times = {other: f"{found[0]:.2f} to {found[-1]:.2f}" for other, found in shares.items()}
+    equal = [row for row in rows if row.gain("stock").mean >= 0]
+    reached = [row for row in equal if row in fresh and row.share_of_time("stock") <= 0.3]
+    higher = [row for row in rows if (gain := row.gain("tuned")).mean > 2 * gain.error]
+    lower = [row for row in rows if any(row.gain("tuned", part).is_loss for part in ("saved", "last"))]
     missing = [task for task in TASKS if task not in {row.task for row in rows}]
     lines = [
-        f"On {len(rows)} of {len(TASKS)} tasks `best` has been measured: a model chosen on one half of the development "
-        "data, scored on the other.",
-        f"Against what `spacy init config` writes, it scored as high or higher on {sum(g.mean >= 0 for g in stock)}, "
-        f"in {times['stock']} of the CPU time; on {len(reached)} of the {len(fresh)} on which nothing was chosen, as "
-        "high or higher in at most 0.3 of the time.",
-        "Against spaCy's own optimizer, tuned for each task, it is higher by more than two standard errors on "
-        f"{sum(g.mean > 2 * g.error for g in tuned)}, and lower by more than one on "
-        f"{sum(g.mean < -g.error for g in tuned)}, in {times['tuned']} of its time.",
+        f"Measured on {listed(rows)}: a model chosen on one half of the development data, scored on the other.",
+        f"Against what `spacy init config` writes, `best` scored as high or higher on {len(equal)} of {len(rows)}, in "
+        f"{span_of(rows, 'stock')} of the CPU time. Of the {len(fresh)} on which nothing of it was chosen, it did "
+        f"so in at most 0.3 of the time on {len(reached)}.",
+        "Against spaCy's own optimizer, tuned for each task, it scored higher by more than two standard errors on "
+        f"{listed(higher)}, and lower by more than one, with the saved model or the last, on {listed(lower)}, in "
+        f"{span_of(rows, 'tuned')} of its time.",
     ]
     lines += [f"Not measured yet: {', '.join(missing)}."] if missing else []
     return textwrap.fill(" ".join(lines), 120, break_on_hyphens=False, break_long_words=False)
+
+
+def listed(rows: list[Row]) -> str:
+    return ", ".join(row.task for row in rows) if rows else "none"
+
+
+def span_of(rows: list[Row], other: str) -> str:
+    """The shares of the time, from the lowest to the highest."""
+    shares = sorted({f"{row.share_of_time(other):.2f}" for row in rows})
+    return " to ".join(dict.fromkeys((shares[0], shares[-1])))
 
 
 BEGIN, END = "<!-- Written by `python benchmarks/score_pages.py`. -->\n", "<!-- End of the generated part. -->"

@@ -31,8 +31,8 @@ if hasattr(entry_points, "select"):
 for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
     coders.get_all = cache(coders.get_all)
 
-# On some disks each folder takes milliseconds to remove, and checkpoints are many folders. So tests write to memory,
-# where there is room for what a whole session keeps.
+# To remove a folder from a disk is to wait, and to give the processor to other programs; checkpoints are many folders.
+# So tests write to memory, where there is room for what a whole session keeps.
 if os.path.isdir(MEMORY) and os.access(MEMORY, os.W_OK):
     disk = os.statvfs(MEMORY)
     if disk.f_bavail * disk.f_frsize > 4e9 and not disk.f_flag & os.ST_NOEXEC:

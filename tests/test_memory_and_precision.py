@@ -1,10 +1,6 @@
-"""What docs/memory-and-precision.md says: bytes per number, measured; and gradient checkpointing."""
+"""What docs/memory-and-precision.md says: bytes per number, measured."""
 
-import re
-
-import numpy
 import pytest
-import spacy
 import torch
 from thinc.api import PyTorchWrapper
 
@@ -13,9 +9,8 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.algorithms.torchao import AdamW4bit, AdamW8bit
 from thinc_torchopt.core.compat import has_torchao
 
-from .addons.fine_tuning.small_transformers import write_bert
 from .conftest import ROOT
-from .models import toy_examples, toy_pipeline
+from .models import toy_pipeline
 from .peek import averages_in, params_in
 
 PAGE = (ROOT / "docs" / "memory-and-precision.md").read_text()
@@ -73,46 +68,3 @@ def test_bytes_per_number(row):
     found = [size / module.weight.numel() for size in sizes]
     # Scales, tables and counts are below a tenth of a byte a number.
     assert [*found, sum(found)] == pytest.approx(in_table(row), abs=0.1)
-
-
-def test_gradient_checkpointing(tmp_path):
-    """The same gradients, with the layers computed twice."""
-    pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
-    [block] = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    exec(block, {})
-    write_bert(tmp_path / "bert", tmp_path / "vocab.txt")
-    found, calls = {}, {}
-    for precision in ("float32", "bf16"):
-        for is_on in (False, True):
-            torch.manual_seed(0)
-            numpy.random.seed(0)
-            nlp = spacy.blank("en")
-            nlp.add_pipe(
-                "transformer",
-                config={
-                    "model": {
-                        "@architectures": "spacy-transformers.TransformerModel.v3",
-                        "name": str(tmp_path / "bert"),
-                        "transformer_config": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-                    }
-                },
-            )
-            listener = {"@architectures": "spacy-transformers.TransformerListener.v1", "grad_factor": 1.0}
-            listener["pooling"] = {"@layers": "reduce_mean.v1"}
-            nlp.add_pipe("tagger", config={"model": {"@architectures": "spacy.Tagger.v2", "tok2vec": listener}})
-            if is_on:
-                nlp.config["initialize"]["after_init"] = {"@callbacks": "gradient-checkpointing.v1"}
-            examples = toy_examples(nlp)
-            optimizer = TorchOptimizer(SGD(), 0.1, precision=precision)
-            nlp.initialize(lambda examples=examples: examples, sgd=optimizer)
-            module = nlp.get_pipe("transformer").model.transformer
-            counted = []
-            module.encoder.layer[0].attention.register_forward_hook(lambda *_, counted=counted: counted.append(1))
-            with optimizer.training():
-                nlp.update(examples, sgd=False, drop=0.0)
-            calls[precision, is_on] = len(counted)
-            found[precision, is_on] = [param.grad for param in module.parameters() if param.grad is not None]
-        assert len(found[precision, True]) == len(found[precision, False]) > 30
-        # The same operations on the same numbers.
-        assert all(map(torch.equal, found[precision, True], found[precision, False]))
-    assert calls["bf16", True] == calls["float32", True] == 2 * calls["float32", False] == 2 * calls["bf16", False]

@@ -143,6 +143,7 @@ def test_budget_as_it_is_typed(corpus, tmp_path):
     config, output = CONFIGS / "schedules_to_the_end.cfg", ("--output", tmp_path / "out")
     first = text(python(["torchopt", "train", config, *output, "--budget", "40 steps", *paths, *quick]))
     assert "learn_rate: rises to 0.003 in 2 steps, and stays until it falls" in first
+    assert "Training pipeline ====" in first and "\x1b" not in first  # not in a terminal
     fall = "32 of 40 steps used after step 31. The learning rate falls in 8 steps, and the training ends."
     assert fall in first and first.count("The learning rate falls in") == 1
     newest = read_checkpoint(steps_of(tmp_path / "out" / "state")[-1])

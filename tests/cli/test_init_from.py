@@ -18,6 +18,7 @@ from thinc_torchopt.addons.recipes import make_config_from, plan_for
 from thinc_torchopt.core.annotations import survey
 from thinc_torchopt.core.config_checks import check_removed
 from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.loop.new_labels import create_add_labels
 
 from ..models import LISTENER, pipeline_params, same, toy_examples, toy_pipeline
 from ..spacy_cli import spacy_cli
@@ -207,6 +208,11 @@ def test_init_from_overrides(folder):
         (("--from", "no"), "--from no: expected the folder of a trained pipeline"),
         (("--from", "new.spacy"), "found a file there"),
         (("--from", "."), "found a folder without config.cfg"),
+        (("--from", "old", "--components", "nr"), "Can't train 'nr': expected one of tok2vec, tagger, ner"),
+        (
+            ("--from", "old", "--components", "ner,tagger"),
+            "Can't train 'tagger': expected texts that are annotated for",
+        ),
         (("--from", "old", "--lang", "en"), "Can't use --lang with --from"),
         (("--from", "old", "--teacher", "old"), "Can't use --teacher with --from"),
         (("--old", "all.spacy"), "Can't use --old: it is for texts with the labels of the pipeline of --from"),
@@ -351,6 +357,25 @@ def test_config_from_adds_the_edit_trees_of_the_texts():
     plan = plan_for(nlp, survey(one.reference for one in examples), examples)
     config = make_config_from(nlp, "old", plan)
     assert config["initialize"]["after_init"]["labels"] == {"trainable_lemmatizer": None} and not plan.new
+
+
+def test_config_from_keeps_a_callback_of_its_own():
+    """Beside the one for new labels, whose own block from before has done its work."""
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("ner")
+    nlp.initialize(lambda: toy_examples(nlp, 10))
+    examples = [Example(bare(one.reference), colors(one.reference)) for one in toy_examples(nlp, 10)]
+    plan, own = plan_for(nlp, survey(examples), examples), {"@callbacks": "mine.v1"}
+    adding = {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": {"ner": ["COLOR"]}, "callback": own}
+    for before in (own, {**adding, "labels": {"ner": ["OLD"]}}):
+        nlp.config["initialize"]["after_init"] = before
+        assert make_config_from(nlp, "old", plan)["initialize"]["after_init"] == adding
+        plan.learners["ner"].new.clear()
+        assert make_config_from(nlp, "old", plan)["initialize"]["after_init"] == own
+        plan.learners["ner"].new["COLOR"] = 10
+    seen = []
+    create_add_labels({"ner": ["COLOR"]}, lambda nlp: seen.append([*nlp.get_pipe("ner").labels]) or nlp)(nlp)
+    assert seen == [["CITY", "PERSON"]] and "COLOR" in nlp.get_pipe("ner").labels
 
 
 def test_config_from_counts_no_score_of_a_disabled_component():

@@ -20,7 +20,7 @@ from ..spacy_cli import spacy_cli, toy_corpus
 
 CNN = CONFIGS / "cnn.cfg"
 # In so few steps SGD at this rate learns nothing.
-SLOW = '[training.optimizer]\n@optimizers = "SGD.v1"\n# The rate.\nlearn_rate = 0.001\n'
+SLOW = '[training.optimizer]\n@optimizers = "SGD.v1"\n# The rate.\nlearn_rate = 0.000001\n'
 STOPS = """
 import spacy
 
@@ -31,6 +31,8 @@ def stop():
             raise KeyboardInterrupt
     return before_update
 """
+
+PATHS = ["--paths.train", "train.spacy", "--paths.dev", "dev.spacy"]
 
 
 @pytest.fixture
@@ -47,32 +49,22 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(*args, check=True):
-    return spacy_cli(
-        "torchopt", "try", "--seeds", 2, *args, "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", check=check
-    )
+    return spacy_cli("torchopt", "try", "--seeds", 2, *args, *PATHS, check=check)
 
 
-def test_try_finds_a_better_recipe_and_writes_it(folder):
+def test_try_says_how_long_it_takes_and_writes_one_file(folder):
     before = contents(folder)
-    output = ["--recipes", "adamw", "--steps", 20, "--seeds", 3, "--output", "best.cfg"]
-    done = run("slow.cfg", *output, "--training.batcher.size", 60)
+    done = run("slow.cfg", "--recipes", "drop-in", "--steps", 10, "--output", "better.cfg")
     shown = done.stdout
-    assert re.search(r"left\] adamw, seed 2 of 3: \d\.\d{4}$", done.stderr, re.MULTILINE)  # a line for each trial
+    assert re.search(r"left\] drop-in, seed 2 of 2: \d\.\d{4}$", done.stderr, re.MULTILINE)  # a line for each trial
     assert re.search(r"left\] tuned Adam, a rate of up to 0.002, averages: \d\.\d{4}$", done.stderr, re.MULTILINE)
-    assert len(re.findall(r"^13 trials, about .* in all", done.stderr, re.MULTILINE)) == 1  # 4 and 3 * 3
-    assert " is better than the config as it is:" in shown and "With 3 seeds" in shown
-    assert "adamw is behind tuned Adam by" in shown or "adamw is ahead of tuned Adam by" in shown
+    assert len(re.findall(r"^10 trials, about .* in all", done.stderr, re.MULTILINE)) == 1  # 4 and 3 * 2
+    is_better = "tuned Adam is better than the config as it is:" in shown
+    saved = "the config with spaCy's Adam, tuned," if is_better else "the config as it is"
+    assert f"Saved {saved} to better.cfg" in shown
     after = contents(folder)
-    assert {path.name for path in after if path not in before} == {"best.cfg"}
+    assert {path.name for path in after if path not in before} == {"better.cfg"}
     assert {path: after[path] for path in before} == before
-
-    # The same file as `init` writes, with nothing of the trials in it; or spaCy's own Adam.
-    if "Saved the config with the recipe 'adamw' to best.cfg" in shown:
-        spacy_cli("torchopt", "init", "slow.cfg", "init.cfg", "--recipe", "adamw")
-        assert (folder / "best.cfg").read_text() == (folder / "init.cfg").read_text()
-    else:
-        assert "Saved the config with spaCy's Adam, tuned, to best.cfg" in shown
-        assert '@optimizers = "Adam.v1"' in (folder / "best.cfg").read_text()
 
 
 def test_try_numbers_are_those_of_trials(folder):
@@ -80,7 +72,7 @@ def test_try_numbers_are_those_of_trials(folder):
     args = ["--recipes", "best", "--steps", 10, "--json", "--output", "best.cfg"]
     rate = ["--training.optimizer.learn_rate", "0.002"]
     done = json.loads(run("growing.cfg", *args, *rate).stdout)
-    text = (folder / "growing.cfg").read_text().replace("learn_rate = 0.001", "learn_rate = 0.002")
+    text = (folder / "growing.cfg").read_text().replace("learn_rate = 0.000001", "learn_rate = 0.002")
     overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy"}
     _, best = rewrite(text, folder / "growing.cfg", "best", "training/best-state", overrides)
     rows = {row["name"]: row for row in done["tried"]}
@@ -109,6 +101,9 @@ def test_try_tuned_adam_is_spacys_own(folder):
     found = compare_recipes(
         folder / "growing.cfg", {"paths.train": "train.spacy", "paths.dev": "dev.spacy"}, steps=2, seeds=1
     )
+    # The recipe is the file that `init` writes, with nothing of the trials in it.
+    spacy_cli("torchopt", "init", "growing.cfg", "init.cfg", "--recipe", "best", *PATHS)
+    assert found.tried["best"].text == (folder / "init.cfg").read_text()
     config = Config().from_str(found.tried["tuned Adam"].text)
     best = Config().from_str(found.tried["best"].text)
     assert "thinc-torchopt" not in found.tried["tuned Adam"].text
@@ -118,6 +113,10 @@ def test_try_tuned_adam_is_spacys_own(folder):
     assert rate["warmup_steps"] == round(
         rate["total_steps"] * best["training"]["optimizer"]["learn_rate"]["warmup_ratio"]
     )
+    for found.winner, told in (("tuned Adam", "spaCy's Adam, tuned,"), ("best", "the recipe 'best'")):
+        found.to_disk(folder / "winner.cfg")
+        assert (folder / "winner.cfg").read_text() == found.tried[found.winner].text
+        assert found.winner_told == f"the config with {told}"
     for settings in (config, best):
         del settings["training"]["optimizer"]
     assert config == best
@@ -125,7 +124,7 @@ def test_try_tuned_adam_is_spacys_own(folder):
 
 
 def test_try_a_config_that_is_the_best_already(folder):
-    spacy_cli("torchopt", "init", "slow.cfg", "best.cfg", "--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
+    spacy_cli("torchopt", "init", "slow.cfg", "best.cfg", "--recipe", "best", *PATHS)
     shown = run("best.cfg", "--steps", 2, "--seeds", 1).stdout
     assert "Not tried: best. It changes nothing in this config." in shown and "tuned Adam" in shown
 
@@ -140,13 +139,24 @@ def test_try_a_stream(folder):
 
 
 def test_try_keeps_what_there_is_unless_something_is_better(folder):
-    """In two steps nothing is learned. Its warnings are those of `init`."""
-    args = ["--recipes", "adamw,robust", "--steps", 2, "--output", "best.cfg", "--training.optimizer.learn_rate", "0.0"]
+    """One seed can't tell. Its warnings are those of `init`."""
+    args = [
+        "--recipes",
+        "adamw,robust",
+        "--steps",
+        2,
+        "--seeds",
+        1,
+        "--output",
+        "best.cfg",
+        "--training.optimizer.learn_rate",
+        "0.0",
+    ]
     shown = run("slow.cfg", *args).stdout
     assert "Saved the config as it is to best.cfg" in shown
     assert "Note: adamw: learn_rate was chosen for SGD" in shown
     assert "Note: robust: Left out in the trials, as it writes or reaches out: checkpoint, rollback_after" in shown
-    expected = (folder / "slow.cfg").read_text().replace("learn_rate = 0.001", "learn_rate = 0.0")
+    expected = (folder / "slow.cfg").read_text().replace("learn_rate = 0.000001", "learn_rate = 0.0")
     assert (folder / "best.cfg").read_text() == expected
 
 
@@ -217,6 +227,7 @@ def test_try_tells_of_tuned_adam():
 
     assert told([0.90, 0.92, 0.91])[0].startswith("best is better than tuned Adam by 0.1000, of which up to 0.")
     assert told([0.70, 0.72, 0.71])[0].startswith("tuned Adam is better than best by 0.1000, of which up to 0.")
+    assert told([0.80, 0.82, 0.81])[0].startswith("best and tuned Adam have the same score, and up to 0.")
     [behind] = told([0.79, 0.83, 0.80])
     assert behind.startswith("best is behind tuned Adam by 0.0033, and up to 0.") and behind.endswith("may be chance.")
     assert list(_beside_stock(None)) == []

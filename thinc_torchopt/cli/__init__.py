@@ -8,11 +8,12 @@ import sys
 import typer
 
 from ..core.host import cli_util
-from ._command import add_commands
-from ._screen import is_main_program, is_ours, show_errors
+from ._command import InOrder, add_commands
+from ._screen import is_main_program, is_ours, show_errors, show_plain_headings
 
 torchopt_cli = typer.Typer(
     name="torchopt",
+    cls=InOrder,
     help="Make a config from texts, check it before training, and look at runs. In the order of use.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -86,6 +87,7 @@ cli_util().app.add_typer(torchopt_cli)
 # spaCy's own commands stay as they are, unless their config names something of ours.
 if is_main_program() and is_ours(sys.argv[1:]):
     show_errors()
+    show_plain_headings()
     if sys.argv[1] == "train":
         from ._train_command import guide_command
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from typer import Argument as Arg
 from typer import Option as Opt
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 # Extra arguments override settings of the config, as in spaCy's own commands.
 OVERRIDES: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -23,6 +23,13 @@ PICTURE = Opt(None, "--output", "-o", help="File for the picture: .png, .svg or 
 BEST_CONFIG = Opt(None, "--output", "-o", help="File for the best config: yours, with the better settings found")
 CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code (registered functions) to be imported")
 GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
+
+
+class InOrder(TyperGroup):
+    """Commands in the order in which they were added. Older typers list them by name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
 
 class LazyCommand(TyperCommand):

@@ -8,6 +8,7 @@ this package and of confection, which reads configs; others are shown as before.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 TRACEBACK: Final = "THINC_TORCHOPT_TRACEBACK"
 # Without a terminal, lines may be as wide as needed.
 _ANY_WIDTH = 100_000
+# Codes of terminals for colours and bold letters.
+_CODES = re.compile("\x1b\\[[0-9;]*m")
 # In bytes. Larger files are no configs: corpora, which it would take long to read.
 _LARGEST_CONFIG = 1_000_000
 
@@ -86,6 +89,17 @@ def show_errors() -> None:
 
     sys.excepthook = show
     warnings.formatwarning = format_warning
+
+
+def show_plain_headings() -> None:
+    """Print spaCy's headings without codes where its colours are off: wasabi makes them bold all the same."""
+    from wasabi import msg
+    from wasabi.printer import Printer
+    from wasabi.util import supports_ansi
+
+    if not supports_ansi():
+        heading = Printer(no_print=True).divider
+        msg.divider = lambda *args, **options: print(_CODES.sub("", heading(*args, **options) or ""))  # type: ignore
 
 
 @contextmanager

@@ -5,10 +5,14 @@ are counted in wordpieces, batches.py runs windows of similar length together, s
 ordinary one.
 """
 
+from typing import Final
+
 from .batches import split_by_length
 from .settings import FineTuning
 from .transformers import Transformer, transformers_of
 from .windows import PieceCounter, PieceWindows, count_lost
+
+STABILITY: Final = "provisional"
 
 __all__ = [
     "FineTuning",

@@ -291,12 +291,14 @@ def _rewritten_by(
 
     RAISES (ConfigError): There is nothing to compare.
     """
-    texts, best, notes = {_BASE: source.text}, None, []
+    texts, best, notes, refused = {_BASE: source.text}, None, [], 0
     for recipe in dict.fromkeys([Recipe.best, *chosen]):
         try:
             text, warned = _rewritten(source, recipe, output)
         except ConfigError as error:
-            notes += [f"Not tried: {recipe.value}. {error}"] * (recipe in chosen)
+            if recipe in chosen:
+                notes.append(f"Not tried: {recipe.value}. {error}")
+                refused += 1
             continue
         best = text if recipe == Recipe.best else best
         if recipe in chosen and source.load(text) == source.load():
@@ -304,10 +306,12 @@ def _rewritten_by(
         elif recipe in chosen:
             texts[recipe.value] = text
             notes += [f"{recipe.value}: {note}" for note in warned]
+    if refused == len(set(chosen)):
+        raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
     if best is None:
         notes.append(f"Not tried: {_STOCK}. It has the batches and the end of the recipe best, which can't be used.")
         if len(texts) == 1:
-            raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
+            raise ConfigError(f"Can't compare recipes: there is nothing to compare. {' '.join(notes)}")
     return texts, best, notes
 
 
@@ -339,10 +343,12 @@ def _shortened(
         def words_of(name: str, epochs: int) -> Iterator[int]:
             return words_of_batches(registry.resolve({"batcher": blocks[name]})["batcher"], examples, epochs)
 
-        words = sum(islice(words_of(measure, lengths[measure]), lengths[measure]))
+        per_step = nlp.config.interpolate()["training"]["accumulate_gradient"]
+        batches = lengths[measure] * per_step
+        words = sum(islice(words_of(measure, batches), batches))
         for name in others:
             reached = (n for n, seen in enumerate(accumulate(words_of(name, words)), start=1) if seen >= words)
-            lengths[name] = _in_tens(next(reached, lengths[measure]))
+            lengths[name] = _in_tens(-(-next(reached, batches) // per_step))
         told = ", ".join(f"{name} in {length:,} steps" for name, length in lengths.items())
         notes.append(f"As batches differ, all trials are as long in words, about {words:,}: {told}.")
     tried = {}
@@ -499,11 +505,11 @@ def _verdict(found: Comparison) -> str:
     differences = found.differences
     if not any(means.values()):
         return "Nothing can be said: all scores are 0. Try more --steps."
+    if not differences:
+        told = f"{best} has the best score, by {found.difference(best):.4f}. " if best != found.base else ""
+        return f"{told}One seed can't tell a difference from chance. Try --seeds 3."
     if len(set(means.values())) == 1 and not any(difference.of_seeds for difference in differences.values()):
         return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
-    if not differences:
-        ahead = f"{best} has the best score, by {found.difference(best):.4f}. " if best != found.base else ""
-        return f"{ahead}One seed can't tell a difference from chance. Try --seeds 3."
     if found.winner != found.base:
         return (
             f"{found.winner} is better than the config as it is: {means[found.winner]:.4f} against "
@@ -532,6 +538,7 @@ def _beside_stock(found: Comparison | None) -> Iterator[str]:
         if difference.is_told:
             better, worse = (name, _STOCK) if difference.value > 0 else (_STOCK, name)
             yield f"{better} is better than {worse} by {size}, of which {chance}."
+        elif difference.value:
+            yield f"{name} is {'ahead of' if difference.value > 0 else 'behind'} {_STOCK} by {size}, and {chance}."
         else:
-            place = "ahead of" if difference.value > 0 else "behind"
-            yield f"{name} is {place} {_STOCK} by {size}, and {chance}."
+            yield f"{name} and {_STOCK} have the same score, and {chance}."

@@ -77,5 +77,5 @@ def resampled(score: Callable[[Sequence[T]], float], texts: Sequence[T], draws: 
 
     All trainings get the same draws, so that they can be compared in pairs.
     """
-    drawn: Any = numpy.random.default_rng(0).integers(len(texts), size=(draws, len(texts))) if texts else []
+    drawn: Any = numpy.random.default_rng(0).integers(len(texts), size=(draws, len(texts))) if texts else ()
     return [score([texts[i] for i in some]) for some in drawn]
