@@ -17,8 +17,9 @@ PYTHON_LOWEST ?= python3.10
 # Torch with CUDA, and CuPy for it. GPU_PYTHON=/path/to/python: one that has them, where there is no network.
 GPU := .venv-gpu
 GPU_PYTHON ?= $(GPU)/bin/python
-# What builds the documentation needs nothing of the package.
+# What builds the documentation, and what builds a release, needs nothing of the package.
 SITE := .venv-docs
+DIST := .venv-dist
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 , := ,
 # Two workers with one thread each: torch's own threads would only get into each other's way.
@@ -133,6 +134,18 @@ docs: $(SITE)/installed  ## Build the documentation as a site, with its links ch
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 	@echo "Open build/site/index.html. To search in it: $(PYTHON) -m http.server --directory build/site"
 
+$(DIST)/installed: constraints.txt
+	test -x $(DIST)/bin/python || $(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet --constraint constraints.txt build twine
+	touch $@
+
+.PHONY: dist
+dist: $(DIST)/installed  ## Build sdist and wheel into dist/, and check their metadata
+	rm -rf dist
+	$(DIST)/bin/python -m build --quiet
+	$(DIST)/bin/twine check --strict dist/*
+	@grep -q '^repository = *https' setup.cfg || echo "The links of the README are plain text: setup.cfg has no address of the project yet."
+
 # docs/offline.md says more: EXTRAS="test plot", WITHOUT="torch numpy", PLATFORM=manylinux_2_28_aarch64, TO=folder.
 .PHONY: wheelhouse
 wheelhouse: $(VENV)/installed  ## Collect wheels for a machine without network: PYTHON=3.12 WITHOUT="torch numpy"
@@ -152,4 +165,4 @@ benchmark-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  #
 	$(GPU_PYTHON) benchmarks/train.py --device cuda --json build/gpu.json
 
 clean:  ## Remove what the other commands made
-	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(GPU) $(SITE) training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(GPU) $(SITE) $(DIST) dist training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

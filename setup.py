@@ -1,7 +1,8 @@
-"""What setup.cfg can't say: README.md as the wheel's description, where its links must lead somewhere without a clone.
+"""What setup.cfg can't say: the project's links, and README.md as the wheel's description.
 
-Its relative links lead to the documentation, if setup.cfg has its address (`project_urls`, `Documentation`): a site as
-`make docs` builds it, which has the paths of the repository. While there is none, they are plain text.
+Both are made of the addresses in setup.cfg. The relative links of README.md lead to the documentation, a site as
+`make docs` builds it, which has the paths of the repository; or to the repository, at the tag of the version. While
+there is no address, they are plain text.
 """
 
 import re
@@ -14,26 +15,46 @@ ROOT = Path(__file__).resolve().parent
 RELATIVE = re.compile(r"(?P<is_picture>!?)\[(?P<text>[^]]*)\]\((?!https?:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
-def address() -> str:
-    """Where the documentation is, as setup.cfg says. Empty: nowhere yet."""
+def address(name: str) -> str:
+    """An address in setup.cfg. Empty: there is none yet."""
     given = ConfigParser()
-    given.read(ROOT / "setup.cfg")
-    lines = given.get("metadata", "project_urls", fallback="").splitlines()
-    urls = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if line.strip())
-    return urls.get("Documentation", "").rstrip("/")
+    given.read(ROOT / "setup.cfg", encoding="utf-8")
+    return given.get("addresses", name, fallback="").strip().rstrip("/")
 
 
-def description(text: str, site: str) -> str:
+def version() -> str:
+    [found] = re.findall(r'__version__ = "(.+)"', (ROOT / "thinc_torchopt" / "about.py").read_text(encoding="utf-8"))
+    return found
+
+
+def project_urls(site: str, repository: str) -> "dict[str, str]":
+    """The links of the metadata."""
+    urls = {"Documentation": site} if site else {}
+    if repository:
+        changes = f"{repository}/blob/v{version()}/CHANGELOG.md"
+        urls |= {"Source": repository, "Issues": f"{repository}/issues", "Changelog": changes}
+    return urls
+
+
+def description(text: str, site: str, repository: str) -> str:
     """README.md with links that work outside of a clone."""
 
-    def led(link: re.Match[str]) -> str:
-        if not site:
+    def led(link: "re.Match[str]") -> str:
+        path, anchor = link["path"], link["anchor"] or ""
+        if site:
+            path = f"{site}/{re.sub(r'[.]md$', '.html', path)}"
+        elif repository:
+            path = f"{repository}/{'raw' if link['is_picture'] else 'blob'}/v{version()}/{path}"
+        else:
             return "" if link["is_picture"] else link["text"]
-        path = re.sub(r"\.md$", ".html", link["path"])
-        return f"{link['is_picture']}[{link['text']}]({site}/{path}{link['anchor'] or ''})"
+        return f"{link['is_picture']}[{link['text']}]({path}{anchor})"
 
     return RELATIVE.sub(led, text)
 
 
 if __name__ == "__main__":
-    setup(long_description=description((ROOT / "README.md").read_text(encoding="utf-8"), address()))
+    addresses = address("documentation"), address("repository")
+    setup(
+        long_description=description((ROOT / "README.md").read_text(encoding="utf-8"), *addresses),
+        project_urls=project_urls(*addresses),
+    )

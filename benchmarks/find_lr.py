@@ -122,7 +122,7 @@ def range_test(task: str, algorithm: str, seed: int) -> dict[str, Any]:
         config["training"]["optimizer"],
         max_steps=RAMP - 1,
         eval_frequency=RAMP + 1,
-        evaluate=lambda scores: (0.0, {}),
+        evaluate=lambda: (0.0, {}),
     )
     probe = DevLosses(nlp, training.optimizer, [], [])
     [dev] = resolve_dot_names(config, ["corpora.dev"])
@@ -175,7 +175,7 @@ def train(task: str, algorithm: str, seed: int, half_decades: int) -> dict[str, 
         config["training"]["optimizer"],
         max_steps=STEPS - 1,
         eval_frequency=STEPS + 1,
-        evaluate=lambda scores: (0.0, {}),
+        evaluate=lambda: (0.0, {}),
     )
     try:
         for _ in training.steps:

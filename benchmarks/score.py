@@ -1,23 +1,24 @@
-"""How many steps, and how much time, a training needs to reach a score: spaCy's own optimizer blocks beside ours.
+"""What the recipe `best` is worth: beside the config of `spacy init config`, and beside spaCy's own optimizer, tuned.
 
-    python benchmarks/score.py run --quick            # ten minutes: one task, one seed
+    python benchmarks/score.py row food               # repeat a row: train again what its line of the table says
     python benchmarks/score.py run                    # what is missing in score.jsonl, in the order that tells most
-    python benchmarks/score.py run --tasks ewt --candidates cosine --seeds 0 1 --ends own
-    python benchmarks/score.py table                  # steps and seconds to a score
-    python benchmarks/score.py levers                 # what each part of the recipe is worth
-    python benchmarks/score.py others                 # the other recipes, at half of the baseline's steps
-    python benchmarks/score.py step                   # seconds a step, both optimizers in turns in one process
-    python benchmarks/score.py picture docs/recipes.svg
+    python benchmarks/score.py run --tasks food --seeds 0 1 --arms "half of the peak"
+    python benchmarks/score.py table                  # the rows so far, and what the levers gain
 
-Ten tasks: six to choose a recipe on, and four that confirm it, which nobody looks at before. A task is the config
-that `spacy init config` writes for its pipeline, on a labelled corpus; `baseline` is its own optimizer, trained until
-the score is flat. A candidate is a recipe of `spacy torchopt init`, perhaps with a part of it changed (a lever). It
-ends where the recipe sets its own end ("own"), with the baseline ("full"), or at half of its steps ("half"; "third",
-"quarter").
+Three arms for each task, which is a pipeline and a labelled corpus:
 
-One run is one process of one thread. Its line is added to score.jsonl: scores as [step, score, CPU seconds so far].
-The seconds are the process's CPU time, without evaluations. Runs that are in the file are not run again, so a table is
-continued with the same command. The score is spaCy's main score on dev.
+stock   What `spacy init config` writes, with its batches that grow and its patience.
+tuned   The same with a rate that rises and falls (`warmup_linear`). `tune` chooses its peak, averages, batches and
+        length, one after the other, with seed 100, on one half of dev; then they are left alone.
+best    What `spacy torchopt init --recipe best` makes of the config. A lever is an arm with one part of it changed.
+
+Judged is what a user keeps: the model that is best on one half of dev, at ten evaluations at equal shares of the run,
+and the last one. Both are scored on the other half, and on test where there is one. Seconds are CPU time of one thread,
+evaluations included, without imports. Each run is a process of its own; its line is added to score.jsonl, so the same
+command goes on where it was stopped.
+
+A difference of two arms is the mean over seeds, paired. Its standard error has two parts: that of the mean over seeds,
+and that of the texts, by bootstrap. For that each line has the score on the same 100 resamples of the texts.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from confection import Config
@@ -51,20 +51,16 @@ class Task:
 
     pipeline, optimize (str): What `spacy init config` is asked for. "transformer": its template for a GPU.
     corpus (str): The files {corpus}-{part}.spacy. prepare (Callable): Makes other docs of those of a part.
-    steps (int): How long the baseline trains. eval_every (int): Steps from one evaluation to the next.
-    words (int): Words of a batch; 0: as `spacy init config` says, 100 growing to 1,000.
-    changes (dict): What else differs from the config that is written.
+    kind (str): In the words of measured.yaml. changes (dict): What else differs from the config that is written.
+    has_chosen (bool): Whether something of the recipe was chosen on it.
     """
 
     pipeline: tuple[str, ...]
     optimize: str
     corpus: str
-    steps: int
-    eval_every: int
-    words: int = 0
     kind: str = "cnn"
     has_test: bool = False
-    confirms: bool = False
+    has_chosen: bool = False
     prepare: Callable[[list[Any], str], list[Any]] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
 
@@ -84,54 +80,60 @@ def with_genres(docs: list[Any], part: str) -> list[Any]:
     return docs
 
 
+def few_with_genres(docs: list[Any], part: str) -> list[Any]:
+    """300 texts to train on, from the whole length of the corpus: it is in order of genres."""
+    docs = with_genres(docs, part)
+    return [docs[i * len(docs) // 300] for i in range(300)] if part == "train" else docs
+
+
 def as_spans(docs: list[Any], part: str) -> list[Any]:
     for doc in docs:
         doc.spans["sc"] = list(doc.ents)
     return docs
 
 
-_BILSTM = {"@architectures": "spacy.TorchBiLSTMEncoder.v1", "width": 96, "depth": 2, "dropout": 0.0}
-_SMALL = {"@architectures": "spacy.MaxoutWindowEncoder.v2", "width": 96, "depth": 4, "window_size": 1}
+def short_dev(docs: list[Any], part: str) -> list[Any]:
+    return docs[:800] if part == "dev" else docs
 
+
+# The encoder of optimize = "efficiency".
+_SMALL = {
+    "@architectures": "spacy.MaxoutWindowEncoder.v2",
+    "width": 96,
+    "depth": 4,
+    "window_size": 1,
+    "maxout_pieces": 3,
+}
+_CNN = {"components.tok2vec.model.encode": _SMALL}
+_EWT = "ud-english-ewt"
+
+# In the order that tells most.
 TASKS = {
-    "ewt": Task(("tagger", "parser"), "efficiency", "ud-english-ewt", 2000, 100, words=1000, has_test=True),
-    "food": Task(("ner",), "efficiency", "food", 1600, 100),
-    "docs-issues": Task(
-        ("textcat",),
-        "accuracy",
-        "docs-issues",
-        2400,
-        100,
-        prepare=cut,
-        changes={"components.tok2vec.model.encode": {**_SMALL, "maxout_pieces": 3}},
-    ),
-    # Two more to choose on, which are cheap: the rate for bags of words is not that of networks.
-    "docs-bow": Task(("textcat",), "efficiency", "docs-issues", 2400, 100, kind="bow", prepare=cut),
-    "genres": Task(("textcat_multilabel",), "efficiency", "ud-english-ewt", 2400, 100, kind="bow", prepare=with_genres),
+    "food": Task(("ner",), "efficiency", "food", has_chosen=True),
+    "cooking-cnn": Task(("textcat_multilabel",), "accuracy", "cooking", prepare=short_dev, changes=_CNN),
+    "docs-issues": Task(("textcat",), "accuracy", "docs-issues", has_chosen=True, prepare=cut, changes=_CNN),
+    "genres-cnn": Task(("textcat_multilabel",), "accuracy", _EWT, prepare=few_with_genres, changes=_CNN),
+    "brands-spans": Task(("spancat",), "efficiency", "fashion-brands", has_chosen=True, prepare=as_spans),
+    "brands": Task(("ner",), "efficiency", "fashion-brands"),
+    "ewt": Task(("tagger", "parser"), "efficiency", _EWT, has_test=True, has_chosen=True),
+    "ewt-morph": Task(("tagger", "morphologizer", "trainable_lemmatizer", "parser"), "efficiency", _EWT, has_test=True),
+    "spancat": Task(("spancat",), "efficiency", "food", prepare=as_spans, has_chosen=True),
+    "cooking": Task(("textcat_multilabel",), "efficiency", "cooking", "bow", prepare=short_dev),
+    "genres": Task(("textcat_multilabel",), "efficiency", _EWT, "bow", has_chosen=True, prepare=with_genres),
+    "docs-bow": Task(("textcat",), "efficiency", "docs-issues", "bow", has_chosen=True, prepare=cut),
     "minilm": Task(
         ("ner",),
         "transformer",
         "food",
-        600,
-        50,
-        kind="transformer",
+        "transformer",
+        has_chosen=True,
         changes={"training.accumulate_gradient": 1, "training.batcher.size": 500},
     ),
-    "ewt-bilstm": Task(
-        ("tagger", "parser"),
-        "efficiency",
-        "ud-english-ewt",
-        1600,
-        100,
-        words=1000,
-        has_test=True,
-        confirms=True,
-        changes={"components.tok2vec.model.encode": _BILSTM},
-    ),
-    "brands": Task(("ner",), "efficiency", "fashion-brands", 2000, 100, confirms=True),
-    "spancat": Task(("spancat",), "efficiency", "food", 2000, 100, prepare=as_spans, confirms=True),
-    "cooking": Task(("textcat_multilabel",), "efficiency", "cooking", 3000, 150, kind="bow", confirms=True),
 }
+
+
+def seeds_of(task: str) -> list[int]:
+    return [0, 1, 2] if TASKS[task].kind == "transformer" or TASKS[task].has_test else [0, 1, 2, 3, 4]
 
 
 def minilm() -> str:
@@ -179,148 +181,139 @@ def config_of(task: Task, seed: int, folder: Path) -> Config:
         put(config, "components.tok2vec.model.embed.include_static_vectors", False)
     put(config, "system.seed", seed)
     put(config, "system.gpu_allocator", None)
-    if task.words:
-        put(config, "training.batcher.size", task.words)
     for key, value in task.changes.items():
         put(config, key, value)
-    put(config, "training.patience", 0)
-    put(config, "training.max_epochs", 0)
-    put(config, "training.max_steps", task.steps)
-    put(config, "training.eval_frequency", task.eval_every)
     return config
 
 
-# ----------------------------------------------------------------------------------------------------- the candidates
+def recipe_of(config: Config, folder: Path) -> Config:
+    """What `spacy torchopt init --recipe best` makes of a config. In a process of its own: the other arms are free of
+    all that is ours.
+    """
+    before, after = folder / "stock.cfg", folder / "best.cfg"
+    config.to_disk(before)
+    command = [sys.executable, "-m", "spacy", "torchopt", "init", str(before), str(after), "--recipe", "best"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"Can't make the recipe: {done.stdout}{done.stderr}")
+    return Config().from_disk(after, interpolate=False)
 
-Block = dict[str, Any]
+
+# ------------------------------------------------------------------------------------------------------------ the arms
+
+PEAKS = (0.0005, 0.001, 0.002, 0.004)
+TRANSFORMER_PEAKS = (2e-5, 5e-5, 1e-4, 2e-4)
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What `spacy torchopt init --recipe` makes of the config.
-
-    change (Callable): What is changed in it afterwards: by the written config and that of spaCy.
+class Tuning:
+    """Settings of spaCy's own optimizer. own_batches (bool): Those of `spacy init config`, not those of the recipe.
+    length (int): Steps, as a multiple of the recipe's.
     """
 
-    recipe: str = "best"
-    change: Callable[[Block, Config], None] = lambda training, spacys: None
+    peak: float
+    averages: bool = True
+    own_batches: bool = False
+    length: int = 1
 
-    def edit(self, config: Config, steps: int) -> None:
-        """steps (int): For another end than that of the recipe. 0: its own."""
-        from thinc_torchopt.addons import recipes
+    def __str__(self) -> str:
+        batches = "its own batches" if self.own_batches else "the recipe's batches"
+        averages = "averages" if self.averages else "no averages"
+        return f"peak {self.peak:g}, {averages}, {batches}, {self.length} x the recipe's steps"
 
-        spacys = config.copy()
-        _, text = recipes.rewrite(config.to_str(), Path("config.cfg"), recipes.Recipe.of(self.recipe), "state")
-        config.clear()
-        config.update(Config().from_str(text, interpolate=False))
-        if steps:
-            config["training"] |= {"max_steps": steps, "eval_frequency": spacys["training"]["eval_frequency"]}
-        self.change(config["training"], spacys)
+    def edit(self, config: Config, best: Config) -> None:
+        """best (Config): The recipe's, which says how long the training is."""
+        training, recipe = config["training"], best["training"]
+        steps = recipe["max_steps"] * self.length
+        training |= {"patience": 0, "max_epochs": 0, "max_steps": steps}
+        training["eval_frequency"] = recipe["eval_frequency"] * self.length
+        if not self.own_batches:
+            training["batcher"] = recipe["batcher"]
+        training["optimizer"] |= {
+            "use_averages": self.averages,
+            "learn_rate": {
+                "@schedules": "warmup_linear.v1",
+                "initial_rate": self.peak,
+                "warmup_steps": round(recipe["max_steps"] * recipe["optimizer"]["learn_rate"]["warmup_ratio"]),
+                "total_steps": steps,
+            },
+        }
 
 
-def names_of(config: Config) -> list[str]:
-    """The names of a pipeline's params."""
-    from spacy.util import load_model_from_config
-
-    from thinc_torchopt.core.params.pipeline import all_names
-
-    return list(all_names(load_model_from_config(config, auto_fill=True)))
+TUNE_SEED = 100
 
 
-def sets(path: str, value: Any) -> Recipe:
+def tune(score_of: Callable[[Tuning], float], peaks: Iterable[float] = PEAKS) -> Tuning:
+    """The best settings, found one after the other. score_of (Callable): The score on the half of dev to choose on."""
+    found = max((Tuning(peak) for peak in peaks), key=score_of)
+    for change in ({"averages": False}, {"own_batches": True}, {"length": 2}):
+        found = max(found, replace(found, **change), key=score_of)  # the first one, if both are as good
+    return found
+
+
+Block = dict[str, Any]
+Lever = Callable[[Block], None]
+
+
+def sets(path: str, value: Any) -> Lever:
     """The recipe with another value in [training.optimizer]."""
-    return Recipe(change=lambda training, spacys: put(training["optimizer"], path, value))
+    return lambda training: put(training["optimizer"], path, value)
 
 
-def times_peak(factor: float) -> Recipe:
-    def change(training: Block, spacys: Config) -> None:
+def times_peak(factor: float) -> Lever:
+    def change(training: Block) -> None:
         training["optimizer"]["learn_rate"]["initial_rate"] *= factor
 
-    return Recipe(change=change)
+    return change
 
 
-def no_fall(training: Block, spacys: Config) -> None:
-    training["optimizer"]["learn_rate"] = training["optimizer"]["learn_rate"]["initial_rate"]
+def adam(training: Block) -> None:
+    training["optimizer"]["algorithm"]["@torch_optimizers"] = "torch.Adam.v1"
 
 
-def no_averages(training: Block, spacys: Config) -> None:
+def no_averages(training: Block) -> None:
     del training["optimizer"]["averages"]
 
 
-def no_decay_of_embeddings(training: Block, spacys: Config) -> None:
-    optimizer = training["optimizer"]
-    optimizer["skip_decay"] = "bias_and_norm"
-    found = [p for p in ("*/hashembed/E", "*/embeddings/*") if any(fnmatchcase(n, p) for n in names_of(spacys))]
-    if found:
-        optimizer.setdefault("param_groups", {})["embeddings"] = {"params": found, "weight_decay": 0.0}
+def batches_in_texts(training: Block) -> None:
+    """As many texts as batches of so many words have on average, on `docs-issues`."""
+    training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 8}
 
 
-def muon(training: Block, spacys: Config) -> None:
-    adamw = training["optimizer"]["algorithm"]
-    training["optimizer"]["algorithm"] = {
-        "@torch_optimizers": "torch.Muon.v1",
-        "weight_decay": adamw["weight_decay"],
-        "adjust_lr_fn": "match_rms_adamw",
-        "fallback": adamw,
-    }
+def no_rate(name: str, rate: float) -> Lever:
+    """An algorithm of pytorch-optimizer at its authors' rate, which stays. Schedule-free has averages of its own."""
+
+    def change(training: Block) -> None:
+        optimizer = training["optimizer"]
+        options = {
+            key: value for key, value in optimizer["algorithm"].items() if key in ("betas", "eps", "weight_decay")
+        }
+        algorithm = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": name, "options": options}
+        optimizer |= {"algorithm": algorithm, "learn_rate": rate}
+        if name.startswith("schedulefree"):
+            del optimizer["averages"]
+
+    return change
 
 
-def spacys_batches(training: Block, spacys: Config) -> None:
-    training["batcher"] = spacys["training"]["batcher"]
-
-
-def spacys_optimizer(training: Block, spacys: Config) -> None:
-    training["optimizer"] = spacys["training"]["optimizer"]
-
-
-def growing_batches(training: Block, spacys: Config) -> None:
-    size, steps = training["batcher"]["size"], training["max_steps"]
-    growth = {"@schedules": "compounding.v1", "start": size / 2, "stop": size * 2, "compound": 4 ** (1 / steps)}
-    training["batcher"]["size"] = growth
-
-
-def layer_decay(training: Block, spacys: Config) -> None:
-    training["optimizer"]["layer_decay"] = {"transformer/*": 0.9}
-
-
-LEVERS = {
-    "without averages": Recipe(change=no_averages),
-    "without a fall": Recipe(change=no_fall),
-    "cosine": sets("learn_rate.@schedules", "thinc-torchopt.warmup_cosine.v1"),
-    "warm-up of 1%": sets("learn_rate.warmup_ratio", 0.01),
+LEVERS: dict[str, Lever] = {
     "half of the peak": times_peak(0.5),
-    "twice the peak": times_peak(2.0),
+    "a quarter of the peak": times_peak(0.25),
+    "Adam": adam,
+    "without averages": no_averages,
     "one global norm": sets("clip_by", "global"),
     "no clipping": sets("grad_clip", 0.0),
     "no decay of biases and norms": sets("skip_decay", "bias_and_norm"),
-    "nor of embeddings": Recipe(change=no_decay_of_embeddings),
     "beta2 = 0.98": sets("algorithm.betas", [0.9, 0.98]),
-    "Muon": Recipe(change=muon),
-    "batches that grow fourfold": Recipe(change=growing_batches),
-    "spaCy's batches": Recipe(change=spacys_batches),
-    "spaCy's Adam in these batches": Recipe(change=spacys_optimizer),
-    "layer decay of 0.9": Recipe(change=layer_decay),
+    "batches of 8 texts": batches_in_texts,
+    "thinc's products": sets("ops", "thinc"),
+    "schedule-free AdamW, no schedule": no_rate("schedulefreeadamw", 0.0025),
+    "Prodigy, no schedule": no_rate("prodigy", 1.0),
 }
-OTHERS = {name: Recipe(name) for name in ("drop-in", "adamw", "fine-tune", "low-memory", "robust")}
-CANDIDATES: dict[str, Recipe | None] = {"baseline": None, "best": Recipe(), **OTHERS, **LEVERS}
+MAIN = ("stock", "tuned", "best")
+ARMS = (*MAIN, *LEVERS)
 
 # -------------------------------------------------------------------------------------------------------------- a run
-
-
-@dataclass
-class Training:
-    """A training that can begin.
-
-    loop (Iterator): spaCy's, or ours. seconds (list[float]): CPU time of training at each evaluation. clock (list):
-        One number, the CPU time at which training began, moved on by all that is no training.
-    """
-
-    nlp: Any
-    settings: dict[str, Any]
-    config: Config
-    loop: Iterator[Any]
-    seconds: list[float]
-    clock: list[float]
 
 
 def loop_of(nlp: Any, T: dict[str, Any], train: Any, evaluate: Callable[[], Any]) -> Iterator[Any]:
@@ -345,366 +338,339 @@ def loop_of(nlp: Any, T: dict[str, Any], train: Any, evaluate: Callable[[], Any]
     )
 
 
-def begin(name: str, candidate: str, seed: int, steps: int, folder: Path, *, is_evaluated: bool = True) -> Training:
-    """Everything up to the first step. folder (Path): For corpora that are prepared."""
+def predicted(nlp: Any, corpus: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    """The examples of a corpus, with what the pipeline says."""
+    examples = list(corpus(nlp))
+    for example, doc in zip(examples, nlp.pipe([example.predicted for example in examples])):
+        example.predicted = doc
+    return examples
+
+
+def main_score(nlp: Any, examples: list[Any], weights: dict[str, float]) -> float:
+    """spaCy's main score of predictions: `create_evaluation_callback` of spacy/training/loop.py."""
+    from spacy.scorer import Scorer
+
+    scores = Scorer(nlp).score(examples)
+    return sum((scores.get(name) or 0.0) * weight for name, weight in weights.items() if weight)
+
+
+RESAMPLES = 100
+
+
+def resampled(examples: list[Any], score: Callable[[list[Any]], float]) -> list[int]:
+    """The score on resamples of the texts, in hundredths of a point. They are the same ones in each run, so differences
+    of arms are paired.
+    """
+    import numpy
+
+    drawn = numpy.random.default_rng(0).integers(len(examples), size=(RESAMPLES, len(examples)))
+    return [round(10_000 * score([examples[i] for i in some])) for some in drawn]
+
+
+EVALUATIONS = 10
+
+
+def at_shares(steps: list[int]) -> list[int]:
+    """Of the steps with an evaluation, those at ten equal shares of the run, or the nearest to them."""
+    steps = [step for step in steps if step]
+    shares = [steps[-1] * k / EVALUATIONS for k in range(1, EVALUATIONS + 1)]
+    return sorted({min(steps, key=lambda step: abs(step - share)) for share in shares})
+
+
+def train(name: str, arm: str, seed: int, tuning: Tuning | None) -> dict[str, Any]:
+    """Train once. RETURNS (dict): A line of the results."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    task = TASKS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(task, seed, Path(folder))
+        if arm != "stock":
+            best = recipe_of(config, Path(folder))
+            if arm == "tuned" and tuning is not None:
+                tuning.edit(config, best)
+            else:
+                LEVERS.get(arm, lambda training: None)(best["training"])
+                config = best
+                import thinc_torchopt  # noqa: F401 (not in the time)
+        line: dict[str, Any] = {"task": name, "arm": arm, "seed": seed}
+        if tuning is not None:
+            line["tuning"] = asdict(tuning)
+        return line | run_config(config, Path(folder))
+
+
+def run_config(config: Config, folder: Path) -> dict[str, Any]:
+    """Train with a config, and judge what is kept of it."""
     from spacy.schemas import ConfigSchemaTraining
+    from spacy.training import Corpus
     from spacy.training.initialize import init_nlp
-    from spacy.training.loop import create_evaluation_callback
     from spacy.util import registry, resolve_dot_names
     from thinc.api import fix_random_seed
 
-    task = TASKS[name]
-    config = config_of(task, seed, folder)
-    recipe = CANDIDATES[candidate]
-    if recipe is None:
-        put(config, "training.max_steps", steps)
-    else:
-        recipe.edit(config, steps)
-        if checkpoint := config["training"]["optimizer"].get("checkpoint"):
-            checkpoint["path"] = str(folder / "state")
+    begun = time.process_time()
     nlp = init_nlp(config)
     config = nlp.config.interpolate()
-    fix_random_seed(seed)
+    fix_random_seed(config["system"]["seed"])
     T = registry.resolve(config["training"], schema=ConfigSchemaTraining)
     train, dev = resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
-    score_dev = create_evaluation_callback(nlp, dev, T["score_weights"])
-    seconds: list[float] = []
-    clock = [0.0]
+    evaluating = judging = 0.0
+    curve: list[list[Any]] = []
+
+    def score(examples: list[Any]) -> float:
+        return main_score(nlp, examples, T["score_weights"])
 
     def evaluate() -> tuple[float, dict[str, float]]:
-        begun = time.process_time()
-        seconds.append(begun - clock[0])
-        found = score_dev() if is_evaluated else (0.0, {})
-        clock[0] += time.process_time() - begun
-        return found
+        nonlocal evaluating, judging
+        start = time.process_time()
+        examples = predicted(nlp, dev)
+        halves = score(examples[::2]), score(examples[1::2])
+        end = time.process_time()
+        evaluating += end - start
+        curve.append([0, *(round(10_000 * half) for half in halves)])
+        (folder / f"{len(curve)}.model").write_bytes(nlp.to_bytes(exclude=["vocab"]))
+        judging += time.process_time() - end
+        return halves[0], {}
 
-    return Training(nlp, T, config, loop_of(nlp, T, train, evaluate), seconds, clock)
-
-
-def run_one(name: str, candidate: str, seed: int, end: str, steps: int) -> dict[str, Any]:
-    """Train once. RETURNS (dict): A line of the results."""
-    from spacy.training import Corpus
-    from spacy.training.loop import create_evaluation_callback
-
-    task = TASKS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        run = begin(name, candidate, seed, steps, Path(folder))
-        nlp, T = run.nlp, run.settings
-        scores, words, best = [], 0, None
-        start = run.clock[0] = time.process_time()
-        for _, info, is_best in run.loop:
-            words = info["words"]
-            if is_best is None:
-                continue
-            scores.append([info["step"], round(info["score"], 4), round(run.seconds[-1], 1)])
-            print(f"{name} {candidate} {seed} {end}", *scores[-1], file=sys.stderr, flush=True)
-            if is_best and task.has_test:
-                begun = time.process_time()
-                with nlp.use_params(T["optimizer"].averages):
-                    best = nlp.to_bytes()
-                run.clock[0] += time.process_time() - begun
-        line: dict[str, Any] = {
-            "task": name,
-            "candidate": candidate,
-            "seed": seed,
-            "end": end,
-            "steps": T["max_steps"],
-            "words": words,
-            "best": max(score for _, score, _ in scores),
-            "cpu": scores[-1][2],
-            "evaluating": round(run.clock[0] - start, 1),
-        }
-        if best is not None:
-            nlp.from_bytes(best)
-            score_test = create_evaluation_callback(nlp, Corpus(run.config["paths"]["test"]), T["score_weights"])
-            line["test"] = round(score_test()[0], 4)
-        return {**line, "scores": scores}
+    for _, info, is_best in loop_of(nlp, T, train, evaluate):
+        if is_best is not None:
+            curve[-1][0] = info["step"]
+            print(*curve[-1], file=sys.stderr, flush=True)
+    line = {
+        "steps": curve[-1][0],
+        "words": info["words"],
+        "cpu": round(time.process_time() - begun - judging, 1),
+        "evaluating": round(evaluating, 1),
+        "curve": curve,
+    }
+    shares = at_shares([step for step, _, _ in curve])
+    chosen = max(shares, key=lambda step: {step: half for step, half, _ in curve}[step])
+    for label, step in (("saved", chosen), ("last", curve[-1][0])):
+        number = 1 + [step for step, _, _ in curve].index(step)
+        nlp.from_bytes((folder / f"{number}.model").read_bytes(), exclude=["vocab"])
+        parts = {label: predicted(nlp, dev)[1::2]}
+        if "test" in config["paths"]:
+            parts[f"{label} on test"] = predicted(nlp, Corpus(config["paths"]["test"]))
+        for part, examples in parts.items():
+            found = {"score": round(10_000 * score(examples)), "resampled": resampled(examples, score)}
+            line[part] = {"step": step, **found}
+    return line
 
 
-# Where a schedule ends: the baseline's steps through so many.
-ENDS = {"full": 1, "half": 2, "third": 3, "quarter": 4}
-
-Key = tuple[str, str, int, str]
+Line = dict[str, Any]
+Key = tuple[str, str, int, Any]
 
 
-def read(path: Path = RESULTS) -> list[dict[str, Any]]:
-    """The runs of tasks as they are now. Those that are of another length stay in the file, and are left out."""
-    if not path.exists():
-        return []
-    lines = [json.loads(line) for line in path.read_text("utf8").splitlines() if line]
-    return [
-        line
-        for line in lines
-        if line["end"] == "own" or line["steps"] == TASKS[line["task"]].steps // ENDS[line["end"]]
-    ]
+def read(path: Path = RESULTS) -> list[Line]:
+    return [json.loads(line) for line in path.read_text("utf8").splitlines() if line] if path.exists() else []
 
 
-def key_of(line: dict[str, Any]) -> Key:
-    return line["task"], line["candidate"], line["seed"], line["end"]
+def key_of(line: Line) -> Key:
+    return line["task"], line["arm"], line["seed"], Tuning(**line["tuning"]) if "tuning" in line else None
 
 
-CHOOSING = [name for name, task in TASKS.items() if not task.confirms]
-CONFIRMING = [name for name, task in TASKS.items() if task.confirms]
+@dataclass
+class Runs:
+    """The runs in a file. until (float): When to begin no more, in seconds of time.monotonic()."""
+
+    path: Path
+    until: float = float("inf")
+
+    def get(self, task: str, arm: str, seed: int, tuning: Tuning | None = None) -> Line:
+        """The line of a run, from the file, or from a process of its own."""
+        for line in read(self.path):
+            if key_of(line) == (task, arm, seed, tuning):
+                return line
+        if time.monotonic() > self.until:
+            raise SystemExit("The time is over.")
+        print(f"{task}, {arm}, seed {seed}" + (f": {tuning}" if tuning else ""), file=sys.stderr, flush=True)
+        command = [sys.executable, __file__, "one", task, arm, str(seed)]
+        command += [json.dumps(asdict(tuning))] if tuning else []
+        done = subprocess.run(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+        text = done.stdout.decode("utf8").splitlines()[-1]
+        with self.path.open("a", encoding="utf8") as file:
+            file.write(text + "\n")
+        return json.loads(text)
+
+    def tuned(self, task: str) -> Tuning:
+        """The settings of the arm `tuned`, found in at most seven runs."""
+
+        def score_of(tuning: Tuning) -> float:
+            line = self.get(task, "tuned", TUNE_SEED, tuning)
+            halves = {step: half for step, half, _ in line["curve"]}
+            return halves[line["saved"]["step"]]
+
+        return tune(score_of, TRANSFORMER_PEAKS if TASKS[task].kind == "transformer" else PEAKS)
 
 
-def product(tasks: Iterable[str], candidates: Iterable[str], seeds: Iterable[int], ends: Iterable[str]) -> list[Key]:
-    return [(t, c, s, e) for s in seeds for e in ends for c in candidates for t in tasks]
+def run(runs: Runs, tasks: Iterable[str], seeds: list[int] | None, arms: list[str]) -> None:
+    """Run what is missing. A task has its first three seeds before any has the others. seeds: Default: all."""
+    for part in (slice(3), slice(3, None)):
+        for task in tasks:
+            for seed in (seeds or seeds_of(task))[part]:
+                for arm in arms:
+                    runs.get(task, arm, seed, runs.tuned(task) if arm == "tuned" else None)
 
 
-# What tells most comes first.
-PLAN = [
-    *product(CHOOSING, ["baseline"], [0, 1, 2], ["full"]),
-    *product(CHOOSING, ["best"], [0, 1, 2], ["own"]),
-    *product(CONFIRMING, ["baseline"], [0, 1, 2], ["full"]),
-    *product(CONFIRMING, ["best"], [0, 1, 2], ["own"]),
-    *product(["food", "genres", "docs-issues"], [name for name in LEVERS if "layer" not in name], [0, 1], ["own"]),
-    *product(["minilm"], ["layer decay of 0.9"], [0, 1], ["own"]),
-    *product(CHOOSING, OTHERS, [0, 1], ["half"]),
-]
-QUICK = product(["genres", "docs-bow"], ["baseline"], [0], ["full"]) + product(
-    ["genres", "docs-bow"], ["best"], [0], ["own"]
-)
+# -------------------------------------------------------------------------------------------------------- differences
 
 
-def run(keys: Iterable[Key], path: Path, minutes: float) -> None:
-    """Run what is missing, one process after the other."""
-    begun = time.monotonic()
-    for key in keys:
-        if key in {key_of(line) for line in read(path)}:
-            continue
-        if minutes and time.monotonic() - begun > 60 * minutes:
-            print("The time is over.", file=sys.stderr)
-            return
-        name, candidate, seed, end = key
-        steps = 0 if end == "own" else TASKS[name].steps // ENDS[end]
-        command = [sys.executable, __file__, "one", name, candidate, str(seed), end, str(steps)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if done.returncode:
-            print(f"FAILED: {' '.join(map(str, key))}", file=sys.stderr)
-            continue
-        with path.open("a", encoding="utf8") as file:
-            file.write(done.stdout.decode("utf8").splitlines()[-1] + "\n")
-
-
-# ------------------------------------------------------------------------------------------------------------- tables
-
-Curve = list[tuple[int, float]]
-
-
-def mean_curve(curves: list[Curve]) -> Curve:
-    """The mean at each step that all curves have."""
-    at = [dict(curve) for curve in curves]
-    steps = sorted(set.intersection(*(set(curve) for curve in at)))
-    return [(step, mean(curve[step] for curve in at)) for step in steps]
-
-
-def held(curve: Curve, span: int) -> Curve:
-    """What is reached at each evaluation and is there at all of the next steps. span (int): So many steps."""
-    return [
-        (step, min([score, *(later for after, later in curve if step < after <= step + span)])) for step, score in curve
-    ]
-
-
-def reaches(curve: Curve, target: float, span: int) -> int | None:
-    """The step of the first evaluation at which a curve has a score that it keeps. span (int): For so many steps."""
-    return next((step for step, score in held(curve, span) if score >= target), None)
+def standard_error(values: list[float]) -> float:
+    """Of their mean."""
+    return stdev(values) / len(values) ** 0.5
 
 
 @dataclass(frozen=True)
-class Arm:
-    """The runs of a candidate on a task, with one end."""
-
-    lines: list[dict[str, Any]]
-
-    @property
-    def steps(self) -> int:
-        return max(line["steps"] for line in self.lines)
-
-    @property
-    def best(self) -> list[float]:
-        return [line["best"] for line in self.lines]
-
-    @property
-    def spread(self) -> float:
-        return stdev(self.best) if len(self.best) > 1 else 0.0
-
-    @property
-    def curve(self) -> Curve:
-        return mean_curve([[(step, score) for step, score, _ in line["scores"]] for line in self.lines])
-
-    @property
-    def test(self) -> float | None:
-        return mean(line["test"] for line in self.lines) if "test" in self.lines[0] else None
-
-    def seconds_at(self, step: int) -> float:
-        """The mean CPU time of training up to a step."""
-        return mean(seconds for line in self.lines for at, _, seconds in line["scores"] if at == step)
-
-
-def arms_of(lines: list[dict[str, Any]]) -> dict[tuple[str, str, str], Arm]:
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for line in lines:
-        found.setdefault((line["task"], line["candidate"], line["end"]), []).append(line)
-    return {key: Arm(found[key]) for key in sorted(found, key=lambda key: (list(TASKS).index(key[0]), key[2], key[1]))}
-
-
-def table(lines: list[dict[str, Any]], tasks: Iterable[str]) -> Iterator[str]:
-    """Steps and seconds to 98, 99 and 100% of the baseline's best score."""
-    yield "| task | candidate | ends at | seeds | best | spread | test | to 98% | to 99% | to 100% | of its steps |"
-    yield "| --- " * 11 + "|"
-    arms = arms_of(lines)
-    for (task, candidate, _), arm in arms.items():
-        baseline = arms.get((task, "baseline", "full"))
-        if task not in tasks or baseline is None:
-            continue
-        span = TASKS[task].eval_every
-        top = max(score for _, score in held(baseline.curve, span))
-        cells, at = [], None
-        for share in (0.98, 0.99, 1.0):
-            at = reaches(arm.curve, share * top, span)
-            cells.append("never" if at is None else f"{at} ({arm.seconds_at(at):.0f} s)")
-        whole = reaches(baseline.curve, top, span)
-        part = f"{at / whole:.2f}" if at is not None and whole else ""
-        test = "" if arm.test is None else f"{100 * arm.test:.1f}"
-        yield (
-            f"| {task} | {candidate} | {arm.steps} | {len(arm.lines)} | {100 * mean(arm.best):.1f} "
-            f"| {100 * arm.spread:.1f} | {test} | {' | '.join(cells)} | {part} |"
-        )
-
-
-def levers(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """The last score of the recipe with each of its parts changed, less that with all of them, on the same seeds."""
-    arms = {(task, candidate): arm for (task, candidate, end), arm in arms_of(lines).items() if end == "own"}
-    tasks = [task for task in TASKS if any((task, lever) in arms for lever in LEVERS)]
-    yield f"| lever | {' | '.join(tasks)} |"
-    yield "| --- " * (1 + len(tasks)) + "|"
-    for lever in LEVERS:
-        cells = []
-        for task in tasks:
-            changed, whole = arms.get((task, lever)), arms.get((task, "best"))
-            if changed is None or whole is None:
-                cells.append("")
-                continue
-            base = {line["seed"]: line["scores"][-1][1] for line in whole.lines}
-            last = {line["seed"]: line["scores"][-1][1] for line in changed.lines}
-            gains = [100 * (last[seed] - base[seed]) for seed in sorted(set(last) & set(base))]
-            cells.append(f"{mean(gains):+.1f} ({', '.join(f'{gain:+.1f}' for gain in gains)})" if gains else "")
-        yield f"| {lever} | {' | '.join(cells)} |"
-
-
-def others(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """The best scores of the other recipes at half of the baseline's steps, and of the baseline and `best` at their own
-    ends.
+class Difference:
+    """What an arm has more than another, in points. seeds (float): The standard error over seeds; nan with a single
+    one. texts (float): That of the texts.
     """
-    arms = {(task, candidate, end): arm for (task, candidate, end), arm in arms_of(lines).items()}
-    rows = {"baseline": "full", "best": "own", **dict.fromkeys(OTHERS, "half")}
-    tasks = [task for task in TASKS if any((task, other, "half") in arms for other in OTHERS)]
-    yield f"| recipe | {' | '.join(tasks)} |"
-    yield "| --- " * (1 + len(tasks)) + "|"
-    for candidate, end in rows.items():
-        found = [arms.get((task, candidate, end)) for task in tasks]
-        if any(found):
-            cells = ["" if arm is None else f"{100 * mean(arm.best):.1f} ({100 * arm.spread:.1f})" for arm in found]
-            yield f"| {candidate} | {' | '.join(cells)} |"
+
+    mean: float
+    seeds: float
+    texts: float
+
+    @property
+    def error(self) -> float:
+        """Both are independent. What texts and seeds do together is in both, so this is rather too large."""
+        return (self.seeds**2 + self.texts**2) ** 0.5
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} ± {self.error:.1f}" if self.seeds == self.seeds else f"{self.mean:+.1f} (one seed)"
 
 
-def picture(lines: list[dict[str, Any]], path: Path, candidate: str, end: str) -> None:
-    """Score over steps: the baseline and one candidate, on each task that has both."""
-    import matplotlib
-
-    from thinc_torchopt.addons.report.style import save
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "score"
-    from matplotlib import pyplot
-
-    arms = arms_of(lines)
-    tasks = [task for task in TASKS if (task, "baseline", "full") in arms and (task, candidate, end) in arms]
-    rows = -(-len(tasks) // 4)
-    figure, axes = pyplot.subplots(rows, 4, figsize=(13, 3 * rows), squeeze=False)
-    for axis in axes.flat[len(tasks) :]:
-        axis.axis("off")
-    for task, axis in zip(tasks, axes.flat):
-        for key, label, color in (("baseline", "spacy init config", "0.5"), (candidate, "recipe best", "tab:blue")):
-            arm = arms[task, key, "full" if key == "baseline" else end]
-            for line in arm.lines:
-                axis.plot(*zip(*((step, score) for step, score, _ in line["scores"])), color=color, lw=0.5, alpha=0.5)
-            axis.plot(*zip(*arm.curve), color=color, label=label)
-        curve = arms[task, "baseline", "full"].curve
-        top = max(score for _, score in held(curve, TASKS[task].eval_every))
-        axis.axhline(top, color="0.7", lw=0.7, ls=":")
-        axis.set_ylim(top - 0.25 * abs(top - min(score for _, score in curve)), None)
-        axis.set_title(task)
-        axis.set_xlabel("steps")
-    axes.flat[0].legend(loc="lower right", fontsize="small")
-    figure.tight_layout()
-    save(figure, path)
+def difference(ours: list[Line], theirs: list[Line], part: str = "saved") -> Difference | None:
+    """Over the seeds that both have. None: there is none."""
+    found = [{line["seed"]: line[part] for line in lines} for lines in (ours, theirs)]
+    seeds = sorted(set(found[0]) & set(found[1]))
+    if not seeds:
+        return None
+    by_seed = [(found[0][seed]["score"] - found[1][seed]["score"]) / 100 for seed in seeds]
+    pairs = [zip(*(lines[seed]["resampled"] for lines in found)) for seed in seeds]
+    by_sample = [mean(one - other for one, other in sample) / 100 for sample in zip(*pairs)]
+    return Difference(mean(by_seed), standard_error(by_seed) if len(seeds) > 1 else float("nan"), stdev(by_sample))
 
 
-def step(name: str, candidate: str, steps: int) -> Iterator[str]:
-    """CPU time of a step with each optimizer, in turns of ten steps in one process."""
-    loops = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for label in ("baseline", candidate):
-            loops[label] = begin(name, label, 0, 10 * steps, Path(folder), is_evaluated=False).loop
-        found: dict[str, list[float]] = {label: [] for label in loops}
-        for _ in range(max(2, steps // 10)):
-            for label, loop in loops.items():
-                begun = time.process_time()
-                for _ in range(10):
-                    next(loop)
-                found[label].append((time.process_time() - begun) / 10)
-    ratios = [ours / theirs for theirs, ours in zip(*(times[1:] for times in found.values()))]
-    times = [1000 * median(times[1:]) for times in found.values()]
-    yield f"| {name} | {candidate} | {times[0]:.1f} ms | {times[1]:.1f} ms | {median(ratios):.2f} |"
+@dataclass(frozen=True)
+class Row:
+    """A task. main (dict): The runs of each of the three arms, with the seeds that all have."""
+
+    task: str
+    main: dict[str, list[Line]]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(line["seed"] for line in self.main["best"])
+
+    def gain(self, other: str, part: str = "saved") -> Difference | None:
+        """What `best` has more than another arm."""
+        return difference(self.main["best"], self.main[other], part)
+
+    def mean_of(self, key: str, arm: str) -> float:
+        return mean(line[key] for line in self.main[arm])
+
+    def share_of_time(self, other: str) -> float:
+        """CPU time of `best` as a share of that of another arm."""
+        return self.mean_of("cpu", "best") / self.mean_of("cpu", other)
+
+
+def rows_of(lines: list[Line]) -> list[Row]:
+    """The tasks that have runs of all three arms with the same seed."""
+    rows = []
+    for task in TASKS:
+        runs: dict[str, list[Line]] = {}
+        for line in lines:
+            if line["task"] == task and line["seed"] != TUNE_SEED:
+                runs.setdefault(line["arm"], []).append(line)
+        common = set.intersection(*({line["seed"] for line in runs.get(arm, [])} for arm in MAIN))
+        if common:
+            rows.append(Row(task, {arm: [line for line in runs[arm] if line["seed"] in common] for arm in MAIN}))
+    return rows
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+PARTS = ("saved", "last", "saved on test", "last on test")
+
+
+def table(rows: list[Row]) -> Iterator[str]:
+    """Scores and differences, and then time."""
+    yield "| task | model | seeds | stock | tuned | `best` | `best` - stock | `best` - tuned |"
+    yield "| --- " * 8 + "|"
+    for row in rows:
+        for part in (part for part in PARTS if part in row.main["best"][0]):
+            cells = [f"{mean(line[part]['score'] for line in row.main[arm]) / 100:.1f}" for arm in MAIN]
+            cells += [str(row.gain(other, part)) for other in ("stock", "tuned")]
+            yield f"| {name_of(row.task)} | {part} | {len(row.seeds)} | {' | '.join(cells)} |"
+    yield ""
+    yield "| task | steps | seconds | of these evaluating | `best` / stock | `best` / tuned | tuned: what was chosen |"
+    yield "| --- " * 7 + "|"
+    for row in rows:
+        cells = [", ".join(f"{row.mean_of(key, arm):,.0f}" for arm in MAIN) for key in ("steps", "cpu", "evaluating")]
+        cells += [f"{row.share_of_time(other):.2f}" for other in ("stock", "tuned")]
+        yield f"| {name_of(row.task)} | {' | '.join(cells)} | {key_of(row.main['tuned'][0])[3]} |"
+
+
+def name_of(task: str) -> str:
+    return f"{task} \\*" if TASKS[task].has_chosen else task
+
+
+def levers(lines: list[Line]) -> Iterator[str]:
+    """What the recipe with one part changed has more than the recipe, over the seeds that both have."""
+    yield "| lever | task | seeds | saved | last | seconds | of `best` |"
+    yield "| --- " * 7 + "|"
+    for lever in LEVERS:
+        for task in TASKS:
+            ours, best = (
+                [line for line in lines if (line["task"], line["arm"]) == (task, arm)] for arm in (lever, "best")
+            )
+            gains = [difference(ours, best, part) for part in ("saved", "last")]
+            seeds = {line["seed"] for line in ours} & {line["seed"] for line in best}
+            if seeds:
+                times = [f"{mean(line['cpu'] for line in some if line['seed'] in seeds):.0f}" for some in (ours, best)]
+                yield f"| {' | '.join([lever, task, str(len(seeds)), *map(str, gains), *times])} |"
+
+
+def repeat(lines: list[Line], task: str, seeds: list[int] | None, path: Path) -> None:
+    """Train the three arms of a row again, and print both. seeds (list[int] | None): None: all that it has."""
+    row = next((row for row in rows_of(lines) if row.task == task), None)
+    if row is None:
+        raise SystemExit(f"Can't repeat the row {task}: it was not measured yet. First: run --tasks {task}.")
+    seeds = seeds or row.seeds
+    old = [line for arm in MAIN for line in row.main[arm] if line["seed"] in seeds]
+    minutes = sum(line["cpu"] + line["evaluating"] + 10 for line in old) / 60
+    print(f"{len(old)} trainings, about {max(1, round(minutes))} minutes on one core; they go into {path}.", flush=True)
+    tuning = key_of(row.main["tuned"][0])[3]
+    new = [Runs(path).get(task, arm, seed, tuning if arm == "tuned" else None) for seed in seeds for arm in MAIN]
+    for title, found in (("As it was:", old), ("Again:", new)):
+        print(title, *table(rows_of(found)), sep="\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    runs = commands.add_parser("run")
-    runs.add_argument("--quick", action="store_true")
-    runs.add_argument("--tasks", nargs="+", choices=TASKS, default=CHOOSING)
-    runs.add_argument("--candidates", nargs="+", choices=CANDIDATES)
-    runs.add_argument("--seeds", nargs="+", type=int, default=[0])
-    runs.add_argument("--ends", nargs="+", choices=[*ENDS, "own"], default=["full"])
-    runs.add_argument("--minutes", type=float, default=0, help="begin no run after so many minutes")
-    one = commands.add_parser("one")
-    for name, kind in (("task", str), ("candidate", str), ("seed", int), ("end", str), ("steps", int)):
-        one.add_argument(name, type=kind)
-    tables = commands.add_parser("table")
-    tables.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    commands.add_parser("levers")
-    commands.add_parser("others")
-    steps = commands.add_parser("step")
-    steps.add_argument("--tasks", nargs="+", choices=TASKS, default=CHOOSING)
-    steps.add_argument("--steps", type=int, default=200)
-    pictures = commands.add_parser("picture")
-    pictures.add_argument("output", type=Path)
-    for command in (steps, pictures):
-        command.add_argument("--candidate", choices=CANDIDATES, default="best")
-    pictures.add_argument("--end", choices=[*ENDS, "own"], default="own")
-    for command in commands.choices.values():
-        command.add_argument("--results", type=Path, default=RESULTS)
+    row = commands.add_parser("row")
+    row.add_argument("task", choices=TASKS)
+    row.add_argument("--seeds", nargs="+", type=int)
+    row.add_argument("--results", type=Path, default=Path("score-again.jsonl"))
+    all_runs = commands.add_parser("run")
+    all_runs.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    all_runs.add_argument("--arms", nargs="+", choices=ARMS, default=MAIN)
+    all_runs.add_argument("--seeds", nargs="+", type=int)
+    all_runs.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many minutes")
+    all_runs.add_argument("--results", type=Path, default=RESULTS)
+    one = commands.add_parser("one", help="one run, which prints its line")
+    one.add_argument("task", choices=TASKS)
+    one.add_argument("arm", choices=ARMS)
+    one.add_argument("seed", type=int)
+    one.add_argument("tuning", type=json.loads, nargs="?")
+    commands.add_parser("table")
     args = parser.parse_args()
     if args.command == "one":
-        print(json.dumps(run_one(args.task, args.candidate, args.seed, args.end, args.steps)))
+        print(json.dumps(train(args.task, args.arm, args.seed, Tuning(**args.tuning) if args.tuning else None)))
     elif args.command == "run":
-        keys = QUICK if args.quick else PLAN
-        if args.candidates:
-            keys = product(args.tasks, args.candidates, args.seeds, args.ends)
-        run(keys, args.results, args.minutes)
-    elif args.command == "table":
-        print(*table(read(args.results), args.tasks), sep="\n")
-    elif args.command in ("levers", "others"):
-        print(*(levers if args.command == "levers" else others)(read(args.results)), sep="\n")
-    elif args.command == "step":
-        print("| task | candidate | baseline | candidate | ratio |", "| --- " * 5 + "|", sep="\n")
-        for name in args.tasks:
-            print(*step(name, args.candidate, args.steps), sep="\n", flush=True)
+        run(Runs(args.results, time.monotonic() + 60 * args.minutes), args.tasks, args.seeds, args.arms)
+    elif args.command == "row":
+        repeat(read(), args.task, args.seeds, args.results)
     else:
-        picture(read(args.results), args.output, args.candidate, args.end)
+        print(*table(rows_of(read())), "", *levers(read()), sep="\n")
 
 
 if __name__ == "__main__":

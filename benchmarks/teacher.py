@@ -442,7 +442,7 @@ def lesson_tags() -> tuple[list[Any], list[Any], list[Any]]:
 
 
 LESSONS = {
-    "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 200),
+    "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 400),
     "taught-cooking": Lesson("textcat_multilabel", "cats_score", lesson_posts, 200, 1000, 200),
     "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 800, 200),
 }
@@ -458,13 +458,11 @@ def lesson_config(name: str, row: str, seed: int, folder: Path) -> Config:
     steps = lesson.teacher_steps if is_transformer else lesson.steps
     changes = {"training.accumulate_gradient": 1, "training.batcher.size": 500} if is_transformer else {}
     optimize, every = ("transformer", steps // 2) if is_transformer else ("efficiency", steps // 10)
-    task = score.Task((lesson.pipe,), optimize, "food", steps, every, changes=changes)
-    config = score.config_of(task, seed, folder)
+    config = score.config_of(score.Task((lesson.pipe,), optimize, "food", changes=changes), seed, folder)
     config["paths"]["train"] = save(folder / "train.spacy", annotated)
     config["paths"]["dev"] = save(folder / "dev.spacy", dev)
-    score.Recipe().edit(config, steps)
-    config["training"]["optimizer"].pop("checkpoint", None)
-    config["training"]["optimizer"]["ops"] = "fastest"
+    config = score.recipe_of(config, folder)
+    config["training"] |= {"max_steps": steps, "eval_frequency": every}
     if row.startswith("share"):
         texts = save(folder / "texts.spacy", [bare(doc, 0, len(doc)) for doc in unlabelled])
         config["corpora"]["train"] = {
@@ -693,12 +691,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
-    runs.add_argument("--tasks", nargs="+")
-    runs.add_argument("--rows", nargs="+")
+    runs.add_argument("--tasks", nargs="+", choices=HEADS)
+    runs.add_argument("--rows", nargs="+", choices=[*LABEL_NAMES, *LESSON_NAMES])
     runs.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     runs.add_argument("--minutes", type=float, default=0, help="begin no run after so many minutes")
     some = commands.add_parser("some", help="rows of a task with one seed, in this process")
-    some.add_argument("task")
+    some.add_argument("task", choices=HEADS)
     some.add_argument("seed", type=int)
     some.add_argument("rows", nargs="+")
     commands.add_parser("report")
@@ -706,6 +704,9 @@ def main() -> None:
         command.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.command == "some":
+        known = LESSON_NAMES if args.task in LESSONS else LABEL_NAMES
+        if unknown := [row for row in args.rows if row not in known]:
+            parser.error(f"{args.task} has no row '{unknown[0]}', but {', '.join(known)}")
         run_some(args.task, args.rows, args.seed, args.results)
     elif args.command == "run":
         keys = [

@@ -16,6 +16,7 @@ from srsly import msgpack
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 ROOT = Path(__file__).resolve().parents[1]
+MEMORY = "/dev/shm"
 
 needs_corpora = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="the corpora in ../shared/data are absent")
 HAS_MUON = hasattr(torch.optim, "Muon")  # since torch 2.9
@@ -29,6 +30,13 @@ if hasattr(entry_points, "select"):
     catalogue.AVAILABLE_ENTRY_POINTS = {group: list(entry_points.select(group=group)) for group in entry_points.groups}
 for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
     coders.get_all = cache(coders.get_all)
+
+# On some disks each folder takes milliseconds to remove, and checkpoints are many folders. So tests write to memory,
+# where there is room for what a whole session keeps.
+if os.path.isdir(MEMORY) and os.access(MEMORY, os.W_OK):
+    disk = os.statvfs(MEMORY)
+    if disk.f_bavail * disk.f_frsize > 4e9 and not disk.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 # Examples of a property that says no number itself. No deadline: another program may have the processor.
 for profile, examples in (("ci", 40), ("nightly", 500)):

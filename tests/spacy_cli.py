@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ from .models import toy_examples, toy_pipeline
 QUICK = {"training.max_steps": 6, "training.eval_frequency": 3, "training.batcher.size": 40}
 
 Run = subprocess.CompletedProcess[str]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def spacy_process(*args: object, check: bool = True) -> Run:
@@ -97,17 +105,24 @@ def toy_corpus(folder: Path) -> dict[str, Path]:
     """Write a small corpus: train.spacy, dev.spacy, raw.jsonl, and new.spacy, in which only COLOR is annotated. Each
     label 30 times at least: less is no label to the parser.
     """
+    for name, content in _toy_files().items():
+        (folder / name).write_bytes(content)
+    return {"train": folder / "train.spacy", "dev": folder / "dev.spacy", "raw_text": folder / "raw.jsonl"}
+
+
+@cache
+def _toy_files() -> dict[str, bytes]:
     docs = [example.reference for example in toy_examples(toy_pipeline(["tagger"]), 90)]
-    for name, part in (("train", docs[:72]), ("dev", docs[72:])):
-        DocBin(docs=part, store_user_data=True).to_disk(folder / f"{name}.spacy")
     new = [Doc(doc.vocab, words=[token.text for token in doc]) for doc in docs[:72]]
     for doc in new:
         doc.set_ents([Span(doc, token.i, token.i + 1, "COLOR") for token in doc if token.text in ("red", "blue")])
-    DocBin(docs=new).to_disk(folder / "new.spacy")
-    (folder / "raw.jsonl").write_text(
-        "".join(json.dumps({"text": f"Raw text number {i} in plain English ."}) + "\n" for i in range(40))
-    )
-    return {"train": folder / "train.spacy", "dev": folder / "dev.spacy", "raw_text": folder / "raw.jsonl"}
+    raw = [json.dumps({"text": f"Raw text number {i} in plain English ."}) + "\n" for i in range(40)]
+    return {
+        "train.spacy": DocBin(docs=docs[:72], store_user_data=True).to_bytes(),
+        "dev.spacy": DocBin(docs=docs[72:], store_user_data=True).to_bytes(),
+        "new.spacy": DocBin(docs=new).to_bytes(),
+        "raw.jsonl": "".join(raw).encode(),
+    }
 
 
 def train(config, output: Path, corpus: dict[str, Path], *, check=True, **overrides):

@@ -399,17 +399,29 @@ def press_ctrl_c(args, after_lines):
     assert process.returncode == 130, output
 
 
-@pytest.mark.parametrize("site", ["", "https://docs.example.org/here"])
-def test_docs_links_of_the_wheel_lead_out_of_the_clone(site):
-    """The wheel's README: relative links become links to the site, or text while it has no address."""
+@pytest.mark.parametrize(
+    ("site", "repository"),
+    [
+        ("", ""),
+        ("https://docs.example.org/here", ""),
+        ("", "https://code.example.org/it"),
+        ("https://a.b", "https://c.d"),
+    ],
+)
+def test_docs_links_of_the_wheel_lead_out_of_the_clone(site, repository):
+    """The wheel's README: relative links become links to the site or the repository, or text while there is neither."""
     text = (ROOT / "README.md").read_text()
     # In a process of its own: setuptools replaces distutils, which another test may have imported.
-    code = "import runpy, sys; print(runpy.run_path('setup.py')['description'](sys.stdin.read(), sys.argv[1]))"
-    command = [sys.executable, "-c", code, site]
+    code = "import runpy, sys; print(runpy.run_path('setup.py')['description'](sys.stdin.read(), *sys.argv[1:]))"
+    command = [sys.executable, "-c", code, site, repository]
     shown = subprocess.run(command, input=text, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not re.findall(r"\]\((?!https://)", shown)
-    assert f"[Start here]({site}/docs/start-here.html)" in shown if site else "**Start here**" in shown
-    assert site == "" or f"]({site}/docs/report.svg)" in shown
+    page, picture = (f"{site}/docs/start-here.html", f"{site}/docs/report.svg") if site else ("", "")
+    if repository and not site:
+        tag = f"v{__version__}"
+        page, picture = f"{repository}/blob/{tag}/docs/start-here.md", f"{repository}/raw/{tag}/docs/report.svg"
+    assert f"[Start here]({page})" in shown if page else "**Start here**" in shown
+    assert page == "" or f"]({picture})" in shown
     assert re.findall(r"\]\((?!https://)[^)]*\.(?!md|svg)\w+\)", text) == []  # the site has these under other names
 
 
@@ -440,6 +452,7 @@ def test_docs_tables_have_a_head_and_no_escapes(page):
 
 def test_docs_name_only_what_is_registered():
     """Every string in the docs that looks like ours or torch's can be found in a registry."""
+    import thinc_torchopt.addons.controller.named_rules
     import thinc_torchopt.core.registry  # noqa: F401
 
     found = set()

@@ -3,8 +3,6 @@ five more.
 """
 
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -47,6 +45,7 @@ from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.random_state import RandomState, collect_random, restore_random
 
 from .conftest import CONFIGS, HAS_MUON
+from .forks import python
 from .models import same, toy_pipeline
 
 LAYOUTS = ["float32", "bfloat16", "masters", "transposed", "grown", "frozen"]
@@ -232,7 +231,7 @@ def test_every_optimizer_goes_on_in_another_process(layout, tmp_path):
         # In float32, because some steps are too small for less.
         assert layout != "float32" or not same(expected[name], before) or name == "dadaptsgd {}", name
     code = f"from tests.test_every_optimizer import go_on; go_on({layout!r}, {str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=CONFIGS.parent)
+    python(code)
     found = torch.load(tmp_path / "found.pt")
     assert found.keys() == expected.keys() and len(expected) > (100 if has_pytorch_optimizer else 15)
     assert [name for name in expected if not same(found[name], expected[name])] == []

@@ -12,6 +12,7 @@ from posixpath import normpath, relpath
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 log = logging.getLogger("mkdocs.hooks.site")
@@ -53,6 +54,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             mirrored.append(File.generated(config, path, abs_src_path=str(source), inclusion=level))
         waiting += [target(path, link["path"]) for link in LINK.finditer(text) if link["path"]]
     return mirrored
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Name the tier of each page about a part that is not stable, after its title."""
+    for page in nav.pages:
+        if page.title and (tier := tier_of(page.file.src_uri)):
+            page.title = f"{page.title} ({tier})"
+    return nav
+
+
+def tier_of(page: str) -> str:
+    """The tier of the part that a page is about, as the folder in addons/ says it that its name begins with."""
+    folder = re.match(r"docs/([a-z]+)(?:-\w+)*\.md$", page)
+    source = folder and ROOT / "thinc_torchopt" / "addons" / folder[1] / "__init__.py"
+    text = source.read_text(encoding="utf-8") if source and source.is_file() else ""
+    found = re.search(r'^STABILITY: Final = "(\w+)"$', text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

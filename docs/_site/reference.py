@@ -68,7 +68,7 @@ REGISTERED = {
     ),
     "schedules": (
         "Schedules",
-        "For `@schedules`. Guide: [Schedules](../schedules.md), with formulas and an example of each.",
+        "For `@schedules`. Guide: [Schedules](../schedules.md), with an example of each.",
         {"thinc_schedules": ""},
     ),
     "blocks": (

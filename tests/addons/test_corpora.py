@@ -11,9 +11,11 @@ import pytest
 import spacy
 from spacy.util import registry
 
-from tests.conftest import CONFIGS
 from thinc_torchopt.addons.corpora import PythonDocs, is_dev, load_topics, read_paragraphs, unquote
 from thinc_torchopt.core.errors import ConfigError
+
+from ..conftest import CONFIGS
+from ..forks import python
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +189,6 @@ def test_readers_say_when_python_has_no_documentation(tmp_path, topics):
     (tmp_path / "pydoc_data").mkdir()
     (tmp_path / "pydoc_data" / "__init__.py").touch()
     (tmp_path / "pydoc_data" / "topics.py").write_text(topics)
-    done = run_python(
-        "from thinc_torchopt.addons.corpora import PythonDocs; PythonDocs('train')", PYTHONPATH=str(tmp_path)
-    )
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from thinc_torchopt.addons.corpora import PythonDocs; "
+    done = python(f"{code}PythonDocs('train')", tmp_path, check=False)
     assert "ConfigError: Can't read Python's documentation" in done.stderr and "found none" in done.stderr

@@ -11,8 +11,9 @@ from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 
 from ..conftest import CONFIGS
+from ..forks import python
 from ..runs import config_for
-from ..spacy_cli import flags_of, spacy_cli, spacy_process
+from ..spacy_cli import flags_of, spacy_cli
 
 STABLE = {
     "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
@@ -140,7 +141,7 @@ def test_budget_as_it_is_typed(corpus, tmp_path):
         return re.sub(r"\s+", " ", run.stdout + run.stderr)
 
     config, output = CONFIGS / "schedules_to_the_end.cfg", ("--output", tmp_path / "out")
-    first = text(spacy_process("torchopt", "train", config, *output, "--budget", "40 steps", *paths, *quick))
+    first = text(python(["torchopt", "train", config, *output, "--budget", "40 steps", *paths, *quick]))
     assert "learn_rate: rises to 0.003 in 2 steps, and stays until it falls" in first
     fall = "32 of 40 steps used after step 31. The learning rate falls in 8 steps, and the training ends."
     assert fall in first and first.count("The learning rate falls in") == 1

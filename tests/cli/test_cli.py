@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 from io import StringIO
 from itertools import islice, pairwise
@@ -30,9 +29,10 @@ from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_linear
 
 from ..conftest import CONFIGS
+from ..forks import python
 from ..models import slots
 from ..runs import contents
-from ..spacy_cli import spacy_cli, spacy_process, toy_corpus
+from ..spacy_cli import Terminal, spacy_cli, spacy_process, toy_corpus
 
 PARAM_GROUPS = CONFIGS / "param_groups.cfg"
 
@@ -56,11 +56,6 @@ def build():
 """
 
 
-class Terminal(StringIO):
-    def isatty(self):
-        return True
-
-
 def value(schedule, step):
     return next(islice(schedule, step, None))
 
@@ -69,6 +64,10 @@ def torchopt(folder, *args, check=True, run=spacy_cli):
     """Run a command with the toy corpus in a folder."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", folder / f"{name}.spacy")]
     return run("torchopt", *args, *paths, check=check)
+
+
+def forked(*args, check=True):
+    return python(args, check=check)
 
 
 def initialized(folder, config=PARAM_GROUPS):
@@ -92,14 +91,14 @@ def test_cli_is_cheap_to_import():
         "print(sorted(name for name in set(sys.modules) - before if not name.startswith('thinc_torchopt')), "
         "sorted(name for name in sys.modules if name.startswith('thinc_torchopt.')))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = python(code)
     names = "about cli cli._command cli._screen core core.annotations core.config_checks core.errors "
     names += "core.host core.launched core.near_misses core.text_files"
     assert run.stdout.strip() == f"[] {[f'thinc_torchopt.{name}' for name in names.split()]}"
 
 
 def test_cli_commands_are_in_spacys_help():
-    assert "torchopt" in spacy_process("--help").stdout
+    assert "torchopt" in python(["--help"]).stdout
     listed = spacy_cli("torchopt", "--help").stdout
     assert all(command in listed for command in ("params", "schedule", "find-lr"))
 
@@ -132,7 +131,7 @@ def test_cli_loads_no_command_to_list_complete_or_suggest_its_name():
         "print([item.value for item in group.shell_complete(context, 'tr')])\n"
         "print(sorted(name for name in sys.modules if name.startswith('thinc_torchopt.cli.')))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = python(code)
     *_, completed, loaded = run.stdout.splitlines()
     assert completed == "['train', 'try']"
     assert loaded == "['thinc_torchopt.cli._command', 'thinc_torchopt.cli._screen']"
@@ -162,7 +161,7 @@ def test_cli_says_what_is_wrong_without_a_traceback(folder):
 
 
 def test_cli_params_json_agrees_with_the_pipeline(folder):
-    found = json.loads(torchopt(folder, "params", PARAM_GROUPS, "--steps", "1000", "--json", run=spacy_process).stdout)
+    found = json.loads(torchopt(folder, "params", PARAM_GROUPS, "--steps", "1000", "--json", run=forked).stdout)
     nlp = initialized(folder)
     sizes = {name: [param.size for param, _ in slots(proc.model)] for name, proc in nlp.pipeline}
     assert {component["component"]: (component["params"], component["size"]) for component in found["components"]} == {

@@ -107,6 +107,9 @@ def test_explain_rules(corpus):
     assert "or by rule stop_early, or by rule stop_when_diverged, whichever comes first." in found["Ends"]
     assert "stop_early takes control.should_training_stop on on_evaluate: each time." in found["Rules"]
     assert "A rule may fail" not in found.get("Note", "")
+    assert found["Stability"].startswith(
+        "Provisional, may change in a minor version: thinc-torchopt.TrainerController.v1"
+    )
     found = told(CONFIGS / "controller_in_config.cfg", corpus, f"{path}.of", "scores['f1']")
     assert "A rule may fail in the training: metric 'stop_early_best_so_far'" in found["Note"]
     assert "expected a key of scores, found 'f1'" in found["Note"] and "found 'f1'" in found["Note"]
@@ -329,6 +332,12 @@ def test_explain_tells_several_problems_at_once(overrides, told, corpus):
 GAIN = "is 2.9 times as fast"
 
 
+def short(corpus):
+    """A few small batches: all of them are counted, and some are timed."""
+    paths = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    return paths | {"training.max_steps": 20, "training.batcher.size": 40}
+
+
 @pytest.mark.parametrize(
     ("seconds", "ops", "changes", "words"),
     [
@@ -348,8 +357,7 @@ def test_explain_products(corpus, monkeypatch, seconds, ops, changes, words):
     monkeypatch.setattr("thinc_torchopt.addons.preview.description.fastest", lambda nlp, threads: choice)
     monkeypatch.setattr("thinc_torchopt.addons.preview.description.products_by", lambda library: thincs)
     monkeypatch.setattr("thinc_torchopt.addons.preview.costs.PipelineOps", lambda nlp, one: Noted(nlp, one, made))
-    paths = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
-    config = load_config(CONFIGS / "fast_cpu.cfg", overrides=paths | {"training.optimizer.ops": ops})
+    config = load_config(CONFIGS / "fast_cpu.cfg", overrides=short(corpus) | {"training.optimizer.ops": ops})
     monkeypatch.setattr(PipelineOps, "changes_anything", changes)
     shown = explain(config, is_timed=True)
     [text] = [text for label, text in shown.cost_lines if label == "Products"]
@@ -365,8 +373,7 @@ def test_explain_products_of_an_optimizer_without_the_setting(corpus, monkeypatc
     thincs, numpys = Products("thinc", 1, "BLIS 1 (generic)"), Products("numpy", 1, "NumPy 2")
     choice = choose({thincs: 2.9, numpys: 1.0})
     monkeypatch.setattr("thinc_torchopt.addons.preview.description.fastest", lambda nlp, threads: choice)
-    paths = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
-    config = load_config(CONFIGS / "fast_cpu.cfg", overrides=paths)
+    config = load_config(CONFIGS / "fast_cpu.cfg", overrides=short(corpus))
     config["training"]["optimizer"] = {"@optimizers": "thinc-torchopt.Adam.v1"}
     [text] = [text for label, text in explain(config, is_timed=True).cost_lines if label == "Products"]
     assert 'ops = "fastest" of thinc-torchopt.TorchOptimizer.v1 takes it.' in text

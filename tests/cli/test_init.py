@@ -11,6 +11,7 @@ from collections import Counter
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy
 import pytest
@@ -714,7 +715,7 @@ def test_init_best_counts_epochs_as_spacy_does(size, tmp_path):
     )
     batches = create_train_batches(nlp, read, theirs, max_epochs=EPOCHS)
     expected = [sum(len(example) for example in batch) for _, batch in batches]
-    assert words_of_batches(ours, list(read(nlp)), EPOCHS) == expected
+    assert list(words_of_batches(ours, list(read(nlp)), EPOCHS)) == expected
 
 
 def best_for(factory, spans, folder):
@@ -777,6 +778,34 @@ def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, sp
     end = find_end(nlp, 20)
     assert end.spans == pytest.approx(spans / 50)
     assert ("spans are few" in end.reason) is math.isfinite(spans)
+
+
+@pytest.mark.parametrize(("tagged", "steps"), [(100, 600), (50, 1200), (25, 2400), (1, 3000)])
+def test_init_best_trains_each_component_long_enough(tagged, steps, tmp_path):
+    """The fewer words it learns from, the more steps. A bag of words beside a network has a rate of its own."""
+    from spacy.cli.init_config import init_config as spacys
+
+    nlp = spacy.blank("en")
+    docs = [nlp.make_doc("one two three four five six seven eight nine ten") for _ in range(100)]
+    for number, doc in enumerate(docs):
+        doc.cats = {"A": number % 2, "B": 1 - number % 2}
+        if number < tagged:
+            for token in doc:
+                token.tag_ = token.text
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    config = spacys(lang="en", pipeline=["tagger", "textcat"])
+    config["paths"]["train"] = str(tmp_path / "train.spacy")
+    draft, new = rewrite(config.to_str(), tmp_path / "config.cfg", Recipe.best, "state")
+    training = Config().from_str(new)["training"]
+    assert steps <= training["max_steps"] < steps + training["eval_frequency"]
+    said = " ".join(draft.changes)
+    assert (f"as 'tagger' learns from {tagged}% of the words" in said) is (tagged < 100)
+    optimizer = block_of(new)
+    assert optimizer["param_groups"] == {"bags": {"params": ["textcat/*"], "lr_scale": ANY}}
+    rate = optimizer["learn_rate"]["initial_rate"] * optimizer["param_groups"]["bags"]["lr_scale"]
+    assert rate == pytest.approx(0.003, rel=0.03)  # both have two digits
+    again, newer = rewrite(new, tmp_path / "config.cfg", Recipe.best, "state")
+    assert newer == new and "param_groups: kept" in " ".join(again.changes)
 
 
 def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):

@@ -409,10 +409,30 @@ def test_init_with_a_teacher_trains_at_once(folder):
     assert set(spacy.load("training/model-best").get_pipe("ner").labels) == {"PERSON", "CITY"}
 
 
+def test_init_with_a_teacher_fills_in_both_corpora(folder):
+    """Texts with one label, and a teacher with two others: what it finds in dev is not wrong there."""
+    told = init("--lang", "xx", "--teacher", "old", *PATHS, *TWO).stdout
+    assert "It fills in CITY and PERSON, which new.spacy does not have." in told
+    assert "What old fills in counts as right there, too. By annotations alone: spacy evaluate training/" in told
+    corpora = made()["corpora"]
+    assert corpora["dev"] | {"corpus": None} == corpora["train"] | {"corpus": None}
+    spacy_cli("train", "new.cfg", "--output", "training")
+    assert set(spacy.load("training/model-best").get_pipe("ner").labels) == {"COLOR", "PERSON", "CITY"}
+    # Labels that the texts to evaluate on have are theirs; with all of them, dev is read as it is.
+    init("--lang", "xx", "--teacher", "old", *PATHS[:2], "--paths.dev", "all.spacy", "--force")
+    assert "complete" in made()["corpora"]["train"] and "complete" not in made()["corpora"]["dev"]
+    told = init("--lang", "xx", "--teacher", "old", *PATHS[2:], "--paths.train", "more.spacy", "--force").stdout
+    assert "old has nothing to fill in for 'ner': the texts have all its labels." in told
+
+
 def test_init_with_a_teacher_trains_for_all_texts(folder):
-    """5 epochs of one batch each, and of 200 times as many texts beside."""
-    args = ("--lang", "xx", "--teacher", "old", "--texts", "raw.jsonl", "--share", 200, "--paths.train", "more.spacy")
-    init(*args)
+    """5 epochs of one batch each, and of 200 times as many texts beside; of fewer, if there are fewer."""
+    args = ("--lang", "xx", "--teacher", "old", "--share", 200, "--paths.train", "more.spacy")
+    told = init(*args, "--texts", "raw.jsonl").stdout
+    assert "raw.jsonl has 99 texts, cut where they are long: fewer than 200 for each annotated one" in told
+    assert "which would be 6,000" in told and made()["training"]["max_steps"] == 600
+    (folder / "many.txt").write_text("".join(f"Anna likes {i} London.\n" for i in range(6000)))
+    assert "fewer than" not in init(*args, "--texts", "many.txt", "--force").stdout
     assert 5 * 201 <= made()["training"]["max_steps"] < 5 * 201 * 1.1
 
 

@@ -1,6 +1,4 @@
-"""A trained pipeline trained again, by the config that `spacy torchopt init --from` writes: it begins where the other
-ended, and goes on from there.
-"""
+"""A trained pipeline trained again, by the config of `init --from`: it begins where the pipeline ended."""
 
 import numpy
 import pytest

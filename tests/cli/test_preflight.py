@@ -11,6 +11,7 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry
 
 from thinc_torchopt.core.algorithms.usual_rates import FAR, usual_rates
+from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ..conftest import CONFIGS, resize
@@ -135,6 +136,16 @@ def test_preflight_notes(settings, words, preflight):
     # A schedule to the end, and patience, do not go together anyway.
     known = [words, "texts in [corpora.dev] are in", "patience = 100 may end the training"]
     assert not [note for note in found["notes"] if not any(word in note for word in known)]
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_preflight_rate_of_an_algorithm_that_finds_its_own(preflight):
+    """The rate is a factor then. A usual one for Adam makes steps of a thousandth."""
+    for rate, notes in ((0.001, 1), (1.0, 0)):
+        settings = {"training.optimizer.learn_rate": rate, "training.optimizer.algorithm.name": "prodigy"}
+        found = preflight(CONFIGS / "pytorch_optimizer.cfg", **settings)
+        assert len(named(found["notes"], "its steps are 0.001 of those that it finds. Set learn_rate = 1.0")) == notes
+        assert not named(found["notes"], "far above")
 
 
 def test_preflight_patience_that_no_training_can_lose(preflight):

@@ -6,11 +6,13 @@ from statistics import fmean
 
 import pytest
 import spacy
+from confection import Config
 
-from thinc_torchopt.addons.preview.comparison import _verdict
-from thinc_torchopt.addons.recipes.rewrite import rewrite
+from thinc_torchopt.addons.preview.comparison import _beside_stock, _verdict
+from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products
 from thinc_torchopt.addons.trials.comparison import compare
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
+from thinc_torchopt.notebook import compare_recipes
 
 from ..conftest import CONFIGS
 from ..runs import contents
@@ -35,53 +37,113 @@ def stop():
 def folder(tmp_path, monkeypatch):
     toy_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
-    text = CNN.read_text()
-    (tmp_path / "slow.cfg").write_text(text[: text.index("[training.optimizer]")] + SLOW)
+    text = CNN.read_text().replace('["tok2vec", "tagger", "parser"]', '["tok2vec", "tagger"]')  # quicker
+    text = text[: text.index("[training.optimizer]")] + SLOW
+    (tmp_path / "slow.cfg").write_text(text)
+    growing = '\n[training.batcher.size]\n@schedules = "compounding.v1"\nstart = 50\nstop = 1000\ncompound = 1.001\n'
+    text = text.replace("size = 500\n", "").replace("tolerance = 0.2\n", f"tolerance = 0.2\n{growing}")
+    (tmp_path / "growing.cfg").write_text(text)
     return tmp_path
 
 
 def run(*args, check=True):
-    return spacy_cli("torchopt", "try", *args, "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", check=check)
+    return spacy_cli(
+        "torchopt", "try", "--seeds", 2, *args, "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", check=check
+    )
 
 
 def test_try_finds_a_better_recipe_and_writes_it(folder):
     before = contents(folder)
-    output = ["--recipes", "drop-in,adamw", "--steps", 12, "--output", "best.cfg"]
+    output = ["--recipes", "adamw", "--steps", 20, "--seeds", 3, "--output", "best.cfg"]
     done = run("slow.cfg", *output, "--training.batcher.size", 60)
     shown = done.stdout
-    assert re.search(r"left\] adamw, seed 2 of 2: 0\.\d{4}$", done.stderr, re.MULTILINE)  # a line for each trial
-    assert "adamw is better than the config as it is:" in shown and "With 2 seeds" in shown
-    assert "Saved the config with the recipe 'adamw' to best.cfg" in shown
+    assert re.search(r"left\] adamw, seed 2 of 3: \d\.\d{4}$", done.stderr, re.MULTILINE)  # a line for each trial
+    assert re.search(r"left\] tuned Adam, a rate of up to 0.002, averages: \d\.\d{4}$", done.stderr, re.MULTILINE)
+    assert len(re.findall(r"^13 trials, about .* in all", done.stderr, re.MULTILINE)) == 1  # 4 and 3 * 3
+    assert " is better than the config as it is:" in shown and "With 3 seeds" in shown
+    assert "adamw is behind tuned Adam by" in shown or "adamw is ahead of tuned Adam by" in shown
     after = contents(folder)
     assert {path.name for path in after if path not in before} == {"best.cfg"}
     assert {path: after[path] for path in before} == before
 
-    # The same file as `init` writes, with nothing of the trials in it.
-    spacy_cli("torchopt", "init", "slow.cfg", "init.cfg", "--recipe", "adamw")
-    assert (folder / "best.cfg").read_text() == (folder / "init.cfg").read_text()
+    # The same file as `init` writes, with nothing of the trials in it; or spaCy's own Adam.
+    if "Saved the config with the recipe 'adamw' to best.cfg" in shown:
+        spacy_cli("torchopt", "init", "slow.cfg", "init.cfg", "--recipe", "adamw")
+        assert (folder / "best.cfg").read_text() == (folder / "init.cfg").read_text()
+    else:
+        assert "Saved the config with spaCy's Adam, tuned, to best.cfg" in shown
+        assert '@optimizers = "Adam.v1"' in (folder / "best.cfg").read_text()
 
 
 def test_try_numbers_are_those_of_trials(folder):
-    args = ["--recipes", "adamw", "--steps", 6, "--seeds", 2, "--json", "--training.optimizer.learn_rate", "0.002"]
-    found = json.loads(run("slow.cfg", *args).stdout)
-    text = (folder / "slow.cfg").read_text().replace("learn_rate = 0.001", "learn_rate = 0.002")
-    _, recipe = rewrite(text, folder / "slow.cfg", "adamw", "state")
+    """Of trainings on as many words, as batches of the recipe best are larger."""
+    args = ["--recipes", "best", "--steps", 10, "--json", "--output", "best.cfg"]
+    rate = ["--training.optimizer.learn_rate", "0.002"]
+    done = json.loads(run("growing.cfg", *args, *rate).stdout)
+    text = (folder / "growing.cfg").read_text().replace("learn_rate = 0.001", "learn_rate = 0.002")
     overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy"}
-    for row, changed in zip(found["tried"], (text, recipe), strict=True):
-        config, _ = shorten(spacy.util.load_config_from_str(changed, overrides=overrides, interpolate=False), 6)
-        trials = [run_trial(config, seed=seed) for seed in (0, 1)]
-        assert row["scores"] == {str(seed): trial.score for seed, trial in enumerate(trials)}
-        assert row["evaluations"]["1"] == [list(step) for step in trials[1].evaluations]
-        assert row["mean"] == pytest.approx(fmean(trial.score for trial in trials))
-    assert [row["name"] for row in found["tried"]] == ["as it is", "adamw"]
-    assert found["winner"] in found["verdict"] and found["spread"] > 0
+    _, best = rewrite(text, folder / "growing.cfg", "best", "training/best-state", overrides)
+    rows = {row["name"]: row for row in done["tried"]}
+    assert list(rows) == ["as it is", "tuned Adam", "best"]
+    assert rows["as it is"]["steps"] > rows["best"]["steps"] == rows["tuned Adam"]["steps"] == 10
+    for name, changed in {"as it is": text, "best": with_fast_products(best)[0]}.items():
+        config = spacy.util.load_config_from_str(changed, overrides=overrides, interpolate=False)
+        row, (short, _) = rows[name], shorten(config, rows[name]["steps"])
+        short["training"]["eval_frequency"] = rows[name]["steps"] // 10
+        trials = [run_trial(short, seed=seed, draws=50) for seed in (0, 1)]
+        assert row["scores"] == {str(seed): trial.kept for seed, trial in enumerate(trials)}
+        assert row["last_scores"] == {str(seed): trial.last for seed, trial in enumerate(trials)}
+        assert (
+            row["evaluations"]["1"] == [list(step) for step in trials[1].evaluations]
+            and len(trials[1].evaluations) == 11
+        )
+        assert row["mean"] == pytest.approx(fmean(trial.kept for trial in trials))
+    words = [row["words"]["0"] for row in rows.values()]
+    assert max(words) < 1.4 * min(words)  # as many, up to the last batches, and to ten steps
+    assert done["winner"] in rows and rows["best"]["from_base"]["standard_error"] >= 0
+    assert rows["as it is"]["from_base"] is None and rows["best"]["from_tuned"]["margin"] >= 0
+
+
+def test_try_tuned_adam_is_spacys_own(folder):
+    """It trains without us, in the batches and up to the end of the recipe best."""
+    found = compare_recipes(
+        folder / "growing.cfg", {"paths.train": "train.spacy", "paths.dev": "dev.spacy"}, steps=2, seeds=1
+    )
+    config = Config().from_str(found.tried["tuned Adam"].text)
+    best = Config().from_str(found.tried["best"].text)
+    assert "thinc-torchopt" not in found.tried["tuned Adam"].text
+    optimizer, rate = config["training"]["optimizer"], config["training"]["optimizer"]["learn_rate"]
+    assert optimizer["@optimizers"] == "Adam.v1" and rate["@schedules"] == "warmup_linear.v1"
+    assert rate["total_steps"] == best["training"]["max_steps"]
+    assert rate["warmup_steps"] == round(
+        rate["total_steps"] * best["training"]["optimizer"]["learn_rate"]["warmup_ratio"]
+    )
+    for settings in (config, best):
+        del settings["training"]["optimizer"]
+    assert config == best
+    assert [note for note in found.notes if note.startswith("tuned Adam: spaCy's own Adam with a rate of up to")]
+
+
+def test_try_a_config_that_is_the_best_already(folder):
+    spacy_cli("torchopt", "init", "slow.cfg", "best.cfg", "--paths.train", "train.spacy", "--paths.dev", "dev.spacy")
+    shown = run("best.cfg", "--steps", 2, "--seeds", 1).stdout
+    assert "Not tried: best. It changes nothing in this config." in shown and "tuned Adam" in shown
+
+
+def test_try_a_stream(folder):
+    """The recipe best needs the end of the corpus, and spaCy's Adam that of the recipe."""
+    args = ["--training.max_epochs", -1, "--training.max_steps", 100, "--steps", 2, "--seeds", 1]
+    shown = run("slow.cfg", "--recipes", "best,adamw", *args).stdout
+    assert "Note: Not tried: best. Can't find the end of the training" in shown
+    assert "Note: Not tried: tuned Adam." in shown
+    assert re.search(r"^as it is .*\nadamw ", shown, re.MULTILINE)
 
 
 def test_try_keeps_what_there_is_unless_something_is_better(folder):
-    """At a rate of 0, all are alike. Its warnings are those of `init`."""
+    """In two steps nothing is learned. Its warnings are those of `init`."""
     args = ["--recipes", "adamw,robust", "--steps", 2, "--output", "best.cfg", "--training.optimizer.learn_rate", "0.0"]
     shown = run("slow.cfg", *args).stdout
-    assert "Nothing can be said" in shown and "Saved the config as it is to best.cfg" in shown
+    assert "Saved the config as it is to best.cfg" in shown
     assert "Note: adamw: learn_rate was chosen for SGD" in shown
     assert "Note: robust: Left out in the trials, as it writes or reaches out: checkpoint, rollback_after" in shown
     expected = (folder / "slow.cfg").read_text().replace("learn_rate = 0.001", "learn_rate = 0.0")
@@ -126,15 +188,35 @@ def test_try_refuses_early(folder, args, message):
     assert "Traceback" not in done.stderr
 
 
+def by_seed(**scores):
+    return {"as it is": dict(enumerate(scores.pop("own")))} | {n: dict(enumerate(row)) for n, row in scores.items()}
+
+
 def test_try_verdicts():
     def verdict(**scores):
-        return _verdict(compare({"as it is": scores.pop("own"), **scores}, "as it is"))
+        return _verdict(compare(by_seed(**scores), "as it is"))
 
-    ahead = verdict(own=[0.80, 0.82], adamw=[0.81, 0.83])
-    assert ahead.startswith("No recipe is better by more than chance: adamw is ahead by 0.0100, and with 2 seeds up to")
+    ahead = verdict(own=[0.80, 0.82], adamw=[0.81, 0.84])
+    assert ahead.startswith("Nothing is better by more than chance: adamw is ahead by 0.0150, and with 2 seeds up to")
     assert "If that is the true difference, --seeds" in ahead
-    assert verdict(own=[0.9, 0.91], adamw=[0.8, 0.81]).startswith("No recipe is better than the config as it is. With")
+    assert verdict(own=[0.9, 0.91], adamw=[0.8, 0.82]).startswith("Nothing is better than the config as it is. With 2")
     assert verdict(own=[0.8], adamw=[0.9]).startswith("adamw has the best score, by 0.1000. One seed can't tell")
     assert verdict(own=[0.0, 0.0], adamw=[0.0, 0.0]).startswith("Nothing can be said: all scores are 0.")
-    better = verdict(own=[0.80, 0.81], adamw=[0.90, 0.91])
-    assert better.startswith("adamw is better than the config as it is: 0.9050 against 0.8050. With 2 seeds, up to")
+    assert verdict(own=[0.5, 0.5], adamw=[0.5, 0.5]).startswith("Nothing can be said: all scores are the same.")
+    better = verdict(own=[0.80, 0.81], adamw=[0.90, 0.911])
+    assert better.startswith("adamw is better than the config as it is: 0.9055 against 0.8050. With 2 seeds, up to")
+    few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "adamw": [0.9, 0.7]}.items()}
+    told = _verdict(compare(by_seed(own=[0.80, 0.82], adamw=[0.81, 0.831]), "as it is", few))
+    assert told.endswith("More texts to evaluate on would tell more than more seeds.")
+
+
+def test_try_tells_of_tuned_adam():
+    def told(best):
+        scores = {**by_seed(own=[0.1, 0.1, 0.1], best=best), "tuned Adam": {0: 0.80, 1: 0.82, 2: 0.81}}
+        return list(_beside_stock(compare(scores, "tuned Adam")))
+
+    assert told([0.90, 0.92, 0.91])[0].startswith("best is better than tuned Adam by 0.1000, of which up to 0.")
+    assert told([0.70, 0.72, 0.71])[0].startswith("tuned Adam is better than best by 0.1000, of which up to 0.")
+    [behind] = told([0.79, 0.83, 0.80])
+    assert behind.startswith("best is behind tuned Adam by 0.0033, and up to 0.") and behind.endswith("may be chance.")
+    assert list(_beside_stock(None)) == []

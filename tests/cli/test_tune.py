@@ -78,9 +78,9 @@ def test_tune_searches_what_the_config_says_and_goes_on(folder):
     row = next(trial for trial in found["trials"] if trial["number"] == max(found["winner"], 0))
     if row["state"] == "complete" and found["winner"] >= 0:
         trial = run_trial(config, seed=0)
-        assert row["score"] == trial.score and row["evaluations"] == [list(step) for step in trial.evaluations]
+        assert row["score"] == trial.chosen and row["evaluations"] == [list(step) for step in trial.evaluations]
     name = "as it is" if found["winner"] < 0 else str(found["winner"])
-    assert found["other_seeds"][name] == [run_trial(config, seed=seed).score for seed in (1, 2)]
+    assert found["other_seeds"][name] == [run_trial(config, seed=seed).kept for seed in (1, 2)]
 
     # Another config is another study.
     other = run(*args, "--trials", 3, "--training.batcher.tolerance", 0.1, check=False)

@@ -3,8 +3,6 @@
 import gc
 import json
 import logging
-import subprocess
-import sys
 import warnings
 from contextlib import contextmanager, suppress
 
@@ -28,6 +26,7 @@ from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.errors import ConfigError, DistributedError, HostWarning
 
 from ..conftest import CONFIGS
+from ..forks import python
 from ..models import (
     backprop,
     mixed_model,
@@ -69,11 +68,7 @@ print(json.dumps([digest, averages, losses]))
 
 
 def test_hooks_leave_other_optimizers_bit_identical():
-    runs = [
-        subprocess.run([sys.executable, "-c", TRAIN, how], capture_output=True, text=True)
-        for how in ("without", "with")
-    ]
-    assert not any(run.returncode for run in runs), runs[0].stderr + runs[1].stderr
+    runs = [python(TRAIN, how) for how in ("without", "with")]
     without, with_us = (json.loads(run.stdout.splitlines()[-1]) for run in runs)
     assert without == with_us
 
@@ -231,7 +226,7 @@ def test_hooks_reach_the_command_line():
         f"sys.exit(not hasattr(sys.modules['spacy.cli.train'].train_nlp, '{replaced._MARK}') or not "
         f"hasattr(loop.train, '{replaced._MARK}'))"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    python(code)
 
 
 def pretraining(corpus):

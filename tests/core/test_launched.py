@@ -6,7 +6,7 @@ from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.launched import is_launched, is_one_machine, master_in_environment, rank_in_environment
 
 from ..conftest import CONFIGS
-from ..spacy_cli import spacy_process
+from ..forks import python
 
 LAUNCHED = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
@@ -72,15 +72,15 @@ def test_launched_refuses_a_wrong_number_of_processes_here(monkeypatch):
 
 def test_launched_environment_that_is_left_over_is_one_line(monkeypatch):
     set_environment(monkeypatch, {"RANK": "0"})
-    trained = spacy_process("train", CONFIGS / "cnn.cfg", check=False)
+    trained = python(["train", CONFIGS / "cnn.cfg"], check=False)
     assert trained.returncode == 1 and "unset RANK" in trained.stderr and "Traceback" not in trained.stderr
 
 
 def test_launched_leaves_other_commands_alone(monkeypatch):
     """They train nothing: what stands in the environment is nothing to them. It is to spacy train."""
     set_environment(monkeypatch, LAUNCHED | {"WORLD_SIZE": "two"})
-    assert "spacy" in spacy_process("info").stdout.lower()
-    trained = spacy_process("train", CONFIGS / "cnn.cfg", check=False)
+    assert "spacy" in python(["info"]).stdout.lower()
+    trained = python(["train", CONFIGS / "cnn.cfg"], check=False)
     assert trained.returncode == 1 and "WORLD_SIZE" in trained.stderr and "Traceback" not in trained.stderr
 
 

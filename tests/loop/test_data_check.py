@@ -119,9 +119,23 @@ def test_data_check_scores_of_dev(component):
     empty, full = corpus(nlp, {}, "dev"), corpus(nlp, GOLD, "dev")
     score, _ = create_evaluation_callback(nlp, lambda nlp: iter(empty.examples), dict(weights))()
     found = check(nlp, corpus(nlp, GOLD), empty, weights=weights)
-    assert score == 0.0 and any("The score is 0 at each evaluation" in note for note in found.notes)
+    assert score == 0.0 and sum("The score is 0 at each evaluation" in note for note in found.notes) == 1
     assert any(note.startswith(f"'{component}' can't be scored") for note in found.notes)
     assert not check(nlp, corpus(nlp, GOLD), full, weights=weights).notes
+
+
+def test_data_check_says_once_that_dev_has_no_annotations():
+    """Also for several components; and for each by its name if others can be scored."""
+    nlp = pipeline("tagger")
+    nlp.add_pipe("ner")
+    nlp.add_pipe("textcat")
+    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
+    weights = {"tag_acc": 0.4, "ents_f": 0.3, "cats_score": 0.3}
+    [note] = check(nlp, corpus(nlp, GOLD), corpus(nlp, {}, "dev"), weights=weights).notes
+    assert "tags" in note and "entities" in note and "categories" in note and "The score is 0" in note
+    tags = {"tags": GOLD["tags"]}
+    notes = check(nlp, corpus(nlp, GOLD), corpus(nlp, tags, "dev"), weights=weights).notes
+    assert [note.split(":")[0] for note in notes] == ["'ner' can't be scored", "'textcat' can't be scored"]
 
 
 def test_data_check_span_keys():

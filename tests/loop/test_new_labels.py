@@ -1,8 +1,5 @@
 """Labels that sourced components get before a training. The oracle: spaCy's own initialization, and an unbroken run."""
 
-import subprocess
-import sys
-
 import pytest
 import spacy
 from spacy.tokens import DocBin
@@ -11,6 +8,7 @@ from spacy.training.initialize import init_nlp
 from thinc_torchopt.core.errors import ConfigError
 
 from ..core.labels.test_add_labels import CASES, examples_of
+from ..forks import python
 from ..runs import config_for, digests, run
 
 COMPONENTS = ["tagger", "ner", "spancat_singlelabel", "textcat-bow3", "lemmatizer"]
@@ -106,7 +104,7 @@ def test_new_labels_of_a_run_that_goes_on(old, tmp_path):
         f"print([name for name in {NAMES[:-1]} if 'NEW' in nlp.get_pipe(name).labels])\n"
         "nlp('Anna likes red London .')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
     assert done.stdout.strip() == repr(NAMES[:-1])
 
 

@@ -20,11 +20,7 @@ from thinc_torchopt.loop.progress_bars import show_activity, show_progress
 
 from ..conftest import CONFIGS
 from ..models import toy_examples, toy_pipeline
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+from ..spacy_cli import Terminal
 
 
 class Notebook(io.StringIO):

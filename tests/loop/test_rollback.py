@@ -6,11 +6,14 @@ import io
 import re
 
 import pytest
+import spacy
 import torch
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
+from thinc_torchopt import add_labels
+from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import CheckpointWarning, NonFiniteGradWarning, RollbackError, RollbackWarning
 from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.loop.checkpoint_folder import steps_of
@@ -87,9 +90,28 @@ def test_rollback_brings_back_params_state_and_averages(algorithm, corpus, tmp_p
     assert {last[name]["updates"] - old[name]["updates"] for name in old} == {1}
 
 
-def test_rollback_and_resume_are_exact(corpus, tmp_path):
+SCHEDULE_FREE = {
+    "training__optimizer__algorithm": {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"},
+    "training__optimizer__averages": None,
+    # It computes with the rate in float32.
+    "training__optimizer__learn_rate": rates(8, rate=1e30),
+}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {},
+        pytest.param(
+            SCHEDULE_FREE,
+            marks=pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed"),
+        ),
+    ],
+    ids=["AdamW", "schedule-free"],
+)
+def test_rollback_and_resume_are_exact(algorithm, corpus, tmp_path):
     """Stopped while updates go wrong, before there is a checkpoint after the way back, and after it."""
-    changes = {"training__optimizer__learn_rate": rates(8), **ROLLBACK}
+    changes = {"training__optimizer__learn_rate": rates(8), **ROLLBACK, **algorithm}
     with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning):
         whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
     config = config_for(tmp_path / "broken", corpus, **changes)
@@ -183,12 +205,37 @@ def test_rollback_loses_nothing_when_a_run_ends_in_trouble(corpus, tmp_path):
         assert sorted(run(config, tmp_path / "out")) == [10, 11, 12]
 
 
-def test_rollback_does_not_go_back_past_new_labels(corpus, tmp_path):
+@pytest.mark.filterwarnings("ignore:.*may unlearn it")
+def test_rollback_in_a_run_that_began_with_new_labels(corpus, tmp_path):
+    """Added before the first step, they are in each checkpoint."""
+    init_nlp(config_for(tmp_path, corpus).interpolate()).to_disk(tmp_path / "old")
+    config = config_for(
+        tmp_path, corpus, steps=10, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK
+    )
+    config["training"]["optimizer"]["checkpoint"] |= {"every": 5, "keep": 3}
+    names = config["nlp"]["pipeline"]
+    config["components"] = {name: {"source": str(tmp_path / "old")} for name in names}
+    labels = {"tagger": ["NEW"], "parser": ["new"]}
+    config["initialize"] = {"after_init": {"@callbacks": "thinc-torchopt.add_labels.v1", "labels": labels}}
+    with pytest.warns(NonFiniteGradWarning), pytest.warns(RollbackWarning, match="params of step 5 after step 10"):
+        run(config, tmp_path / "out")
+    before, after = (read_folder(tmp_path / "state" / f"step-{step:08d}") for step in (5, 10))
+    assert numbers(after["model"]) == numbers(before["model"])
+    assert numbers(after["optimizer"]["params"]) == numbers(before["optimizer"]["params"])
+    config["training"]["max_steps"] = 11
+    assert "('rollbacks', 1)" in run(config, tmp_path / "out")[11]
+    assert "NEW" in spacy.load(tmp_path / "out" / "model-last").get_pipe("tagger").labels
+
+
+@pytest.mark.parametrize(
+    "add", [lambda nlp: nlp.get_pipe("parser").add_label("NEW"), lambda nlp: add_labels(nlp, "tagger", ["NEW"])]
+)
+def test_rollback_does_not_go_back_past_new_labels(corpus, tmp_path, add):
     @registry.callbacks("test-rollback.AddLabel.v1")
     def add_label():
         def before_update(nlp, args):
             if args["step"] == 7:
-                nlp.get_pipe("parser").add_label("NEW")
+                add(nlp)
 
         return before_update
 

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import spacy
@@ -17,6 +15,7 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.processes import Alone
 from thinc_torchopt.loop.run_ops import RunOps
 
+from ..forks import python
 from ..runs import config_for, digests, run
 
 FASTEST = {"training__optimizer__ops": "fastest"}
@@ -170,11 +169,7 @@ assert not [name for name in sys.modules if name.startswith("thinc_torchopt.")]
 doc = nlp("some words and others")
 print(json.dumps([nlp.get_pipe("tagger").model.predict([doc])[0].tolist(), [t.head.i for t in doc]]))
 """
-    process = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "model-last"], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    scores, heads = json.loads(process.stdout)
+    scores, heads = json.loads(python(code, tmp_path / "model-last").stdout)
     nlp = spacy.load(tmp_path / "model-last")
     with PipelineOps(nlp, products_by("numpy")):
         doc = nlp("some words and others")

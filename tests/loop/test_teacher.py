@@ -64,6 +64,23 @@ def test_teacher_annotates_each_text_once(folder, nlp, tmp_path, monkeypatch):
     assert second.n_predicted == 8 and len(list((tmp_path / "cache").iterdir())) == 2
 
 
+@pytest.mark.parametrize("cache", ["cache", None])
+def test_teacher_of_a_stream_keeps_the_latest_in_memory(folder, nlp, tmp_path, monkeypatch, cache):
+    """A stream has no end. With a cache, nothing is annotated twice for it."""
+    monkeypatch.setattr("thinc_torchopt.loop.teacher._MOST_IN_MEMORY", 5)
+    rules = rules_for(nlp, nlp)
+    expected = Teacher(folder).predict(docs(nlp, 20), rules)
+    teacher = Teacher(folder, cache=cache and tmp_path / cache)
+    for _ in range(2):
+        for start in range(0, 20, 4):
+            assert teacher.predict(docs(nlp, 20)[start : start + 4], rules) == expected[start : start + 4]
+            assert {len(known) for known in teacher._known.values()} <= {4, 5}
+        teacher.free()
+    assert teacher.n_predicted == (20 if cache else 40)
+    # One piece may be larger.
+    assert teacher.predict(docs(nlp, 20), rules) == expected
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xff", None])
 def test_teacher_makes_damaged_predictions_again(folder, nlp, tmp_path, damage):
     rules = rules_for(nlp, nlp)
@@ -85,7 +102,7 @@ def test_teacher_reads_what_another_process_makes_again(folder, nlp, tmp_path, m
     file.write_bytes(b"{")
     second = Teacher(folder, cache=tmp_path)
     with pytest.warns(UserWarning, match="are damaged, and are made again"):
-        second._read_cache(file.parent, {})
+        second._read_cache(file.parent, {}, ["any"])
     file.write_bytes(content)
     monkeypatch.setattr(Teacher, "nlp", property(lambda self: pytest.fail("loaded")))
     assert second.predict(docs(nlp), rules) == expected
@@ -109,6 +126,16 @@ def test_teacher_reads_a_cache_that_it_may_not_change(folder, nlp, tmp_path, mon
         with pytest.raises(ConfigError, match=r"Can't keep the predictions .* Set another 'cache', or null for none"):
             second.predict(docs(nlp, 7), rules)
     assert len(told) == 1
+
+
+def test_teacher_shows_its_progress(folder, nlp, monkeypatch, capsys):
+    """Of many texts, in a terminal."""
+    monkeypatch.setattr("thinc_torchopt.loop.progress_bars._is_watched", lambda: True)
+    Teacher(folder).predict(docs(nlp, 130), rules_for(nlp, nlp))
+    shown = capsys.readouterr().err
+    assert "The teacher annotates 130 texts" in shown and "0/130" in shown
+    Teacher(folder).predict(docs(nlp, 100), rules_for(nlp, nlp))
+    assert not capsys.readouterr().err
 
 
 def test_teacher_leaves_random_generators_alone(folder, nlp):

@@ -12,6 +12,7 @@ from spacy.tokens import Doc, DocBin
 from spacy.vocab import Vocab
 
 from ..conftest import CONFIGS
+from ..forks import python
 from ..runs import contents
 from ..spacy_cli import toy_corpus
 from .prompt import ROWS, Prompt, environment
@@ -214,7 +215,7 @@ def test_nothing_is_set_outside_of_the_command_line():
         "assert (sys.excepthook, warnings.formatwarning) == (hook, form); "
         "assert sys.modules['spacy.cli.train'].init_nlp.__module__ == 'spacy.training.initialize'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python(code)
 
 
 def test_configs_of_others_are_answered_as_before(desk, prompt, tmp_path):

@@ -57,7 +57,7 @@ COMMANDS = (
     (
         "try",
         "Try recipes on your data, in short trainings.",
-        "spacy torchopt try config.cfg --recipes adamw,robust --steps 200",
+        "spacy torchopt try config.cfg --recipes best,robust --output better.cfg",
     ),
     (
         "tune",

@@ -30,6 +30,7 @@ from ..addons.recipes import (
     with_fast_products,
     with_settings,
 )
+from ..addons.teacher import count_pieces
 from ..core.annotations import LEARNS_FROM, Annotations, annotations_of, survey
 from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
@@ -43,6 +44,8 @@ from ..loop.progress_bars import show_activity
 OUTPUT = "training"
 # A teacher's predictions, by text and teacher.
 CACHE = "training/taught"
+# Texts of a teacher for each annotated one, unless --share says another number.
+_SHARE = 2.0
 _PATHS = ("paths.train", "paths.dev")
 
 
@@ -103,7 +106,11 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
     if not choice.components:
         raise ConfigError(_nothing_to_learn(paths["train"], found, choice))
     train = paths["train"]
-    taught, doubts = ({}, []) if wish.teacher is None else taught_by(wish.teacher, choice, found, wish)
+    taught = Taught()
+    if wish.teacher is not None:
+        taught = taught_by(wish.teacher, choice, found, _read_dev(paths, lang), wish)
+        if wish.texts is not None:
+            _count_texts(taught, blank_pipeline(lang, paths), found.texts, wish)
     if wish.split is not None:
         paths |= split_off(paths, wish)
         examples, _ = _read(paths, lang)
@@ -111,25 +118,34 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         vectors = wish.overrides.get("paths.vectors")
         config = make_config(choice, found, lang=lang, gpu=wish.gpu, pretrained=wish.pretrained, vectors=vectors)
         config["paths"].update(paths)
-        if taught:
+        if wish.teacher is not None:
             config["paths"] |= {"teacher": wish.teacher, "texts": None if wish.texts is None else str(wish.texts)}
-        wrap = {"corpora.train": taught} if taught else {}
         output = apart_from(wish.teacher, OUTPUT, stem)
         log = f"{output}/log.jsonl"
-        text, told, warned = write(config, path, stem, wish, log=log, taught=wrap)
+        text, told, warned = write(config, path, stem, wish, log=log, taught=taught.readers, more=taught.share)
+    dev = _read_dev(paths, lang)
     new = NewConfig(text, [], has_dev=paths["dev"] is not None, output=output)
-    by = f" {wish.teacher} teaches {listed(taught['components'])}{_with_texts(wish)}." if taught else ""
+    by, by_hand = "", ""
+    if wish.teacher is not None:
+        by = f" {wish.teacher} teaches {listed(taught.readers['corpora.train']['components'])}{_with_texts(wish)}."
+    if taught.filled:
+        by += f" It fills in {listed(taught.filled)}, which {train} does not have."
+    if "corpora.dev" in taught.readers and dev is not None:
+        by_hand = (
+            f" What {wish.teacher} fills in counts as right there, too. By annotations alone: spacy evaluate "
+            f"{output}/model-best {paths['dev']}."
+        )
     new.lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
         + _listed([component.found for component in choice.components])
         + ".",
         f"Chose {', '.join(component.name for component in choice.components)}, in spaCy's template for '{lang}' "
         f"{_hardware(wish, config)}.{by} {told}",
-        evaluation(paths, wish, dev=_read_dev(paths, lang), log=log),
+        evaluation(paths, wish, dev, log=log) + by_hand,
     ]
     new.warnings = [f"Left out: {one}." for one in choice.left_out]
     new.warnings += notes_on(choice, found) + notes_on_language(lang, examples)
-    new.warnings += _without(choice, paths, _read_dev(paths, lang)) + doubts + warned
+    new.warnings += _without(choice, paths, dev) + taught.doubts + warned
     with plain_errors(path=path):
         nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
     nothing_frozen: dict[str, Any] = {"training": {"frozen_components": []}}
@@ -198,15 +214,31 @@ def load_pipeline(name: str, option: str) -> Language:
             ) from error
 
 
-def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tuple[dict[str, Any], list[str]]:
-    """Find what a teacher can fill in for. RETURNS (tuple): The settings of the reader of the texts, and warnings.
+@dataclass
+class Taught:
+    """The part of a teacher in a config.
+
+    readers (dict): By corpus, the settings of its reader. filled (list[str]): Labels that the texts lack.
+    share (float): How many of its texts there are for each annotated one. doubts (list[str]): Warnings.
+    """
+
+    readers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    filled: list[str] = field(default_factory=list)
+    share: float = 0.0
+    doubts: list[str] = field(default_factory=list)
+
+
+def taught_by(name: str, choice: Choice, found: Annotations, dev: Annotations | None, wish: Wish) -> Taught:
+    """Find what a teacher can fill in for.
 
     choice (Choice): Components that the teacher's texts would teach that there is nothing are taken out.
+    dev (Annotations | None): Of the texts to evaluate on. If they lack labels that the teacher fills in, it does so
+        there, too: the pipeline would be wrong wherever it finds them.
     RAISES (ConfigError): It has nothing to teach here.
     """
     nlp = load_pipeline(name, "--teacher")
     theirs = components_of(nlp)
-    complete: set[str] = set()
+    complete, in_dev, filled = set[str](), set[str](), set[str]()
     components, doubts, lacking = [], [], []
     for component in choice.components:
         of_kind = found.of(component.factory, component.spans_key)
@@ -224,7 +256,12 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
                 f"{'is none' if len(unknown) == 1 else 'are none'}: take a teacher with all labels."
             )
         if kind in ("entities", "spans"):
+            of_dev = None if dev is None else dev.of(component.factory, component.spans_key)
             complete |= of_kind.labels.keys()
+            in_dev |= set() if of_dev is None else of_dev.labels.keys()
+            filled |= known - of_kind.labels.keys()
+            if wish.texts is None and known <= of_kind.labels.keys():
+                doubts.append(f"{name} has nothing to fill in for '{component.name}': the texts have all its labels.")
     if not components:
         raise ConfigError(
             f"Can't use --teacher {name}: expected a component that finds "
@@ -238,7 +275,28 @@ def taught_by(name: str, choice: Choice, found: Annotations, wish: Wish) -> tupl
             choice.left_out.append(f"{what}: {name} has no component for them, so {wish.texts} would have none")
     if others := [component.name for component in lacking if component in choice.components]:
         doubts.append(f"{name} teaches nothing to {listed(others)}: it has no such component.")
-    return taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share), doubts
+    readers = {
+        "corpora.train": taught_settings("teacher", components, sorted(complete), texts=wish.texts, share=wish.share)
+    }
+    if filled - in_dev:
+        of_both = sorted(complete | in_dev)
+        readers["corpora.dev"] = taught_settings("teacher", components, of_both, texts=None, share=None)
+    return Taught(readers, sorted(filled), doubts=doubts)
+
+
+def _count_texts(taught: Taught, nlp: Language, annotated: int, wish: Wish) -> None:
+    """Count the texts of a teacher, up to its share. RAISES (ConfigError): They can't be read."""
+    assert wish.texts is not None
+    share = _SHARE if wish.share is None else wish.share
+    wanted = round(share * annotated)
+    with show_activity("Reading the texts of the teacher"):
+        there = count_pieces(nlp, wish.texts, f"--texts {wish.texts}", wanted)
+    taught.share = share if there == wanted else round(there / annotated, 2)
+    if there < wanted:
+        taught.doubts.append(
+            f"{wish.texts} has {count(there, 'text')}, cut where they are long: fewer than {plain(share)} for each "
+            f"annotated one, which would be {wanted:,}."
+        )
 
 
 def taught_settings(
@@ -253,14 +311,14 @@ def taught_settings(
         "cache": CACHE,
     }
     if texts is not None:
-        found |= {"texts": "${paths.texts}", "share": 2.0 if share is None else share}
+        found |= {"texts": "${paths.texts}", "share": _SHARE if share is None else share}
     return found
 
 
 def _with_texts(wish: Wish) -> str:
     if wish.texts is None:
         return ""
-    return f" on {wish.texts}, {plain(2.0 if wish.share is None else wish.share)} texts for each annotated one"
+    return f" on {wish.texts}, {plain(_SHARE if wish.share is None else wish.share)} texts for each annotated one"
 
 
 # ---------------------------------------------------------------------- the texts
@@ -328,12 +386,20 @@ def _hardware(wish: Wish, config: Config) -> str:
 
 
 def write(
-    config: Config, path: Path, stem: str, wish: Wish, *, log: str, taught: Mapping[str, Mapping[str, Any]]
+    config: Config,
+    path: Path,
+    stem: str,
+    wish: Wish,
+    *,
+    log: str,
+    taught: Mapping[str, Mapping[str, Any]],
+    more: float = 0.0,
 ) -> tuple[str, str, list[str]]:
     """Put everything into the text.
 
     log (str): The file of the log. taught (Mapping): By corpus, the settings of a reader around its own. Recipes don't
         see it: counting texts is no reason to let a teacher annotate them.
+    more (float): How many texts there are besides, for each annotated one.
     RETURNS (tuple): The text, what was chosen, and warnings.
     """
     # A recipe reads the corpora, and sets the end of the training: the user's own values come after it.
@@ -348,7 +414,6 @@ def write(
     config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
     text, warned, end = config.to_str(), [], ""
     for recipe in recipes:
-        more = sum(settings.get("share", 0.0) for settings in taught.values())
         draft, text = rewrite(text, path, recipe, f"training/{stem}-state", more_texts=more)
         warned += draft.warnings
         if draft.end is not None and "training.max_steps" not in after:

@@ -38,16 +38,21 @@ from ..core.text_files import check_encoding, decode
 
 def guide_command() -> None:
     """Replace the functions."""
-    module = import_module("spacy.cli.train")
-    without = "each process makes a folder, and prints its output"
-    commands = [
-        Replaced(module, "train", "config_path output_path use_gpu overrides", _train, without),
-        Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "errors in the config are not in our words"),
-    ]
+    commands = replaced_in_command()
     _, version, known = SPACY
     # In one process, only wording is at stake: no warning for an unknown spaCy.
     if (version.startswith(known) and all(command.is_known for command in commands)) or is_launched():
         replace(*SPACY, commands)
+
+
+def replaced_in_command() -> list[Replaced]:
+    """The functions that are replaced, which imports spaCy's command."""
+    module = import_module("spacy.cli.train")
+    without = "each process makes a folder, and prints its output"
+    return [
+        Replaced(module, "train", "config_path output_path use_gpu overrides", _train, without),
+        Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "errors in the config are not in our words"),
+    ]
 
 
 def _train(original: Callable[..., None]) -> Callable[..., None]:

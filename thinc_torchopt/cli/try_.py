@@ -20,21 +20,19 @@ from ._terminal import print_json, print_notes
 def try_(
     ctx: typer.Context,
     config_path: Path = TRAINING_CONFIG,
-    recipes: str = Opt(
-        "best,adamw,robust", "--recipes", "-r", help=f"Recipes to try, comma-separated: {Recipe.names()}"
-    ),
-    steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
-    seeds: int = Opt(2, "--seeds", "-s", help="Number of seeds to try each recipe with"),
+    recipes: str = Opt("best", "--recipes", "-r", help=f"Recipes to try, comma-separated: {Recipe.names()}"),
+    steps: int = Opt(300, "--steps", "-n", help="Steps of each trial, in the batches of the recipe best"),
+    seeds: int = Opt(3, "--seeds", "-s", help="Number of seeds to try each optimizer with"),
     output_path: Optional[Path] = BEST_CONFIG,
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
 ) -> None:
     """
-    Try recipes on your data, in short trainings. Trains for a few steps with the config as it is and with each recipe,
-    with several seeds, and says which is better and whether the difference is more than chance. Each trial builds its
-    own pipeline, without loggers, checkpoints or output folders. Pass overrides such as --paths.train train.spacy as in
-    `spacy train`.
+    Try recipes on your data, in short trainings. Trains on as many words with the config as it is, with spaCy's own
+    Adam, tuned, and with each recipe, with several seeds, and says which is better and whether the difference is more
+    than chance. Each trial builds its own pipeline, without loggers, checkpoints or output folders. Pass overrides such
+    as --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
         check_output_file(output_path)

@@ -309,7 +309,7 @@ class _StudyResult:
         self.best = study.best(_BEST)
         self.importances = study.importances()
         again = study.repeated([AS_IT_IS, *(found.number for found in self.best)], other_seeds)
-        self.scores = scores = {number: list(found.values()) for number, found in again.items() if found}
+        self.scores = scores = {number: found for number, found in again.items() if found}
         self._names = {number: _name(number) for number in scores}
         self.comparison: Comparison | None = None
         base = next((number for number in scores if number == AS_IT_IS), None)
@@ -325,7 +325,7 @@ class _StudyResult:
 
     @property
     def as_it_is(self) -> float | None:
-        return next((fmean(scores) for number, scores in self.scores.items() if number == AS_IT_IS), None)
+        return fmean(self.scores[AS_IT_IS].values()) if AS_IT_IS in self.scores else None
 
     @property
     def points(self) -> list[Point]:
@@ -344,7 +344,7 @@ class _StudyResult:
         if not self.best:
             return "No trial has finished."
         compared = self.comparison
-        if compared is None or compared.spread is None:
+        if compared is None or not compared.differences:
             return (
                 f"Trial {self.best[0].number} has the best score, {self.best[0].score:.4f}. One seed can't tell a "
                 "difference from chance. Try --seeds 2 at least."
@@ -356,7 +356,7 @@ class _StudyResult:
         return (
             f"The values of {name} are best: {compared.means[name]:.4f} with {compared.seeds} other seeds, against "
             f"{compared.means[compared.base]:.4f} of the config as it is. That is {told}: differences of up to "
-            f"{compared.margins[name]:.4f} may be chance."
+            f"{compared.differences[name].margin:.4f} may be chance."
         )
 
     def print(self, console: Console) -> None:
@@ -382,9 +382,9 @@ class _StudyResult:
         """found (TrialRecord | None): None: the config as it is."""
         number = AS_IT_IS if found is None else found.number
         name = _name(number)
-        scores = self.scores.get(number, [])
+        scores = list(self.scores.get(number, {}).values())
         compared = self.comparison
-        difference = compared.difference(name) if compared is not None and name in compared.margins else None
+        difference = compared.difference(name) if compared is not None and name in compared.differences else None
         is_told = compared is not None and compared.is_told(name)
         return [
             name,
@@ -410,7 +410,9 @@ class _StudyResult:
                 for found in self.found
             ],
             "best": [found.number for found in self.best],
-            "other_seeds": {"as it is" if n == AS_IT_IS else str(n): scores for n, scores in self.scores.items()},
+            "other_seeds": {
+                "as it is" if n == AS_IT_IS else str(n): [*found.values()] for n, found in self.scores.items()
+            },
             "importances": self.importances,
             "winner": self.winner,
             "values": {} if self.winner is None else self.values(self.winner),

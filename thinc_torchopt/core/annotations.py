@@ -70,13 +70,20 @@ def annotations_of(factory: str, spans_key: str) -> str:
 class Found:
     """The annotations of one kind.
 
-    texts (int): Texts that have it.
+    texts (int): Texts that have it. words (int): Their words.
     labels (Counter[str]): How often each label occurs. Of lemmas: "=" or "form>lemma"; of sentences: "start"; of
     categories: those that hold, with 1 as value.
     """
 
     texts: int = 0
+    words: int = 0
     labels: Counter[str] = field(default_factory=Counter)
+
+    def add(self, text: Doc, labels: Iterable[str]) -> None:
+        """Count a text that has it."""
+        self.texts += 1
+        self.words += len(text)
+        self.labels.update(labels)
 
 
 @dataclass
@@ -185,8 +192,7 @@ def survey(texts: Iterable[Doc | Example]) -> Annotations:
         _count_categories(doc, found)
         for key, group in doc.spans.items():
             of_key = found.spans.setdefault(key, Found())
-            of_key.texts += 1
-            of_key.labels.update(span.label_ for span in group if span.label_)
+            of_key.add(doc, (span.label_ for span in group if span.label_))
             found.span_lengths.setdefault(key, Counter()).update(len(span) for span in group)
     return found
 
@@ -199,8 +205,7 @@ def _count_tokens(doc: Doc, found: Annotations) -> None:
 
     def add(kind: Kind, is_annotated: bool, labels: Iterable[str]) -> None:
         if is_annotated:
-            found.kinds[kind].texts += 1
-            found.kinds[kind].labels.update(labels)
+            found.kinds[kind].add(doc, labels)
 
     add("tags", bool(tag.any()), (strings[int(value)] for value in tag if value))
     add(
@@ -230,8 +235,7 @@ def _count_categories(doc: Doc, found: Annotations) -> None:
         return
     values, rest = [float(value) for value in doc.cats.values()], found.categories
     held = [name for name, value in doc.cats.items() if value == 1]
-    found.kinds["categories"].texts += 1
-    found.kinds["categories"].labels.update(held)
+    found.kinds["categories"].add(doc, held)
     rest.names.update(doc.cats)
     rest.denied.update(name for name, value in doc.cats.items() if value == 0)
     rest.none += not held

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy
@@ -112,6 +113,12 @@ class Section:
         if not isinstance(value, cls):
             self.refuse(name, expected, value)
         return value
+
+    def file(self, name: str, value: Any, expected: str) -> Path:
+        """Check the path of a file or folder. RAISES (ConfigError): Not a path, or an empty one."""
+        if not isinstance(value, (str, Path)) or not str(value):
+            self.refuse(name, expected, value)
+        return Path(value)
 
     def section(self, name: str, value: Any) -> Mapping[str, Any]:
         """Check a section below this one. RAISES (ConfigError): Not a section."""

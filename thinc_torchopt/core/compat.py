@@ -1,6 +1,7 @@
 """Optional packages: the one place that imports them."""
 
 import logging
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from types import ModuleType
@@ -51,10 +52,9 @@ def import_opacus_accountants() -> ModuleType:
     """
     check_opacus()
     handlers = list(logging.root.handlers)
-    import opacus.accountants.utils
-
+    import_module("opacus.accountants.utils")
     logging.root.handlers[:] = handlers  # it adds one, and each of our lines would come twice
-    return opacus.accountants
+    return import_module("opacus.accountants")
 
 
 def import_optuna() -> ModuleType:
@@ -98,9 +98,7 @@ def import_torchao_optim() -> ModuleType:
     RAISES (MissingPackageError): It is not installed.
     """
     _require(has_torchao, "torchao", "build an algorithm of torchao")
-    import torchao.optim
-
-    return torchao.optim
+    return import_module("torchao.optim")
 
 
 def _require(is_installed: bool, library: str, action: str) -> None:

@@ -74,11 +74,16 @@ def install(optimizer_class: type[Optimizer]) -> None:
     replace(*_SPACY)
 
 
+def replaced_functions() -> list[Replaced]:
+    """The functions that `install` replaces."""
+    return [*_THINC[-1], *_SPACY[-1]]
+
+
 def check_all_in_place() -> None:
     """RAISES (ConfigError): Functions are not replaced, or were replaced again since. The processes would not train
     together.
     """
-    missing = [function.name for function in (*_THINC[-1], *_SPACY[-1]) if not function.is_in_place]
+    missing = [function.name for function in replaced_functions() if not function.is_in_place]
     if missing:
         raise ConfigError(
             "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "
@@ -89,7 +94,7 @@ def check_all_in_place() -> None:
 
 
 def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
-    def finish_update(self: thinc.model.Model, optimizer: Any) -> None:
+    def finish_update(self: thinc.model.Model[Any, Any], optimizer: Any) -> None:
         if isinstance(optimizer, _ours):
             optimizer.finish_update(self)  # type: ignore[attr-defined]
         else:
@@ -362,8 +367,8 @@ def _use_params(ours: UseParams) -> Callable[[UseParams], UseParams]:
     return hook_for
 
 
-def _copy(original: Callable[..., thinc.model.Model]) -> Callable[..., thinc.model.Model]:
-    def copy(self: thinc.model.Model) -> thinc.model.Model:
+def _copy(original: Callable[..., thinc.model.Model[Any, Any]]) -> Callable[..., thinc.model.Model[Any, Any]]:
+    def copy(self: thinc.model.Model[Any, Any]) -> thinc.model.Model[Any, Any]:
         made = original(self)
         name_as_original(self, made)
         return made

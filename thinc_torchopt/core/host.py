@@ -51,6 +51,15 @@ def swap_module(shim: Shim, module: Any) -> None:
         shim._hfmodel.transformer = module
 
 
+def attention_of(module: torch.nn.Module) -> str | None:
+    """The attention of a model of Hugging Face, as "sdpa". None: it is none of theirs.
+
+    SOURCE: transformers/configuration_utils.py (4.56), `PretrainedConfig._attn_implementation`.
+    """
+    found: str | None = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return found
+
+
 def scaler_of(shim: Shim) -> Any:
     """The gradient scaler of thinc's shim for torch, for mixed precision. None: another kind of shim.
 
@@ -102,7 +111,7 @@ def back_off(scaler: Any, scale: tuple[torch.Tensor, torch.Tensor]) -> None:
     scaler.update()
 
 
-def grads_of(node: Model) -> Sequence[tuple[tuple[int, str], Any, Any]]:
+def grads_of(node: Model[Any, Any]) -> Sequence[tuple[tuple[int, str], Any, Any]]:
     """The params of a node that have a gradient: thinc's key, the array (None: `get_param` knows it), the gradient.
 
     The same as `has_grad`, `get_param` and `get_grad`, with fewer calls: this runs for each node at each step.
@@ -121,7 +130,7 @@ def grads_of(node: Model) -> Sequence[tuple[tuple[int, str], Any, Any]]:
     return found
 
 
-def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
+def swap_grads(node: Model[Any, Any], grads: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
     """Set the gradients of a node. RETURNS (dict): The gradients before, by key.
 
     SOURCE: thinc/model.py, `Model._params`; thinc/backends/_param_server.py, `ParamServer._grads`.
@@ -130,12 +139,12 @@ def swap_grads(node: Model, grads: dict[tuple[int, str], Any]) -> dict[tuple[int
     return before
 
 
-def drop_grad(node: Model, name: str) -> None:
+def drop_grad(node: Model[Any, Any], name: str) -> None:
     """Drop the gradient of a node's param, if it has one. SOURCE: as `swap_grads`."""
     node._params._grads.pop((node.id, name), None)
 
 
-def forward_of(node: Model) -> Callable[..., Any]:
+def forward_of(node: Model[Any, Any]) -> Callable[..., Any]:
     """The forward function of a layer. SOURCE: thinc/model.py, `Model._func`."""
     return node._func
 
@@ -150,12 +159,12 @@ def forward_of_parsers_lower_layer() -> Callable[..., Any]:
     return _precomputable_affine.forward
 
 
-def swap_forward(node: Model, forward: Callable[..., Any]) -> None:
+def swap_forward(node: Model[Any, Any], forward: Callable[..., Any]) -> None:
     """Set the forward function of a layer. SOURCE: thinc/model.py, `Model._func`."""
     node._func = forward
 
 
-def set_original_refs(node: Model, refs: dict[str, int]) -> None:
+def set_original_refs(node: Model[Any, Any], refs: dict[str, int]) -> None:
     """Store the refs of the node that this one is a copy of, with the ids of their nodes here, beside thinc's own. They
     live as long as the node, and are deep-copied with it. A Model allows no attributes, and no weak references.
 
@@ -164,19 +173,20 @@ def set_original_refs(node: Model, refs: dict[str, int]) -> None:
     vars(node._params)["original_refs"] = refs
 
 
-def original_refs(nodes: Iterable[Model]) -> dict[int, dict[str, int]]:
+def original_refs(nodes: Iterable[Model[Any, Any]]) -> dict[int, dict[str, int]]:
     """The refs from `set_original_refs`, by the `id` of each node that has some."""
     return {id(node): refs for node in nodes if (refs := vars(node._params).get("original_refs"))}
 
 
-def set_insertions(node: Model, insertions: Sequence[Insertion]) -> None:
+def set_insertions(node: Model[Any, Any], insertions: Sequence[Insertion]) -> None:
     """Store the cells that were inserted into the params of a node, beside thinc's own, as in `set_original_refs`."""
     vars(node._params)["insertions"] = tuple(insertions)
 
 
-def insertions_into(node: Model) -> tuple[Insertion, ...]:
+def insertions_into(node: Model[Any, Any]) -> tuple[Insertion, ...]:
     """The insertions from `set_insertions`."""
-    return vars(node._params).get("insertions", ())
+    insertions: tuple[Insertion, ...] = vars(node._params).get("insertions", ())
+    return insertions
 
 
 def code_of_blis() -> str | None:
@@ -207,7 +217,7 @@ def first_optimizer(nlp: Language) -> Any:
     return nlp._optimizer
 
 
-def rehearsal_model_of(pipe: Any) -> Model | None:
+def rehearsal_model_of(pipe: Any) -> Model[Any, Any] | None:
     """The copy of a component's model from when it was resumed, for `nlp.rehearse`. None: there is none.
 
     SOURCE: spacy/language.py, `Language.resume_training`.

@@ -73,7 +73,7 @@ def products_by(library: Library, threads: int = 1) -> Products:
     return Products(library, threads, _KERNELS[library]())
 
 
-class FastOps(NumpyOps):
+class FastOps(NumpyOps):  # type: ignore[misc]  # written in Cython, without types
     """thinc's NumpyOps, with products of float32 matrices by another library, and the same dropout masks in less time.
 
     ops (NumpyOps): The ops that they stand for. They compute whatever the library can't, or refuse it.
@@ -143,7 +143,7 @@ def _by_torch(threads: int) -> Multiply:
 
 def _is_viewable(array: Any) -> bool:
     """Whether torch takes an array as it is: it warns of read-only ones, and refuses negative strides."""
-    return array.flags.forc and array.flags.behaved
+    return bool(array.flags.forc and array.flags.behaved)
 
 
 def _by_numpy(x: Any, y: Any, out: Any) -> Any:
@@ -154,7 +154,7 @@ def _multiply(products: Products) -> Multiply:
     return _by_torch(products.threads) if products.library == "torch" else _by_numpy
 
 
-def _limits(products: Products, libraries: Any = None) -> AbstractContextManager:
+def _limits(products: Products, libraries: Any = None) -> AbstractContextManager[Any]:
     """Inside, NumPy computes each product with so many threads, and so none fights with other processes.
 
     libraries (ThreadpoolController): Those in memory. Default: they are found first, which takes a millisecond.
@@ -162,7 +162,7 @@ def _limits(products: Products, libraries: Any = None) -> AbstractContextManager
     from threadpoolctl import ThreadpoolController
 
     threads = products.threads if products.library == "numpy" else 1
-    limited: AbstractContextManager = (libraries or ThreadpoolController()).limit(limits=threads, user_api="blas")
+    limited: AbstractContextManager[Any] = (libraries or ThreadpoolController()).limit(limits=threads, user_api="blas")
     return limited
 
 
@@ -308,9 +308,9 @@ class PipelineOps:
         self._stack = ExitStack()
         # The ops before, by the `id` of ours. Each of a pipeline's ops has one, that its nodes share as before.
         self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
-        self._nodes: list[Model] = []
+        self._nodes: list[Model[Any, Any]] = []
         self._batched = Batched()
-        self._parsers: list[Model] = []
+        self._parsers: list[Model[Any, Any]] = []
 
     def __enter__(self) -> PipelineOps:
         if self._products.library != "thinc":
@@ -366,6 +366,6 @@ def fastest_ops(nlp: Language, *, threads: OpsThreads = 1) -> Iterator[Choice]:
         yield choice
 
 
-def _nodes(nlp: Language) -> Iterator[Model]:
+def _nodes(nlp: Language) -> Iterator[Model[Any, Any]]:
     for _, model in components_with_model(nlp):
         yield from model.walk()

@@ -375,7 +375,7 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._noted.note(self._trained.table, id(param) if key is None else key, param, grad, callback)
 
-    def finish_update(self, model: Model) -> None:
+    def finish_update(self, model: Model[Any, Any]) -> None:
         """Collect the gradients of a model, and update its params unless a joint step will. `Model.finish_update` calls
         this.
 

@@ -6,6 +6,8 @@ gradient as large as the weights. `batched` collects the gradients of the steps,
 once for many of them. Its sums have another order: results differ in rounding only.
 
 Forward passes stay spaCy's, and so do all passes on a GPU, of predictions, and of other layers.
+
+SOURCE: spacy/ml/tb_framework.py, `forward`; spacy/ml/_precomputable_affine.py, `forward`.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ class Batched:
         update_wrapper(self, tb_framework.forward)
         self.is_on = True
 
-    def __call__(self, model: Model, X: Any, is_train: bool) -> tuple[Any, Callable]:
+    def __call__(self, model: Model[Any, Any], X: Any, is_train: bool) -> tuple[Any, Callable[..., Any]]:
         tok2vec, lower, upper = model.layers
         if not (self.is_on and is_train and forward_of(lower) is _LOWER_FORWARD and isinstance(lower.ops, NumpyOps)):
-            return tb_framework.forward(model, X, is_train)
+            step: tuple[Any, Callable[..., Any]] = tb_framework.forward(model, X, is_train)
+            return step
         collecting = _Collecting(lower)
         layers = [tok2vec, collecting, upper]
         step_model, _ = tb_framework.forward(SimpleNamespace(layers=layers, attrs=model.attrs), X, is_train)
@@ -67,13 +70,13 @@ class Batched:
 class _Collecting:
     """Stands for a PrecomputableAffine: it computes the same, and keeps what comes back."""
 
-    def __init__(self, lower: Model):
+    def __init__(self, lower: Model[Any, Any]):
         self._lower = lower
-        self._backprop: Callable | None = None
+        self._backprop: Callable[..., Any] | None = None
         self._gradients: list[Any] = []
         self._ids: list[Any] = []
 
-    def __call__(self, X: Any, is_train: bool) -> tuple[Any, Callable]:
+    def __call__(self, X: Any, is_train: bool) -> tuple[Any, Callable[..., Any]]:
         Y, self._backprop = self._lower(X, is_train)
         return Y, self._collect
 
@@ -97,7 +100,7 @@ class _Collecting:
             yield ids.ravel(), d_features.reshape((ids.size, -1))
 
 
-def batch_backprop(node: Model, batched: Batched) -> bool:
+def batch_backprop(node: Model[Any, Any], batched: Batched) -> bool:
     """Give a node the batched backward pass if it is a parser's. RETURNS: Whether it is."""
     if forward_of(node) is not tb_framework.forward:
         return False
@@ -105,7 +108,7 @@ def batch_backprop(node: Model, batched: Batched) -> bool:
     return True
 
 
-def put_back(node: Model, batched: Batched) -> None:
+def put_back(node: Model[Any, Any], batched: Batched) -> None:
     """Give a node spaCy's own function again, unless it has got another one meanwhile."""
     if forward_of(node) is batched:
         swap_forward(node, tb_framework.forward)

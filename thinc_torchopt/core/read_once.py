@@ -83,12 +83,13 @@ def _decoders_at_hand() -> Iterator[None]:
 
     SOURCE: srsly/msgpack/__init__.py, `unpackb`; catalogue, `Registry.get_all`.
     """
-    found = msgpack_decoders.get_all()
+    get_all = msgpack_decoders.get_all
+    found = get_all()
     msgpack_decoders.get_all = lambda: found
     try:
         yield
     finally:
-        vars(msgpack_decoders).pop("get_all", None)
+        msgpack_decoders.get_all = get_all
 
 
 # ---------------------------------------------------------------------- between initialization and training
@@ -155,7 +156,7 @@ def dev_reader_of(evaluate: Any) -> Reader | None:
     """
     if getattr(evaluate, "__qualname__", "") != f"{create_evaluation_callback.__name__}.<locals>.evaluate":
         return None
-    found: Any = inspect.getclosurevars(evaluate).nonlocals.get("dev_corpus")
+    found: Reader | None = inspect.getclosurevars(evaluate).nonlocals.get("dev_corpus")
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from spacy.language import Language
 
-from .averages import AveragedParams, Averages, AverageSettings
+from .averages import AveragedParams, Averages, AverageSettings, is_in_place
 from .checks import check_texts
 from .errors import CheckpointWarning, GrowthWarning
 from .params import NamedModel, Param, ParamTable, Pattern
@@ -65,13 +65,14 @@ class TrainedParams:
         return list(self.table.by_key.values())
 
     def averages_for_thinc(self) -> AveragedParams:
-        """See `Averages.as_thinc`. If the algorithm evaluates other values than it trains, these."""
+        """See `Averages.as_thinc`. If the algorithm evaluates other values than it trains, these; without the torch
+        params that have them now, inside of `use_params`: from these they can't be computed.
+        """
         self.table.follow()
         averages = self.averages
         if averages is None:
-            averages = Averages.holding(
-                found for algorithm in self.plan.algorithms for found in algorithm.in_eval_form()
-            )
+            found = [found for algorithm in self.plan.algorithms for found in algorithm.in_eval_form()]
+            averages = Averages.holding((param, value) for param, value in found if not is_in_place(param.tensor))
         return averages.as_thinc(self.table.shims.values())
 
     def freeze(self, patterns: Sequence[str], *, frozen: bool) -> None:

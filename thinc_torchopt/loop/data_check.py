@@ -25,7 +25,7 @@ from thinc.api import Model
 
 from ..core.annotations import NERS, PARSERS, annotations_of
 from ..core.host import compile_gold
-from ..core.words import count
+from ..core.words import count, listed
 
 # Labels are counted in the first texts, up to this many words: spaCy's code looks at some 40,000 words a second.
 MOST_WORDS = 200_000
@@ -34,6 +34,10 @@ _MOST_NAMED = 5
 _FREQUENT = 0.01
 # A larger share of tokens that don't align is worth a note.
 _MISALIGNED = 0.02
+_NO_SCORE = (
+    "The score is 0 at each evaluation: model-best is then not the best model, and 'patience' ends the training for no "
+    "reason."
+)
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
 # An unknown label is a KeyError in these; other components treat it as missing.
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
@@ -226,6 +230,14 @@ def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpu
     wanted = {key: weight for key, weight in weights.items() if weight}
     known = {key: value for scores in dev.best.values() for key, value in (scores or {}).items()}
     is_known = None not in dev.best.values()
+    counted = [name for name, scores in dev.best.items() if any(key in wanted for key in scores or {})]
+    if is_known and len(counted) > 1 and all(_is_empty(nlp, name, dev) for name in counted):
+        kinds = listed(list(dict.fromkeys(_what(nlp, name) for name in counted)), "or")
+        found.notes.append(
+            f"Nothing can be scored: none of the {dev.told} has {kinds}. {_NO_SCORE}"
+            + "".join(_other_spans(nlp, name, dev) for name in counted)
+        )
+        return
     for name, scores in dev.best.items():
         missing = [key for key, value in (scores or {}).items() if not value and key in wanted]
         if missing and _is_empty(nlp, name, dev):
@@ -245,10 +257,7 @@ def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpu
             f"There are: {_listed(sorted(known), most=12) or 'none'}."
         )
     if is_known and not any(known.get(key) or key in _OF_TOKENIZER for key in wanted):
-        found.notes.append(
-            "The score is 0 at each evaluation, as nothing that [training.score_weights] counts can be computed: "
-            "model-best is then not the best model, and 'patience' ends the training for no reason."
-        )
+        found.notes.append(f"Nothing that [training.score_weights] counts can be computed. {_NO_SCORE}")
 
 
 def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
@@ -439,7 +448,8 @@ def _check_annotations(nlp: Language, train: Corpus, dev: Corpus | None, found: 
     if in_train["n_cycles"]:
         found.notes.append(f"{count(in_train['n_cycles'], 'tree')} in [{train.name}] have cycles: not learned.")
     factories = {_factory(nlp, name) for name in nlp.pipe_names}
-    if "textcat" in factories and in_dev is not None and dev is not None and in_dev["n_cats_multilabel"]:
+    has_cats = dev is not None and any(example.reference.cats for example in dev.examples)
+    if "textcat" in factories and in_dev is not None and dev is not None and has_cats and in_dev["n_cats_multilabel"]:
         found.notes.append(
             f"{count(in_dev['n_cats_multilabel'], 'text')} in [{dev.name}] have none or several categories, where "
             "textcat expects one. Use textcat_multilabel."

@@ -162,7 +162,7 @@ def untouched(nlp: Language) -> Iterator[None]:
         yield
 
 
-def _keep_node(node: Model, restore: ExitStack) -> None:
+def _keep_node(node: Model[Any, Any], restore: ExitStack) -> None:
     # The very same arrays come back. Params without a gradient have none afterwards.
     restore.callback(swap_grads, node, swap_grads(node, {}))
     restore.callback(
@@ -173,7 +173,7 @@ def _keep_node(node: Model, restore: ExitStack) -> None:
     )
 
 
-def _put_attrs_back(node: Model, attrs: dict[str, Any], keys: set[str]) -> None:
+def _put_attrs_back(node: Model[Any, Any], attrs: dict[str, Any], keys: set[str]) -> None:
     for key in node.attrs.keys() - keys:
         del node.attrs[key]
     for key, value in attrs.items():

@@ -540,7 +540,8 @@ def _label(pos: str, morph: str) -> str:
     features = Morphology.feats_to_dict(morph)
     if pos:
         features[Morphologizer.POS_FEAT] = pos
-    return Morphology.dict_to_feats(features) or Morphology.EMPTY_MORPH
+    label: str = Morphology.dict_to_feats(features) or Morphology.EMPTY_MORPH
+    return label
 
 
 def _open(

@@ -25,6 +25,7 @@ from spacy.training import Example
 from spacy.util import resolve_dot_names
 from thinc.api import Config
 
+from ..core.checks import Section
 from ..core.errors import ConfigError
 from ..core.near_misses import did_you_mean
 from .data_check import labels_in
@@ -32,6 +33,7 @@ from .random_state import preserved_random
 
 # As spaCy's own initialization reads of a corpus that is streamed. SOURCE: spacy/training/initialize.py, `init_nlp`.
 _OF_STREAM = 100
+_SECTION = Section("[initialize.after_init]")
 
 
 def create_add_labels(
@@ -49,7 +51,7 @@ def create_add_labels(
     RAISES (ConfigError): Labels that are no list. When it is called: no such component, one that is frozen, or labels
         that it can't have. (PipelineError): The component can't get labels.
     """
-    for name, given in (labels or {}).items():
+    for name, given in _SECTION.section("labels", {} if labels is None else labels).items():
         if not isinstance(given, list | None):
             raise ConfigError(
                 f"Can't set '{name}' in [initialize.after_init.labels]: expected a list of labels, or null for those "

@@ -140,4 +140,5 @@ def processes_of(
             f"thinc_torchopt_processes, found {len(found)}. Install thinc_torchopt again, once."
         )
     [several] = found.values()
-    return several.load()(nlp, optimizer, introduce, noted, told_to_decay)
+    processes: Alone = several.load()(nlp, optimizer, introduce, noted, told_to_decay)
+    return processes

@@ -59,6 +59,10 @@ class Bar:
     def tell(self, result: str) -> None:
         """A part of the work has a result: here, the command's output will say it."""
 
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._bar.write(text, file=sys.stderr)
+
     def __enter__(self) -> Bar:
         return self
 
@@ -93,9 +97,12 @@ class Lines:
         self._what = what
 
     def tell(self, result: str) -> None:
+        self.say(f"{self._progress()} {result}")
+
+    def say(self, text: str) -> None:
         if self._stream is not None:
             with suppress(OSError, ValueError):  # the pipe or the file was closed: the work goes on
-                print(f"{self._progress()} {result}", file=self._stream, flush=True)
+                print(text, file=self._stream, flush=True)
 
     def _go_on_telling(self) -> None:
         while not self._ended.wait(_SECONDS):

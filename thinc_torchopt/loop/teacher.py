@@ -18,8 +18,9 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -33,10 +34,13 @@ from spacy.util import get_package_path, is_package
 from ..core.errors import CheckpointWarning, ConfigError
 from ..core.launched import is_launched, rank_in_environment, world_size_in_environment
 from .filling import Predicted, Rule, Taught, predicted_in, taught_by
+from .progress_bars import show_progress
 from .random_state import preserved_random
 
 # Texts that a pipeline annotates at once.
 _BATCH: Final = 128
+# Texts whose predictions are in memory, the latest ones: a stream has no end.
+_MOST_IN_MEMORY: Final = 100_000
 # Characters of a digest in the name of a file or folder.
 _SHORT: Final = 16
 # Seconds without a new file after which a process does the work of the others itself: they may have another disk.
@@ -49,7 +53,7 @@ class Teacher:
     """A frozen pipeline.
 
     pipeline (str | Path): Its folder, or the name of its package.
-    cache (Path | None): The folder of its predictions. None: they are kept in memory.
+    cache (Path | None): The folder of its predictions. None: those of the latest 100,000 texts are kept in memory.
     where (str): The setting, for errors.
     RAISES (ConfigError): There is no such pipeline.
 
@@ -142,7 +146,7 @@ class Teacher:
         digests = [digest_of(doc) for doc in docs]
         missing = {digest: doc for digest, doc in zip(digests, docs) if digest not in known}
         if missing and self.cache is not None:
-            self._read_cache(self.cache / folder, known)
+            self._read_cache(self.cache / folder, known, missing)
             missing = {digest: doc for digest, doc in missing.items() if digest not in known}
         if missing:
             own = missing
@@ -152,7 +156,10 @@ class Teacher:
             self._annotate(folder, own, rules, known)
             if len(own) < len(missing):
                 self._await(folder, missing, rules, known)
-        return [known[digest] for digest in digests]
+        found = [known[digest] for digest in digests]
+        for digest in list(islice(known, max(0, len(known) - _MOST_IN_MEMORY))):
+            del known[digest]
+        return found
 
     def _folder(self, rules: Sequence[Rule]) -> str:
         """The name of the folder in the cache: of the teacher, and of the components that annotate."""
@@ -166,8 +173,10 @@ class Teacher:
 
         if not docs:
             return
-        with self.nlp.memory_zone():
-            found = dict(zip(docs, annotate(self.nlp, list(docs.values()), rules)))
+        # A transformer takes minutes, before the training shows anything. A few texts, as of a stream, take no time.
+        progress = show_progress(len(docs), f"The teacher annotates {len(docs):,} texts", wanted=len(docs) >= _BATCH)
+        with self.nlp.memory_zone(), progress as bar:
+            found = dict(zip(docs, annotate(self.nlp, list(docs.values()), rules, bar.update)))
         self.n_predicted += len(found)
         if self.cache is not None:
             content = "".join(json.dumps([digest, predicted]) + "\n" for digest, predicted in found.items())
@@ -184,10 +193,15 @@ class Teacher:
 
     # ------------------------------------------------------------------ the cache
 
-    def _read_cache(self, folder: Path, known: dict[str, Predicted]) -> bool:
-        """Read the files that are new. RETURNS (bool): Whether there were any."""
-        new = [path for path in sorted(folder.glob("*.jsonl")) if path not in self._read]
+    def _read_cache(self, folder: Path, known: dict[str, Predicted], wanted: Collection[str]) -> bool:
+        """Read files that are new, as they were written, until all that is wanted is known.
+
+        RETURNS (bool): Whether there were any.
+        """
+        new = sorted((path for path in folder.glob("*.jsonl") if path not in self._read), key=_time_of)
         for path in new:
+            if all(digest in known for digest in wanted):
+                break
             self._read.add(path)
             try:
                 content = path.read_text("utf8")
@@ -213,7 +227,7 @@ class Teacher:
         assert self.cache is not None
         since = time.monotonic()
         while left := {digest: doc for digest, doc in missing.items() if digest not in known}:
-            if self._read_cache(self.cache / folder, known):
+            if self._read_cache(self.cache / folder, known, left):
                 since = time.monotonic()
             elif time.monotonic() - since > _PATIENCE:
                 self._is_alone = True
@@ -222,17 +236,23 @@ class Teacher:
                 time.sleep(0.1)
 
 
-def annotate(nlp: Language, docs: Sequence[Doc], rules: Sequence[Rule]) -> list[Predicted]:
+def annotate(
+    nlp: Language, docs: Sequence[Doc], rules: Sequence[Rule], update: Callable[[], None] = lambda: None
+) -> list[Predicted]:
     """Predict the annotations of texts. Random generators and the texts stay as they are.
 
     docs (Sequence[Doc]): Only their tokens are read. rules (Sequence[Rule]): What is wanted.
+    update (Callable): Called after each text.
     """
+    found = []
     with preserved_random(), nlp.select_pipes(enable=_needed(nlp, rules)):
         copies = [
             Doc(nlp.vocab, words=[token.text for token in doc], spaces=[bool(token.whitespace_) for token in doc])
             for doc in docs
         ]
-        found = [predicted_in(doc, rules) for doc in nlp.pipe(copies, batch_size=_BATCH)]
+        for doc in nlp.pipe(copies, batch_size=_BATCH):
+            found.append(predicted_in(doc, rules))
+            update()
     # As JSON has it, whether it comes from a file or not.
     same: list[Predicted] = json.loads(json.dumps(found))
     return same
@@ -258,6 +278,13 @@ def _needed(nlp: Language, rules: Sequence[Rule]) -> list[str]:
 def digest_of(doc: Doc) -> str:
     """A digest of a text's tokens."""
     return _digest(json.dumps([[token.text for token in doc], [bool(token.whitespace_) for token in doc]]))
+
+
+def _time_of(path: Path) -> tuple[float, str]:
+    """When a file was written; of several at once, its name."""
+    with suppress(OSError):  # another process may have removed it
+        return path.stat().st_mtime, path.name
+    return 0.0, path.name
 
 
 def _digest(text: str) -> str:

@@ -223,8 +223,8 @@ GIVEN = [
     "(x for x in m['steps'])",
     "[x for x in m['steps'] for y in m['list']]",
     "m['steps'] * 10 ** 6",
-    "[1 << 1000] * 9999",
-    "[1e308, -1e308, 5e-324] * 333",  # the line above is long enough
+    "[1 << 1000] * 999",
+    "[1e308, -1e308, 5e-324] * 333",
     "[1e999, -1e999, 1e999 - 1e999]",
     "'9' * 400",
     "μ",

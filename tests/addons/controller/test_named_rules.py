@@ -270,31 +270,47 @@ def test_named_largest_and_smallest_of_nan_are_nan_in_any_order(values):
 @pytest.mark.parametrize(
     ("kind", "arguments", "told"),
     [
-        ("stop_early", {"of": "scores['f']", "stopping_threshold": 90}, "scores['f'] with 90"),
+        ("stop_early", {"of": "scores['ents_f']", "stopping_threshold": 90}, "scores['ents_f'] with 90"),
         ("stop_early", {"stopping_threshold": 90.5}, "what spaCy's table shows as 90.50 is 0.905"),
-        ("stop_early", {"of": "scores['f']", "divergence_threshold": 20}, "scores['f'] with 20"),
+        ("stop_early", {"of": "scores['ents_f']", "divergence_threshold": 20}, "scores['ents_f'] with 20"),
         ("stop_early", {"min_delta": 1}, "min_delta = 1 of the metric"),
-        ("cut_on_plateau", {"of": "scores['f']", "min_delta": 2.5}, "min_delta = 2.5 of the metric"),
-        ("unfreeze_when", {"params": ["*"], "when": "scores['f'] > 80 or state['step'] > 9"}, "scores['f'] with 80"),
-        ("unfreeze_when", {"params": ["*"], "when": "80 <= scores['f'] < 2"}, "scores['f'] with 80"),
+        ("cut_on_plateau", {"of": "scores['ents_f']", "min_delta": 2.5}, "min_delta = 2.5 of the metric"),
+        (
+            "unfreeze_when",
+            {"params": ["*"], "when": "scores['ents_f'] > 80 or state['step'] > 9"},
+            "scores['ents_f'] with 80",
+        ),
+        ("unfreeze_when", {"params": ["*"], "when": "80 <= scores['ents_f'] < 2"}, "scores['ents_f'] with 80"),
     ],
 )
 def test_named_rule_that_takes_scores_for_percent(kind, arguments, told):
     rules = trainer_controller(rules={"mine": named(kind, **arguments)}).build()
-    doubts = " ".join(rules.check_keys(["default"], ["ner"], ["f", "speed"]))
+    doubts = " ".join(rules.check_keys(["default"], ["ner"], ["ents_f", "ents_per_type", "speed"]))
     assert told in doubts and "from 0 to 1" in doubts
 
 
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        ("stop_early", {"of": "scores['f']", "stopping_threshold": 1.0, "min_delta": 0.01}),
-        ("stop_early", {"of": "100 * scores['f']", "stopping_threshold": 90, "min_delta": 1}),
+        ("stop_early", {"of": "scores['ents_f']", "stopping_threshold": 1.0, "min_delta": 0.01}),
+        ("stop_early", {"of": "100 * scores['ents_f']", "stopping_threshold": 90, "min_delta": 1}),
         ("stop_early", {"of": "scores['speed']", "stopping_threshold": 9000, "min_delta": 100}),
         ("stop_early", {"of": "dev['per_word']", "mode": "min", "divergence_threshold": 9.0, "min_delta": 2.0}),
-        ("unfreeze_when", {"params": ["*"], "when": "scores['f'] > 0.8 and scores['mine'] > 80"}),
+        ("unfreeze_when", {"params": ["*"], "when": "scores['ents_f'] > 0.8 and scores['mine'] > 80"}),
     ],
 )
 def test_named_rule_with_large_numbers_that_are_right(kind, arguments):
     rules = trainer_controller(rules={"mine": named(kind, **arguments)}).build()
-    assert "from 0 to 1" not in " ".join(rules.check_keys(["default"], ["ner"], ["f", "speed"]))
+    assert "from 0 to 1" not in " ".join(rules.check_keys(["default"], ["ner"], ["ents_f", "ents_per_type", "speed"]))
+
+
+def test_named_rule_on_scores_of_the_users_own():
+    """They may be above 1, and so may a main score that counts them."""
+
+    def doubts(scores, **arguments):
+        rules = trainer_controller(rules={"mine": named("stop_early", **arguments)}).build()
+        return " ".join(rules.check_keys(["default"], ["ner"], scores))
+
+    assert "from 0 to 1" not in doubts(["ents_f", "reward"], of="scores['reward']", stopping_threshold=90)
+    assert "from 0 to 1" not in doubts(["ents_f", "reward"], stopping_threshold=90)
+    assert "from 0 to 1" in doubts(["ents_f", "reward"], of="scores['ents_f']", stopping_threshold=90)

@@ -33,8 +33,9 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, DistributedError
 
 from ...conftest import CONFIGS
+from ...forks import python
 from ...models import toy_pipeline
-from ...spacy_cli import spacy_cli, spacy_process
+from ...spacy_cli import spacy_cli
 
 PACKAGE = Path(thinc_torchopt.__file__).parent
 
@@ -59,7 +60,7 @@ def test_alone_nothing_is_imported():
         launcher = {"torch.distributed.elastic", "torch.distributed.run"}
         print(len(list(steps)), launcher & set(sys.modules), torch.distributed.is_initialized())
     """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    run = python(code)
     assert run.stdout.strip() == "3 set() False", run.stdout + run.stderr
 
 
@@ -212,7 +213,7 @@ def test_alone_command_needs_a_free_port(listener, corpus):
     what_to_do.append(socket.socket.close)
     several = ["--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}"]
     several += ["--paths.train", corpus["train"], "--paths.dev", corpus["dev"]]
-    run = spacy_process("torchopt", "train", CONFIGS / "cnn.cfg", *several, check=False)
+    run = python(["torchopt", "train", CONFIGS / "cnn.cfg", *several], check=False)
     assert run.returncode == 1 and "Traceback" not in run.stderr
     said = " ".join(run.stderr.split())
     assert "Error: Training stopped: the launcher's store does not work" in said

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from confection import Config
 
+from ...forks import python
 from ...runs import config_for, digests
 from ...spacy_cli import toy_corpus
 
@@ -89,7 +90,7 @@ def test_mishaps_of_another_command(tmp_path):
     assert not list((tmp_path / "run" / "out").glob("*"))
 
 
-def test_mishaps_without_hooks(tmp_path):
+def test_mishaps_without_hooks(tmp_path, monkeypatch):
     """Another package has replaced functions of spaCy's: each rank would train by itself, and write to one folder."""
     command = config_with(tmp_path, "run", training__max_steps=1)
     code = tmp_path / "patches.py"
@@ -103,9 +104,9 @@ def test_mishaps_without_hooks(tmp_path):
     )
     command[command.index(CODE)] = code
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    run = subprocess.run(
-        [sys.executable, "-m", "spacy", *map(str, command)], env=ENV | launched, capture_output=True, text=True
-    )
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    run = python(command, check=False)
     assert run.returncode == 1 and not (tmp_path / "run" / "out").exists()
     assert "Error: Can't train in several processes" in run.stderr
     assert "found other functions: train_while_improving, train." in run.stderr

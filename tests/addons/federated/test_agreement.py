@@ -6,6 +6,7 @@ import pytest
 
 from thinc_torchopt.addons.federated.agreement import differences
 from thinc_torchopt.addons.federated.pipeline import FederatedPipeline, read_config
+from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, PipelineError
 
 from ...models import toy_examples, toy_pipeline
@@ -72,6 +73,14 @@ def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
         pipeline(texts, config=small_config({"training": {"optimizer": {"checkpoint": block}}}))
     with pytest.warns(ConfigWarning, match=r"'use_averages' in .training.optimizer. has no effect"):
         pipeline(texts, config=small_config({"training": {"optimizer": {"use_averages": True}}}))
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_agreement_wants_no_algorithm_with_averages_of_its_own(texts):
+    """The server would send back, and evaluate, the values that it trains."""
+    algorithm = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}
+    with pytest.raises(ConfigError, match=r"ScheduleFreeAdamW in \[training\.optimizer\.algorithm\].*by itself"):
+        pipeline(texts, config=small_config({"training": {"optimizer": {"algorithm": algorithm}}}))
 
 
 def test_agreement_wants_no_private_training_of_a_round(texts):

@@ -1,9 +1,8 @@
 """Without the extra `federated` all else works, and what needs it says so."""
 
-import subprocess
-import sys
-
 import pytest
+
+from ...forks import python
 
 HIDDEN = """
 import sys
@@ -23,8 +22,9 @@ def test_without_flwr_the_apps_name_the_extra(module):
     code = f"""{HIDDEN}
 import thinc_torchopt.addons.federated, thinc_torchopt.addons.federated.pipeline
 import thinc_torchopt.addons.federated.{module}
+
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    run = python(code, check=False)
     assert run.returncode == 1 and run.stderr.strip().endswith(
         "MissingPackageError: Can't train federated: the library flwr is not installed. Install it with: pip install "
         "'flwr<1.42,>=1.41'"

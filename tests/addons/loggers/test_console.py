@@ -11,13 +11,10 @@ from spacy.util import combine_score_weights
 
 from thinc_torchopt.addons.loggers.console import ConsoleLogger, shorten
 
+from ...spacy_cli import Terminal
+
 TYPICAL = ["tok2vec", "tagger", "parser", "ner"]
 GROUPS = {"embeddings": 2e-5, "encoder+no_decay": 3e-4, "head": 1e-3, "ner/*": 5e-4, "frozen": 0.0}
-
-
-class Terminal(StringIO):
-    def isatty(self):
-        return True
 
 
 def pipeline(components):

@@ -33,18 +33,13 @@ from thinc_torchopt.loop.run_lock import is_held
 from ...conftest import CONFIGS
 from ...models import toy_examples, toy_pipeline
 from ...runs import config_for
-from ...spacy_cli import toy_corpus
+from ...spacy_cli import Terminal, toy_corpus
 from ...spacy_cli import train as spacy_train
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "loggers.md"
 RATES = [0.01 / (i + 1) for i in range(50)]
 
 needs_tensorboard = pytest.mark.skipif(not compat.has_tensorboard, reason="tensorboard is not installed")
-
-
-class Terminal(StringIO):
-    def isatty(self):
-        return True
 
 
 def pipeline(**training):

@@ -10,8 +10,8 @@ from thinc_torchopt.core.errors import LearnRateWarning
 
 
 class Clock:
-    def __init__(self):
-        self.now = 0.0
+    def __init__(self, now=0.0):
+        self.now = now
 
     def __call__(self):
         return self.now

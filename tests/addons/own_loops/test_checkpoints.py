@@ -3,11 +3,7 @@ was not.
 """
 
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy
 import pytest
@@ -26,6 +22,7 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 from ...core.state.test_files import damage
+from ...forks import python
 from ...models import backprop, grads_of, mixed_model, pipeline_params, same, toy_examples, toy_pipeline
 from ...spacy_cli import spacy_cli
 
@@ -128,11 +125,7 @@ def test_python_loop_goes_on_in_another_process(tmp_path):
         "except Stop:\n"
         "    os._exit(9)\n"
     )
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).resolve().parents[3]
-    run = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "parts", "8"], cwd=root, env=env, capture_output=True, text=True
-    )
+    run = python(code, tmp_path / "parts", 8, check=False)
     assert run.returncode == 9, run.stderr
     assert [path.name for path in steps_of(tmp_path / "parts")] == ["step-00000003", "step-00000006"]
     whole, found = train(tmp_path / "whole", pipeline()), train(tmp_path / "parts", pipeline())

@@ -9,17 +9,11 @@ from hypothesis import strategies as st
 from thinc_torchopt.addons.own_loops.watchdog import CircuitBreaker
 from thinc_torchopt.core.errors import ConfigError, StateError
 
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
+from .kit import Clock
 
 
 def make(**options):
-    clock = Clock()
+    clock = Clock(100.0)
     return CircuitBreaker(clock=clock, **options), clock
 
 

@@ -5,7 +5,7 @@ import textwrap
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from spacy.util import load_config
 
@@ -53,6 +53,7 @@ def paths(corpus):
     lines=st.lists(st.tuples(st.sampled_from(LABELS), texts), max_size=25),
     costs=st.lists(st.tuples(st.sampled_from(["Steps", "Memory", "Disk", "Time"]), texts), max_size=6),
 )
+@example([], ["x"] * 25, ["x"], [("Trains", "x")], [("Steps", "x")] * 5 + [("Memory", "x")])  # one too many
 def test_preview_explain_is_one_screen(stops, notes, checked, lines, costs):
     """40 lines of 80 columns, unless what stops the training and what is doubtful needs more: that is never cut."""
     told = Description(
@@ -112,7 +113,7 @@ def test_preview_params_are_escaped():
 def test_preview_compare_recipes(paths, tmp_path):
     config = CONFIGS / "cnn.cfg"
     found = compare_recipes(config, paths, recipes="low-memory", steps=2, seeds=1, output=tmp_path / "best.cfg")
-    assert list(found.tried) == ["as it is", "low-memory"] and found.verdict in repr(found)
+    assert list(found.tried) == ["as it is", "tuned Adam", "low-memory"] and found.verdict in repr(found)
     assert (tmp_path / "best.cfg").read_text() == found.config
     page = parsed(found._repr_html_())
     assert found.verdict in page.text and "low-memory" in page.text

@@ -351,7 +351,7 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
     nlp = init_nlp(private(tmp_path, corpus, steps=300, training__optimizer__privacy=settings).interpolate())
     config = nlp.config.interpolate()
     block = {name: value for name, value in config["training"]["optimizer"].items() if name not in WRITES}
-    short = begin_training(nlp, config, block, max_steps=2, eval_frequency=9, evaluate=lambda scores: (0.0, {}))
+    short = begin_training(nlp, config, block, max_steps=2, eval_frequency=9, evaluate=lambda: (0.0, {}))
     whole = plan_private_training(Privacy(**given), nlp, config, short.optimizer)
     few = least_noise(5.0, 1e-4, whole.sample_rate, 3, "rdp")
     assert short.optimizer.attachments["privacy"].noise_multiplier == whole.noise_multiplier > few

@@ -39,4 +39,4 @@ def test_measured_is_what_the_docs_say():
 
 def test_measured_figures_are_not_in_code():
     code = (ROOT / "thinc_torchopt" / "addons" / "recipes" / "recipes.py").read_text(encoding="utf-8")
-    assert not re.search(r"\d points|of its steps|\(spread", code)
+    assert not re.search(r"\d points|of its (steps|time)|±", code)

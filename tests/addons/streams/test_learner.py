@@ -17,10 +17,15 @@ from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.records import make_example, read_examples
 from thinc_torchopt.addons.streams.source import LineReader
+from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, StateError, StreamError
+from thinc_torchopt.core.params.names import walk
 
 from ...models import pipeline_params, same
 from .streams import files, learn, load, make_model, rows, write_stream
+
+needs_library = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+SCHEDULE_FREE = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +283,7 @@ def test_learner_cannot_add_labels_to_a_head_of_torch(model, tmp_path):
         {"algorithm": {"@torch_optimizers": "thinc-torchopt.Modular.v1",
                        "modules": {"adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}}},
         {"grad_clip": 1.0, "on_spike": "skip", "spike_factor": 2.0},
+        pytest.param({"algorithm": SCHEDULE_FREE}, marks=needs_library),
     ],
 )  # fmt: skip
 def test_learner_goes_on_with_other_features(tmp_path, block):
@@ -290,19 +296,27 @@ def test_learner_goes_on_with_other_features(tmp_path, block):
     assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
 
 
-def test_learner_saves_the_averages(tmp_path):
+@pytest.mark.parametrize(
+    "block", [{"use_averages": True}, pytest.param({"algorithm": SCHEDULE_FREE}, marks=needs_library)]
+)
+def test_learner_saves_the_averages(tmp_path, block):
     """The last pipeline has the averages, and the state the params."""
     from thinc_torchopt.addons.streams.learner import LearnerState
     from thinc_torchopt.core.schema import read
     from thinc_torchopt.core.state.files import read_folder
 
-    model = make_model(tmp_path / "model", use_averages=True)
+    model = make_model(tmp_path / "model", **block)
     learn(model, write_stream(tmp_path / "stream.jsonl", 10), tmp_path / "out")
-    params = read(LearnerState, read_folder(tmp_path / "out" / "state"), "").model.params
+    state = read(LearnerState, read_folder(tmp_path / "out" / "state"), "")
+    params, averages = state.model.params, state.optimizer["averages"]
     learned = spacy.load(tmp_path / "out" / "model-last")
-    node = next(node for node in learned.get_pipe("ner").model.walk() if node.has_dim("nO") and node.name == "linear")
-    name = next(name for name in params if name.endswith("linear/W") and name.startswith("ner"))
-    assert not torch.equal(params[name], torch.from_numpy(node.get_param("W")))
+    [found] = [one for one in walk(learned.get_pipe("ner").model, "ner") if one.name.endswith("linear/W")]
+    name, saved = found.name, torch.from_numpy(found.owner.get_param("W"))
+    if averages is None:  # ScheduleFreeAdamW.eval()
+        expected = params[name].lerp(state.optimizer["params"][name]["state"]["z"], weight=1.0 - 1.0 / 0.9)
+    else:
+        expected = averages["tensors"][name]
+    assert torch.equal(saved, expected) and not torch.equal(params[name], saved)
 
 
 def test_learner_warns_when_nothing_is_learned(tmp_path):

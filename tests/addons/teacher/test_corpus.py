@@ -1,5 +1,6 @@
 """The reader of taught texts, in trainings too."""
 
+import inspect
 import json
 import logging
 import os
@@ -111,6 +112,8 @@ def test_corpus_adds_texts_that_the_teacher_annotates(teacher, texts, told):
     assert re.search(r"annotated by it: 15 texts: tagger .*; ner \d+ CITY, 15 PERSON\.$", told()[1])
     list(TaughtCorpus(annotated, teacher, texts=texts / "raw.txt", share=8)(nlp))
     assert told()[-1].endswith("There are 30 fewer than 'share' asks for.")
+    list(TaughtCorpus(annotated, teacher, ["ner"], complete=["CITY", "PERSON"])(nlp))
+    assert told()[-1] == "Nothing is open in the 10 annotated texts: they stay as they are."
 
 
 def test_corpus_leaves_new_labels_open_in_old_texts(teacher, texts):
@@ -137,6 +140,47 @@ def test_corpus_with_complete_and_replaced_labels(teacher, texts, told):
         f"Filled in by the teacher {teacher}: 3 texts: ner 2 PERSON. Left out, as annotations contradict it: ner 3 "
         "CITY."
     ]
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have COLOR")
+def test_corpus_ignores_no_setting(teacher, texts, tmp_path, told, monkeypatch):
+    """Each changes what is read, kept or told."""
+    nlp = student(teacher)
+    docs = [Doc(nlp.vocab, words=["Anna", "likes", "red", "London"]) for _ in range(4)]
+    docs[0].set_ents([Span(docs[0], 0, 1, "COLOR")])
+
+    def corpus(nlp):
+        return [Example(doc.copy(), doc) for doc in docs]
+
+    beside = {"texts": texts / "raw.txt"}
+    changes = {
+        "corpus": (Corpus(texts / "old.spacy"), {}),
+        "teacher": (None, {}),
+        "components": (["ner"], {}),
+        "complete": (["CITY"], {}),
+        "replaces": ({"COLOR": ["PERSON"]}, {}),
+        "cache": (tmp_path / "cache", {}),
+        "texts": (beside["texts"], {}),
+        "share": (1.0, beside),
+        "max_words": (2, beside),
+        "old": (Corpus(texts / "old.spacy"), {}),
+        "seed": (1, beside),
+    }
+    assert changes.keys() == inspect.signature(TaughtCorpus).parameters.keys()
+
+    def seen(**settings):
+        monkeypatch.setattr(module, "_told", set())
+        before = len(told())
+        try:
+            found = said(TaughtCorpus(**{"corpus": corpus, "teacher": teacher, **settings})(nlp))
+        except ConfigError as error:
+            found = str(error)
+        return found, told()[before:], len(list(tmp_path.rglob("*.jsonl")))
+
+    plain = {}
+    for name, (value, others) in changes.items():
+        before = plain.setdefault(len(others), seen(**others))
+        assert seen(**others, **{name: value}) != before, name
 
 
 # ---------------------------------------------------------------------- bad input

@@ -9,6 +9,10 @@ import pytest
 from thinc_torchopt.addons.trials.comparison import compare, t_quantile
 
 
+def by_seed(**scores):
+    return {name: dict(enumerate(found)) for name, found in scores.items()}
+
+
 @pytest.mark.parametrize(
     ("level", "freedom", "value"),
     [
@@ -20,53 +24,81 @@ from thinc_torchopt.addons.trials.comparison import compare, t_quantile
         (0.995, 1, 63.657),
         (0.995, 4, 4.604),
         (0.975, 120, 1.980),
+        (0.975, 10_000, 1.960),
     ],
 )
 def test_comparison_knows_students_t(level, freedom, value):
     assert t_quantile(level, freedom) == pytest.approx(value, abs=5e-4 * max(1.0, value / 10))
 
 
-def test_comparison_of_two_is_students_test():
-    """With two ways to train, the margin is that of the two-sided t-test: scores at the margin have p = 0.05."""
-    a, b = [0.80, 0.82, 0.81], [0.84, 0.85, 0.83]
-    found = compare({"a": a, "b": b}, "a")
-    spread = math.sqrt((stdev(a) ** 2 + stdev(b) ** 2) / 2)
-    assert found.spread == pytest.approx(spread)
-    assert found.margins == {"b": pytest.approx(2.776 * spread * math.sqrt(2 / 3), rel=1e-3)}  # t as in the table
+def test_comparison_of_two_is_students_paired_test():
+    """With two ways to train, the margin is that of the paired t-test: differences at the margin have p = 0.05."""
+    a, b = [0.80, 0.82, 0.81], [0.83, 0.86, 0.83]
+    error = stdev([0.03, 0.04, 0.02]) / math.sqrt(3)
+    found = compare(by_seed(a=a, b=b), "a")
+    difference = found.differences["b"]
+    assert (difference.value, difference.error) == (pytest.approx(0.03), pytest.approx(error))
+    assert difference.margin == pytest.approx(4.303 * error, rel=1e-3)  # t as in the table
     assert found.is_told("b") and found.winner == "b" and found.best == "b"
 
 
+def test_comparison_takes_seeds_that_all_have():
+    found = compare({"a": {0: 0.8, 1: 0.9, 2: 0.1}, "b": {1: 0.91, 0: 0.81}}, "a")
+    assert found.seeds == 2 and found.means == {"a": pytest.approx(0.85), "b": pytest.approx(0.86)}
+    apart = compare({"a": {0: 0.8}, "b": {1: 0.9}}, "a")
+    assert apart.means == {"a": 0.8, "b": 0.9} and not apart.differences and apart.winner == "a"
+
+
 @pytest.mark.parametrize("seeds", [2, 5])
-def test_comparison_is_seldom_wrong(seeds):
+@pytest.mark.parametrize("of_texts", [0.0, 0.01])
+def test_comparison_is_seldom_wrong(seeds, of_texts):
     """Four ways to train that are alike: another than the first one wins by chance in at most 2.5% of all cases, half
-    of the level of 5%, as those that are worse win nothing.
+    of the level of 5%, as those that are worse win nothing. Seeds have a mean of their own, and texts draw all their
+    scores apart.
     """
     rng = numpy.random.default_rng(0)
-    runs = 2000
-    wrong = sum(
-        compare(dict(zip("abcd", rng.normal(0.8, 0.01, size=(4, seeds)).tolist())), "a").winner != "a"
-        for _ in range(runs)
-    )
+    runs, wrong = 500, 0
+    for _ in range(runs):
+        # What each way gains on the texts at hand, and what it would gain on others.
+        luck, others = rng.normal(0.0, of_texts, size=4), rng.normal(0.0, of_texts, size=(4, 1, 100))
+        scores = 0.8 + rng.normal(0, 0.03, size=seeds) + rng.normal(0, 0.01, size=(4, seeds)) + luck[:, None]
+        drawn = scores[..., None] + others
+        found = compare(
+            {name: dict(enumerate(row.tolist())) for name, row in zip("abcd", scores)},
+            "a",
+            {name: dict(enumerate(row)) for name, row in zip("abcd", drawn)} if of_texts else {},
+        )
+        wrong += found.winner != "a"
     assert wrong / runs <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / runs)  # three standard deviations
 
 
 def test_comparison_says_how_many_seeds_would_do():
-    found = compare({"a": [0.80, 0.82], "b": [0.81, 0.83], "c": [0.70, 0.72]}, "a")
+    found = compare(by_seed(a=[0.80, 0.82], b=[0.81, 0.835], c=[0.70, 0.72]), "a")
     assert found.best == "b" and found.winner == "a" and not found.is_told("b")
     assert found.is_told("c") and found.difference("c") == pytest.approx(-0.1)
-    seeds = found.seeds_for("b")
-    [enough, few] = [
-        t_quantile(1 - 0.05 / 4, 3 * (n - 1)) * found.spread * math.sqrt(2 / n) for n in (seeds, seeds - 1)
-    ]
+    seeds, error = found.seeds_for("b"), found.differences["b"].error
+    [enough, few] = [t_quantile(1 - 0.05 / 4, 2 * (n - 1)) * error * math.sqrt(2 / n) for n in (seeds, seeds - 1)]
     assert enough < found.difference("b") <= few
-    assert compare({"a": [0.8, 0.9], "b": [0.8001, 0.9]}, "a").seeds_for("b") is None
+    assert compare(by_seed(a=[0.8, 0.9], b=[0.8001, 0.8999]), "a").seeds_for("b") is None
+    # No number of seeds makes up for texts that are too few.
+    drawn = {name: dict.fromkeys((0, 1), rows) for name, rows in {"a": [0.8] * 4, "b": [0.9, 0.7] * 2}.items()}
+    assert compare(by_seed(a=[0.8, 0.82], b=[0.81, 0.831]), "a", drawn).seeds_for("b") is None
 
 
 def test_comparison_without_spread():
-    one = compare({"a": [0.8], "b": [0.9]}, "a")
-    assert one.spread is None and not one.is_told("b") and one.winner == "a" and one.best == "b"
-    same = compare({"a": [0.8, 0.8], "b": [0.9, 0.9], "c": [0.8, 0.8]}, "a")
-    assert same.spread == 0.0 and same.winner == "b" and not same.is_told("c")
-    # A trial may be missing: the margin is that of so many.
-    fewer = compare({"a": [0.80, 0.82, 0.81], "b": [0.84]}, "a")
-    assert fewer.margins["b"] == pytest.approx(4.303 * 0.01 * math.sqrt(1 + 1 / 3), rel=1e-3)
+    one = compare(by_seed(a=[0.8], b=[0.9]), "a")
+    assert not one.differences and not one.is_told("b") and one.winner == "a" and one.best == "b"
+    same = compare(by_seed(a=[0.8, 0.8], b=[0.9, 0.9], c=[0.8, 0.8]), "a")
+    assert same.differences["b"].error == 0.0 and same.winner == "b" and not same.is_told("c")
+
+
+def test_comparison_adds_the_error_of_texts():
+    a, b = [0.80, 0.82, 0.81], [0.83, 0.86, 0.83]
+    drawn = {"a": {0: [0.8] * 3, 1: [0.8] * 3, 2: [0.8] * 3}, "b": {0: [0.8, 0.9, 0.7], 1: [0.8] * 3, 2: [0.8] * 3}}
+    found = compare(by_seed(a=a, b=b), "a", drawn).differences["b"]
+    of_seeds = stdev([0.03, 0.04, 0.02]) / math.sqrt(3)
+    of_texts = stdev([0.0, 0.1 / 3, -0.1 / 3])  # the mean over seeds comes first
+    assert found.error == pytest.approx(math.hypot(of_seeds, of_texts))
+    # Welch and Satterthwaite, with endless degrees of freedom for texts.
+    freedom = 2 * (found.error / of_seeds) ** 4
+    assert found.margin == pytest.approx(t_quantile(0.975, freedom) * found.error)

@@ -1,12 +1,14 @@
 """A trial, against `spacy.training.loop.train` of the same config; and what is made of a config for it."""
 
 import math
+from pathlib import Path
 
 import pytest
 import spacy
 from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
+from spacy.tokens import DocBin
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
 
@@ -45,21 +47,40 @@ def load(folder, name="cnn.cfg", **training):
 # ---------------------------------------------------------------------- a trial
 
 
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.PipelineWarning")  # half of a toy corpus lacks labels
 @pytest.mark.parametrize("optimizer", [None, THINC], ids=["ours", "thinc's"])
 def test_trial_is_what_spacy_trains(tmp_path, optimizer):
+    """The oracle is `spacy train` with one half of the development data, and again with the other."""
     config = load(tmp_path, **({} if optimizer is None else {"optimizer": optimizer}))
     short, _ = shorten(config, 10)
     seen = []
-    found = run_trial(short, seed=3, on_evaluation=lambda *args: seen.append(args))
+    found = run_trial(short, seed=3, draws=4, on_evaluation=lambda *args: seen.append(args))
 
-    RECORDED.clear()
-    oracle = short.copy()
-    oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
-    train(init_nlp(oracle), None)
-    assert found.evaluations == seen == RECORDED
+    curves = []
+    dev = list(DocBin().from_disk(short["paths"]["dev"]).get_docs(spacy.blank("en").vocab))
+    for half in (dev[::2], dev[1::2]):
+        DocBin(docs=half).to_disk(tmp_path / "half.spacy")
+        RECORDED.clear()
+        oracle = short.copy()
+        oracle["corpora"]["dev"]["path"] = str(tmp_path / "half.spacy")
+        oracle["training"] |= {"seed": 3, "logger": {"@loggers": "test_trials.Record.v1"}}
+        train(init_nlp(oracle), None)
+        curves.append(list(RECORDED))
+    choosing, judging = curves
+    assert found.evaluations == seen == choosing and choosing != judging
     assert [step for step, _ in seen] == [0, 2, 4, 6, 8, 10]
-    assert found.score == max(score for _, score in seen) > 0 and found.problem is None
+    assert found.chosen == max(score for _, score in seen) > 0 and found.problem is None
+    assert found.kept == dict(judging)[next(step for step, score in seen if score == found.chosen)]
+    assert found.last == judging[-1][1] and len(found.resampled) == 4
     assert found.words > 0 and found.seconds > 0
+
+
+def test_trial_of_one_text_is_judged_on_it(tmp_path):
+    config = load(tmp_path)
+    path = Path(config.interpolate()["paths"]["dev"])
+    DocBin(docs=list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))[:1]).to_disk(path)
+    found = run_trial(shorten(config, 10)[0], seed=0)
+    assert found.kept == found.chosen and found.last == found.evaluations[-1][1]
 
 
 def test_trial_is_evaluated_at_its_end(tmp_path):

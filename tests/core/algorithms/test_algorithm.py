@@ -2,15 +2,20 @@
 `train()`.
 """
 
+from contextlib import nullcontext
+
 import numpy
 import pytest
 import spacy
 import torch
+from spacy.util import registry
+from thinc.api import Linear, decaying
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.pytorch_optimizer import create
 from thinc_torchopt.core.averages.settings import EMA
-from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning
+from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.params.names import walk
 from thinc_torchopt.core.params.pipeline import components_with_model
 from thinc_torchopt.core.state.files import read_folder
@@ -23,12 +28,12 @@ library = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is 
 SCHEDULE_FREE = ["schedulefreeadamw", "schedulefreeradam", "schedulefreesgd", "splus"]
 
 
-def beside_the_library(name, options, *, steps=12, after=lambda step, optimizer, model, bare, params: None):
+def beside_the_library(name, options, *, steps=12, after=lambda step, optimizer, model, bare, params: None, **settings):
     """Train a model with ours; give each step's gradients to the library too, with options in its param group. `after`
     each step.
     """
     spacy.util.fix_random_seed(0)
-    optimizer, model = TorchOptimizer(create(name, options), 0.01, grad_clip=0.0), mixed_model()
+    optimizer, model = TorchOptimizer(create(name, options), 0.01, grad_clip=0.0, **settings), mixed_model()
     params = [torch.nn.Parameter(value) for value in params_of(model)]
     bare = library.load_optimizer(name)([{"params": params, **options}], lr=0.01)
     rng = numpy.random.default_rng(0)
@@ -176,6 +181,12 @@ def test_algorithm_that_averages_in_spacy_train(corpus, tmp_path):
     """On disk are the values that are to be used, in a checkpoint those that are trained. A run that goes on is the one
     never stopped.
     """
+    seen = []
+
+    @registry.callbacks("test-algorithm.Seen.v1")
+    def before_to_disk():
+        return lambda nlp: (seen.append(nlp.get_pipe("tagger").model.to_bytes()), nlp)[1]
+
     changes = {
         "training__optimizer__algorithm": {
             "@torch_optimizers": "pytorch-optimizer.create.v1",
@@ -183,14 +194,197 @@ def test_algorithm_that_averages_in_spacy_train(corpus, tmp_path):
         }
     }
     changes["training__optimizer__use_averages"] = False
+    changes["training__before_to_disk"] = {"@callbacks": "test-algorithm.Seen.v1"}
     infos = run(config_for(tmp_path / "whole", corpus, steps=6, **changes), tmp_path / "whole")
     config = config_for(tmp_path / "parts", corpus, steps=6, **changes)
     before = run(config, tmp_path / "parts", crash_at=5)
     assert {**before, **run(config, tmp_path / "parts")} == infos
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
-    trained = read_folder(max((tmp_path / "whole" / "state").glob("step-*")))["model"]["params"]
+    state = read_folder(max((tmp_path / "whole" / "state").glob("step-*")))
+    trained, of_params = state["model"]["params"], state["optimizer"]["params"]
     saved = spacy.load(tmp_path / "whole" / "model-last")
-    saved = {found.name: found for name, model in components_with_model(saved) for found in walk(model, name)}
-    name = "tagger/output_layer/W"
-    assert trained.keys() <= saved.keys()
-    assert not numpy.array_equal(trained[name], saved[name].owner.get_param("W"))
+    assert saved.get_pipe("tagger").model.to_bytes() == seen[-1]  # the callback sees what is saved
+    found = {found.name: found for name, model in components_with_model(saved) for found in walk(model, name)}
+    assert trained.keys() <= found.keys() and "tagger/output_layer/W" in trained
+    moved = 0
+    for name, value in trained.items():
+        values = torch.as_tensor(value).clone()
+        if "z" in of_params[name]["state"]:
+            values.lerp_(torch.as_tensor(of_params[name]["state"]["z"]), 1.0 - 1.0 / 0.9)  # ScheduleFreeAdamW.eval()
+        there = found[name].owner.get_param(name.rpartition("/")[2])
+        assert numpy.array_equal(there, values.numpy()), name
+        moved += not numpy.array_equal(there, value)
+    assert moved > 5
+
+
+@pytest.mark.parametrize("name", SCHEDULE_FREE)
+def test_algorithm_that_averages_is_evaluated_inside_of_an_evaluation(name):
+    """The values that a torch module has inside a block are not taken for the trained ones."""
+    spacy.util.fix_random_seed(0)
+    optimizer, model = TorchOptimizer(create(name), 0.01), mixed_model()
+    rng = numpy.random.default_rng(0)
+    for _ in range(8):
+        backprop(model, rng)
+        model.finish_update(optimizer)
+    trained, outer = params_of(model), optimizer.averages
+    with model.use_params(outer):
+        evaluated = params_of(model)
+        for averages in (optimizer.averages, outer):
+            with model.use_params(averages):
+                assert same(params_of(model), evaluated)
+            assert same(params_of(model), evaluated)
+    assert same(params_of(model), trained) and not same(evaluated, trained)
+    with model.use_params(optimizer.averages):  # and again
+        assert same(params_of(model), evaluated)
+
+
+def test_algorithm_that_averages_skips_what_the_guard_skips():
+    """A skipped update leaves no trace in the averages."""
+
+    def skip(step, optimizer, model, bare, params):
+        if step % 3 == 1:
+            model.layers[0].inc_grad("b", numpy.full(5, numpy.nan, dtype="f"))
+            with pytest.warns(NonFiniteGradWarning) if step == 1 else nullcontext():  # it warns once
+                model.finish_update(optimizer)
+        with model.use_params(optimizer.averages):
+            for param, value in zip(params, params_of(model)):
+                expected = param.detach().lerp(bare.state[param]["z"], weight=1.0 - 1.0 / 0.9)
+                assert torch.equal(value, expected)
+
+    ours, theirs = beside_the_library("schedulefreeadamw", {}, after=skip, max_nonfinite=3)
+    assert same(ours, theirs)
+
+
+def test_algorithm_that_averages_after_its_labels_grew():
+    """Old cells are evaluated as before. A new one has no average yet: it is evaluated as it is."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    optimizer = TorchOptimizer(create("schedulefreeadamw"), 0.01)
+    nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
+    optimizer.initialize(nlp)
+    for _ in range(4):
+        nlp.update(toy_examples(nlp), sgd=optimizer)
+    tagger = nlp.get_pipe("tagger")
+
+    def output(*, evaluated):
+        with nlp.use_params(optimizer.averages if evaluated else {}):
+            return tagger.model.get_ref("output_layer").get_param("W").copy()
+
+    before, labels = output(evaluated=True), len(tagger.labels)
+    add_labels(nlp, "tagger", ["NEW"])
+    optimizer.initialize(nlp)
+    after = output(evaluated=True)
+    assert len(after) == labels + 1 and numpy.array_equal(after[:labels], before)
+    assert numpy.array_equal(after[labels:], output(evaluated=False)[labels:])
+    for _ in range(2):
+        nlp.update(toy_examples(nlp), sgd=optimizer)
+    state = optimizer.state_dict()["params"]["tagger/output_layer/W"]["state"]
+    expected = torch.from_numpy(output(evaluated=False)).lerp(state["z"], weight=1.0 - 1.0 / 0.9)
+    assert numpy.array_equal(output(evaluated=True), expected.numpy())
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("schedulefreeadamw", {"betas": [decaying(0.9, 1e-4), 0.999]}),
+        ("schedulefreesgd", {"momentum": decaying(0.9, 1e-4)}),
+    ],
+)
+def test_algorithm_that_averages_refuses_a_schedule_of_what_it_averages_by(name, options):
+    create(name, {"weight_decay": decaying(0.9, 1e-4)})
+    with pytest.raises(ConfigError, match=r"to a schedule: with it .* computes the values to evaluate"):
+        create(name, options)
+
+
+# ---------------------------------------------------------------------- values of a whole group
+
+
+def beside_one_each(name, rates, options, updated, *, steps=30):
+    """Two layers, trained by one optimizer of ours, each with its block; and by one of the library for each.
+
+    updated (Callable): The layers that are updated at a step.
+    """
+    nlp = toy_pipeline(PIPES, shared=False)
+    for seed, pipe in enumerate(PIPES):
+        spacy.util.fix_random_seed(seed)
+        nlp.get_pipe(pipe).model = Linear(3 + seed, 5).initialize()
+    models = [nlp.get_pipe(pipe).model for pipe in PIPES]
+    blocks = {
+        pipe: {"params": [f"{pipe}/*"], "learn_rate": rate, **own} for pipe, rate, own in zip(PIPES, rates, options)
+    }
+    alike = rates[0] == rates[1] and options[0] == options[1]
+    optimizer = TorchOptimizer(create(name), rates[0], grad_clip=0.0, param_groups={} if alike else blocks)
+    optimizer.initialize(nlp)
+    cls = library.load_optimizer(name)
+    params = [[torch.nn.Parameter(value) for value in params_of(model)] for model in models]
+    bare = [cls(of_one, lr=rate, **own) for of_one, rate, own in zip(params, rates, options)]
+    rng = numpy.random.default_rng(0)
+    for step in range(steps):
+        for i, is_alone in updated(step):
+            backprop(models[i], rng)
+            for param, grad in zip(params[i], grads_of(models[i])):
+                param.grad = grad
+            bare[i].step()
+            if is_alone:
+                models[i].finish_update(optimizer)
+        if not all(is_alone for _, is_alone in updated(step)):
+            with optimizer.joint_step():
+                for i, _ in updated(step):
+                    models[i].finish_update(optimizer)
+    with nlp.use_params(optimizer.averages):
+        ours = [params_of(model) for model in models]
+    for one in bare:
+        if hasattr(one, "eval"):
+            one.eval()
+    return ours, [[param.detach() for param in of_one] for of_one in params]
+
+
+PIPES = ("tagger", "morphologizer")
+WITH_VALUES = ["schedulefreeadamw", "schedulefreeradam", "schedulefreesgd", "prodigy", "dadaptadam", "dadaptlion"]
+
+
+@pytest.mark.parametrize("name", WITH_VALUES)
+@pytest.mark.parametrize(
+    "updated",
+    [
+        lambda step: [(0, True), (1, True)],  # as in `nlp.update(..., sgd=optimizer)`
+        lambda step: [(0, False), *([(1, False)] if step >= 10 else [])],  # the second is late
+        lambda step: [(step % 2, False)] if step < 10 else [(0, False), (1, False)],  # by turns, and then together
+    ],
+)
+def test_algorithm_keeps_values_of_groups_for_what_is_updated_together(name, updated):
+    """A weight of all steps so far, or the size of steps that is found, is not that of other params."""
+    rate = 1.0 if "ada" in name or name == "prodigy" else 0.01
+    ours, theirs = beside_one_each(name, [rate, rate], [{}, {}], updated)
+    assert all(same(*both) for both in zip(ours, theirs))
+
+
+@pytest.mark.parametrize("name", ["prodigy", "dadaptadam"])
+@pytest.mark.parametrize(
+    "rates, options", [([1.0, 0.1], [{}, {}]), ([1.0, 1.0], [{}, {"betas": (0.8, 0.99)}]), ([0.1, 1.0], [{}, {}])]
+)
+def test_algorithm_that_finds_its_rate_uses_the_rates_and_options_of_each_group(name, rates, options):
+    """The library's class takes those of its first group for all."""
+    ours, theirs = beside_one_each(name, rates, options, lambda step: [(0, False), (1, False)])
+    assert all(same(*both) for both in zip(ours, theirs))
+
+
+def test_algorithm_that_finds_its_rate_finds_one_for_groups_that_differ_in_weight_decay():
+    """As the library's class. Biases without decay would find another one."""
+    decays = ({"params": ["*/W"], "weight_decay": 0.1}, {"params": ["*/b"], "weight_decay": 0.0})
+    nlp = toy_pipeline(["tagger"], shared=False)
+    model = nlp.get_pipe("tagger").model = Linear(3, 5).initialize()
+    optimizer = TorchOptimizer(create("prodigy"), 1.0, grad_clip=0.0, param_groups=dict(zip("ab", decays)))
+    optimizer.initialize(nlp)
+    params = [torch.nn.Parameter(value) for value in params_of(model)]
+    groups = [{"params": [param], "weight_decay": own["weight_decay"]} for param, own in zip(params, decays)]
+    bare = library.Prodigy(groups, lr=1.0)
+    rng = numpy.random.default_rng(0)
+    for _ in range(30):
+        backprop(model, rng)
+        for param, grad in zip(params, grads_of(model)):
+            param.grad = grad
+        bare.step()
+        model.finish_update(optimizer)
+    assert same(params_of(model), [param.detach() for param in params])
+    [found] = {group["d"] for group in optimizer.torch_optimizers["algorithm"].param_groups}
+    assert found == bare.param_groups[0]["d"] > 1e-6

@@ -1,8 +1,6 @@
 """Oracle: the same algorithm in a bare torch loop, fed with the same gradients."""
 
 import inspect
-import subprocess
-import sys
 
 import numpy
 import pytest
@@ -16,6 +14,7 @@ from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError
 
 from ...conftest import HAS_MUON, needs_gpu, needs_muon
+from ...forks import python
 from ...models import (
     backprop,
     grads_of,
@@ -373,7 +372,7 @@ from spacy.util import registry
 block = {"@torch_optimizers": "torch.Muon.v1", "weight_decay": 0.1, "ns_steps": 3}
 registry.resolve({"optimizer": {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": block}})
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    run = python(code, check=False)
     said = f"ConfigError: Can't train with 'torch.Muon.v1' in [training.optimizer.algorithm]: torch {torch.__version__}"
     assert said in run.stderr
 

@@ -3,8 +3,6 @@ before, and what it predicts when it is loaded without this package. For states:
 """
 
 import copy
-import subprocess
-import sys
 
 import numpy
 import pytest
@@ -19,6 +17,8 @@ from thinc.api import Linear, PyTorchWrapper, chain, list2ragged, reduce_mean
 from thinc_torchopt import Adam, TorchOptimizer, add_labels
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adafactor, AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, PipelineError
+
+from ...forks import python
 
 TOK2VEC = {
     "@architectures": "spacy.HashEmbedCNN.v2",
@@ -190,7 +190,7 @@ def test_add_labels_loads_without_this_package(tmp_path):
         f"    nlp = spacy.load({str(tmp_path)!r} + '/' + case)\n"
         f"    print(repr([(doc.to_json(), doc.cats) for doc in nlp.pipe({TEXTS})]))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = python(code)
     assert run.stdout.splitlines() == expected
 
 

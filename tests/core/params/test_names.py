@@ -1,6 +1,4 @@
 import re
-import subprocess
-import sys
 
 import numpy
 import pytest
@@ -18,6 +16,7 @@ from thinc_torchopt.core.params.names import Pattern, clean, escape, unescape, w
 from thinc_torchopt.core.params.pipeline import all_names
 from thinc_torchopt.core.settings.cascade import layers_of
 
+from ...forks import python
 from ...models import toy_examples, toy_pipeline
 
 COMPONENTS = ["tagger", "morphologizer", "parser", "ner", "senter", "textcat", "textcat_multilabel", "spancat"]
@@ -76,9 +75,7 @@ def test_names_are_the_same_after_save_and_load_and_in_another_process(tmp_path)
         "thinc_torchopt.core.params.names import walk;"
         "nlp = spacy.load(sys.argv[1]); print('\\n'.join(p.name for n, q in nlp.pipeline for p in walk(q.model, n)))"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True, check=True
-    ).stdout
+    printed = python(code, tmp_path / "model").stdout
     assert printed.split() == [name for name, _ in expected]
 
 

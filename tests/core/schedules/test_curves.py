@@ -322,12 +322,11 @@ def torchs_plateau(rate, scores, **options):
             "factor": PARTS,
             "patience": st.integers(0, 4),
             "mode": st.sampled_from(["max", "min"]),
-            "threshold": st.sampled_from([0.0, 1e-4, 0.1, 1.0, 2.0]),
-            "threshold_mode": st.sampled_from(["rel", "abs"]),
             "cooldown": st.integers(0, 4),
             "eps": st.sampled_from([0.0, 1e-8, 0.05]),
         }
     ),
+    threshold=st.sampled_from([("rel", 0.0), ("rel", 1e-4), ("rel", 0.9), ("abs", 0.1), ("abs", 1.0), ("abs", 2.0)]),
 )
 @example(
     rate=1.0,
@@ -335,9 +334,11 @@ def torchs_plateau(rate, scores, **options):
     scores=[0.5, 0.5],
     worst=False,
     options={"factor": 0.5, "patience": 0, "mode": "max", "eps": 0.5},
+    threshold=("rel", 1e-4),
 )  # a fall of eps
-def test_schedules_plateau_equals_torchs(rate, part, scores, worst, options):
+def test_schedules_plateau_equals_torchs(rate, part, scores, worst, options, threshold):
     """To the last bit: the same operations in the same order."""
+    options = {**options, **dict(zip(("threshold_mode", "threshold"), threshold))}
     if worst:
         scores = [-math.inf if options["mode"] == "max" else math.inf, *scores]
     theirs = torchs_plateau(rate, scores, min_lr=part * rate, **options)
@@ -657,7 +658,10 @@ BAD = [
     ("plateau", {"initial_rate": 0.1, "factor": 1.0}, "'factor' to be a number of at least 0 and below 1, found 1.0"),
     ("plateau", {"initial_rate": 0.1, "factor": -0.1}, "'factor' to be a number of at least 0 and below 1, found -0.1"),
     ("plateau", {"initial_rate": 0.1, "patience": -1}, "'patience' to be a whole number of at least 0, found -1"),
-    ("plateau", {"initial_rate": 0.1, "threshold": -0.1}, "'threshold' to be a number of at least 0, found -0.1"),
+    ("plateau", {"initial_rate": 0.1, "threshold": -0.1}, "at least 0 and below 1 (0.01 is 1%), found -0.1"),
+    ("plateau", {"initial_rate": 0.1, "threshold": 1}, "'threshold' to be the part of the best score that an "
+    "improvement is, at least 0 and below 1 (0.01 is 1%), found 1"),
+    ("plateau", {"initial_rate": 0.1, "threshold": -1, "threshold_mode": "abs"}, "a number of at least 0, found -1"),
     ("plateau", {"initial_rate": 0.1, "cooldown": -1}, "'cooldown' to be a whole number of at least 0, found -1"),
     ("plateau", {"initial_rate": 0.1, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, "
     "found 0.2"),

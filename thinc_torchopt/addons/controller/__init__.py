@@ -8,12 +8,16 @@ picks those that a rule uses, rolling.py has their statistics, messages.py fills
 them with a run.
 """
 
+from typing import Final
+
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
 from .definition import RULE_KEYS, ControllerSpec
 from .metrics import Metric, controller_metrics
 from .operations import HFControls, Operation, controller_operations
 from .sandbox import MetricUnavailable
 from .values import value_at
+
+STABILITY: Final = "provisional"
 
 __all__ = [
     "RULE_KEYS",

@@ -37,8 +37,10 @@ logger = logging.getLogger("thinc_torchopt.controller")
 
 _VERSION = 1
 _WHAT = "the state of the trainer controller"
-# Words per second.
-_NO_FRACTIONS = ("speed",)
+# The ends of the names of spaCy's scores that are from 0 to 1, and of what is no part of the main score. Scores of the
+# user may be of any size.
+_FRACTIONS = ("_p", "_r", "_f", "_acc", "_uas", "_las", "_auc", "cats_score")
+_NO_PARTS = ("speed", "_desc", "_per_type", "_per_feat")
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,11 @@ class TrainerController:
         return doubts
 
     def _doubts_of_scale(self, scores: Collection[str]) -> list[str]:
-        """Find scores that are taken for percent. scores (Collection[str]): The names of those from 0 to 1."""
+        """Find scores that are taken for percent. scores (Collection[str]): The names of all."""
         metrics = [name for name, part in self.definition.metrics.items() if isinstance(part.instance, EvalMetrics)]
-        keys = [] if not scores else [key for key in (*scores, "score", "best_score") if key not in _NO_FRACTIONS]
+        keys = [key for key in scores if key.endswith(_FRACTIONS)]
+        if keys and all(key.endswith((*_FRACTIONS, *_NO_PARTS)) for key in scores):
+            keys += ["score", "best_score"]
         places = [f"{metric}[{key!r}]" for metric in metrics for key in keys]
         doubts = []
         for spec in self.definition.controllers:
@@ -219,7 +223,7 @@ class TrainerController:
                     )
         for name, part in self.definition.metrics.items():
             of = part.arguments.get("of") if isinstance(part.instance, Best) else None
-            is_score = of in places or isinstance(part.instance, EvalMetrics)
+            is_score = of in places or (isinstance(part.instance, EvalMetrics) and "score" in keys)
             delta = part.arguments.get("min_delta", 0.0)
             if is_score and part.arguments.get("min_delta_mode") != "relative" and float(delta) >= 1:
                 doubts.append(

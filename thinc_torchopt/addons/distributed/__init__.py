@@ -9,8 +9,12 @@ ranks.py uses all of that in a run. core/launched.py detects several processes. 
 imported if there are.
 """
 
+from typing import Final
+
 from .group import report_failure, wait_for_store
 from .settings import Distributed
+
+STABILITY: Final = "provisional"
 
 __all__ = [
     "Distributed",

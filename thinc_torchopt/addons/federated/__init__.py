@@ -7,8 +7,12 @@ builds and checks Flower's messages; client.py and server.py are Flower's apps. 
 by flower.py.
 """
 
+from typing import Final
+
 from .labels import merge_labels
 from .settings import ClientPrivacy, Federated, FlowerStrategy, UpdateGuard
+
+STABILITY: Final = "experimental"
 
 __all__ = [
     "ClientPrivacy",

@@ -96,6 +96,7 @@ class FederatedPipeline:
         with self.nlp.select_pipes(disable=[*self.frozen, *resumed]):
             self.nlp.initialize(sgd=self.optimizer)
         self.optimizer.initialize(self.nlp, self.frozen)
+        _check_evaluates_what_it_trains(self.optimizer)
         self.weights = Weights(self.nlp, self.frozen)
         _check_labels(self.nlp, self.frozen)
 
@@ -277,6 +278,17 @@ def _without_averages(training: Mapping[str, Any]) -> dict[str, Any]:
             stacklevel=3,
         )
     return {**training, "optimizer": {name: value for name, value in block.items() if name not in averaged}}
+
+
+def _check_evaluates_what_it_trains(optimizer: TorchOptimizer) -> None:
+    """RAISES (ConfigError): An algorithm evaluates other values than it trains, and continues from both."""
+    for name, built in optimizer.torch_optimizers.items():
+        if hasattr(built, "eval") and hasattr(built, "train"):
+            raise ConfigError(
+                f"Can't train federated with {type(built).__name__} in [training.optimizer.{name}]: expected an "
+                "algorithm that trains the values to evaluate, found one that averages by itself. The server's model "
+                "takes the place of the trained values only. Choose another algorithm."
+            )
 
 
 def _optimizer_of(training: Mapping[str, Any]) -> TorchOptimizer:

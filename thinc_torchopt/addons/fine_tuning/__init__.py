@@ -5,6 +5,17 @@ are counted in wordpieces, batches.py runs windows of similar length together, s
 ordinary one.
 """
 
+from .batches import split_by_length
 from .settings import FineTuning
+from .transformers import Transformer, transformers_of
+from .windows import PieceCounter, PieceWindows, count_lost
 
-__all__ = ["FineTuning"]
+__all__ = [
+    "FineTuning",
+    "PieceCounter",
+    "PieceWindows",
+    "Transformer",
+    "count_lost",
+    "split_by_length",
+    "transformers_of",
+]

@@ -15,7 +15,7 @@ import torch
 from thinc.api import PyTorchShim
 
 from ...core.checks import Section
-from ...core.host import module_of, swap_module
+from ...core.host import attention_of, module_of, swap_module
 from .checkpointing import with_forward
 from .settings import BLOCK
 
@@ -49,7 +49,7 @@ def attending(shim: PyTorchShim, attention: str) -> Iterator[None]:
                 stack.enter_context(with_forward(product, _fused(product)))
             yield
         return
-    if module.config._attn_implementation == attention:
+    if attention_of(module) == attention:
         yield
         return
     swap_module(shim, _twin_of(shim, attention))
@@ -64,7 +64,7 @@ def attending(shim: PyTorchShim, attention: str) -> Iterator[None]:
 
 
 def _is_of_hugging_face(module: torch.nn.Module) -> bool:
-    return hasattr(module, "config") and hasattr(module.config, "_attn_implementation")
+    return attention_of(module) is not None
 
 
 def _why_not(shim: PyTorchShim, attention: str) -> str | None:

@@ -23,7 +23,7 @@ def check_checkpointing(name: str, module: torch.nn.Module) -> None:
     """RAISES (ConfigError): The layers of a transformer can't be computed again. name (str): Of its component."""
     found = ""
     if isinstance(module, torch.jit.ScriptModule):
-        found = "one with torchscript = true"
+        found = "compiled by TorchScript"
     elif hasattr(module, "gradient_checkpointing_enable"):
         if not module.supports_gradient_checkpointing:
             found = f"a {type(module).__name__}, for which Hugging Face has none"

@@ -12,10 +12,10 @@ from ...core.host import forward_of, swap_forward
 from ...loop.events import Control, StepBegin, TrainBegin, TrainEnd
 from ...loop.run import Run
 from .batches import run_at_once, run_in_parts, runs_in_parts
-from .saving import SPANS, blocks_with, count_lost, read_dev, score_of_saved, strided_spans, windows_of_words
+from .saving import SPANS, blocks_with, read_dev, score_of_saved, strided_spans, windows_of_words
 from .settings import FineTuning
 from .transformers import transformers_of
-from .windows import PieceWindows, forward_in_windows
+from .windows import PieceWindows, count_lost, forward_in_windows
 
 logger = logging.getLogger("spacy.torchopt")
 

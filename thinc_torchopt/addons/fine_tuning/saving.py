@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,47 +21,14 @@ from spacy.util import registry, resolve_dot_names
 
 from ...loop.random_state import preserved_random
 from .transformers import Transformer
-from .windows import PieceCounter
+from .windows import PieceCounter, count_lost
 
 SPANS = "spacy-transformers.strided_spans.v1"
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Wordpieces of texts that a model does not read.
-
-    windows (int): All windows. cut (int): Those that are longer than it can read.
-    pieces (int): All wordpieces. lost (int): Those that are not read.
-    """
-
-    windows: int = 0
-    cut: int = 0
-    pieces: int = 0
-    lost: int = 0
-
-    def __str__(self) -> str:
-        share = 100 * self.lost / self.pieces if self.pieces else 0.0
-        of_text = f"{share:.1f}%" if share >= 0.1 else "less than 0.1%"
-        return f"{self.cut:,} of {self.windows:,} windows lose wordpieces: {of_text} of the text"
 
 
 def strided_spans(window: int, stride: int) -> Any:
     """The span getter of spacy-transformers that the saved pipeline has. window, stride (int): In words."""
     return registry.resolve({"spans": {"@span_getters": SPANS, "window": window, "stride": stride}})["spans"]
-
-
-def count_lost(transformer: Transformer, get_spans: Any, docs: Sequence[Doc], batch: int = 100) -> Lost:
-    """Count the windows that are longer than a model can read, and what they lose.
-
-    transformer (Transformer): One of spacy-transformers. get_spans (Callable): Makes the windows.
-    """
-    longest, pieces = transformer.longest_input, PieceCounter(transformer.tokenizer)
-    lengths: list[int] = []
-    for start in range(0, len(docs), batch):
-        windows = get_spans([doc for doc in docs[start : start + batch] if len(doc)])
-        lengths += pieces.of_spans([span for spans in windows for span in spans])
-    excess = [] if longest is None else [length - longest for length in lengths if length > longest]
-    return Lost(len(lengths), len(excess), sum(lengths), sum(excess))
 
 
 def windows_of_words(transformer: Transformer, docs: Sequence[Doc], *, at_most: int, overlap: float) -> tuple[int, int]:

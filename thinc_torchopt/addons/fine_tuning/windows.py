@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -27,7 +28,7 @@ from thinc.model import Model
 
 from ...core.errors import ConfigError
 from .settings import BLOCK
-from .transformers import transformers_of
+from .transformers import Transformer, transformers_of
 
 logger = logging.getLogger("spacy.torchopt")
 
@@ -63,7 +64,7 @@ class PieceCounter:
         return [self._known[key] for key in keys]
 
     def of_spans(self, spans: Sequence[Span]) -> list[int]:
-        """The wordpieces of each span, with those around it: the length of the model's input."""
+        """The wordpieces of each span, with those around it, as the model reads them."""
         return self._count([span.text for span in spans]) if spans else []
 
     def _count(self, texts: list[str], **settings: Any) -> list[int]:
@@ -131,6 +132,39 @@ class PieceWindows:
                 self._window - self._pieces.special,
             )
         self._has_told = True
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The part of texts that a model loses.
+
+    windows (int): All windows. cut (int): Those that are longer than the model can read.
+    pieces (int): All wordpieces that it should read. lost (int): Those that it does not.
+    """
+
+    windows: int = 0
+    cut: int = 0
+    pieces: int = 0
+    lost: int = 0
+
+    def __str__(self) -> str:
+        share = 100 * self.lost / self.pieces if self.pieces else 0.0
+        of_text = f"{share:.1f}%" if share >= 0.1 else "less than 0.1%"
+        return f"{self.cut:,} of {self.windows:,} windows lose wordpieces: {of_text} of the text"
+
+
+def count_lost(transformer: Transformer, get_spans: Any, docs: Sequence[Doc], batch: int = 100) -> Lost:
+    """Count the windows that are longer than a model can read, and what they lose.
+
+    transformer (Transformer): One of spacy-transformers. get_spans (Callable): Makes the windows.
+    """
+    longest, pieces = transformer.longest_input, PieceCounter(transformer.tokenizer)
+    lengths: list[int] = []
+    for start in range(0, len(docs), batch):
+        windows = get_spans([doc for doc in docs[start : start + batch] if len(doc)])
+        lengths += pieces.of_spans([span for spans in windows for span in spans])
+    excess = [] if longest is None else [length - longest for length in lengths if length > longest]
+    return Lost(len(lengths), len(excess), sum(lengths), sum(excess))
 
 
 def check_window(nlp: Language, window: int) -> None:

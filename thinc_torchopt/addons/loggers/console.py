@@ -22,7 +22,7 @@ from spacy.language import Language
 from spacy.training.loggers import console_logger_v3, setup_table
 from wasabi.printer import Printer
 
-from .files import Info, Logger, LogStep, block_of, check_path
+from .files import Info, Logger, LogStep, block_of
 
 _TOLD = {
     "skipped_updates": "skipped",
@@ -64,7 +64,7 @@ def ConsoleLogger(
     block.choice("progress_bar", progress_bar, ("train", "eval", None))
     block.flag("console_output", console_output)
     if output_file is not None:
-        output_file = check_path(block, "output_file", output_file, "the path of a file, or null")
+        output_file = block.file("output_file", output_file, "the path of a file, or null")
     spacys = console_logger_v3(progress_bar=None, console_output=console_output, output_file=output_file)
 
     def setup(

@@ -60,7 +60,7 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
     """
     block = block_of("thinc-torchopt.JSONLinesLogger.v1")
     every = block.whole("every", every, at_least=1)
-    path = check_path(block, "path", path, "the path of a file")
+    path = block.file("path", path, "the path of a file")
 
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
@@ -197,7 +197,7 @@ def TensorBoardLogger(path: Union[str, Path], every: int = 1) -> Logger:
     block = block_of("thinc-torchopt.TensorBoardLogger.v1")
     every = block.whole("every", every, at_least=1)
     SummaryWriter, Summary = import_tensorboard()
-    path = check_path(block, "path", path, "the path of a folder")
+    path = block.file("path", path, "the path of a folder")
 
     def setup(
         nlp: Language, stdout: IO[str] = sys.stdout, stderr: IO[str] = sys.stderr
@@ -247,13 +247,6 @@ def _scalars(info: Info, losses: dict[str, float]) -> Iterator[tuple[str, float]
 def block_of(logger: str) -> Section:
     """The section of a logger, for errors."""
     return Section(f"the block of '{logger}'", allows_texts=False)
-
-
-def check_path(block: Section, name: str, path: Any, expected: str) -> Path:
-    """RAISES (ConfigError): The value is no path, or empty, which would be the current folder."""
-    if not isinstance(path, (str, Path)) or not str(path):
-        block.refuse(name, expected, path)
-    return Path(path)
 
 
 def _added_to(info: Info) -> Info:

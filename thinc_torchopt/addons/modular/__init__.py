@@ -6,10 +6,14 @@ values that optimizers in a federation exchange. specs.py finds parts by name; r
 configs.
 """
 
+from typing import Final
+
 from .aux_vars import AuxVar, from_tensors, to_tensors
 from .blocks import Block
 from .module import Module, Regularizer
 from .optimizer import Modular
+
+STABILITY: Final = "experimental"
 
 __all__ = [
     "AuxVar",

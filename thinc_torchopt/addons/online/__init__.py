@@ -5,12 +5,16 @@ gradients.py chooses between them: `eligibility_gradients`. online_rnn.py is the
 nodes (node.py); online_trainer.py trains it on streams.
 """
 
+from typing import Final
+
 from .cells import Cell
 from .gradients import eligibility_gradients
 from .node import describe
 from .online_rnn import OnlineRNN, OnlineRNNEncoder, copy_torch_weights
 from .online_trainer import OnlineTrainer
 from .relations import Dense, Elementwise
+
+STABILITY: Final = "experimental"
 
 __all__ = [
     "Cell",

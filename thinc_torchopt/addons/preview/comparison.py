@@ -1,66 +1,91 @@
-"""Compare the optimizer of a config with recipes, in short trainings on the user's data."""
+"""Compare the optimizer of a config with recipes and with spaCy's own, in short trainings on the user's data.
+
+The same judgement for all: they train on as many words, are evaluated equally often, and are scored on texts that did
+not choose their model. spaCy's Adam is tuned before, with another seed, by the texts that choose.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from pathlib import Path
 from statistics import fmean
+from timeit import default_timer
 from typing import Any
 
 from confection import Config
 from rich.console import Console
+from spacy.language import DEFAULT_CONFIG, Language
+from spacy.util import load_model_from_config, registry
 
 from ...core.checks import Section
 from ...core.config_checks import check_gpu
 from ...core.errors import ConfigError, TorchOptError
-from ...core.tables import as_text, html_lines, html_of, html_table, print_table, sparkline
+from ...core.tables import as_text, html_lines, html_of, html_table, print_table
+from ...core.words import time_in_words
 from ...loop.progress_bars import show_progress
 from ...loop.setup import AnyConfig, config_errors
-from ..recipes import ConfigSource, Recipe, open_source, rewrite, with_fast_products, write_config
+from ..recipes import (
+    ENCODER_PEAKS,
+    PEAKS,
+    TUNING_TRIALS,
+    ConfigSource,
+    Recipe,
+    Stock,
+    find_pretrained,
+    open_source,
+    read_corpus,
+    rewrite,
+    tune,
+    with_fast_products,
+    words_of_batches,
+    write_config,
+)
 from ..trials import Comparison, TrialResult, compare, run_trial, shorten
 
 _SECTION = Section("spacy torchopt try", verb="use")
-_BASE = "as it is"
-_CHART_WIDTH = 20
+_BASE, _STOCK = "as it is", "tuned Adam"
+# Evaluations after the first step, and so the least number of steps that can be told apart.
+_EVALUATIONS = 10
+# The seed with which spaCy's Adam is tuned is that far from the others.
+_APART = 100
+# The time of all trials is known after this part of the first.
+_MEASURED = 0.3
+# How often texts are drawn again. A standard error from so many is known to a tenth of it: 1 / sqrt(2 * 50).
+_DRAWS = 50
 
 
 @dataclass
 class Candidate:
     """A candidate with its trials.
 
-    name (str): Its name for the user.
-    config (Config): From `shorten`.
+    text (str): The text of its config.
+    config (Config): What its trials have: shortened.
     trials (dict[int, TrialResult]): By seed.
     problem (str | None): Why it can't be compared.
     """
 
-    name: str
+    text: str
     config: Config
     trials: dict[int, TrialResult] = field(default_factory=dict)
     problem: str | None = None
 
     @property
-    def scores(self) -> list[float]:
-        return [trial.score for trial in self.trials.values()]
+    def scores(self) -> dict[int, float]:
+        """By seed."""
+        return {seed: trial.kept for seed, trial in self.trials.items()}
 
     @property
-    def curves(self) -> dict[int, list[float]]:
-        """The scores of all seeds, by step."""
-        found: dict[int, list[float]] = {}
-        for trial in self.trials.values():
-            for step, score in trial.evaluations:
-                found.setdefault(step, []).append(score)
-        return found
+    def last(self) -> float:
+        """The mean score of its last models."""
+        return fmean(trial.last for trial in self.trials.values()) if self.trials else 0.0
 
     @property
     def seconds(self) -> float:
-        """Mean training time of its trials."""
+        """Mean CPU time of its trials."""
         return fmean(trial.seconds for trial in self.trials.values()) if self.trials else 0.0
-
-    def reaches(self, score: float) -> int | None:
-        """The step at which the mean score reaches `score`. None: never."""
-        return next((step for step, scores in self.curves.items() if fmean(scores) >= score), None)
 
 
 @dataclass(repr=False)
@@ -68,17 +93,17 @@ class RecipeComparison:
     """Recipes that were compared. A notebook shows it.
 
     tried (dict[str, Candidate]): What was tried, the config as it is first.
-    texts (dict[str, str]): The text of the config of each.
-    comparison (Comparison | None): None: there was nothing to compare.
+    comparison (Comparison | None): With the config as it is. None: there was nothing to compare.
+    with_stock (Comparison | None): With spaCy's Adam, tuned.
     winner (str): The name of the best. It is the config as it is if nothing is better by more than chance.
-    verdict (str): What can be said.
+    verdict (str): What can be said, a line about the config as it is and one about spaCy's Adam for each recipe.
     notes (list[str]): What was not tried, and other warnings.
     was_stopped (bool): Whether it was interrupted.
     """
 
     tried: dict[str, Candidate]
-    texts: dict[str, str]
     comparison: Comparison | None
+    with_stock: Comparison | None
     winner: str
     verdict: str
     notes: list[str]
@@ -87,12 +112,14 @@ class RecipeComparison:
     @property
     def config(self) -> str:
         """The text of the best config."""
-        return self.texts[self.winner]
+        return self.tried[self.winner].text
 
     @property
     def winner_told(self) -> str:
         """The best config in words."""
-        return f"the config with the recipe '{self.winner}'" if self.winner != _BASE else "the config as it is"
+        if self.winner in (_BASE, _STOCK):
+            return {_BASE: "the config as it is", _STOCK: "the config with spaCy's Adam, tuned,"}[self.winner]
+        return f"the config with the recipe '{self.winner}'"
 
     def to_disk(self, path: str | Path) -> None:
         """Write the best config. RAISES (ConfigError): It can't be written."""
@@ -100,23 +127,23 @@ class RecipeComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
-        comparison = self.comparison
         return {
             "tried": [
                 {
                     "name": name,
-                    "scores": {str(seed): trial.score for seed, trial in found.trials.items()},
-                    "evaluations": {str(seed): trial.evaluations for seed, trial in found.trials.items()},
-                    "seconds": found.seconds,
-                    "words": {str(seed): trial.words for seed, trial in found.trials.items()},
-                    "mean": comparison.means.get(name) if comparison is not None else None,
-                    "margin": comparison.margins.get(name) if comparison is not None else None,
-                    "more_than_chance": comparison is not None and comparison.is_told(name),
+                    "steps": found.config["training"]["max_steps"],
+                    "scores": _by_seed(found, lambda trial: trial.kept),
+                    "last_scores": _by_seed(found, lambda trial: trial.last),
+                    "evaluations": _by_seed(found, lambda trial: trial.evaluations),
+                    "cpu_seconds": _by_seed(found, lambda trial: round(trial.seconds, 3)),
+                    "words": _by_seed(found, lambda trial: trial.words),
+                    "mean": self.comparison.means.get(name) if self.comparison is not None else None,
+                    "from_base": _numbers_of(self.comparison, name),
+                    "from_tuned": _numbers_of(self.with_stock, name),
                     "problem": found.problem,
                 }
                 for name, found in self.tried.items()
             ],
-            "spread": comparison.spread if comparison is not None else None,
             "winner": self.winner,
             "verdict": self.verdict,
             "notes": list(self.notes),
@@ -124,17 +151,17 @@ class RecipeComparison:
 
     def print(self, console: Console) -> None:
         """Print the table, what failed, and the verdict."""
-        headers, rows = self._table(console)
+        headers, rows = self._table()
         print_table(console, headers, rows, numbers=_numbers(headers))
-        for text in [*self._problems(), self.verdict]:
+        for text in [*self._problems(), *self.verdict.splitlines()]:
             console.print(text)
 
     def __repr__(self) -> str:
         return "\n".join([as_text(self.print), *(f"Note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        headers, rows = self._table(None)
-        told = [("", text) for text in self._problems()] + [("", self.verdict)]
+        headers, rows = self._table()
+        told = [("", text) for text in [*self._problems(), *self.verdict.splitlines()]]
         return html_of(
             html_table(headers, rows, numbers=_numbers(headers)),
             html_lines([*told, *(("Note", note) for note in self.notes)], kinds={"Note": "note"}),
@@ -147,60 +174,74 @@ class RecipeComparison:
             if found.problem is not None
         ]
 
-    def _table(self, console: Console | None) -> tuple[list[str], list[list[str]]]:
-        """Headers and rows. console (Console | None): None: for a page, which can show any character."""
-        comparison, base = self.comparison, self.tried[_BASE]
-        goal = max((fmean(scores) for scores in base.curves.values()), default=0.0)
-        highest = max(
-            (max(map(fmean, found.curves.values())) for found in self.tried.values() if found.curves), default=0.0
-        )
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
+        headers = ["optimizer", "score (0-1)", "of each seed", "last model", "difference", "verdict", "CPU seconds"]
         rows = []
         for name, found in self.tried.items():
-            means = [fmean(scores) for scores in found.curves.values()]
-            told = comparison is not None and comparison.is_told(name)
-            difference = comparison.difference(name) if comparison is not None and name in comparison.means else 0.0
-            reached = found.reaches(goal)
-            heights = [mean / (highest or 1.0) for mean in means]
+            compared = self.comparison.differences.get(name) if self.comparison is not None else None
             rows.append(
                 [
                     name,
-                    f"{fmean(found.scores):.4f}" if found.scores else "",
-                    " ".join(f"{score:.4f}" for score in found.scores),
-                    f"{difference:+.4f}" if comparison is not None and name in comparison.margins else "",
-                    ("better" if difference > 0 else "worse") if told else "",
-                    "" if reached is None else f"{reached:,}",
+                    f"{fmean(found.scores.values()):.4f}" if found.trials else "",
+                    " ".join(f"{score:.4f}" for score in found.scores.values()),
+                    f"{found.last:.4f}" if found.trials else "",
+                    "" if compared is None else f"{compared.value:+.4f} ± {compared.error:.4f}",
+                    "" if compared is None else _verdict_on(compared.value) if compared.is_told else "may be chance",
                     f"{found.seconds:,.1f}" if found.trials else "",
-                    sparkline(console, heights, _CHART_WIDTH) if means else "",
                 ]
             )
-        headers = ["optimizer", "score", "of each seed", "difference", "verdict", "there at step", "seconds", "curve"]
         return headers, rows
 
 
+def _by_seed(found: Candidate, value: Callable[[TrialResult], Any]) -> dict[str, Any]:
+    return {str(seed): value(trial) for seed, trial in found.trials.items()}
+
+
+def _numbers_of(comparison: Comparison | None, name: str) -> dict[str, Any] | None:
+    found = comparison.differences.get(name) if comparison is not None else None
+    if found is None:
+        return None
+    return {
+        "difference": found.value,
+        "standard_error": found.error,
+        "of_seeds": found.of_seeds,
+        "of_texts": found.of_texts,
+        "margin": found.margin,
+        "more_than_chance": found.is_told,
+    }
+
+
 def _numbers(headers: Sequence[str]) -> list[str]:
-    return [*headers[1:4], *headers[5:7]]
+    return [*headers[1:5], headers[6]]
+
+
+def _verdict_on(difference: float) -> str:
+    return "better" if difference > 0 else "worse"
 
 
 def compare_recipes(
     config: AnyConfig,
     overrides: Mapping[str, Any] = {},
     *,
-    recipes: str | Sequence[str] = ("best", "adamw", "robust"),
-    steps: int = 200,
-    seeds: int = 2,
+    recipes: str | Sequence[str] = ("best",),
+    steps: int = 300,
+    seeds: int = 3,
     output: str | Path | None = None,
     gpu_id: int = -1,
 ) -> RecipeComparison:
-    """Try recipes on your data, in short trainings. Each builds its own pipeline; no trial writes anything.
+    """Try recipes on your data, in short trainings, beside the config as it is and spaCy's Adam, tuned. Each builds its
+    own pipeline; no trial writes anything.
 
     config (AnyConfig): A config or its file.
     overrides (Mapping): Other values, by paths such as "paths.train".
     recipes (str | Sequence[str]): Their names; in one text, with commas between them.
-    steps (int): Steps of each trial. seeds (int): Trials of each recipe.
+    steps (int): Steps of each trial, in the batches of the recipe best; others train on as many words.
+    seeds (int): Trials of each.
     output (str | Path | None): A file for the best config.
     gpu_id (int): The GPU. -1: the CPU.
     RETURNS (RecipeComparison): Which is better, and whether the difference is more than chance.
-    RAISES (ConfigError): The config has an error, or no recipe can be used.
+    RAISES (ConfigError): The config has an error, or nothing can be compared.
     """
     # Refuse what can be refused before the trainings.
     _SECTION.whole("--steps", steps, at_least=1)
@@ -213,114 +254,284 @@ def compare_recipes(
     check_gpu(gpu_id)
     # A recipe starts from the config, overrides of the optimizer included.
     source = open_source(config, overrides).write_overrides("training.optimizer.")
-    shortened, notes = shorten(source.load(), steps)
-    texts, tried = {_BASE: source.text}, {_BASE: Candidate(_BASE, shortened)}
-    for recipe in dict.fromkeys(chosen):
-        try:
-            rewritten = _rewritten(source, recipe, path)
-        except ConfigError as error:
-            notes.append(f"Not tried: {recipe.value}. {error}")
-            continue
-        if rewritten is None:
-            notes.append(f"Not tried: {recipe.value}. It changes nothing in this config.")
-            continue
-        texts[recipe.value], warned = rewritten
-        shortened, more = shorten(source.load(texts[recipe.value]), steps)
-        tried[recipe.value] = Candidate(recipe.value, shortened)
-        notes += [f"{recipe.value}: {note}" for note in [*warned, *more] if note not in notes]
-    if len(tried) == 1:
-        raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
-    was_stopped = _run(source, tried, [source.seed + i for i in range(seeds)], steps, gpu_id)
-    comparison, winner, verdict = _judge(tried)
+    source.load()
+    texts, best, notes = _rewritten_by(source, chosen, path)
+    with config_errors(source.load(), path=source.path):
+        nlp = load_model_from_config(source.load(), auto_fill=True)
+    if best is not None:
+        texts = {_BASE: source.text, _STOCK: best, **texts}  # to be tuned
+    tried, told = _shortened(source, nlp, texts, _STOCK if best is not None else _BASE, steps)
+    notes += told
+    count = len(tried) * seeds + (TUNING_TRIALS if best is not None else 0)
+    with _Trials(source, gpu_id, count) as trials:
+        if best is not None:
+            notes.append(_tune(trials, nlp, tried[_STOCK]))
+        was_stopped = _run(trials, tried, [source.seed + i for i in range(seeds)])
     if was_stopped:
         notes.append("Stopped before the end. Only the trials up to then are shown.")
     notes += [
-        f"{found.name}: {skipped} updates were skipped, as their gradients were not finite or a spike."
-        for found in tried.values()
+        f"{name}: {skipped} updates were skipped, as their gradients were not finite or a spike."
+        for name, found in tried.items()
         if (skipped := sum(trial.skipped_updates for trial in found.trials.values()))
     ]
-    found = RecipeComparison(tried, texts, comparison, winner, verdict, notes, was_stopped)
+    result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
     if path is not None:
-        found.to_disk(path)
-    return found
+        result.to_disk(path)
+    return result
 
 
-def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tuple[str, list[str]] | None:
-    """The text of the config with a recipe, and warnings. None: the recipe changes nothing.
+# ---------------------------------------------------------------------- what is tried
 
-    RAISES (ConfigError): The recipe can't be used.
+
+def _rewritten_by(
+    source: ConfigSource, chosen: Sequence[Recipe], output: Path | None
+) -> tuple[dict[str, str], str | None, list[str]]:
+    """RETURNS (tuple): The configs to try, as texts; that with the recipe best, for spaCy's Adam, None if it can't be
+    used; and notes.
+
+    RAISES (ConfigError): There is nothing to compare.
     """
+    texts, best, notes = {_BASE: source.text}, None, []
+    for recipe in dict.fromkeys([Recipe.best, *chosen]):
+        try:
+            text, warned = _rewritten(source, recipe, output)
+        except ConfigError as error:
+            notes += [f"Not tried: {recipe.value}. {error}"] * (recipe in chosen)
+            continue
+        best = text if recipe == Recipe.best else best
+        if recipe in chosen and source.load(text) == source.load():
+            notes.append(f"Not tried: {recipe.value}. It changes nothing in this config.")
+        elif recipe in chosen:
+            texts[recipe.value] = text
+            notes += [f"{recipe.value}: {note}" for note in warned]
+    if best is None:
+        notes.append(f"Not tried: {_STOCK}. It has the batches and the end of the recipe best, which can't be used.")
+        if len(texts) == 1:
+            raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
+    return texts, best, notes
+
+
+def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tuple[str, list[str]]:
+    """The text of the config with a recipe, and warnings. RAISES (ConfigError): The recipe can't be used."""
     state_path = f"training/{(output or source.path).stem}-state"
     with config_errors(path=source.path):
         draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
-        if not draft.is_unchanged:
-            text, _ = with_fast_products(text, source.overrides)
-    return None if draft.is_unchanged or source.load(text) == source.load() else (text, draft.warnings)
+        if draft.is_unchanged or source.load(text) == source.load():
+            return source.text, draft.warnings
+        return with_fast_products(text, source.overrides)[0], draft.warnings
 
 
-def _run(source: ConfigSource, tried: dict[str, Candidate], seeds: Sequence[int], steps: int, use_gpu: int) -> bool:
+def _shortened(
+    source: ConfigSource, nlp: Language, texts: Mapping[str, str], measure: str, steps: int
+) -> tuple[dict[str, Candidate], list[str]]:
+    """Shorten all to trials on as many words.
+
+    nlp (Language): The pipeline. measure (str): Whose steps are counted.
+    RETURNS (tuple): What is tried, and notes.
+    """
+    notes: list[str] = []
+    configs = {name: Config(DEFAULT_CONFIG).merge(source.load(text)) for name, text in texts.items()}
+    lengths = dict.fromkeys(texts, _in_tens(steps))
+    blocks = {name: config.interpolate()["training"]["batcher"] for name, config in configs.items()}
+    if others := [name for name, block in blocks.items() if block != blocks[measure]]:
+        examples = read_corpus(nlp, nlp.config.interpolate(), "train_corpus", purpose="compare recipes")
+
+        def words_of(name: str, epochs: int) -> Iterator[int]:
+            return words_of_batches(registry.resolve({"batcher": blocks[name]})["batcher"], examples, epochs)
+
+        words = sum(islice(words_of(measure, lengths[measure]), lengths[measure]))
+        for name in others:
+            reached = (n for n, seen in enumerate(accumulate(words_of(name, words)), start=1) if seen >= words)
+            lengths[name] = _in_tens(next(reached, lengths[measure]))
+        told = ", ".join(f"{name} in {length:,} steps" for name, length in lengths.items())
+        notes.append(f"As batches differ, all trials are as long in words, about {words:,}: {told}.")
+    tried = {}
+    for name, text in texts.items():
+        short, more = shorten(configs[name], lengths[name])
+        short["training"]["eval_frequency"] = max(1, lengths[name] // _EVALUATIONS)
+        tried[name] = Candidate(text, short)
+        notes += [f"{name}: {note}" for note in more if name != _STOCK]
+    return tried, notes
+
+
+def _in_tens(steps: int) -> int:
+    """So many steps that evaluations are at equal distances, up to the last step."""
+    return steps if steps < _EVALUATIONS else -(-steps // _EVALUATIONS) * _EVALUATIONS
+
+
+# ---------------------------------------------------------------------- trials
+
+
+class _Trials:
+    """Runs one trial after the other, and says how long they take. For a `with` block.
+
+    count (int): Of all trials.
+    """
+
+    def __init__(self, source: ConfigSource, use_gpu: int, count: int):
+        self.source = source
+        self._use_gpu = use_gpu
+        self._count = count
+        self._done = 0
+        self._began: float | None = default_timer()
+        self._progress = show_progress(count * 100, "Trying")
+
+    def __enter__(self) -> _Trials:
+        self._bar = self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.__exit__(*error)
+
+    def run(self, config: Config, seed: int, what: str, *, draws: int = 0) -> TrialResult:
+        """Run one. what (str): It, in words. RAISES (TorchOptError): It can't be run."""
+        steps, step = config["training"]["max_steps"] + 1, 0
+        self._bar.set_description(f"Trying {what}")
+
+        def on_step() -> None:
+            nonlocal step
+            step += 1
+            self._move(step / steps)
+
+        with config_errors(config, path=self.source.path):
+            trial = run_trial(config, seed=seed, use_gpu=self._use_gpu, draws=draws, on_step=on_step)
+        self._move(1.0)
+        self._done += 1
+        self._bar.tell(f"{what}: {trial.problem or f'{trial.kept if draws else trial.chosen:.4f}'}")
+        return trial
+
+    def skip(self, count: int) -> None:
+        """So many trials are left out."""
+        self._done += count
+        self._move(0.0)
+
+    def _move(self, share: float) -> None:
+        """share (float): Of this trial, that is done."""
+        self._bar.move_to(round(100 * (self._done + share)))
+        if self._began is not None and share >= _MEASURED:
+            seconds = (default_timer() - self._began) / share * self._count
+            self._bar.say(f"{self._count} trials, about {time_in_words(seconds)} in all. Ctrl-C shows what is there.")
+            self._began = None
+
+
+def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> str:
+    """Tune spaCy's Adam.
+
+    stock (Candidate): With the recipe best at first.
+    RETURNS (str): What was chosen, for notes.
+    """
+    source, text = trials.source, stock.text
+    training = source.load(text).interpolate()["training"]
+    encoders = find_pretrained(nlp, nlp.config.interpolate()).encoders
+    length, every = (stock.config["training"][key] for key in ("max_steps", "eval_frequency"))
+    problems: list[str] = []
+
+    def use(settings: Stock) -> None:
+        stock.text = settings.write(text, training)
+        stock.config, _ = shorten(source.load(stock.text), length)
+        stock.config["training"]["eval_frequency"] = every
+
+    def score(settings: Stock) -> float:
+        use(settings)
+        try:
+            trial = trials.run(stock.config, source.seed + _APART, f"{_STOCK}, {settings}")
+        except TorchOptError as error:
+            problems.append(str(error))
+            return -math.inf
+        return -math.inf if trial.problem is not None else trial.chosen
+
+    chosen = tune(ENCODER_PEAKS if encoders else PEAKS, score)
+    use(chosen)
+    if len(problems) == TUNING_TRIALS:
+        stock.problem = problems[-1]
+    return f"{_STOCK}: spaCy's own Adam with {chosen}, the best of {TUNING_TRIALS} trials with another seed."
+
+
+def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> bool:
     """Run the trials seed by seed, so that all candidates get equally many. RETURNS (bool): If it was interrupted."""
-    with show_progress(len(tried) * len(seeds) * (steps + 1), "Trying") as bar:
-        for n, seed in enumerate(seeds):
-            for found in tried.values():
-                if found.problem is not None:
-                    continue
-                which = f"{found.name}, seed {n + 1} of {len(seeds)}"
-                bar.set_description(f"Trying {which}")
-                try:
-                    with config_errors(found.config, path=source.path):
-                        trial = run_trial(found.config, seed=seed, use_gpu=use_gpu, on_step=bar.update)
-                except KeyboardInterrupt:
-                    if not tried[_BASE].trials:
-                        raise
-                    return True
-                except TorchOptError as error:
-                    if found.name == _BASE:
-                        raise
-                    found.problem = str(error)
-                    continue
-                found.trials[seed] = trial
-                found.problem = trial.problem
-                bar.tell(f"{which}: {trial.problem or f'{trial.score:.4f}'}")
+    for n, seed in enumerate(seeds):
+        for name, found in tried.items():
+            if found.problem is not None:
+                trials.skip(1)
+                continue
+            try:
+                trial = trials.run(found.config, seed, f"{name}, seed {n + 1} of {len(seeds)}", draws=_DRAWS)
+            except KeyboardInterrupt:
+                if not tried[_BASE].trials:
+                    raise
+                return True
+            except TorchOptError as error:
+                if name == _BASE:
+                    raise
+                found.problem = str(error)
+                trials.skip(1)
+                continue
+            found.trials[seed] = trial
+            found.problem = trial.problem
     return False
 
 
-def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, str, str]:
-    """RETURNS (tuple): The comparison, or None if there is nothing to compare; the winner; the verdict."""
-    scores = {name: found.scores for name, found in tried.items() if found.scores and found.problem is None}
-    if tried[_BASE].problem is not None:
-        best = max(scores, key=lambda name: fmean(scores[name]), default=_BASE)
+# ---------------------------------------------------------------------- the verdict
+
+
+def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison | None, str, str]:
+    """RETURNS (tuple): The comparisons with the config as it is and with spaCy's Adam, None if there is nothing to
+    compare; the winner; the verdict.
+    """
+    fine = {name: found for name, found in tried.items() if found.trials and found.problem is None}
+    if _BASE not in fine:
+        best = max(fine, key=lambda name: fmean(fine[name].scores.values()), default=_BASE)
         failed = f"The config as it is can't be compared: {tried[_BASE].problem}."
-        return None, best, failed if best == _BASE else f"{failed} Of the recipes, {best} has the best score."
-    if len(scores) == 1:
-        return None, _BASE, "No recipe finished its trials."
-    found = compare(scores, _BASE)
-    return found, found.winner, _verdict(found)
+        return None, None, best, failed if best == _BASE else f"{failed} Of the others, {best} has the best score."
+    if len(fine) == 1:
+        return None, None, _BASE, "Nothing else finished its trials."
+    scores = {name: found.scores for name, found in fine.items()}
+    drawn = {name: {seed: trial.resampled for seed, trial in found.trials.items()} for name, found in fine.items()}
+    # Those with the config as it is, and those of recipes with spaCy's Adam.
+    told = len(fine) - 1 + (len(fine) - 2) * (_STOCK in fine)
+    found = compare(scores, _BASE, drawn, comparisons=told)
+    with_stock = compare(scores, _STOCK, drawn, comparisons=told) if _STOCK in fine else None
+    return found, with_stock, found.winner, "\n".join([_verdict(found), *_beside_stock(with_stock)])
 
 
 def _verdict(found: Comparison) -> str:
     best, means, seeds = found.best, found.means, f"{found.seeds} seeds"
+    differences = found.differences
     if not any(means.values()):
         return "Nothing can be said: all scores are 0. Try more --steps."
-    if len(set(means.values())) == 1 and not found.spread:
+    if len(set(means.values())) == 1 and not any(difference.of_seeds for difference in differences.values()):
         return "Nothing can be said: all scores are the same. Try fewer --steps, or more data to evaluate on."
-    if found.spread is None:
+    if not differences:
         ahead = f"{best} has the best score, by {found.difference(best):.4f}. " if best != found.base else ""
-        return f"{ahead}One seed can't tell a difference from chance. Try --seeds 2 at least."
+        return f"{ahead}One seed can't tell a difference from chance. Try --seeds 3."
     if found.winner != found.base:
         return (
             f"{found.winner} is better than the config as it is: {means[found.winner]:.4f} against "
-            f"{means[found.base]:.4f}. With {seeds}, up to {found.margins[found.winner]:.4f} may be chance."
+            f"{means[found.base]:.4f}. With {seeds}, up to {differences[found.winner].margin:.4f} may be chance."
         )
-    widest = max(found.margins.values())
     if best == found.base:
-        return (
-            f"No recipe is better than the config as it is. With {seeds}, differences of up to {widest:.4f} may be "
-            "chance."
-        )
+        widest = max(difference.margin for difference in differences.values())
+        return f"Nothing is better than the config as it is. With {seeds}, up to {widest:.4f} may be chance."
+    lead = differences[best]
     enough = found.seeds_for(best)
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
+    if enough is None and lead.of_texts > lead.of_seeds:
+        advice = " More texts to evaluate on would tell more than more seeds."
     return (
-        f"No recipe is better by more than chance: {best} is ahead by {found.difference(best):.4f}, and with {seeds} "
-        f"up to {found.margins[best]:.4f} may be chance.{advice}"
+        f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
+        f"{lead.margin:.4f} may be chance.{advice}"
     )
+
+
+def _beside_stock(found: Comparison | None) -> Iterator[str]:
+    """Say of each recipe whether it is better than spaCy's Adam, tuned."""
+    for name, difference in ({} if found is None else found.differences).items():
+        if name == _BASE:
+            continue
+        size, chance = f"{abs(difference.value):.4f}", f"up to {difference.margin:.4f} may be chance"
+        if difference.is_told:
+            better, worse = (name, _STOCK) if difference.value > 0 else (_STOCK, name)
+            yield f"{better} is better than {worse} by {size}, of which {chance}."
+        else:
+            place = "ahead of" if difference.value > 0 else "behind"
+            yield f"{name} is {place} {_STOCK} by {size}, and {chance}."

@@ -261,7 +261,7 @@ def _time_steps(setup: Setup, train: Corpus, dev: Corpus | None, mean_words: flo
             block,
             max_steps=total - 1,
             eval_frequency=total + 1,
-            evaluate=lambda scores: (0.0, {}),
+            evaluate=lambda: (0.0, {}),
             corpora=(lambda nlp: iter(train.examples), lambda nlp: iter(examples)),
         )
         words, started, steps = 0, default_timer(), 0

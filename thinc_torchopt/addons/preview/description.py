@@ -40,7 +40,6 @@ from ...loop.setup import (
     schedule_notes,
 )
 from ..controller.run_rules import Rules
-from ..fine_tuning.told import tell_batch_memory, tell_windows
 from ..privacy import Privacy, PrivacyHistory, epsilon_of
 from ..privacy.private_run import plan_private_training, what_is_not_covered
 from ..recipes import THINC, Setting, read_corpus
@@ -65,6 +64,7 @@ from .doubts import (
 )
 from .lines import Line, lines_of, usual_labels
 from .params import ParamRow, describe, rows_of, tell_pipeline
+from .transformers import tell_batch_memory, tell_windows
 
 # Steps that are described of a training without an end.
 _NO_END = 20_000
@@ -178,8 +178,9 @@ class Description(Findings):
     def _short(self, blocks: Sequence[Sequence[Line]], width: int) -> list[list[Line]]:
         """The lines that fit on one screen, the more important ones first."""
         always, rest = blocks[:2], blocks[2:]
-        # Title, a line between two blocks, and two for what is left out.
-        room = _SCREEN - 1 - (len(blocks) - 1) - 2 - sum(_height(text, width) for block in always for _, text in block)
+        # Title, a line before each block, and two for what is left out.
+        room = _SCREEN - 1 - sum(map(bool, blocks)) - 2
+        room -= sum(_height(text, width) for block in always for _, text in block)
         wanted = [
             (_FIRST.index(label) if label in _FIRST else len(_FIRST), i, n)
             for i, block in enumerate(rest)

@@ -72,9 +72,20 @@ def doubts_of_end(training: Mapping[str, Any], last: int, *, has_end: bool, has_
 
 
 def doubts_of_rates(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:
-    """Find rates far above the usual ones for their algorithm, with advice."""
+    """Find rates far above the usual ones for their algorithm, or far below where it finds its rate, with advice."""
     for text in rates_far_above(setup, trained):
         yield f"{text} At such rates the loss mostly grows. To find a better one: spacy torchopt find-lr."
+    too_small: dict[str, float] = {}
+    for group in trained:
+        label = group.infos[0].algorithm
+        usual = usual_rates(label)
+        if usual is not None and usual.is_factor and 0 < group.peak < usual.lowest / FAR:
+            too_small[label] = max(group.peak, too_small.get(label, 0.0))
+    for label, peak in too_small.items():
+        yield (
+            f"The learning rate goes up to {plain(peak)}, but {label} finds its rate itself, and multiplies it by this "
+            f"one: its steps are {plain(peak)} of those that it finds. Set learn_rate = 1.0 in [training.optimizer]."
+        )
 
 
 def rates_far_above(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:

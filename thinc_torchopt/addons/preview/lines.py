@@ -12,6 +12,7 @@ from thinc.api import Model
 
 from ...core.optimizer import TorchOptimizer, create_optimizer
 from ...core.rates import RateWriter
+from ...core.stability import tiers_in
 from ...core.types import ParamInfo
 from ...core.words import count, plain
 from ...loop.schedule_check import Rates
@@ -46,6 +47,10 @@ _PRECISION = {
     "evaluations are in float32.",
     "tf32": "While they are trained, torch modules multiply matrices in TF32, on GPUs that have it. Evaluations are in "
     "full float32.",
+}
+_MAY_CHANGE = {
+    "provisional": "Provisional, may change in a minor version",
+    "experimental": "Experimental, may change in any version",
 }
 _ON_THREADS: dict[Any, str] = {1: "one thread", "auto": "as many threads as are fastest"}
 _REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
@@ -96,6 +101,8 @@ def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo
     for name, attachment in setup.optimizer.attachments.items():
         if name.startswith("attachments."):
             yield "Attached", f"{type(attachment).__name__}, by [training.optimizer.{name}]."
+    if unstable := _stability(setup.config):
+        yield "Stability", unstable
 
 
 def usual_labels(block: dict[str, Any]) -> set[str]:
@@ -108,6 +115,13 @@ def usual_labels(block: dict[str, Any]) -> set[str]:
         if all(settings.get(name, defaults[name]) == defaults[name] for name in names)
     }
     return usual - {"On NaN"} if block["@optimizers"] in THINC else usual  # thinc's have no guard
+
+
+def _stability(config: Mapping[str, Any]) -> str:
+    """Say which names of a config may change in a later version."""
+    tiers = tiers_in(config)
+    names = {tier: [name for name, its in tiers.items() if its == tier] for tier in _MAY_CHANGE}
+    return " ".join(f"{_MAY_CHANGE[tier]}: {', '.join(found)}." for tier, found in names.items() if found)
 
 
 def _recurrent(setup: Setup) -> str:

@@ -4,10 +4,14 @@ Open book.py first: a batch from top to bottom. forms.py has the layers, records
 noise, accounting.py plans it and counts. The part of a training run is private_run.py.
 """
 
+from typing import Final
+
 from .accounting import Account, PrivacyHistory, PrivacyPlan, epsilon_of, plan_privacy
 from .book import clip_each_example
 from .noise import Noise
 from .settings import PoissonBatcher, Privacy, poisson
+
+STABILITY: Final = "experimental"
 
 __all__ = [
     "Account",

@@ -2,12 +2,13 @@
 
 from_texts.py makes a config from the annotations of texts, from_pipeline.py one that goes on with a trained pipeline;
 split.py takes texts to evaluate on from a corpus. rewrite.py applies a recipe to a config, translation.py translates
-other optimizers, config_text.py changes a config and keeps its comments. source.py reads and writes the config of a
-user; corpora.py reads the corpora, and decides where a training ends. measured.yaml says what was measured.
+other optimizers, config_text.py changes a config and keeps its comments. stock.py writes spaCy's own Adam, to compare
+with. source.py reads and writes the config of a user; corpora.py reads the corpora, and decides where a training ends.
+measured.yaml says what was measured.
 """
 
 from .config_text import cut_section, nested_in, put, with_settings
-from .corpora import Setting, read_corpus
+from .corpora import Setting, read_corpus, words_of_batches
 from .from_pipeline import Learner, Plan, make_config_from, plan_for
 from .from_texts import (
     Choice,
@@ -23,11 +24,15 @@ from .recipes import Recipe, find_pretrained
 from .rewrite import rewrite, with_fast_products
 from .source import ConfigSource, open_source, read_text, write_config
 from .split import split_corpus
+from .stock import ENCODER_PEAKS, PEAKS, TUNING_TRIALS, Stock, tune
 from .translation import THINC, TORCH
 
 __all__ = [
+    "ENCODER_PEAKS",
+    "PEAKS",
     "THINC",
     "TORCH",
+    "TUNING_TRIALS",
     "Choice",
     "ConfigSource",
     "Learner",
@@ -35,6 +40,7 @@ __all__ = [
     "Plan",
     "Recipe",
     "Setting",
+    "Stock",
     "blank_pipeline",
     "choose_components",
     "cut_section",
@@ -54,7 +60,9 @@ __all__ = [
     "read_text",
     "rewrite",
     "split_corpus",
+    "tune",
     "with_fast_products",
     "with_settings",
+    "words_of_batches",
     "write_config",
 ]

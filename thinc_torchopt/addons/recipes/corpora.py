@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import mean
@@ -17,6 +17,7 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.util import dot_to_object, registry, resolve_dot_names
 
+from ...core.annotations import survey
 from ...core.config_checks import check_corpora
 from ...core.errors import ConfigError, TorchOptError
 from ...core.host_errors import line_of_others, plain_error
@@ -30,6 +31,9 @@ _READER = "@readers"
 EPOCHS = 5
 LEAST = 600
 MOST = 20_000
+# If a component learns from a part of the texts alone, the least steps grow by the inverse of their share of the words,
+# but not for a share below this one. Fitted on one corpus: docs/recipes.md.
+LEAST_SHARE = 0.2
 # A span categorizer learns from the few of its suggestions that are spans. With rare spans there are more epochs, until
 # so many were seen, each as often as there are epochs; but not more epochs than this. Fitted on one corpus:
 # docs/recipes.md.
@@ -148,7 +152,7 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     spans = _count_spans(nlp, training["frozen_components"], examples)
     epochs = EPOCHS if spans is None else min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), EPOCHS), MOST_EPOCHS)
-    batches = words_of_batches(batcher, examples, epochs)
+    batches = list(islice(words_of_batches(batcher, examples, epochs), MOST + 1))
     if not batches:
         raise ConfigError(
             f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "
@@ -159,11 +163,14 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
     reason = f"{epochs} epochs{few} over {len(examples):,} texts with {words:,} words"
     reason += f", and {more:g} of the teacher's for each" * bool(more)
     counted = round(len(batches) * (1 + more))
-    if counted < LEAST:
-        reason = f"at least {LEAST}; {reason} would be {counted:,}"
+    share, name = _least_share(nlp, training["frozen_components"], examples)
+    least = min(math.ceil(LEAST / max(share, LEAST_SHARE)), MOST)
+    if counted < least:
+        part = f", as '{name}' learns from {share:.0%} of the words" if least > LEAST else ""
+        reason = f"at least {least:,}{part}; {reason} would be {counted:,}"
     elif counted > MOST:
         reason = f"at most {MOST:,}; {reason} would be more"
-    steps = min(max(counted, LEAST), MOST)
+    steps = min(max(counted, least), MOST)
     every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
     density = math.inf if spans is None else spans / max(words, 1)
     return End(-(-steps // every) * every, every, mean(batches), mean(batches) * density, reason)
@@ -185,12 +192,21 @@ def _count_spans(nlp: Language, frozen: Sequence[str], examples: list[Example]) 
     return min((count for count in counts if count), default=None)
 
 
+def _least_share(nlp: Language, frozen: Sequence[str], examples: list[Example]) -> tuple[float, str]:
+    """The part of the words from which a component learns: the least of all that are trained, and its name."""
+    trained = {name for name, _ in trainable_components(nlp, frozen)}
+    found, shares = survey(examples), [(1.0, "")]
+    for name in nlp.pipe_names:
+        of_kind = found.of(nlp.get_pipe_meta(name).factory, getattr(nlp.get_pipe(name), "key", ""))
+        if escape(name) in trained and of_kind is not None and of_kind.words:
+            shares.append((of_kind.words / found.words, name))
+    return min(shares, key=lambda pair: pair[0])
+
+
 def words_of_batches(
     batcher: Callable[[Iterable[Example]], Iterable[list[Example]]], examples: list[Example], epochs: int
-) -> list[int]:
-    """The words of each batch of some epochs. Sizes may grow between epochs, so each epoch is drawn.
-
-    RETURNS (list[int]): At most `MOST` + 1 batches.
-    """
-    drawn = (batch for _ in range(epochs) for batch in batcher(examples))
-    return [sum(len(example) for example in batch) for batch in islice(drawn, MOST + 1)]
+) -> Iterator[int]:
+    """The words of each batch of some epochs. Sizes may grow between epochs, so each epoch is drawn."""
+    for _ in range(epochs):
+        for batch in batcher(examples):
+            yield sum(len(example) for example in batch)

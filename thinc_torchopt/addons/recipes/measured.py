@@ -52,7 +52,7 @@ def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> l
     return [row for row in rows if any(row.network == kind and factory in row.factories for factory, kind in kinds)]
 
 
-def network_of(nlp: Language, name: str, *, has_encoder: bool) -> str:
+def network_of(nlp: Language, name: str, *, has_encoder: bool = False) -> str:
     """The kind of network that a component is trained on, in the words of measured.yaml."""
     names = [found for found in all_names(nlp) if found.split("/")[0] == escape(name)]
     # A component that listens to a tok2vec or transformer has its output layer alone, too.

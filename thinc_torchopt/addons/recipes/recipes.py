@@ -22,7 +22,7 @@ from ...core.params import all_names, components_with_model, escape, shim_paths
 from ...core.schedules import with_end
 from .config_text import SectionText, SettingText, moved_value
 from .corpora import End, find_end
-from .measured import are_bags, measured_of
+from .measured import are_bags, measured_of, network_of
 from .translation import ADAMW, PREFIX, THINC, TORCH, Translation
 
 # A peak rate up to this one is meant for a transformer.
@@ -252,6 +252,8 @@ class Draft:
             self.changes.append("budget: removed. max_steps ends the training.")
         self._average(end)
         self._rise_and_fall(best, end)
+        if best == BEST["cnn"]:
+            self._bags_beside(nlp, best.peak_for(end))
         if found.encoders or (found.sourced and not goes_on):
             # All other new params learn at the one rate that was measured.
             groups = Pretrained(found.encoders, [] if goes_on else found.sourced, heads=found.heads)
@@ -294,6 +296,22 @@ class Draft:
             f"learn_rate: up to {peak:.3g}, for {best.what}{of_batches}; rises in {warmup * end.steps:.0f} steps, "
             f"{warmup:.0%} of the training, and falls to 0 in a line. It replaces the config's own learn_rate."
         )
+
+    def _bags_beside(self, nlp: Language, peak: float) -> None:
+        """Let bags of words learn at the rate that was measured for them, also beside a network."""
+        frozen = nlp.config["training"]["frozen_components"]
+        names = [name for name in nlp.pipe_names if name not in frozen and network_of(nlp, name) == "bow"]
+        if not names:
+            return
+        if kept := [key for key in _GROUPS if key in self.optimizer.section]:
+            self.changes.append(f"{kept[0]}: kept, so bags of words ({', '.join(names)}) get no rate of their own.")
+            return
+        bags = BEST["bow"]
+        groups = self.optimizer.section.section("param_groups", "Which params learn at another rate.")
+        group = groups.section("bags", f"{bags.what.capitalize()}: up to {bags.peak:.3g}.")
+        group.put("params", [f"{escape(name)}/*" for name in names])
+        group.put("lr_scale", _rounded(bags.peak / peak))
+        self.changes.append(f"{bags.what.capitalize()} ({', '.join(names)}): up to {bags.peak:.3g}.")
 
     def _average(self, end: End) -> None:
         horizon = max(2, round(BEST_HORIZON * end.steps))
@@ -487,7 +505,7 @@ def _measured_in_words(nlp: Language, config: Config, *, has_encoder: bool) -> s
     if not rows:
         return "Nothing was measured for this kind of pipeline. Compare with spaCy's optimizer: spacy torchopt try."
     told = " ".join(f"{row.train}: {row.expect.rstrip('.')}." for row in rows)
-    return f"Measured against a constant rate, not a tuned one. {told}"
+    return f"Measured: {told}"
 
 
 def _grows(nlp: Language) -> bool:

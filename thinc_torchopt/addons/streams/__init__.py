@@ -5,8 +5,12 @@ some. undo.py undoes a batch that failed. teaching.py fills in what texts leave 
 labels apart.
 """
 
+from typing import Final
+
 from .learner import LearnSettings, LogRow, StreamLearner
 from .source import LineReader
+
+STABILITY: Final = "provisional"
 
 __all__ = [
     "LearnSettings",

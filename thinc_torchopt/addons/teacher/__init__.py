@@ -4,6 +4,11 @@ corpus.py is the reader of the training data: it fills in what is open (loop/fil
 teacher (loop/teacher.py). texts.py reads texts that nobody has annotated.
 """
 
-from .corpus import TaughtCorpus
+from typing import Final
 
-__all__ = ["TaughtCorpus"]
+from .corpus import TaughtCorpus
+from .texts import count_pieces
+
+STABILITY: Final = "provisional"
+
+__all__ = ["TaughtCorpus", "count_pieces"]

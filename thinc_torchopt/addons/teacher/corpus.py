@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Union, cast
 
 from spacy.language import Language
 from spacy.tokens import Doc
@@ -36,7 +36,7 @@ from ...core.errors import ConfigError, PipelineWarning
 from ...core.words import count
 from ...loop.filling import NEVER_OPEN, Filled, Rule, fill, leave_open, rules_for
 from ...loop.teacher import Teacher
-from .texts import draw_pieces, files_of, read_texts
+from .texts import MAX_WORDS, draw_pieces, files_of, read_texts
 
 if TYPE_CHECKING:
     from ...core.hooks import Source
@@ -62,14 +62,14 @@ class TaughtCorpus:
     components (list[str] | None): Those to fill in for. None: all that learn, and that the teacher has too.
     complete (list[str]): Labels that the annotated texts annotate completely: they are not filled in there.
     replaces (dict[str, str | list[str]]): By new label, the teacher's labels in whose place it stands.
-    cache (Path | None): The folder of the teacher's predictions. None: they are kept in memory, and made again by the
-        next reader.
-    texts (Path | None): Texts that nobody has annotated: .txt, .jsonl or .spacy, or a folder of them.
+    cache (str | Path | None): The folder of the teacher's predictions. None: those of the latest 100,000 texts are kept
+        in memory, and made again by the next reader.
+    texts (str | Path | None): Texts that nobody has annotated: .txt, .jsonl or .spacy, or a folder of them.
     share (float): How many of these for each annotated text.
     max_words (int): Longer ones are cut, at the ends of sentences where there are. 0: never.
     old (Callable | None): The reader of texts on which only the old labels are annotated.
     seed (int): For drawing from `texts`.
-    RAISES (ConfigError): The texts or the teacher are not there, or a number is out of its range.
+    RAISES (ConfigError): The texts or the teacher are not there, or a setting has an impossible value.
     """
 
     def __init__(
@@ -79,21 +79,28 @@ class TaughtCorpus:
         components: Optional[List[str]] = None,
         complete: List[str] = [],
         replaces: Dict[str, Union[str, List[str]]] = {},
-        cache: Optional[Path] = None,
-        texts: Optional[Path] = None,
+        cache: Optional[Union[str, Path]] = None,
+        texts: Optional[Union[str, Path]] = None,
         share: float = 2.0,
-        max_words: int = 60,
+        max_words: int = MAX_WORDS,
         old: Optional[Reader] = None,
         seed: int = 0,
     ):
-        self._corpus, self._old = corpus, old
-        self._components, self._complete, self._replaces = components, complete, replaces
-        self._cache = cache
-        self._texts = None if texts is None else Path(texts)
+        self._corpus = _reader("corpus", corpus)
+        self._old = None if old is None else _reader("old", old)
+        expected = "names of components, or null for all"
+        self._components = None if components is None else _names("components", components, expected)
+        if components is not None and not components:
+            _SECTION.refuse("components", expected, components)
+        self._complete = _names("complete", complete, "names of labels")
+        for new, found in _SECTION.section("replaces", replaces).items():
+            _names(f"replaces.{new}", [found] if isinstance(found, str) else found, "the name of a label, or several")
+        self._replaces = replaces
+        self._cache = None if cache is None else _SECTION.file("cache", cache, "the path of a folder, or null for none")
+        expected = "the path of a file or a folder, or null for none"
+        self._texts = None if texts is None else _SECTION.file("texts", texts, expected)
         self._share = _SECTION.number("share", share)
         self._max_words, self._seed = _SECTION.whole("max_words", max_words), _SECTION.whole("seed", seed)
-        if components is not None and not components:
-            _SECTION.refuse("components", "names of components, or null for all", components)
         if self._texts is not None:
             files_of(self._texts, f"'texts'{_IN}")
         self._teacher = None if teacher is None else self._open(teacher)
@@ -213,6 +220,8 @@ class TaughtCorpus:
         assert teacher is not None
         annotated, texts, old = counted["annotated"], counted["texts"], counted["old"]
         lines = [f"Filled in by the teacher {teacher.path}: {annotated.in_words()}"]
+        if annotated.texts and annotated.complete == annotated.texts:
+            lines = [f"Nothing is open in the {count(annotated.texts, 'annotated text')}: they stay as they are."]
         if self._texts is not None:
             lacks = round(self._share * annotated.texts) - texts.texts
             rest = f" There are {lacks:,} fewer than 'share' asks for." * (lacks > 0)
@@ -223,6 +232,20 @@ class TaughtCorpus:
             if line not in _told:
                 _told.add(line)
                 logger.info(line)
+
+
+def _reader(name: str, value: Any) -> Reader:
+    """Check a reader. RAISES (ConfigError): It can't be called."""
+    if not callable(value):
+        _SECTION.refuse(name, 'a reader, such as @readers = "spacy.Corpus.v1"', value)
+    return cast(Reader, value)
+
+
+def _names(name: str, value: Any, expected: str) -> List[str]:
+    """Check a list of names. RAISES (ConfigError): Anything else, for example one text."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) and text for text in value):
+        _SECTION.refuse(name, expected, value)
+    return list(value)
 
 
 def _sources_of(nlp: Language) -> Mapping[str, Source]:

@@ -13,6 +13,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ from spacy.vocab import Vocab
 from ...core.errors import ConfigError
 
 ENDINGS: Final = (".txt", ".jsonl", ".spacy")
+# The most tokens of a text, unless a setting says another number.
+MAX_WORDS: Final = 60
 # spaCy's tokenizer refuses longer texts. SOURCE: spacy.language.Language, `max_length`.
 _LONGEST: Final = 100_000
 
@@ -84,6 +87,14 @@ def _read(file: Path, *, is_whole: bool) -> Iterator[str]:
             if not isinstance(record, dict) or not isinstance(record.get("text"), str):
                 raise ValueError(f"line {i:,} is {line[:60]!r}")
             yield record["text"]
+
+
+def count_pieces(nlp: Language, path: Path, where: str, most: int) -> int:
+    """Count the texts at a path, as they are cut by default. most (int): There it stops.
+
+    where (str): The setting, for errors. RAISES (ConfigError): As `read_texts` does.
+    """
+    return sum(1 for _ in islice(draw_pieces(nlp, read_texts(path, where), MAX_WORDS, 0), most))
 
 
 def draw_pieces(nlp: Language, texts: list[str], max_words: int, seed: int) -> Iterator[Doc]:

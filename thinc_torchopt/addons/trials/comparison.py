@@ -1,8 +1,12 @@
 """Test whether one of several candidates is better than the base, or only by chance.
 
-Each candidate was trained with several seeds. *spread*: the standard deviation of scores between seeds, pooled over all
-candidates, as each has few seeds. *margin*: the largest difference between two means that may be chance, from Student's
-t at a level of 95% for all comparisons together (Bonferroni).
+Each candidate was trained with the same seeds and scored on the same texts, so differences are taken in pairs. Chance
+has two parts. *Seeds*: other weights and batches at the start. Their part is the variance that is left once each
+candidate and each seed has its mean (a two-way layout), pooled over all candidates, as there are few seeds. *Texts*:
+others of the same kind. Their part is that of the mean difference over texts that were drawn again, by `resampled`.
+
+*error*: the standard error of a difference, from both. *margin*: the largest difference that may be chance, from
+Student's t at a level of 95% for all comparisons together (Bonferroni; degrees of freedom by Welch and Satterthwaite).
 """
 
 from __future__ import annotations
@@ -18,21 +22,56 @@ import numpy
 _LEVEL = 0.05
 # The most seeds that are advised.
 _MOST_SEEDS = 30
+# With more degrees of freedom, Student's t is the normal distribution.
+_MOST_FREEDOM = 10_000.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean score of a candidate less that of the base.
+
+    of_seeds, of_texts (float): Its standard errors. freedom (int): Degrees of freedom of that of seeds.
+    comparisons (int): How many differences are tested together.
+    """
+
+    value: float
+    of_seeds: float
+    of_texts: float
+    freedom: int
+    comparisons: int
+
+    @property
+    def error(self) -> float:
+        """The standard error from both parts."""
+        return math.hypot(self.of_seeds, self.of_texts)
+
+    @property
+    def margin(self) -> float:
+        """The largest difference that may be chance."""
+        if not self.error:
+            return 0.0
+        share = (self.of_seeds / self.error) ** 2
+        freedom = self.freedom / share**2 if share else math.inf
+        return t_quantile(1 - _LEVEL / 2 / self.comparisons, min(freedom, _MOST_FREEDOM)) * self.error
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it is more than chance."""
+        return abs(self.value) > self.margin
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The result of a comparison.
 
-    means (dict[str, float]): The mean score of each candidate.
-    spread (float | None): None: there is only one seed.
-    margins (dict[str, float]): For each candidate but the base, the largest difference that may be chance.
+    means (dict[str, float]): The mean score of each candidate, over the seeds that all of them have.
+    differences (dict[str, Difference]): From the base, for each candidate but the base. Empty: one seed can't tell.
     base (str): The candidate that the others are compared with.
+    seeds (int): How many seeds all candidates have.
     """
 
     means: dict[str, float]
-    spread: float | None
-    margins: dict[str, float]
+    differences: dict[str, Difference]
     base: str
     seeds: int
 
@@ -41,7 +80,7 @@ class Comparison:
 
     def is_told(self, name: str) -> bool:
         """Whether the difference is more than chance."""
-        return name in self.margins and abs(self.difference(name)) > self.margins[name]
+        return name in self.differences and self.differences[name].is_told
 
     @property
     def best(self) -> str:
@@ -56,49 +95,67 @@ class Comparison:
 
     def seeds_for(self, name: str) -> int | None:
         """The number of seeds with which the found difference would be more than chance. None: too many."""
-        if self.spread is None or not self.difference(name):
+        found = self.differences.get(name)
+        if found is None or not found.value:
             return None
-        k = len(self.means)
         for seeds in range(self.seeds + 1, _MOST_SEEDS + 1):
-            if abs(self.difference(name)) > _margin(self.spread, k * (seeds - 1), k - 1, 2 / seeds):
+            freedom = found.freedom // (self.seeds - 1) * (seeds - 1)
+            of_seeds = found.of_seeds * math.sqrt(self.seeds / seeds)
+            if Difference(found.value, of_seeds, found.of_texts, freedom, found.comparisons).is_told:
                 return seeds
         return None
 
 
-def compare(scores: Mapping[str, Sequence[float]], base: str) -> Comparison:
-    """Compare scores.
+def compare(
+    scores: Mapping[str, Mapping[int, float]],
+    base: str,
+    resampled: Mapping[str, Mapping[int, Sequence[float]]] = {},
+    *,
+    comparisons: int | None = None,
+) -> Comparison:
+    """Compare scores. Only seeds that all candidates have count.
 
-    scores (Mapping[str, Sequence[float]]): For each candidate, one score per seed, and at least one.
+    scores (Mapping): For each candidate, one score per seed.
     base (str): The candidate that the others are compared with.
+    resampled (Mapping): For each candidate and seed, the scores on texts that were drawn again, the same draws for all.
+        Empty: the texts are taken as given.
+    comparisons (int | None): How many differences are tested together. None: all from the base.
     """
-    means = {name: fmean(found) for name, found in scores.items()}
-    freedom = sum(len(found) - 1 for found in scores.values())
-    seeds = max(map(len, scores.values()))
+    names = list(scores)
+    seeds = [seed for seed in scores[base] if all(seed in found for found in scores.values())]
+    if not seeds:
+        return Comparison({name: fmean(found.values()) for name, found in scores.items()}, {}, base, 0)
+    means = {name: fmean(scores[name][seed] for seed in seeds) for name in names}
+    freedom = (len(names) - 1) * (len(seeds) - 1)
     if not freedom:
-        return Comparison(means, None, {}, base, seeds)
-    squares = sum((score - means[name]) ** 2 for name, found in scores.items() for score in found)
-    spread = math.sqrt(squares / freedom)
-    margins = {
-        name: _margin(spread, freedom, len(scores) - 1, 1 / len(found) + 1 / len(scores[base]))
-        for name, found in scores.items()
+        return Comparison(means, {}, base, len(seeds))
+    table = numpy.array([[scores[name][seed] for seed in seeds] for name in names])
+    left = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
+    of_seeds = math.sqrt(2.0 * float((left**2).sum()) / freedom / len(seeds))
+
+    def of_texts(name: str) -> float:
+        if not resampled:
+            return 0.0
+        one, other = (numpy.mean([resampled[n][seed] for seed in seeds], axis=0) for n in (name, base))
+        return float(numpy.std(one - other, ddof=1))
+
+    differences = {
+        name: Difference(means[name] - means[base], of_seeds, of_texts(name), freedom, comparisons or len(names) - 1)
+        for name in names
         if name != base
     }
-    return Comparison(means, spread, margins, base, seeds)
-
-
-def _margin(spread: float, freedom: int, comparisons: int, shares: float) -> float:
-    return t_quantile(1 - _LEVEL / 2 / comparisons, freedom) * spread * math.sqrt(shares)
+    return Comparison(means, differences, base, len(seeds))
 
 
 @lru_cache
-def t_quantile(level: float, freedom: int) -> float:
+def t_quantile(level: float, freedom: float) -> float:
     """A quantile of Student's t distribution.
 
     level (float): The probability, from 0.5 to below 1.
-    freedom (int): Degrees of freedom.
+    freedom (float): Degrees of freedom.
     """
     # With t = sqrt(freedom) tan(angle), its density is a power of the cosine.
-    angles = numpy.linspace(0.0, math.pi / 2, 200_001)
+    angles = numpy.linspace(0.0, math.pi / 2, 20_001)
     density = numpy.cos(angles) ** (freedom - 1)
     below = numpy.concatenate([[0.0], numpy.cumsum((density[1:] + density[:-1]) / 2)])
     angle = numpy.interp(2 * level - 1, below / below[-1], angles)

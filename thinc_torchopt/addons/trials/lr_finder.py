@@ -228,7 +228,7 @@ def _train(
         {name: value for name, value in optimizer.items() if name not in _LEFT_OUT},
         max_steps=len(ramp) - 1,
         eval_frequency=len(ramp) + 1,
-        evaluate=lambda scores: (0.0, {}),
+        evaluate=lambda: (0.0, {}),
     )
     frozen, annotates = config["training"]["frozen_components"], config["training"]["annotating_components"]
     counted = set(nlp.pipe_names) - {*frozen, *sums_of_gradients(nlp)}

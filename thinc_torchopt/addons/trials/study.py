@@ -4,8 +4,9 @@ A space has the values of settings that are tried. As text: `1e-4..1e-2:log` is 
 `0.0..0.5` on a linear scale, `0..1:0.25` in steps. `1..8` has whole numbers, as both ends are whole. `16|32|64` are
 choices: numbers, true, false, null, or texts.
 
-The file has two Optuna studies. *search*: trials with different values and the first seed. *repeats*: the best of them,
-and the config as it is, with other seeds. Optuna repeats a trial without a heartbeat, as its process was killed.
+The file has two Optuna studies. *search*: trials with different values and the first seed, scored on one half of the
+development data. *repeats*: the best of them, and the config as it is, with other seeds, scored on the other half.
+Optuna repeats a trial without a heartbeat, as its process was killed.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class Study:
                 if trial.should_prune():
                     raise self._optuna.TrialPruned
 
-            return self._score(trial, lambda: train(values, self.seed, report))
+            return self._score(trial, lambda: train(values, self.seed, report)).chosen
 
         while self._wait_for_room(self._search, trials):
             number = self._run(self._search, objective)
@@ -236,7 +237,7 @@ class Study:
             seed = trial.suggest_int("seed", 0, 2**32)
             if number not in values:  # another process was faster, and nothing was left
                 raise self._optuna.TrialPruned
-            return self._score(trial, lambda: train(values[number], seed, lambda step, score: None))
+            return self._score(trial, lambda: train(values[number], seed, lambda step, score: None)).kept
 
         while self._wait_for_queue():
             done = self._run(self._repeats, objective)
@@ -316,8 +317,8 @@ class Study:
         study.optimize(noted, n_trials=1, catch=(_Failed,))
         return numbers[0]
 
-    def _score(self, trial: Any, train: Callable[[], TrialResult]) -> float:
-        """The score of a trial. Stores its problem, if it has one. RAISES (_Failed): It has no score."""
+    def _score(self, trial: Any, train: Callable[[], TrialResult]) -> TrialResult:
+        """The result of a trial. Stores its problem, if it has one. RAISES (_Failed): It has no score."""
         try:
             found = train()
         except self._optuna.TrialPruned:
@@ -327,9 +328,9 @@ class Study:
             trial.set_user_attr(_PROBLEM, f"{error}" or repr(error))
             raise _Failed from error
         if found.problem is None:
-            return found.score
+            return found
         trial.set_user_attr(_PROBLEM, found.problem)
-        return 0.0  # so that the search avoids these values
+        return TrialResult()  # with scores of 0, so that the search avoids these values
 
     def _wait_for_room(self, study: Any, trials: int) -> bool:
         """Wait for the last trials of other processes. RETURNS (bool): Whether there is a trial to do."""

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from timeit import default_timer
+from time import process_time
 from typing import Any, NamedTuple
 
 import spacy.training.loop
@@ -22,11 +22,12 @@ from confection import Config
 from spacy.language import DEFAULT_CONFIG, Language
 from spacy.training import Example
 from spacy.training.initialize import init_nlp
-from spacy.training.loop import create_evaluation_callback, create_train_batches
+from spacy.training.loop import create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
 from ...core.errors import NonFiniteGradError, NonFiniteGradWarning
+from .dev_halves import halves, predict, resampled, score, thinned
 
 Scores = tuple[float, dict[str, Any]]
 Corpus = Callable[[Language], Iterable[Example]]
@@ -55,24 +56,30 @@ _WANTED = (
 
 @dataclass
 class TrialResult:
-    """The result of a trial.
+    """The result of a trial. All scores are on texts of the development data.
 
-    evaluations (list[tuple[int, float]]): Step and score of each evaluation.
+    evaluations (list[tuple[int, float]]): Step and score of each evaluation, on the half that models are chosen by.
+    kept, last (float): Scores on the other half: of the model with the best evaluation, which `spacy train` would keep
+        as model-best, and of the last one.
+    resampled (list[float]): Scores of the kept model on texts drawn again from that half.
     words (int): Number of words trained on.
-    seconds (float): Training time, without evaluations.
+    seconds (float): CPU time, with evaluations.
     skipped_updates (int): Updates that were skipped because of their gradients.
     problem (str | None): Why it did not finish.
     """
 
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    kept: float = 0.0
+    last: float = 0.0
+    resampled: list[float] = field(default_factory=list)
     words: int = 0
     seconds: float = 0.0
     skipped_updates: int = 0
     problem: str | None = None
 
     @property
-    def score(self) -> float:
-        """The best score, as of the model that `spacy train` would keep."""
+    def chosen(self) -> float:
+        """The best evaluation."""
         return max((score for _, score in self.evaluations), default=0.0)
 
 
@@ -81,6 +88,7 @@ def run_trial(
     *,
     seed: int,
     use_gpu: int = -1,
+    draws: int = 0,
     on_step: Callable[[], Any] = lambda: None,
     on_evaluation: Callable[[int, float], Any] = lambda step, score: None,
 ) -> TrialResult:
@@ -88,6 +96,7 @@ def run_trial(
 
     config (Config): From `shorten`.
     seed (int): Replaces `seed` in [training].
+    draws (int): How often texts are drawn again, for `resampled`.
     on_step (Callable): Called after each step.
     on_evaluation (Callable): Called with step and score. An exception ends the trial.
     """
@@ -98,48 +107,57 @@ def run_trial(
     nlp = init_nlp(config, use_gpu=use_gpu)
     config = nlp.config.interpolate()
     training, found = config["training"], TrialResult()
-    pauses: list[float] = []
+    weights = training["score_weights"]
+    dev: list[Example] = []
+    kept: list[Example] = []
 
-    def evaluate(scores: Callable[[], Scores]) -> Scores:
-        started = default_timer()
-        score = scores()
-        pauses.append(default_timer() - started)
-        return score
+    def evaluate() -> float:
+        """Predict all texts. RETURNS (float): The score on the half that models are chosen by."""
+        if not dev:
+            dev.extend(thinned(list(short.dev_corpus(nlp))))
+        choosing, judging = halves(predict(nlp, dev))
+        value = score(nlp, choosing, weights)
+        if not math.isfinite(value):
+            raise ValueError(f"{_NOT_FINITE[1]} The score is {value}.")
+        found.last = score(nlp, judging, weights)
+        if not kept or value > found.chosen:
+            found.kept, kept[:] = found.last, judging
+        return value
 
-    def note(step: int, score: float) -> None:
-        if not math.isfinite(score):
-            raise ValueError(f"{_NOT_FINITE[1]} The score is {score}.")
-        found.evaluations.append((step, float(score)))
-        on_evaluation(step, float(score))
+    def note(step: int, value: float) -> None:
+        found.evaluations.append((step, value))
+        on_evaluation(step, value)
 
-    steps, optimizer, scores = begin_training(
+    short = begin_training(
         nlp,
         config,
         training["optimizer"],
         max_steps=training["max_steps"],
         eval_frequency=training["eval_frequency"],
-        evaluate=evaluate,
+        evaluate=lambda: (evaluate(), {}),
     )
-    started, step, score = default_timer(), -1, None
-    with closing(steps), warnings.catch_warnings():  # type: ignore[type-var]
+    started, step, value = process_time(), -1, None
+    with closing(short.steps), warnings.catch_warnings():  # type: ignore[type-var]
         # A trial may fail, which is reported at the end.
         for category in (RuntimeWarning, NonFiniteGradWarning):
             warnings.simplefilter("ignore", category)
         try:
-            for _, info, _ in steps:
-                step, score, found.words = info["step"], info["score"], info["words"]
-                found.seconds = default_timer() - started - sum(pauses)
-                if score is not None:
-                    note(step, score)
+            for _, info, _ in short.steps:
+                step, value, found.words = info["step"], info["score"], info["words"]
+                if value is not None:
+                    note(step, value)
                 on_step()
-            if score is None and step >= 0:
-                with nlp.use_params(optimizer.averages) if optimizer.averages else nullcontext():
-                    note(step, scores()[0])
+            if value is None and step >= 0:
+                averages = short.optimizer.averages
+                with nlp.use_params(averages) if averages else nullcontext():
+                    note(step, evaluate())
         except (ValueError, NonFiniteGradError) as error:
             if not isinstance(error, NonFiniteGradError) and not str(error).startswith(_NOT_FINITE):
                 raise
             found.problem = f"the loss, the gradients or the score were not finite at step {step + 1}"
-    found.skipped_updates = getattr(optimizer, "skipped_updates", 0)
+    found.seconds = process_time() - started
+    found.resampled = resampled(lambda texts: score(nlp, texts, weights), kept, draws)
+    found.skipped_updates = getattr(short.optimizer, "skipped_updates", 0)
     return found
 
 
@@ -151,12 +169,12 @@ class ShortTraining(NamedTuple):
 
     steps (Iterator): Batch, log entry, and whether the model is the best so far, as spaCy's loop yields them.
     optimizer (Optimizer): A new one.
-    evaluate (Callable): Evaluates the pipeline on the development data. RETURNS (tuple): The score, and all scores.
+    dev_corpus (Callable): Reads the development data.
     """
 
     steps: Iterator[tuple[Any, dict[str, Any], bool | None]]
     optimizer: Optimizer
-    evaluate: Callable[[], Scores]
+    dev_corpus: Corpus
 
 
 def begin_training(
@@ -166,7 +184,7 @@ def begin_training(
     *,
     max_steps: int,
     eval_frequency: int,
-    evaluate: Callable[[Callable[[], Scores]], Scores],
+    evaluate: Callable[[], Scores],
     corpora: tuple[Corpus, Corpus] | None = None,
 ) -> ShortTraining:
     """Prepare a training as `spacy train` does.
@@ -175,7 +193,7 @@ def begin_training(
     config (Config): Its config, interpolated.
     optimizer (Mapping[str, Any]): [training.optimizer], without the settings in `WRITES`.
     max_steps (int): The last step, counted from 0.
-    evaluate (Callable): Called for each evaluation with the function that does it.
+    evaluate (Callable): Called for each evaluation. RETURNS (tuple): The score, and all scores.
     corpora (tuple | None): Corpora for training and evaluation, if they are loaded already. None: those of the config.
     """
     training = config["training"]
@@ -190,14 +208,13 @@ def begin_training(
     if training.get("seed") is not None:
         fix_random_seed(training["seed"])
     train_corpus, dev_corpus = corpora or resolve_dot_names(config, [T["train_corpus"], T["dev_corpus"]])
-    scores = create_evaluation_callback(nlp, dev_corpus, training["score_weights"])
     # By the name that core/hooks.py replaces: our loop, if the optimizer is ours.
     steps = spacy.training.loop.train_while_improving(
         nlp,
         T["optimizer"],
         # 0: no limit. -1: a streamed corpus.
         create_train_batches(nlp, train_corpus, T["batcher"], min(training["max_epochs"], 0)),
-        lambda: evaluate(scores),
+        evaluate,
         dropout=T["dropout"],
         eval_frequency=eval_frequency,
         accumulate_gradient=T["accumulate_gradient"],
@@ -207,7 +224,7 @@ def begin_training(
         annotating_components=T["annotating_components"],
         before_update=T["before_update"],
     )
-    return ShortTraining(steps, T["optimizer"], scores)
+    return ShortTraining(steps, T["optimizer"], dev_corpus)
 
 
 # ---------------------------------------------------------------------- the config

@@ -62,7 +62,10 @@ class Algorithm:
     kernel (FusedKernel): Its fused kernel in torch.
     limits (Mapping[str, tuple[str, ...]]): Options that are switches, such as "clip_enabled": off for params whose name
         matches none of these patterns.
-    counts_for_group (bool): It has one step count for all params of a group, as in pytorch-optimizer.
+    counts_for_group (bool): It has one step count for all params of a group, as in pytorch-optimizer, and perhaps other
+        values of the group.
+    finds_rate (bool): It finds the size of its steps, one for all groups, and uses the rate and options of the first:
+        groups of other rates or options are updated apart, and find their own.
     state_bytes (Callable | None): The size of a float32 param's state in bytes, by options and shape. None: estimated,
         see state_size.py.
     RAISES (ConfigError): It can't be used with these options: see `try_out`.
@@ -78,6 +81,7 @@ class Algorithm:
     kernel: FusedKernel = NO_KERNEL
     limits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     counts_for_group: bool = False
+    finds_rate: bool = False
     state_bytes: Callable[[Mapping[str, Any], tuple[int, ...]], int] | None = None
     trial: TryOutResult = field(init=False, repr=False)
     ranges: OptionRanges = field(init=False, repr=False, compare=False)
@@ -194,9 +198,11 @@ def try_out(
                 param.grad = torch.eye(2, device=device) + number
                 step(optimizer)
             reads = frozenset(entry.read - (entry.keys() - options.keys()))
+            entry.read = set()
             if has_eval_form := hasattr(optimizer, "eval") and hasattr(optimizer, "train"):
                 optimizer.eval()
                 optimizer.train()
+            read_by_eval = entry.read
     except Exception as error:
         reason = f"it also needs the option {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise ConfigError(f"Can't build '{label}' in {where}: {reason}. Options found: {fixed}.") from error
@@ -210,6 +216,12 @@ def try_out(
         raise ConfigError(
             f"Can't set {', '.join(stuck)} in {where} to a schedule: '{label}' reads it only once, when it is built. "
             "Set a number."
+        )
+    moving_form = sorted((set(options) - set(fixed)) & read_by_eval)
+    if moving_form:
+        raise ConfigError(
+            f"Can't set {', '.join(moving_form)} in {where} to a schedule: with it '{label}' computes the values to "
+            "evaluate, from those of all earlier steps. Set a number."
         )
     given = {**before, "lr": _RATE}
     changed = sorted(name for name in ("lr", *fixed) if not _same(entry.get(name), given.get(name)))

@@ -24,12 +24,14 @@ class Traits:
     state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than in torch.
     matrices_only (bool): It is for matrices: AdamW optimizes the rest. Most need a flag in the param group for that.
     contiguous_only (bool): It does not accept params that are transposed, or in another memory order.
+    finds_rate (bool): As in `Algorithm`.
     refusal (str): Why it can't be used. Empty: it can, unless a trial fails.
     """
 
     state_roles: Roles = field(default_factory=dict)
     matrices_only: bool = False
     contiguous_only: bool = False
+    finds_rate: bool = False
     refusal: str = ""
 
 
@@ -44,8 +46,11 @@ _TRAITS = {
     "adasmooth": Traits({"prev_param": "copy"}),
     "adatam": Traits({"exp_avg": "sum"}),
     "apollo": Traits(refusal=_LOW_RANK),
-    "dadaptadagrad": Traits({"x0": "copy"}),
-    "dadaptsgd": Traits({"x0": "copy", "z": "copy"}),
+    "dadaptadagrad": Traits({"x0": "copy"}, finds_rate=True),
+    "dadaptadam": Traits(finds_rate=True),
+    "dadaptadan": Traits(finds_rate=True),
+    "dadaptlion": Traits(finds_rate=True),
+    "dadaptsgd": Traits({"x0": "copy", "z": "copy"}, finds_rate=True),
     "emofact": Traits({"shadow": "copy"}),
     "emolynx": Traits({"shadow": "copy"}),
     "emonavi": Traits({"shadow": "copy"}),
@@ -60,7 +65,7 @@ _TRAITS = {
     "normuon": Traits(matrices_only=True),
     "novograd": Traits({"moments": "sum"}),
     "pid": Traits({"i_buffer": "sum"}),
-    "prodigy": Traits({"p0": "copy"}),
+    "prodigy": Traits({"p0": "copy"}, finds_rate=True),
     "ranger": Traits({"slow_buffer": "copy"}),
     "ranger21": Traits({"lookahead_params": "copy"}),
     "sara": Traits(refusal="it computes values from its state only once, and would keep them when a state is loaded."),
@@ -117,7 +122,15 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # for its defaults
     fallback = AdamW() if traits.matrices_only else None
     accepts = partial(_accepts, traits)
-    algorithm = Algorithm(label, build, options, accepts=accepts, fallback=fallback, counts_for_group=True)
+    algorithm = Algorithm(
+        label,
+        build,
+        options,
+        accepts=accepts,
+        fallback=fallback,
+        counts_for_group=True,
+        finds_rate=traits.finds_rate,
+    )
     offered = set(known) | algorithm.trial.reads
     unknown = sorted(set(options) - offered)
     if unknown:

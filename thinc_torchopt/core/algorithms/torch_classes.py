@@ -89,7 +89,9 @@ def _offer(
     return signed(factory, name, params, Algorithm, f"torch.optim.{name}.\n\n    SOURCE: {source}\n    ")
 
 
-def _from(least: Mapping[str, float], cls: Any) -> Callable[..., torch.optim.Optimizer]:
+def _from(
+    least: Mapping[str, float], cls: Callable[..., torch.optim.Optimizer]
+) -> Callable[..., torch.optim.Optimizer]:
     """A function that builds a class, and refuses options below these limits."""
 
     def build(params: Any, **options: Any) -> torch.optim.Optimizer:

@@ -125,20 +125,22 @@ def _form_of(part: Any) -> Any:
 
 
 @cache
-def _adapted(name: str) -> type[torch.optim.Optimizer]:
+def _adapted(name: str) -> Any:
     base = getattr(import_torchao_optim(), name)
     return type(name, (Quantized, base), {"__module__": base.__module__, "__doc__": base.__doc__})
 
 
 def _build(name: str, params: Any, *, compile: bool | None = None, **options: Any) -> torch.optim.Optimizer:
-    made: Any = _adapted(name)(params, **options)
-    made._compiles = compile
+    adapted = _adapted(name)
+    made: torch.optim.Optimizer = adapted(params, **options)
+    vars(made)["_compiles"] = compile
     return made
 
 
 def _state_bytes(bits: int, options: Mapping[str, Any], shape: tuple[int, ...]) -> int:
     """The size of the state of a float32 param."""
-    cells, block = math.prod(shape), options["block_size"]
+    cells: int = math.prod(shape)
+    block: int = options["block_size"]
     if cells < _LEAST or cells % block:
         return 2 * 4 * cells + 4
     table = 0 if bits == 0 else 4 * 2**bits  # of the values that codes stand for; fp8 has none

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# A rate is far above the range if it exceeds the upper end this many times.
+# A rate is far above the range if it exceeds the upper end this many times; far below, likewise.
 FAR = 10.0
 
 
 class UsualRates(NamedTuple):
     """lowest, highest (float): The usual range of the highest rate of a training.
     source (str): Where the range is from.
+    is_factor (bool): The algorithm finds its rate itself, and multiplies it by this one.
     """
 
     lowest: float
     highest: float
     source: str
+    is_factor: bool = False
 
 
 _ADAM = UsualRates(1e-5, 5e-3, "Kingma and Ba 2014 and thinc use 0.001, BERT 0.00002 to 0.00005")
 _PRETRAINED = UsualRates(1e-6, 1e-4, "Devlin et al. 2018 use 0.00002 to 0.00005 for BERT")
 _SIGN = UsualRates(1e-6, 1e-3, "Chen et al. 2023: a third to a tenth of Adam's, as each number moves by the whole rate")
-_NONE_NEEDED = UsualRates(0.1, 1.0, "its authors: 1, as it finds the rate itself, and multiplies it with this one")
+_NONE_NEEDED = UsualRates(0.1, 1.0, "its authors: 1, as it finds the rate itself, and multiplies it by this one", True)
 
 # By their names in the config.
 _USUAL = {

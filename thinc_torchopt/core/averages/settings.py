@@ -152,7 +152,7 @@ class AverageSettings:
             return 1.0 / taken
         if taken == 1 and (self.warmup == "torch" or not from_zero):
             return 1.0
-        decay = current(self.decay)
+        decay: float = current(self.decay)
         if self.warmup in ("torch", "ignite"):
             return 1.0 - decay
         return 1.0 - min((1.0 + taken) / (10.0 + taken), decay)

@@ -21,7 +21,16 @@ from .averages import AveragedParams
 _in_place: Counter[int] = Counter()
 
 
-def check_not_in_use(model: Model, names: Mapping[Key, Sequence[str]]) -> None:
+# Ids of torch params that are on averages: in how many nested blocks.
+_on_averages: Counter[int] = Counter()
+
+
+def is_in_place(tensor: torch.Tensor) -> bool:
+    """Whether averages have replaced the values of a torch param."""
+    return id(tensor) in _on_averages
+
+
+def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]]) -> None:
     """Check that a model has its own weights now. names (Mapping): Of params, by their keys.
 
     RAISES (ParamError): Averages have replaced them.
@@ -37,14 +46,14 @@ def check_not_in_use(model: Model, names: Mapping[Key, Sequence[str]]) -> None:
 
 
 @contextmanager
-def _noted(node: Model) -> Iterator[None]:
-    _in_place[node.id] += 1
+def _noted(where: Counter[int], which: int) -> Iterator[None]:
+    where[which] += 1
     try:
         yield
     finally:
-        _in_place[node.id] -= 1
-        if not _in_place[node.id]:
-            del _in_place[node.id]
+        where[which] -= 1
+        if not where[which]:
+            del where[which]
 
 
 @contextmanager
@@ -61,18 +70,18 @@ def use_in_pipeline(nlp: Language, averages: AveragedParams) -> Iterator[None]:
 
 
 @contextmanager
-def use_in_model(model: Model, averages: AveragedParams) -> Iterator[None]:
+def use_in_model(model: Model[Any, Any], averages: AveragedParams) -> Iterator[None]:
     """Afterwards nodes have the same arrays as before, and torch modules the same values in the same tensors."""
     with ExitStack() as restore:
         for node in list(model.walk()):
             for name in node.param_names:
                 if (node.id, name) in averages and node.has_param(name):
-                    restore.enter_context(_noted(node))
+                    restore.enter_context(_noted(_in_place, node.id))
                     restore.callback(node.set_param, name, node.get_param(name))
                     node.set_param(name, averages[node.id, name])
             for shim in node.shims:
                 if any(_is_of(key, shim) for key in averages):
-                    restore.enter_context(_noted(node))
+                    restore.enter_context(_noted(_in_place, node.id))
                 if type(shim).use_params is PyTorchShim.use_params:
                     _use_in_module(module_of(shim), f"pytorch_{shim.id}_", averages, restore)
                 else:
@@ -107,6 +116,7 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
                 restore.callback(put_buffer_back, owner, name, buffer, buffer.clone())
     copied = []
     for tensor, old, new in swaps:
+        restore.enter_context(_noted(_on_averages, id(tensor)))
         if isinstance(tensor, torch.nn.Parameter) and _can_change_places(old, new):
             restore.callback(setattr, tensor, "data", old)
             tensor.data = new

@@ -55,9 +55,9 @@ class OutputLayer(NamedTuple):
     is_softmax, is_sigmoid (bool): Whether its scores go through one.
     """
 
-    layer: Model
-    around: list[Model]
-    before: Model | None
+    layer: Model[Any, Any]
+    around: list[Model[Any, Any]]
+    before: Model[Any, Any] | None
     is_softmax: bool
     is_sigmoid: bool
 
@@ -66,11 +66,11 @@ class OutputLayer(NamedTuple):
         return bool(self.layer.param_names) and all(self.layer.has_param(name) for name in self.layer.param_names)
 
 
-def find_output_layer(model: Model) -> OutputLayer:
+def find_output_layer(model: Model[Any, Any]) -> OutputLayer:
     """Find the output layer of a model. RAISES (PipelineError): It is of a kind that can't grow; without a name."""
-    around: list[Model] = []
-    after: list[Model] = []
-    before: Model | None = None
+    around: list[Model[Any, Any]] = []
+    after: list[Model[Any, Any]] = []
+    before: Model[Any, Any] | None = None
     layer = model
     while not layer.param_names:
         if layer.shims:
@@ -96,12 +96,18 @@ def find_output_layer(model: Model) -> OutputLayer:
     return OutputLayer(layer, around, before, not forwards.isdisjoint(_SOFTMAX), not forwards.isdisjoint(_SIGMOID))
 
 
-def _has_weights(model: Model) -> bool:
+def _has_weights(model: Model[Any, Any]) -> bool:
     return any(node.param_names or node.shims for node in model.walk())
 
 
 def grow(
-    model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool = False, prior: float = PRIOR
+    model: Model[Any, Any],
+    n_labels: int,
+    n_new: int,
+    *,
+    n_last: int = 0,
+    is_exclusive: bool = False,
+    prior: float = PRIOR,
 ) -> None:
     """Make the output layer of an initialized model larger.
 
@@ -115,7 +121,14 @@ def grow(
 
 
 def _grow_layers(
-    root: Model, model: Model, n_labels: int, n_new: int, *, n_last: int = 0, is_exclusive: bool, prior: float
+    root: Model[Any, Any],
+    model: Model[Any, Any],
+    n_labels: int,
+    n_new: int,
+    *,
+    n_last: int = 0,
+    is_exclusive: bool,
+    prior: float,
 ) -> None:
     """See `grow`. model (Model): The root, or the part of it that has a score for each label."""
     found = find_output_layer(model)
@@ -150,7 +163,7 @@ def _grow_layers(
     _replace(root, layer, larger)
 
 
-def _classifier_below(found: OutputLayer) -> Model | None:
+def _classifier_below(found: OutputLayer) -> Model[Any, Any] | None:
     """The first part of an ensemble, whose scores of the labels are the first columns of the output layer. None: it is
     no ensemble.
 
@@ -159,12 +172,12 @@ def _classifier_below(found: OutputLayer) -> Model | None:
     before = found.before
     if before is None or forward_of(before) is not _concatenate or "multi_label" not in before.layers[0].attrs:
         return None
-    inner: Model = before.layers[0]
+    inner: Model[Any, Any] = before.layers[0]
     find_output_layer(inner)
     return inner
 
 
-def _note_insertions(larger: Model, layer: Model, axis: int, at: int, number: int) -> None:
+def _note_insertions(larger: Model[Any, Any], layer: Model[Any, Any], axis: int, at: int, number: int) -> None:
     """Tell optimizers of new cells that are not the last ones. axis (int): The dimension of the params with as many."""
     new = [
         Insertion(name, axis, at, number, values.shape[axis])
@@ -174,7 +187,7 @@ def _note_insertions(larger: Model, layer: Model, axis: int, at: int, number: in
     set_insertions(larger, [*(insertions_into(larger) or insertions_into(layer)), *new])
 
 
-def _larger(layer: Model, n_new: int, *, has_scores_below: bool) -> Model:
+def _larger(layer: Model[Any, Any], n_new: int, *, has_scores_below: bool) -> Model[Any, Any]:
     """A layer with more outputs, and no weights yet. has_scores_below (bool): It gets a score of each label."""
     dims: dict[str, Any] = {name: layer.maybe_get_dim(name) for name in layer.dim_names}
     dims["nO"] += n_new
@@ -190,17 +203,17 @@ def _larger(layer: Model, n_new: int, *, has_scores_below: bool) -> Model:
     )
 
 
-def _is_flat(layer: Model, name: str) -> bool:
+def _is_flat(layer: Model[Any, Any], name: str) -> bool:
     """Whether rows lie one behind the other, as in SparseLinear."""
     return name == "W" and layer.has_dim("length") is True
 
 
-def _rows_of(layer: Model, name: str, values: Any) -> Any:
+def _rows_of(layer: Model[Any, Any], name: str, values: Any) -> Any:
     """Weights or gradients of a layer. Shape: (nO, ...)."""
     return values.reshape((layer.get_dim("nO"), -1)) if _is_flat(layer, name) else values
 
 
-def _insert(layer: Model, name: str, rows: Any, new: Any, at: int, *, in_columns: bool) -> Any:
+def _insert(layer: Model[Any, Any], name: str, rows: Any, new: Any, at: int, *, in_columns: bool) -> Any:
     """Rows with new ones before the index `at`, in the form of the layer. in_columns (bool): Also as many columns of 0
     there.
     """
@@ -227,7 +240,7 @@ def _new_rows(found: OutputLayer, name: str, rows: Any, n_new: int, prior: float
     return new
 
 
-def _replace(model: Model, old: Model, new: Model) -> None:
+def _replace(model: Model[Any, Any], old: Model[Any, Any], new: Model[Any, Any]) -> None:
     """Replace a layer wherever it is used."""
     for node in [*model.walk()]:
         for i, layer in enumerate(node.layers):

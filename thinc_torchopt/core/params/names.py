@@ -59,7 +59,7 @@ class NamedParam(NamedTuple):
         return self.owner.get_param(name) if self.owner.has_param(name) else None
 
 
-def walk(model: Model, prefix: str) -> list[NamedParam]:
+def walk(model: Model[Any, Any], prefix: str) -> list[NamedParam]:
     """Find all params below a model.
 
     model (Model): The root.
@@ -70,14 +70,14 @@ def walk(model: Model, prefix: str) -> list[NamedParam]:
     return params_at(paths_of(model, clean(prefix)))
 
 
-def shim_paths(model: Model, prefix: str) -> list[tuple[str, Shim]]:
+def shim_paths(model: Model[Any, Any], prefix: str) -> list[tuple[str, Shim]]:
     """Every shim below a model with its path, which is unique among the shims of its node."""
     if not any(node.shims for node in model.walk()):
         return []  # without the paths, which take longer
     return shims_at(paths_of(model, clean(prefix)))
 
 
-def params_at(places: Iterable[tuple[Model, str]]) -> list[NamedParam]:
+def params_at(places: Iterable[tuple[Model[Any, Any], str]]) -> list[NamedParam]:
     """See `walk`. places (Iterable): From `paths_of`."""
     found: list[NamedParam] = []
     taken: set[str] = set()
@@ -96,7 +96,7 @@ def params_at(places: Iterable[tuple[Model, str]]) -> list[NamedParam]:
     return found
 
 
-def shims_at(places: Iterable[tuple[Model, str]]) -> list[tuple[str, Shim]]:
+def shims_at(places: Iterable[tuple[Model[Any, Any], str]]) -> list[tuple[str, Shim]]:
     """See `shim_paths`. places (Iterable): From `paths_of`."""
     return [
         (path if len(node.shims) == 1 else f"{path}/{i}", shim)
@@ -149,7 +149,7 @@ def _holds_layers(module: torch.nn.Module) -> bool:
 # ---------------------------------------------------------------------- paths
 
 
-def paths_of(root: Model, prefix: str) -> list[tuple[Model, str]]:
+def paths_of(root: Model[Any, Any], prefix: str) -> list[tuple[Model[Any, Any], str]]:
     """Each node below the root once, as `Model.walk` finds it, with its path. It lasts, also in a copy of the model."""
     nodes, bearing = list(root.walk()), _bearing_nodes(root)
     originals = original_refs(nodes)
@@ -178,7 +178,7 @@ def paths_of(root: Model, prefix: str) -> list[tuple[Model, str]]:
     return places
 
 
-def name_as_original(original: Model, copied: Model) -> None:
+def name_as_original(original: Model[Any, Any], copied: Model[Any, Any]) -> None:
     """Name the layers of a copied model like the original's: thinc's `Model.copy` does not copy refs, which name
     layers.
     """
@@ -191,7 +191,9 @@ def name_as_original(original: Model, copied: Model) -> None:
             set_original_refs(copies[node.id], refs)
 
 
-def _refs_of(node: Model, nodes: list[Model], originals: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Model]]:
+def _refs_of(
+    node: Model[Any, Any], nodes: list[Model[Any, Any]], originals: Mapping[int, Mapping[str, int]]
+) -> list[tuple[str, Model[Any, Any]]]:
     """The refs of a node by name, including those of the node that it is a copy of.
 
     nodes (list[Model]): The possible targets. originals (Mapping): See `original_refs`.
@@ -211,7 +213,7 @@ def _without_indices(path: str) -> str:
     return "/".join(parts)
 
 
-def _bearing_nodes(root: Model) -> set[int]:
+def _bearing_nodes(root: Model[Any, Any]) -> set[int]:
     """Ids of the nodes that have params, their own or below them."""
     bearing: set[int] = set()
     for node in root.walk(order="dfs_post"):

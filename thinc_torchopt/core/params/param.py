@@ -96,7 +96,7 @@ class Param:
         self.aliases: tuple[str, ...] = ()
         self.key = key
         self.set_source(source)
-        self.holder: Model | Shim | None = None
+        self.holder: Model[Any, Any] | Shim | None = None
         self.module: torch.nn.Module | None = None
         self.tensor = tensor
         self.half: Optional[Half] = None
@@ -129,7 +129,7 @@ class Param:
         self.is_array = not isinstance(source, torch.Tensor)
         self.is_torch = isinstance(source, torch.nn.Parameter)
 
-    def set_holder(self, holder: Model | Shim | None) -> None:
+    def set_holder(self, holder: Model[Any, Any] | Shim | None) -> None:
         """Set the node or shim that has it."""
         self.holder = holder
         self.module = module_of(holder) if isinstance(holder, PyTorchShim) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from spacy.language import Language
@@ -25,7 +25,7 @@ class NamedModel(NamedTuple):
     """
 
     component: str
-    model: Model
+    model: Model[Any, Any]
     params: list[NamedParam]
     shims: list[tuple[str, Shim]]
 
@@ -78,7 +78,7 @@ class KnownPipeline:
         return nlp, self._exclude
 
     @property
-    def components(self) -> list[tuple[str, Model]]:
+    def components(self) -> list[tuple[str, Model[Any, Any]]]:
         """See `components_with_model`. Empty without a pipeline."""
         nlp = self._nlp()
         return [] if nlp is None else components_with_model(nlp)
@@ -165,7 +165,7 @@ class KnownNames:
         noted = self._torch_params.get(id(param))
         return noted is not None and noted() is param
 
-    def prefix_of(self, model: Model) -> str:
+    def prefix_of(self, model: Model[Any, Any]) -> str:
         """The common prefix of the names of a model's params: its component's name, or the name of its root layer."""
         for name, found in self._pipeline.components:
             if found is model:
@@ -185,7 +185,7 @@ def all_names(nlp: Language) -> list[str]:
     return [found.name for name, model in components_with_model(nlp) for found in walk(model, name)]
 
 
-def trainable_components(nlp: Language, exclude: Collection[str] = ()) -> list[tuple[str, Model]]:
+def trainable_components(nlp: Language, exclude: Collection[str] = ()) -> list[tuple[str, Model[Any, Any]]]:
     """Name and model of each component that is trained: not excluded, not disabled, trainable, with a thinc model."""
     trained = {
         id(proc.model)  # type: ignore[attr-defined]
@@ -197,7 +197,7 @@ def trainable_components(nlp: Language, exclude: Collection[str] = ()) -> list[t
     return [(name, model) for name, model in components_with_model(nlp) if id(model) in trained]
 
 
-def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[str, Model]]:
+def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[str, Model[Any, Any]]]:
     """As `trainable_components`.
 
     RAISES (PipelineError): None is left, or one was not initialized.
@@ -219,7 +219,7 @@ def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[s
     return components
 
 
-def components_with_model(nlp: Language) -> list[tuple[str, Model]]:
+def components_with_model(nlp: Language) -> list[tuple[str, Model[Any, Any]]]:
     """Each component with a thinc model, including disabled ones, by its escaped name, as in names of params."""
     named = [(escape(name), getattr(proc, "model", None)) for name, proc in nlp.components]
     return [(name, model) for name, model in named if isinstance(model, Model)]

@@ -51,7 +51,7 @@ def compute_in(shims: Iterable[Shim], precision: Precision) -> None:
             _of_shim[shim] = precision
 
 
-def leave_to_others(model: Model) -> None:
+def leave_to_others(model: Model[Any, Any]) -> None:
     """Compute as thinc does from now on: another optimizer than ours trains the model."""
     for node in model.walk():
         for shim in node.shims:
@@ -209,7 +209,10 @@ def _check_bf16(kind: str, setting: str) -> None:
         raise ConfigError(
             f"Can't set {setting}: expected a device on which torch has it, found '{kind}'. Remove the setting."
         )
-    is_fast = {"cpu": cpu_computes_bf16, "cuda": lambda: torch.cuda.is_bf16_supported(including_emulation=False)}
+    is_fast: dict[str, Callable[[], bool]] = {
+        "cpu": cpu_computes_bf16,
+        "cuda": lambda: torch.cuda.is_bf16_supported(including_emulation=False),
+    }
     if kind in is_fast and not is_fast[kind]():
         name = "this CPU" if kind == "cpu" else f"'{torch.cuda.get_device_name()}'"
         _warn(

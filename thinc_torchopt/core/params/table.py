@@ -36,7 +36,7 @@ class ParamSource(NamedTuple):
 
     key: Key
     source: Any
-    holder: Model | Shim | None = None
+    holder: Model[Any, Any] | Shim | None = None
 
 
 class SavedRow(Protocol):
@@ -164,7 +164,7 @@ class ParamTable:
             elif not torch.nn.parameter.is_lazy(param):
                 yield self._found_in_shim(param, owner, model.model)
 
-    def _find_with_grad(self, model: Model) -> Iterator[ParamSource]:
+    def _find_with_grad(self, model: Model[Any, Any]) -> Iterator[ParamSource]:
         """The params of a model whose gradients are passed on unchanged."""
         for node in model.walk():
             for shim in node.shims:
@@ -175,7 +175,7 @@ class ParamTable:
                 if node.has_param(name) and node.has_grad(name):
                     yield self._found_in_node(node, name, model)
 
-    def _found_in_node(self, node: Model, name: str, model: Model) -> ParamSource:
+    def _found_in_node(self, node: Model[Any, Any], name: str, model: Model[Any, Any]) -> ParamSource:
         """An array. A read-only one, or one that is not in C order, is replaced by a plain copy."""
         key, array = (node.id, name), node.get_param(name)
         if key not in self.names:
@@ -186,7 +186,7 @@ class ParamTable:
             node.set_param(name, array)
         return ParamSource(key, array, node)
 
-    def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> ParamSource:
+    def _found_in_shim(self, param: torch.nn.Parameter, shim: Shim, model: Model[Any, Any]) -> ParamSource:
         if not self._names.has_noted(param):
             self._forget([id(param)], keep_names=False)
             self._name_below(model)
@@ -223,7 +223,7 @@ class ParamTable:
 
     # ------------------------------------------------------------------ called at each step
 
-    def array_of_node(self, node: Model, name: str, model: Model) -> Any:
+    def array_of_node(self, node: Model[Any, Any], name: str, model: Model[Any, Any]) -> Any:
         """A node's param, which is in the table afterwards. If it is new or replaced, all such params with a gradient
         are added together.
 
@@ -238,7 +238,7 @@ class ParamTable:
         self._see_all([*self._find_with_grad(model), found])
         return found.source
 
-    def add_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model) -> Param | None:
+    def add_torch_param(self, param: torch.nn.Parameter, shim: Shim, model: Model[Any, Any]) -> Param | None:
         """Look up a torch param. If it is new or replaced, all such params with a gradient are added together.
 
         shim (Shim): Its shim. model (Model): The root of its model.
@@ -288,7 +288,7 @@ class ParamTable:
             self._sync()
         return self.by_key.get(key)
 
-    def name_shim_param(self, shim: Shim, name: str, model: Model) -> Key:
+    def name_shim_param(self, shim: Shim, name: str, model: Model[Any, Any]) -> Key:
         """Name a param that a shim keeps elsewhere.
 
         RETURNS (Key): Its key.
@@ -467,7 +467,7 @@ class ParamTable:
         )
         self._forget([param.key])
 
-    def _set_holder(self, param: Param, holder: Model | Shim) -> None:
+    def _set_holder(self, param: Param, holder: Model[Any, Any] | Shim) -> None:
         """Set the place of a param, perhaps another shim around its module."""
         old = param.holder
         param.set_holder(holder)
@@ -499,7 +499,7 @@ class ParamTable:
 
     # ------------------------------------------------------------------ names
 
-    def _name_below(self, model: Model) -> None:
+    def _name_below(self, model: Model[Any, Any]) -> None:
         """Name the params of a model with new ones."""
         if any(found is model for _, found in self.pipeline.components):
             self._name_pipeline()
@@ -590,7 +590,7 @@ def _switched_on(param: Param) -> Iterator[str]:
     return (name for name, value in param.settings.options.items() if value is True)
 
 
-def _row_size(node: Model, param: Param) -> int:
+def _row_size(node: Model[Any, Any], param: Param) -> int:
     """Cells in a row of a flat param, such as SparseLinear's weights of `nO` rows."""
     sizes = [node.get_dim(name) for name in node.dim_names if node.has_dim(name)]
     is_flat = node.has_dim("nO") and param.tensor.numel() == math.prod(sizes)

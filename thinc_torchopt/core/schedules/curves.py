@@ -1,6 +1,17 @@
 """Schedules that are functions of the step: they rise, fall, and don't end.
 
 Those with `total_steps` end with the training if it is left out: see to_the_end.py.
+
+With s the step, counted from 0, W the steps of the warm-up, D those of the fall, T all, r `initial_rate`, m `min_rate`,
+and x = (s - W) / (T - W), which goes from 0 to 1 during the fall:
+
+    warmup_linear         r (s + 1) / W, then r (1 - x)
+    warmup_cosine         r s / W, then m + (r - m) (1 + cos(pi (cycles x mod 1))) / 2
+    inverse_sqrt          r s / W, then r / sqrt((s - W + k) / k), with k = timescale, or else W, or else 10,000
+    polynomial            r s / W, then m + (r - m) (1 - x)^power
+    warmup_stable_decay   m + (r - m) u(s / W), then r, and in the last D steps, from B on, m + (r - m) d((s - B) / D)
+                          linear: u = p, d = 1 - p; cosine: u = (1 - cos pi p) / 2, d = (1 + cos pi p) / 2;
+                          1-sqrt: u = 1 - sqrt(1 - p), d = 1 - sqrt(p)
 """
 
 import math

@@ -11,6 +11,7 @@ from .to_the_end import Arguments
 
 Mode = Literal["max", "min"]
 ThresholdMode = Literal["rel", "abs"]
+_PART = "the part of the best score that an improvement is, at least 0 and below 1 (0.01 is 1%)"
 
 
 def plateau(
@@ -36,7 +37,7 @@ def plateau(
     metric (str): The name of the watched score, e.g. "ents_f". Default: the main score, weighted by
         [training.score_weights].
     mode ("max" | "min"): Whether a higher or a lower score is better.
-    threshold (float): The smallest improvement that counts.
+    threshold (float): The smallest improvement that counts. As a fraction, it is below 1.
     threshold_mode ("rel" | "abs"): Whether `threshold` is a fraction of the best score, or a difference.
     cooldown (int): Evaluations after the rate was lowered that don't count as bad.
     min_rate (float): The lowest rate.
@@ -52,8 +53,10 @@ def plateau(
     if not isinstance(metric, str) or not metric:
         check.refuse("metric", "the name of a score", metric)
     check.choice("mode", mode, ["max", "min"])
-    check.number("threshold", threshold)
     check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
+    # With 1 no loss is ever below the best one, and a score must be twice as high.
+    is_part = threshold_mode == "rel"
+    check.number("threshold", threshold, _PART if is_part else None, below=1.0 if is_part else math.inf)
     check.whole("cooldown", cooldown)
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.number("eps", eps)

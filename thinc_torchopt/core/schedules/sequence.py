@@ -73,7 +73,8 @@ class SequenceSchedule(Iterator[float]):
 
     @property
     def value(self) -> float:
-        return self._part.value
+        value: float = self._part.value
+        return value
 
     @property
     def metric(self) -> str:

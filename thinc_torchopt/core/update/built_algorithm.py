@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from operator import is_
 from typing import Any, Literal
 
@@ -39,6 +38,8 @@ from .fused import KERNELS, KernelLists
 from .group import Group
 
 Parts = Sequence[tuple[Group, Sequence[Param]]]
+# The key in a param's state of the algorithm's values of its group: as of the param's last update.
+OF_GROUP = "of_group"
 # How torch's classes refuse options, or a param.
 _REFUSALS = (ValueError, TypeError, RuntimeError)
 
@@ -212,9 +213,10 @@ class BuiltAlgorithm:
             optimizer.grad_scale = scale  # type: ignore[attr-defined]
         try:
             if self.algorithm.counts_for_group:
-                for _ in self._groups_by_count(chosen):
+                for part in self._parts_alike(chosen):
                     self._step_once()
-                self._part_groups()
+                    for group, tensors in part.items():
+                        self.states.put_of_group(tensors, group.own_values)
             else:
                 for tensors in self._parts(chosen):
                     with self._only_grads_of(tensors):
@@ -270,46 +272,41 @@ class BuiltAlgorithm:
             for tensor, grad in aside:
                 tensor.grad = grad
 
-    def _groups_by_count(self, chosen: Parts) -> Iterator[None]:
-        """While this iterates, the optimizer has only groups and params to update that had equally many updates: for
-        algorithms that count the steps of a group, even of idle ones.
+    def _parts_alike(self, chosen: Parts) -> Iterator[dict[Group, list[torch.Tensor]]]:
+        """While this iterates, the optimizer has only groups and params to update that had equally many updates, and
+        that agree on the algorithm's values of their group: for algorithms that keep such values, and count steps, for
+        a whole group, even for params that are idle or new.
         """
         optimizer = self.optimizer
         all_groups = optimizer.param_groups
         before = [(group.entry, group.entry["params"]) for group, _ in chosen]
         first = optimizer.defaults.get("step")
-        by_count: list[list[tuple[int, list[torch.Tensor]]]] = []
-        for _, params in chosen:
-            found: dict[int, list[torch.Tensor]] = {}
+        parts: dict[Any, dict[Group, list[torch.Tensor]]] = {}
+        for group, params in chosen:
+            settings = group.settings_to_share if self.algorithm.finds_rate else None
+            keys: dict[int, Any] = {}
             for param in params:
-                found.setdefault(param.steps, []).append(param.tensor)
-            by_count.append(list(found.items()))
+                values = self.states.of_group(param)
+                if id(values) not in keys:
+                    keys[id(values)] = _comparable(group.first_values if values is None else values)
+                key = param.steps, keys[id(values)], settings
+                parts.setdefault(key, {}).setdefault(group, []).append(param.tensor)
         try:
-            for parts in zip_longest(*by_count):
-                optimizer.param_groups = [entry for (entry, _), part in zip(before, parts) if part]
-                for entry, part in zip(optimizer.param_groups, filter(None, parts)):
-                    count, entry["params"] = part
+            for (count, *_), part in parts.items():
+                optimizer.param_groups = [group.entry for group in part]
+                for group, tensors in part.items():
+                    values = optimizer.state.get(tensors[0], {}).get(OF_GROUP, group.first_values)
+                    group.set_own_values(map_tensors(torch.Tensor.clone, values))
+                    group.entry["params"] = tensors
                     if count == 0 and first is None:
-                        entry.pop("step", None)  # most of them create state if it is missing
+                        group.entry.pop("step", None)  # most of them create state if it is missing
                     else:
-                        entry["step"] = count + (first or 0)
-                yield
+                        group.entry["step"] = count + (first or 0)
+                yield part
         finally:
             optimizer.param_groups = all_groups
             for entry, tensors in before:
                 entry["params"] = tensors
-
-    def _part_groups(self) -> None:
-        """Give each group its own tensors: some algorithms share one between all groups of a step, so it would move
-        while its group is idle.
-        """
-        seen: set[int] = set()
-        for entry in self.optimizer.param_groups:
-            for name, value in entry.items():
-                if isinstance(value, torch.Tensor):
-                    if id(value) in seen:
-                        entry[name] = value.clone()
-                    seen.add(id(value))
 
     # ------------------------------------------------------------------ the values to evaluate
 
@@ -324,16 +321,25 @@ class BuiltAlgorithm:
             if not by_tensor:
                 continue
             before = dict(group.entry)
-            for _ in self._groups_by_count([(group, list(by_tensor.values()))]):
-                part = group.entry["params"]
-                trained = [tensor.detach().clone() for tensor in part]
+            for part in self._parts_alike([(group, list(by_tensor.values()))]):
+                tensors = part[group]
+                trained = [tensor.detach().clone() for tensor in tensors]
                 optimizer.eval()  # type: ignore[attr-defined]
-                found += [(by_tensor[tensor], tensor.detach().clone()) for tensor in part]
+                found += [(by_tensor[tensor], tensor.detach().clone()) for tensor in tensors]
                 optimizer.train()  # type: ignore[attr-defined]
                 # It computes them back, though not to the last bit.
-                kernels.copy_([tensor.detach() for tensor in part], trained)
+                kernels.copy_([tensor.detach() for tensor in tensors], trained)
             group.entry.update(before)
         return found
+
+
+def _comparable(value: Any) -> Any:
+    """A form of plain values that can be compared and hashed."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), tuple(value.flatten().tolist())
+    if isinstance(value, Mapping):
+        return tuple((key, _comparable(item)) for key, item in value.items())
+    return tuple(map(_comparable, value)) if isinstance(value, (list, tuple)) else value
 
 
 # ---------------------------------------------------------------------- building it
@@ -370,6 +376,19 @@ class ParamStates:
         RAISES (StateError): It does not fit.
         """
         self._optimizer.state[param.tensor] = self._fit(param, state, param.tensor, shape, dtype, on_growth, copy=True)
+
+    def of_group(self, param: Param) -> Mapping[str, Any] | None:
+        """The algorithm's values of the param's group at its last update. Params that were updated together have the
+        same object, unless they were loaded since. None: it has none.
+        """
+        values: Mapping[str, Any] | None = self._optimizer.state.get(param.tensor, {}).get(OF_GROUP)
+        return values
+
+    def put_of_group(self, tensors: Sequence[torch.Tensor], values: Mapping[str, Any]) -> None:
+        """Set the values of the group of params that were just updated together."""
+        if values:
+            for tensor in tensors:
+                self._optimizer.state[tensor][OF_GROUP] = values
 
     def drop(self, param: Param) -> None:
         """Drop the state of a param."""
@@ -414,9 +433,10 @@ class ParamStates:
                 state = optimizer.from_plain(state, tensor)
                 return {name: value.clone() if name == "step" else value for name, value in state.items()}
             state = optimizer.as_floats(state, torch.empty(tuple(shape), dtype=dtype))
+        of_group = {OF_GROUP: state[OF_GROUP]} if OF_GROUP in state else {}
         fitted = fit_param_state(
             self.optimizer_class,
-            state,
+            {name: value for name, value in state.items() if name not in of_group},
             shape,
             tensor,
             on_growth=on_growth,
@@ -428,6 +448,7 @@ class ParamStates:
         )
         if isinstance(optimizer, Quantized):
             return optimizer.quantize(fitted, tensor)
+        fitted |= of_group
         nested = {name: value for name, value in fitted.items() if not isinstance(value, torch.Tensor)}
         if nested:
             fitted |= map_tensors(lambda value: value.to(tensor.device), nested)

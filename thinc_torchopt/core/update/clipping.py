@@ -222,4 +222,5 @@ def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:
     """The 2-norm of each unit, in a shape that broadcasts. In half precision it would overflow."""
     dims = tuple(range(1, tensor.ndim)) or None
     dtype = torch.float32 if tensor.dtype.itemsize < 4 else None
-    return torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
+    norms: torch.Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
+    return norms

@@ -55,7 +55,13 @@ class NotedGrads:
                 callback(param.in_form(param.tensor))
 
     def collect(
-        self, table: ParamTable, model: Model, set_grad: Callable[..., None], update_alone: Call, *, sees_all: bool
+        self,
+        table: ParamTable,
+        model: Model[Any, Any],
+        set_grad: Callable[..., None],
+        update_alone: Call,
+        *,
+        sees_all: bool,
     ) -> None:
         """Add all params of a model that have a gradient.
 
@@ -90,7 +96,7 @@ class NotedGrads:
         self,
         table: ParamTable,
         shim: Shim,
-        model: Model,
+        model: Model[Any, Any],
         set_grad: Callable[..., None],
         update_alone: Call,
         *,

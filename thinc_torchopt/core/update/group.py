@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,8 @@ class Group:
     label (str): Its label at the writer of rates.
     frozen_alike (Callable): Returns frozen params that would belong to it.
 
-    Public: `record` (the group as the writer of rates left it), `moving` (the options that schedules move),
+    Public: `record` (the group as the writer of rates left it), `first_values` (of `own_values`, before the first
+    update), `moving` (the options that schedules move),
     `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
     params).
     """
@@ -55,6 +57,7 @@ class Group:
         self.owner = owner
         self._rates = rates
         self._frozen_alike = frozen_alike
+        self.first_values = deepcopy(self.own_values)
         self.record = GroupRecord(label, self, entry["lr"])
         self.moving = [name for name, value in self.settings.options.items() if is_moving(value)]
 
@@ -79,10 +82,29 @@ class Group:
         return {settings.label for settings in {id(param.settings): param.settings for param in self.params}.values()}
 
     @property
-    def state(self) -> dict[str, Any]:
+    def own_values(self) -> dict[str, Any]:
         """The algorithm's own values in the group, beside options: the step size that Prodigy found, for example."""
         settings = self.settings.options
         return {name: value for name, value in self.entry.items() if name not in _NO_STATE and name not in settings}
+
+    def set_own_values(self, values: Mapping[str, Any]) -> None:
+        """Replace the algorithm's own values."""
+        for name in self.own_values.keys() - values.keys():
+            del self.entry[name]
+        self.entry.update(values)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The own values of algorithms whose groups keep them. Otherwise each param has those of its last update, in
+        its state: params of a group may have been updated at different steps.
+        """
+        return {} if self.owner.algorithm.counts_for_group else self.own_values
+
+    @property
+    def settings_to_share(self) -> Any:
+        """Equal for groups that can share one step size that their algorithm finds."""
+        options = {name: value for name, value in self.entry.items() if name in self.settings.options}
+        return self.entry["lr"], repr(sorted((options | {"weight_decay": None}).items()))
 
     def set_params(self, params: list[Param]) -> None:
         """Set its params."""

@@ -201,12 +201,12 @@ class GroupPlan:
     ) -> Group:
         """Make a group. If its first param is from another group of this algorithm, it inherits that group's values."""
         old, label = params[0].group, params[0].settings.label
+        group = Group(key, params, entry, algorithm, self.rates, label, self._frozen_alike)
         if old is None or old.owner is not algorithm:
-            return Group(key, params, entry, algorithm, self.rates, label, self._frozen_alike)
+            return group
         # Of the same settings, including values written by other code.
         kept = old.entry if old.key[:2] == key[:2] else old.state
         entry.update(deepcopy({name: value for name, value in kept.items() if name not in ("params", "param_names")}))
-        group = Group(key, params, entry, algorithm, self.rates, label, self._frozen_alike)
         group.record.rate, group.record.applied_rate = old.record.rate, old.record.applied_rate
         return group
 

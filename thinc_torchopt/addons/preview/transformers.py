@@ -1,4 +1,4 @@
-"""For `explain`: the windows of a training's transformers, their losses of text, and the memory of a batch."""
+"""The transformers of a training: their windows, the text that these lose, and the memory of a batch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from ...loop.data_check import Corpus
 from ...loop.data_stream import batches_of
 from ...loop.random_state import preserved_random
 from ...loop.setup import Setup
-from .batches import split_by_length
-from .saving import count_lost
-from .settings import BLOCK
-from .transformers import Transformer, transformers_of
-from .windows import PieceCounter, PieceWindows
+from ..fine_tuning import PieceCounter, PieceWindows, Transformer, count_lost, split_by_length, transformers_of
+from .lines import Line
 
 _FLOAT = 4
 # Words of the texts that are tokenized, and batches that are looked at.
 _WORDS, _BATCHES = 100_000, 200
+_BLOCK = "[training.optimizer.fine_tuning]"
 
 
-def tell_windows(setup: Setup, train: Corpus) -> tuple[list[tuple[str, str]], list[str]]:
+def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
     """Say which windows the transformers read, and what is lost of the training data.
 
-    RETURNS (tuple): Lines with their labels, and notes on lost wordpieces.
+    RETURNS (tuple): Lines, and notes on what is lost.
     """
     settings: Any = setup.optimizer.attachments.get("fine_tuning")
     window = None if settings is None else settings.window_pieces
-    lines: list[tuple[str, str]] = []
+    lines: list[Line] = []
     notes = []
     docs = _first(train)
     for one in transformers_of(setup.nlp):
@@ -48,7 +46,7 @@ def tell_windows(setup: Setup, train: Corpus) -> tuple[list[tuple[str, str]], li
         elif lost is not None and lost.cut:
             happens = "" if _cuts(one) else ": more are an error of torch"
             notes.append(
-                f"{lost}. '{one.component}' reads at most {one.longest_input} at once{happens}. A block {BLOCK} "
+                f"{lost}. '{one.component}' reads at most {one.longest_input} at once{happens}. A block {_BLOCK} "
                 'with @misc = "thinc-torchopt.FineTuning.v1" makes windows that lose none.'
             )
     return lines, notes
@@ -109,7 +107,7 @@ def _largest_batch(setup: Setup, transformer: Transformer, train: Corpus) -> int
 
 
 def _bytes_per_piece(setup: Setup, transformer: Transformer) -> float:
-    """Bytes kept for the backward pass of one wordpiece: about the inputs and outputs of all linear layers."""
+    """Bytes that torch keeps of a wordpiece for the backward pass: about the inputs and outputs of linear layers."""
     settings: Any = setup.optimizer.attachments.get("fine_tuning")
     linear = [module for module in transformer.module.modules() if isinstance(module, torch.nn.Linear)]
     kept = float(sum(module.in_features + module.out_features for module in linear))

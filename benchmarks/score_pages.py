@@ -1,0 +1,140 @@
+"""What the pages say of benchmarks/score.jsonl: tables, the picture, and the sentences of README.
+
+    python benchmarks/score_pages.py    # write them anew
+
+tests/test_score.py compares them with the pages.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REPO = HERE.parent
+MEASURED_FILE = REPO / "thinc_torchopt" / "addons" / "recipes" / "measured.yaml"
+
+sys.path.insert(0, str(HERE))
+from score import TASKS, Line, Row, levers, read, rows_of, table  # noqa: E402
+
+
+def picture(rows: list[Row], path: Path) -> None:
+    """Differences of the saved model, with one and two standard errors."""
+    import matplotlib
+
+    from thinc_torchopt.addons.report.style import COLOURS, MUTED, save, style
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    with style(**{"svg.hashsalt": "score"}):
+        figure, axes = pyplot.subplots(1, 2, figsize=(9, 1.2 + 0.35 * len(rows)), sharey=True)
+        for axis, other, title in zip(axes, ("stock", "tuned"), ("spacy init config", "spaCy's optimizer, tuned")):
+            for place, row in enumerate(rows):
+                if (gain := row.gain(other)) is not None:
+                    fill = "white" if TASKS[row.task].has_chosen else COLOURS[0]
+                    if gain.error == gain.error:
+                        for errors, width in ((2, 1.0), (1, 3.0)):
+                            reach = gain.mean - errors * gain.error, gain.mean + errors * gain.error
+                            axis.plot(reach, (place, place), color=COLOURS[0], lw=width)
+                    axis.plot(gain.mean, place, "o", color=COLOURS[0], markerfacecolor=fill)
+            axis.axvline(0, color=MUTED, lw=0.8)
+            axis.set_xlabel(f"points of best above {title}")
+        axes[0].set_yticks(range(len(rows)), [row.task for row in rows])
+        axes[0].set_ylim(len(rows) - 0.5, -0.5)
+        figure.tight_layout()
+        save(figure, path)
+
+
+# ----------------------------------------------------------------------------------------------------------- sentences
+
+# Of measured.yaml, by what is trained.
+MEASURED = {
+    "tagger, parser, CNN or BiLSTM": ["ewt", "ewt-morph"],
+    "NER": ["food", "brands"],
+    "span categorizer": ["spancat", "brands-spans"],
+    "text classifier, bag of words": ["cooking", "genres", "docs-bow"],
+    "text classifier with a CNN": ["cooking-cnn", "docs-issues", "genres-cnn"],
+    "a transformer, or a pipeline with pretrained parts": ["minilm"],
+}
+
+
+def expectation(rows: list[Row], tasks: Iterable[str]) -> str:
+    """What measured.yaml says of some tasks. Empty: none was measured."""
+    return "; ".join(expected(row) for row in rows if row.task in tasks)
+
+
+def expected(row: Row) -> str:
+    against = []
+    for other, name in (("stock", "spaCy's template"), ("tuned", "its optimizer tuned for the task")):
+        against.append(f"{row.gain(other)} points against {name}, in {row.share_of_time(other):.2f} of its time")
+    return f"{row.task}: {', '.join(against)}"
+
+
+def claims(rows: list[Row]) -> str:
+    """What README says."""
+    rows = [row for row in rows if len(row.seeds) > 1]
+    if not rows:
+        return "Not measured yet."
+    stock, tuned = ([row.gain(other) for row in rows] for other in ("stock", "tuned"))
+    shares = {other: sorted(row.share_of_time(other) for row in rows) for other in ("stock", "tuned")}
+    fresh = [row for row in rows if not TASKS[row.task].has_chosen]
+    reached = [row for row in fresh if row.gain("stock").mean >= 0 and row.share_of_time("stock") <= 0.3]
+    times = {other: f"{found[0]:.2f} to {found[-1]:.2f}" for other, found in shares.items()}
+    missing = [task for task in TASKS if task not in {row.task for row in rows}]
+    lines = [
+        f"On {len(rows)} of {len(TASKS)} tasks `best` has been measured: a model chosen on one half of the development "
+        "data, scored on the other.",
+        f"Against what `spacy init config` writes, it scored as high or higher on {sum(g.mean >= 0 for g in stock)}, "
+        f"in {times['stock']} of the CPU time; on {len(reached)} of the {len(fresh)} on which nothing was chosen, as "
+        "high or higher in at most 0.3 of the time.",
+        "Against spaCy's own optimizer, tuned for each task, it is higher by more than two standard errors on "
+        f"{sum(g.mean > 2 * g.error for g in tuned)}, and lower by more than one on "
+        f"{sum(g.mean < -g.error for g in tuned)}, in {times['tuned']} of its time.",
+    ]
+    lines += [f"Not measured yet: {', '.join(missing)}."] if missing else []
+    return textwrap.fill(" ".join(lines), 120, break_on_hyphens=False, break_long_words=False)
+
+
+BEGIN, END = "<!-- Written by `python benchmarks/score_pages.py`. -->\n", "<!-- End of the generated part. -->"
+
+
+def pages(lines: list[Line]) -> dict[Path, str]:
+    """What stands between the two comments of each page."""
+    rows = rows_of(lines)
+    tables = ["\n".join(found) for found in (table(rows), levers(lines))]
+    return {REPO / "docs" / "recipes.md": "\n\n".join(tables), REPO / "README.md": claims(rows)}
+
+
+def between(text: str) -> str | None:
+    """What stands between the comments of a page. None: it has none."""
+    _, begin, rest = text.partition(BEGIN)
+    found, end, _ = rest.partition(END)
+    return found.strip("\n") if begin and end else None
+
+
+def report(lines: list[Line]) -> None:
+    """Write tables and sentences into the pages, and the picture."""
+    for path, text in pages(lines).items():
+        page = path.read_text("utf8")
+        if between(page) is None:
+            print(f"{path.name} has no place for this:\n\n{text}\n")
+            continue
+        before, _, rest = page.partition(BEGIN)
+        path.write_text(f"{before}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}", "utf8")
+    text = MEASURED_FILE.read_text("utf8")
+    for train, tasks in MEASURED.items():
+        if not (said := expectation(rows_of(lines), tasks)):
+            continue
+        said = textwrap.indent(textwrap.fill(said, 110), " " * 6)
+        entry = rf"(  - train: {re.escape(train)}\n(?:    .*\n)*?    expect: )(?:.*\n)(?:      .*\n)*"
+        text = re.sub(entry, rf"\1>-\n{said}\n", text)
+    MEASURED_FILE.write_text(text, "utf8")
+    picture(rows_of(lines), REPO / "docs" / "recipes.svg")
+
+
+if __name__ == "__main__":
+    report(read())

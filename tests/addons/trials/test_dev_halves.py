@@ -1,0 +1,65 @@
+"""A model is chosen on one half of the development data, and scored on the other: with spaCy's own scores."""
+
+import math
+from statistics import stdev
+
+import pytest
+import spacy
+from hypothesis import given
+from hypothesis import strategies as st
+from spacy.training import Example
+from spacy.training.loop import create_evaluation_callback
+
+from thinc_torchopt.addons.trials.dev_halves import halves, predict, resampled, score
+
+WEIGHTS = {"ents_f": 0.75, "ents_p": 0.25, "ents_r": None, "tag_acc": 0.5}
+
+
+@pytest.fixture
+def nlp():
+    nlp = spacy.blank("en")
+    ruler = nlp.add_pipe("entity_ruler")
+    ruler.add_patterns([{"label": "X", "pattern": "Berlin"}, {"label": "X", "pattern": "tea"}])
+    return nlp
+
+
+@pytest.fixture
+def dev(nlp):
+    texts = {"Berlin": [(0, 6)], "tea in Berlin": [(7, 13)], "Ada drinks": [(0, 3)], "": [], "no name": []}
+    return [
+        Example.from_dict(nlp.make_doc(text), {"entities": [(*span, "X") for span in spans]})
+        for text, spans in texts.items()
+    ]
+
+
+def test_dev_halves_scores_as_spacy_does(nlp, dev):
+    """The oracle is what `spacy train` calls; some components have no scores, as tag_acc here."""
+    expected, _ = create_evaluation_callback(nlp, lambda nlp: dev, WEIGHTS)()
+    predicted = predict(nlp, dev)
+    assert score(nlp, predicted, WEIGHTS) == expected > 0
+    for half, part in zip(halves(dev), halves(predicted)):
+        assert score(nlp, part, WEIGHTS) == create_evaluation_callback(nlp, lambda nlp, half=half: half, WEIGHTS)()[0]
+    assert not dev[0].predicted.ents  # the corpus is as it was
+
+
+def test_dev_halves_refuses_scores_by_label(nlp, dev):
+    with pytest.raises(ValueError, match="E915"):
+        score(nlp, predict(nlp, dev), {"ents_per_type": 1.0})
+
+
+@given(st.lists(st.integers(), max_size=9, unique=True))
+def test_dev_halves_have_each_text_once(texts):
+    one, other = halves(texts)
+    if len(texts) > 1:
+        assert sorted([*one, *other]) == sorted(texts) and 0 <= len(one) - len(other) <= 1
+    else:
+        assert one == other == texts
+
+
+def test_dev_halves_resampled_is_the_error_of_a_mean():
+    """Of a plain mean, the standard error is known. 2,000 draws know it to 1.6%: 1 / sqrt(2 * 2000)."""
+    texts = [float(i % 7) for i in range(200)]
+    found = resampled(lambda drawn: sum(drawn) / len(drawn), texts, draws=2000)
+    n = len(texts)
+    assert stdev(found) == pytest.approx(stdev(texts) / math.sqrt(n) * math.sqrt((n - 1) / n), rel=3 * 0.016)
+    assert found[:3] == resampled(lambda drawn: sum(drawn) / len(drawn), texts, draws=3)  # the same draws for all
