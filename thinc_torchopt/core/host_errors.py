@@ -374,8 +374,8 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
         names = [f"[components.{name}]" for name, block in blocks.items() if "textcat" in str(block.get("factory"))]
         return (
             f"Can't train {' or '.join(names) or 'a text categorizer'}: a text of [{corpus}] has a category with the "
-            f"value {value[1]}, and spaCy expects 1 for a category that holds and 0 for one that doesn't. Set each to 1 "
-            "or 0."
+            f"value {value[1]}, and spaCy expects 1 for a category that holds and 0 for one that doesn't. Set each to "
+            "1 or 0."
         )
     if empty := re.match(r"\[E923\] .*Model of component '(.*?)'", text):
         block = blocks.get(empty[1], {})
