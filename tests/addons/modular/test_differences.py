@@ -1,4 +1,4 @@
-"""Each difference to declearn. docs/modular.md names those that users meet."""
+"""Each difference from declearn that is on purpose; docs/modular.md lists them by theme."""
 
 import json
 import warnings
