@@ -61,6 +61,7 @@ OF_OPTIMIZER = {
     "controller": OTHER,
     "distributed": OTHER,
     "privacy": OTHER,
+    "fine_tuning": OTHER,
 }
 DROP_IN = {"learn_rate": NUMBER, "L2": NUMBER, "grad_clip": NUMBER, "L2_is_weight_decay": FLAG, "use_averages": FLAG}
 WITH_BETAS = {**DROP_IN, "beta1": [*NUMBER, 1.0], "beta2": [*NUMBER, 1.0], "eps": NUMBER}

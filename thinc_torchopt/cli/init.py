@@ -90,7 +90,7 @@ def init(
         if str(config_path).startswith("--"):  # the first override
             raise ConfigError(
                 "Can't make a config: expected the name of the file to write, found none. Name it before the options: "
-                f"{cli_util().COMMAND} torchopt init config.cfg --lang en --paths.train train.spacy."
+                f"{cli_util().COMMAND} torchopt init new.cfg --lang en --paths.train train.spacy"
             )
         names = [name.strip() for name in ",".join(recipe or []).split(",") if name.strip()]
         recipes = [Recipe.of(name) for name in dict.fromkeys(names)]

@@ -162,7 +162,7 @@ class Annotations:
         if rest.between:
             return (
                 f"{rest.between:,} of {found.texts:,} texts have categories with values between 0 and 1, which spaCy "
-                "refuses: round them"
+                "refuses: set each to 1 or 0"
             )
         if factory == "textcat":
             if rest.several:

@@ -28,6 +28,8 @@ from .text_files import check_encoding
 # Prefixes of our registered names, and the registries in which all names are ours.
 PREFIXES: Final = ("thinc-torchopt.", "thinc_torchopt.", "torch.", "torch.optim.", "pytorch-optimizer.")
 REGISTRIES: Final = ("torch_optimizers", "gradient_modules", "regularizers")
+# The endings of files that `spacy convert` reads. SOURCE: spacy/cli/convert.py, CONVERTERS.
+_CONVERTED: Final = (".conll", ".conllu", ".conllubio", ".iob", ".json", ".ner")
 # spaCy's readers of files, with the endings of their files; and the first byte of its binary format: a header of
 # zlib's, at its usual settings.
 _READERS: Final = {"spacy.Corpus.v1": ".spacy", "spacy.JsonlCorpus.v1": ".jsonl", "spacy.PlainTextCorpus.v1": ".txt"}
@@ -307,10 +309,11 @@ def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool)
                     f"Can't read [{name}]: '{path}' is a pointer of Git LFS. Fetch the file: git lfs pull."
                 )
             if start[:1] != _ZLIB:
-                raise ConfigError(
-                    f"Can't read [{name}]: '{path}' is not in spaCy's binary format. Convert it: spacy convert {path} "
-                    "./corpus."
-                )
+                if file.suffix in _CONVERTED:
+                    how = f"Convert it, and give the result: spacy convert {path} ./corpus."
+                else:
+                    how = 'Annotate the texts, and save them in Python: DocBin(docs=docs).to_disk("train.spacy").'
+                raise ConfigError(f"Can't read [{name}]: '{path}' is not in spaCy's binary format. {how}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # spaCy's, about the same
         found = walk_corpus(file, ending)

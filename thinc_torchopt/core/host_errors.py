@@ -374,7 +374,8 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
         names = [f"[components.{name}]" for name, block in blocks.items() if "textcat" in str(block.get("factory"))]
         return (
             f"Can't train {' or '.join(names) or 'a text categorizer'}: a text of [{corpus}] has a category with the "
-            f"value {value[1]}, and spaCy expects 1 for each that holds and 0 for each that doesn't. Round the values."
+            f"value {value[1]}, and spaCy expects 1 for a category that holds and 0 for one that doesn't. Set each to "
+            "1 or 0."
         )
     if empty := re.match(r"\[E923\] .*Model of component '(.*?)'", text):
         block = blocks.get(empty[1], {})
@@ -428,8 +429,8 @@ def _message_of_unset(attribute: str, error: Exception, config: Mapping[str, Any
     corpus = config.get("training", {}).get("train_corpus", "corpora.train")
     at = f" at {line}" if (line := line_of_others(error)) else ""
     return (
-        f"Can't read [{corpus}]: '{attribute}' of a Span is set{at}, which spaCy does not allow. Give it when the Span "
-        "is made: Span(doc, start, end, label, kb_id=..., span_id=...)."
+        f"Can't read [{corpus}]: '{attribute}' of a Span can't be set later. Make it with Span(doc, start, end, label, "
+        f"kb_id=..., span_id=...){at and f': it is set{at}'}."
     )
 
 

@@ -58,6 +58,9 @@ def create_add_labels(
                 f"of the texts, found {given!r}."
             )
 
+    if callback is not None and not callable(callback):
+        _SECTION.refuse("callback", "a section with @callbacks, or null", callback)
+
     def after_init(nlp: Language) -> Language:
         from ..core.labels import add_labels  # who lists spaCy's registries does not need the optimizer
 

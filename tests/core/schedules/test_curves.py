@@ -5,7 +5,6 @@ import json
 import math
 import re
 from itertools import islice
-from pathlib import Path
 
 import numpy
 import pytest
@@ -17,7 +16,9 @@ from thinc.api import registry
 from thinc.api import warmup_linear as thincs_warmup_linear
 from torch.optim import lr_scheduler as torchs
 
+from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core import schedules
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ScheduleError, StateError
 
 RATES = st.floats(1e-6, 10.0)
@@ -602,11 +603,8 @@ def test_schedules_drive_other_settings_too():
 
 
 def test_schedules_in_several_places_move_once():
-    """The Python code of the docs, run."""
-    page = Path(__file__).resolve().parents[3] / "docs" / "schedules.md"
-    found = {}
-    exec(re.search(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)[1], found)
-    optimizer, expected = found["optimizer"], schedules.warmup_cosine(0.01, 100, 1000)
+    shared, expected = (schedules.warmup_cosine(0.01, 100, 1000) for _ in range(2))
+    optimizer = TorchOptimizer(AdamW(weight_decay=shared), learn_rate=shared)
     for rate in islice(expected, 150):
         assert optimizer.learn_rate == optimizer.L2 == rate
         optimizer.step_schedules()

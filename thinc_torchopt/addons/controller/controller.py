@@ -37,8 +37,8 @@ logger = logging.getLogger("thinc_torchopt.controller")
 
 _VERSION = 1
 _WHAT = "the state of the trainer controller"
-# The ends of the names of spaCy's scores that are from 0 to 1, and of what is no part of the main score. Scores of the
-# user may be of any size.
+# The ends of the names of spaCy's scores that are from 0 to 1, and of those that are no part of the main score. Scores
+# of the user may be of any size.
 _FRACTIONS = ("_p", "_r", "_f", "_acc", "_uas", "_las", "_auc", "cats_score")
 _NO_PARTS = ("speed", "_desc", "_per_type", "_per_feat")
 
