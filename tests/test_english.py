@@ -27,6 +27,9 @@ PHRASES = {
     r"\bof which there (is|are)\b": "'at least one', 'several', or a second sentence.",
     r"(?<!\bthere\s)\bis no (tensor|number|param|array|setting|option|function|name|list|text)\b": "'is not a ...'.",
     r"\bwhat (is|are|was) of (it|them|its|their|theirs)\b": "Name the thing.",
+    r"\bnothing of (it|its)\b": "A verb: 'it is not saved', not 'nothing of it is saved'.",
+    r"\bwarning tells\b": "'and a warning says so'.",
+    r"\bmend(s|ed|ing)?\b": "'fix', 'repair', 'correct'.",
 }
 _PATTERNS = {
     re.compile(phrase.replace(" ", r"\s+"), re.IGNORECASE if not phrase.startswith("^") else 0): advice

@@ -120,7 +120,7 @@ def _class_of_block(name: str) -> type[Attachment]:
     if not (isinstance(found, type) and issubclass(found, Attachment)):
         raise ConfigError(
             f"Can't use [training.optimizer.{name}]: expected a subclass of thinc_torchopt.Attachment at the entry "
-            f"point '{point.name} = {point.value}', found {found}. Mend or remove the package that has it."
+            f"point '{point.name} = {point.value}', found {found}. Repair or remove the package that has it."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Each difference from declearn that is on purpose; docs/modular.md lists them by theme."""
+"""Each difference to declearn. docs/modular.md names those that users meet."""
 
 import json
 import warnings

@@ -354,7 +354,7 @@ class Rounds:
         s = self._settings
         wanted = s.min_clients if self._has_begun else s.clients
         end = time.monotonic() + s.wait_seconds
-        # Those of earlier rounds are asked again: a supernode with a registered key keeps its id when it is mended.
+        # Those of earlier rounds are asked again: a supernode with a registered key keeps its id when it is repaired.
         self._refused = {}
         refused: set[int] = set()
         while True:

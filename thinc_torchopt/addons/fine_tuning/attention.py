@@ -1,7 +1,7 @@
 """How a transformer computes its attention: by torch's fused function ("sdpa"), step by step ("eager"), or another way
 that the installed Hugging Face has. They differ in rounding, time and memory.
 
-The choice holds for a run. A saved model says nothing of it: whoever loads the model chooses.
+The choice holds for a run. It is not saved with the model: whoever loads the model chooses.
 """
 
 from __future__ import annotations
