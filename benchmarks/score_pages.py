@@ -88,8 +88,12 @@ def claims(rows: list[Row]) -> str:
     lines = [
         f"Measured on {listed(rows)}: a model chosen on one half of the development data, scored on the other.",
         f"Against what `spacy init config` writes, `best` scored as high or higher on {len(equal)} of {len(rows)}, in "
-        f"{span_of(rows, 'stock')} of the CPU time. Of the {len(fresh)} on which nothing of it was chosen, it did "
-        f"so in at most 0.3 of the time on {len(reached)}.",
+        f"{span_of(rows, 'stock')} of the CPU time. "
+        + (
+            f"Of the {len(fresh)} on which nothing of it was chosen, it did so in at most 0.3 of the time on {len(reached)}."
+            if fresh
+            else "Something of it was chosen on all of them."
+        ),
         "Against spaCy's own optimizer, tuned for each task, it scored higher by more than two standard errors on "
         f"{listed(higher)}, and lower by more than one, with the saved model or the last, on {listed(lower)}, in "
         f"{span_of(rows, 'tuned')} of its time.",
