@@ -99,12 +99,12 @@ def docs_of(name: str) -> list[Any]:
     return list(DocBin().from_disk(DATA / f"{name}.spacy").get_docs(spacy.blank("en").vocab))
 
 
-def bare(doc: Any, start: int, end: int) -> Any:
-    """A text of these tokens without annotation."""
+def bare(doc: Any, start: int, end: int, vocab: Any = None) -> Any:
+    """A text of these tokens without annotation. vocab (Vocab): Of the pipeline that will annotate it."""
     from spacy.tokens import Doc
 
     tokens = doc[start:end]
-    return Doc(doc.vocab, words=[t.text for t in tokens], spaces=[bool(t.whitespace_) for t in tokens])
+    return Doc(vocab or doc.vocab, words=[t.text for t in tokens], spaces=[bool(t.whitespace_) for t in tokens])
 
 
 @cache
@@ -219,7 +219,7 @@ def scores_of(nlp: Any, task: Task, dev: list[Any]) -> dict[str, float]:
     from spacy.training import Example
 
     def score(docs: list[Any]) -> dict[str, float]:
-        examples = [Example(bare(doc, 0, len(doc)), doc) for doc in docs]
+        examples = [Example(bare(doc, 0, len(doc), nlp.vocab), doc) for doc in docs]
         if task.pipe == "tagger":
             for example in examples:
                 nlp(example.predicted)
