@@ -165,4 +165,4 @@ benchmark-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  #
 	$(GPU_PYTHON) benchmarks/train.py --device cuda --json build/gpu.json
 
 clean:  ## Remove what the other commands made
-	rm -rf $(VENV) $(FEDERATED) $(LOWEST) $(GPU) $(SITE) $(DIST) dist training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FEDERATED) $(CURATED) $(LOWEST) $(GPU) $(SITE) $(DIST) dist training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

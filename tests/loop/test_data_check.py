@@ -124,6 +124,18 @@ def test_data_check_scores_of_dev(component):
     assert not check(nlp, corpus(nlp, GOLD), full, weights=weights).notes
 
 
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_data_check_counts_texts_without_one_category(held):
+    """Of those that have categories: the others are not annotated for them."""
+    nlp = pipeline("textcat")
+    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
+    dev = corpus(nlp, GOLD, "dev")
+    dev.examples[0].reference.cats = {"RED": float(held > 0), "BLUE": float(held > 1)}
+    dev.examples[1].reference.cats = {}
+    notes = [note for note in check(nlp, corpus(nlp, GOLD), dev).notes if "several categories" in note]
+    assert [note.split(" have ")[0] for note in notes] == ["1 text in [corpora.dev]"] * (held != 1)
+
+
 def test_data_check_says_once_that_dev_has_no_annotations():
     """Also for several components; and for each by its name if others can be scored."""
     nlp = pipeline("tagger")

@@ -81,6 +81,25 @@ def test_teacher_of_a_stream_keeps_the_latest_in_memory(folder, nlp, tmp_path, m
     assert teacher.predict(docs(nlp, 20), rules) == expected
 
 
+def test_teacher_reads_again_what_left_memory(folder, nlp, tmp_path, monkeypatch):
+    """In several processes, one would wait for a text that another has in memory, and does not write again."""
+    monkeypatch.setattr("thinc_torchopt.loop.teacher._MOST_IN_MEMORY", 5)
+    rules = rules_for(nlp, nlp)
+    first = Teacher(folder, cache=tmp_path)
+    expected = [first.predict([doc], rules)[0] for doc in docs(nlp, 20)]
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("thinc_torchopt.loop.teacher._PATIENCE", 0.0)
+    monkeypatch.setattr(Teacher, "nlp", property(lambda self: pytest.fail("loaded")))
+    second = Teacher(folder, cache=tmp_path)
+    for _ in range(2):  # an epoch and another, of one reader that goes on
+        for start in range(0, 20, 4):
+            for teacher in (first, second):
+                assert teacher.predict(docs(nlp, 20)[start : start + 4], rules) == expected[start : start + 4]
+                assert {len(known) for known in teacher._known.values()} <= {4, 5}
+    assert first.n_predicted == 20 and not second.n_predicted
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xff", None])
 def test_teacher_makes_damaged_predictions_again(folder, nlp, tmp_path, damage):
     rules = rules_for(nlp, nlp)

@@ -428,7 +428,6 @@ def _check_annotations(nlp: Language, train: Corpus, dev: Corpus | None, found: 
     """Find the faults in annotations that `spacy debug data` counts."""
     try:
         in_train = compile_gold(train.counted()[0], nlp)
-        in_dev = None if dev is None else compile_gold(dev.counted()[0], nlp)
     except Exception as error:  # e.g. annotations that contradict each other
         found.notes.append(
             f"Unusable annotations were not looked for: spacy debug data can't count them ({type(error).__name__})."
@@ -448,12 +447,14 @@ def _check_annotations(nlp: Language, train: Corpus, dev: Corpus | None, found: 
     if in_train["n_cycles"]:
         found.notes.append(f"{count(in_train['n_cycles'], 'tree')} in [{train.name}] have cycles: not learned.")
     factories = {_factory(nlp, name) for name in nlp.pipe_names}
-    has_cats = dev is not None and any(example.reference.cats for example in dev.examples)
-    if "textcat" in factories and in_dev is not None and dev is not None and has_cats and in_dev["n_cats_multilabel"]:
-        found.notes.append(
-            f"{count(in_dev['n_cats_multilabel'], 'text')} in [{dev.name}] have none or several categories, where "
-            "textcat expects one. Use textcat_multilabel."
-        )
+    if "textcat" in factories and dev is not None:
+        cats = [example.reference.cats for example in dev.counted()[0] if example.reference.cats]
+        # Texts without a category are not annotated for it, and not scored.
+        if wrong := sum(list(values.values()).count(1.0) != 1 for values in cats):
+            found.notes.append(
+                f"{count(wrong, 'text')} in [{dev.name}] have none or several categories, where textcat expects one. "
+                "Use textcat_multilabel."
+            )
 
 
 def _listed(names: Sequence[str], most: int = _MOST_NAMED) -> str:

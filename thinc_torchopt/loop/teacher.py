@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -71,6 +71,8 @@ class Teacher:
         self._nlp: Language | None = None
         self._known: dict[str, dict[str, Predicted]] = {}  # by folder of the cache and digest of the text
         self._read: set[Path] = set()
+        # By folder and digest of the text: the file that has it. It may have left the memory since.
+        self._files: dict[str, dict[str, Path]] = {}
         self._is_alone = False
 
     def _read_components(self) -> dict[str, Taught]:
@@ -120,7 +122,7 @@ class Teacher:
 
     def forget(self) -> None:
         """Forget the predictions that are in memory. Those of the cache are read again when they are needed."""
-        self._known, self._read = {}, set()
+        self._known, self._read, self._files = {}, set(), {}
 
     def free(self) -> None:
         """Free the pipeline's memory, and what is in the cache. Both are loaded again when they are needed."""
@@ -146,6 +148,8 @@ class Teacher:
         digests = [digest_of(doc) for doc in docs]
         missing = {digest: doc for digest, doc in zip(digests, docs) if digest not in known}
         if missing and self.cache is not None:
+            files = self._files.get(folder, {})
+            self._read -= {files[digest] for digest in missing if digest in files}
             self._read_cache(self.cache / folder, known, missing)
             missing = {digest: doc for digest, doc in missing.items() if digest not in known}
         if missing:
@@ -189,7 +193,11 @@ class Teacher:
                     "Set another 'cache', or null for none."
                 ) from error
             self._read.add(path)
+            self._note(path, found)
         known.update(found)
+
+    def _note(self, path: Path, digests: Iterable[str]) -> None:
+        self._files.setdefault(path.parent.name, {}).update(dict.fromkeys(digests, path))
 
     # ------------------------------------------------------------------ the cache
 
@@ -207,7 +215,9 @@ class Teacher:
                 content = path.read_text("utf8")
                 if _digest(content) != path.stem:
                     raise ValueError("its content has changed")
-                known.update(json.loads(line) for line in content.splitlines())
+                found = dict(json.loads(line) for line in content.splitlines())
+                self._note(path, found)
+                known.update(found)
             except (OSError, ValueError) as error:
                 warnings.warn(
                     CheckpointWarning(
