@@ -18,6 +18,7 @@ import pytest
 import spacy
 from confection import Config
 from spacy.tokens import DocBin, Span
+from spacy.training import Example
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import create_train_batches
 from spacy.util import load_model_from_config
@@ -806,6 +807,31 @@ def test_init_best_trains_each_component_long_enough(tagged, steps, tmp_path):
     assert rate == pytest.approx(0.003, rel=0.03)  # both have two digits
     again, newer = rewrite(new, tmp_path / "config.cfg", Recipe.best, "state")
     assert newer == new and "param_groups: kept" in " ".join(again.changes)
+
+
+def test_init_best_gives_a_trained_bag_of_words_one_rate(tmp_path):
+    """It learns slowly, as all that was trained before, and not at the rate for new ones."""
+    from spacy.cli.init_config import init_config as spacys
+
+    nlp = spacy.blank("en")
+    docs = [nlp.make_doc("one two three four five six seven eight nine ten") for _ in range(100)]
+    for number, doc in enumerate(docs):
+        doc.cats = {"A": number % 2, "B": 1 - number % 2}
+        for token in doc:
+            token.tag_ = token.text
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    bag = spacy.util.load_model_from_config(spacys(lang="en", pipeline=["textcat"]), auto_fill=True)
+    bag.initialize(lambda: [Example(bag.make_doc(doc.text), doc) for doc in docs])
+    bag.to_disk(tmp_path / "model")
+    config = spacys(lang="en", pipeline=["tagger", "textcat", "textcat_multilabel"])
+    config["paths"]["train"] = str(tmp_path / "train.spacy")
+    config["components"]["textcat"] = {"source": str(tmp_path / "model")}
+    draft, new = rewrite(config.to_str(), tmp_path / "config.cfg", Recipe.best, "state")
+    block = block_of(new)
+    params = {name: group["params"] for name, group in block["param_groups"].items()}
+    assert params == {"bags": ["textcat_multilabel/*"], "trained": ["textcat/*"]}
+    peak = block["learn_rate"]["initial_rate"]
+    assert f"New components (tok2vec/*, tagger/*): up to {peak:.3g}, which is learn_rate." in draft.changes
 
 
 def test_init_best_keeps_its_bounds(tmp_path, monkeypatch):

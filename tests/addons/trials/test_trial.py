@@ -8,7 +8,7 @@ import spacy
 from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
-from spacy.tokens import DocBin
+from spacy.tokens import Doc, DocBin
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
 
@@ -70,7 +70,7 @@ def test_trial_is_what_spacy_trains(tmp_path, optimizer):
     assert found.evaluations == seen == choosing and choosing != judging
     assert [step for step, _ in seen] == [0, 2, 4, 6, 8, 10]
     assert found.chosen == max(score for _, score in seen) > 0 and found.problem is None
-    assert found.kept == dict(judging)[next(step for step, score in seen if score == found.chosen)]
+    assert found.kept == dict(judging)[max(step for step, score in seen if score == found.chosen)]
     assert found.last == judging[-1][1] and len(found.resampled) == 4
     assert found.words > 0 and found.seconds > 0
 
@@ -81,6 +81,18 @@ def test_trial_of_one_text_is_judged_on_it(tmp_path):
     DocBin(docs=list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))[:1]).to_disk(path)
     found = run_trial(shorten(config, 10)[0], seed=0)
     assert found.kept == found.chosen and found.last == found.evaluations[-1][1]
+
+
+def test_trial_keeps_the_last_of_equals(tmp_path):
+    """As `spacy train` does. Here all evaluations that choose are 0, as that text has no annotations."""
+    config = load(tmp_path)
+    path = Path(config.interpolate()["paths"]["dev"])
+    vocab = spacy.blank("en").vocab
+    text, *_ = DocBin().from_disk(path).get_docs(vocab)
+    DocBin(docs=[Doc(vocab, words=["bare"]), text]).to_disk(path)
+    found = run_trial(shorten(config, 10)[0], seed=0)
+    assert len({score for _, score in found.evaluations}) == 1
+    assert found.kept == found.last > 0
 
 
 def test_trial_is_evaluated_at_its_end(tmp_path):

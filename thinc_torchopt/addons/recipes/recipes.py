@@ -7,7 +7,7 @@ schedules included. It lists what it did in `changes`, and what the user should 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -252,13 +252,14 @@ class Draft:
             self.changes.append("budget: removed. max_steps ends the training.")
         self._average(end)
         self._rise_and_fall(best, end)
-        if best == BEST["cnn"]:
-            self._bags_beside(nlp, best.peak_for(end))
+        peak = best.peak_for(end)
+        bags = self._bags_beside(nlp, found.heads, peak) if best == BEST["cnn"] else []
         if found.encoders or (found.sourced and not goes_on):
             # All other new params learn at the one rate that was measured.
-            groups = Pretrained(found.encoders, [] if goes_on else found.sourced, heads=found.heads)
+            heads = [pattern for pattern in found.heads if pattern not in bags]
+            groups = Pretrained(found.encoders, [] if goes_on else found.sourced, heads=heads)
             rate = BEST_ENCODER * (BEST_CONTINUED if goes_on else 1.0)
-            self._group(groups, best.peak, encoder_rate=rate, layer_decay=False)
+            self._group(groups, peak, encoder_rate=rate, layer_decay=False)
         if found.encoders and "fine_tuning" not in self.optimizer.section:
             block = self.optimizer.section.section(
                 "fine_tuning", "Windows that are counted in wordpieces: none is lost, and a batch takes less memory."
@@ -297,21 +298,26 @@ class Draft:
             f"{warmup:.0%} of the training, and falls to 0 in a line. It replaces the config's own learn_rate."
         )
 
-    def _bags_beside(self, nlp: Language, peak: float) -> None:
-        """Let bags of words learn at the rate that was measured for them, also beside a network."""
-        frozen = nlp.config["training"]["frozen_components"]
-        names = [name for name in nlp.pipe_names if name not in frozen and network_of(nlp, name) == "bow"]
-        if not names:
-            return
+    def _bags_beside(self, nlp: Language, heads: Sequence[str], peak: float) -> list[str]:
+        """Let new bags of words learn at the rate that was measured for them, also beside a network.
+
+        heads (Sequence[str]): Patterns of new components. RETURNS (list[str]): Those of bags of words.
+        """
+        patterns = {name: f"{escape(name)}/*" for name in nlp.pipe_names if network_of(nlp, name) == "bow"}
+        patterns = {name: pattern for name, pattern in patterns.items() if pattern in heads}
+        if not patterns:
+            return []
+        told = ", ".join(patterns)
         if kept := [key for key in _GROUPS if key in self.optimizer.section]:
-            self.changes.append(f"{kept[0]}: kept, so bags of words ({', '.join(names)}) get no rate of their own.")
-            return
+            self.changes.append(f"{kept[0]}: kept. Bags of words ({told}) learn at the rate there, or at learn_rate.")
+            return []
         bags = BEST["bow"]
         groups = self.optimizer.section.section("param_groups", "Which params learn at another rate.")
         group = groups.section("bags", f"{bags.what.capitalize()}: up to {bags.peak:.3g}.")
-        group.put("params", [f"{escape(name)}/*" for name in names])
+        group.put("params", list(patterns.values()))
         group.put("lr_scale", _rounded(bags.peak / peak))
-        self.changes.append(f"{bags.what.capitalize()} ({', '.join(names)}): up to {bags.peak:.3g}.")
+        self.changes.append(f"{bags.what.capitalize()} ({told}): up to {bags.peak:.3g}.")
+        return list(patterns.values())
 
     def _average(self, end: End) -> None:
         horizon = max(2, round(BEST_HORIZON * end.steps))

@@ -120,7 +120,7 @@ def run_trial(
         if not math.isfinite(value):
             raise ValueError(f"{_NOT_FINITE[1]} The score is {value}.")
         found.last = score(nlp, judging, weights)
-        if not kept or value > found.chosen:
+        if not kept or value >= found.chosen:  # of equals, spaCy keeps the last
             found.kept, kept[:] = found.last, judging
         return value
 
