@@ -1,4 +1,4 @@
-"""The table of docs/modular.md, computed again by Opacus."""
+"""The epsilons of docs/modular.md, computed again by Opacus."""
 
 import re
 
