@@ -65,7 +65,7 @@ class Transformer:
         as its positions are relative.
         """
         limits = [] if self.is_curated else [int(self.tokenizer.model_max_length)]
-        # RoBERTa counts positions from behind the one of padding. Of curated transformers, the layer around them knows it.
+        # RoBERTa counts positions from behind the one of padding. Of curated transformers, the layer around knows it.
         around = None
         for name, module in self.module.named_modules():
             if hasattr(module, "_get_position_ids") or hasattr(module, "_get_positions"):
