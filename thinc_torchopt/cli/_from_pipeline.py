@@ -170,7 +170,7 @@ def _left_out(nlp: Language) -> list[str]:
         function = str((config[section].get(name) or {}).get("@callbacks", ""))
         if function and not function.startswith(("spacy.copy_from_base_model.", "thinc-torchopt.")):
             found.append(
-                f"{name} in [{section}]: the pipeline was trained with \"{function}\", which is left out. If the new "
+                f'{name} in [{section}]: the pipeline was trained with "{function}", which is left out. If the new '
                 "training needs it, add it."
             )
     return found
