@@ -271,6 +271,31 @@ def test_init_from_a_pipeline_with_vectors(folder):
     assert found == expected
 
 
+def test_init_from_tells_of_callbacks_that_it_leaves_out(folder):
+    """They could act twice, so they are named. Those of a pipeline that was made by --from itself are not."""
+    before = Config().from_disk("old/config.cfg", interpolate=False)
+    before["initialize"]["before_init"] = {"@callbacks": "test-init-from.Nothing.v1"}
+    before["training"]["before_to_disk"] = {"@callbacks": "test-init-from.Nothing.v1"}
+    before.to_disk("old/config.cfg")
+
+    @spacy.registry.callbacks("test-init-from.Nothing.v1")
+    def nothing():
+        return lambda nlp: nlp
+
+    told = init("--from", "old", *PATHS, *TWO)
+    told = " ".join((told.stdout + told.stderr).split())
+    for section, name in (("initialize", "before_init"), ("training", "before_to_disk")):
+        assert (
+            f'{name} in [{section}]: the pipeline was trained with "test-init-from.Nothing.v1", which is left' in told
+        )
+    assert made()["training"]["before_to_disk"] is None
+    before["initialize"]["before_init"] = {"@callbacks": "spacy.copy_from_base_model.v1", "vocab": "old"}
+    before["training"]["before_to_disk"] = None
+    before.to_disk("old/config.cfg")
+    again = init("--from", "old", *PATHS, *TWO, "--force")
+    assert "left out" not in again.stdout + again.stderr
+
+
 # ---------------------------------------------------------------------- the plan
 
 

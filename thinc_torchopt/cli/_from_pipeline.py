@@ -68,7 +68,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
         f"Chose {_chosen(nlp, plan, wish.source)} {told}",
         evaluation(paths, wish, dev, log=log) + _evaluated_too(plan, paths, olds, n_old, output),
     ]
-    new.warnings = _warnings(plan, wish) + warned
+    new.warnings = _warnings(plan, wish) + _left_out(nlp) + warned
     return new
 
 
@@ -158,5 +158,19 @@ def _warnings(plan: Plan, wish: Wish) -> list[str]:
             found.append(
                 f"'{name}': the texts have no {listed(learner.lost, 'or')}, and a text with one exclusive category "
                 "leaves nothing open: these will be forgotten. Give texts that have them: --old old.spacy."
+            )
+    return found
+
+
+def _left_out(nlp: Language) -> list[str]:
+    """Callbacks of the pipeline's own training that the new config does not have. They may act twice, so they stay out."""
+    config = nlp.config.interpolate()
+    found = []
+    for section, name in (("initialize", "before_init"), ("training", "before_to_disk")):
+        function = str((config[section].get(name) or {}).get("@callbacks", ""))
+        if function and not function.startswith(("spacy.copy_from_base_model.", "thinc-torchopt.")):
+            found.append(
+                f'{name} in [{section}]: the pipeline was trained with "{function}", which is left out. If the new '
+                "training needs it, add it."
             )
     return found

@@ -22,7 +22,7 @@ from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
 from ..core.errors import ConfigError, PipelineError
-from ..core.host_errors import plain_error
+from ..core.host_errors import error_of_blank, plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
 from ..core.read_once import batches_of_kept, evaluation_of_kept
@@ -395,6 +395,7 @@ class Run:
         drop = next(self._dropouts)
         optimizer.keep_buffers()  # also after resuming or a rollback
         # For one step at a time, as an abandoned training can't be noticed.
+        examples: list[Example] = []
         with optimizer.training():
             try:
                 for i, examples in enumerate(subdivide_batch(part, self.substeps or arguments.accumulate_gradient)):
@@ -411,6 +412,8 @@ class Run:
                 self._listeners.after_backward(losses)
             except ValueError as error:
                 if str(error).startswith(_UNLEARNABLE) and (plain := plain_error(error, nlp.config)) is not None:
+                    raise plain from error
+                if (plain := error_of_blank(error, nlp, examples)) is not None:
                     raise plain from error
                 if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
                     raise

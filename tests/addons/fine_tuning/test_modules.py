@@ -241,8 +241,11 @@ def test_refusals(tmp_path, corpus, kind, block, says):  # noqa: F811
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
-def test_refuses_a_frozen_transformer(tmp_path, corpus, kind):  # noqa: F811
-    config = config_with(kind, tmp_path, corpus, block={"freeze_layers": 1})
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("one", [{"freeze_layers": 1}, {"gradient_checkpointing": True}, {"attention": "eager"}])
+def test_refuses_a_frozen_transformer(tmp_path, corpus, kind, one, window):  # noqa: F811
+    """Nothing of the block is ignored, also beside windows."""
+    config = config_with(kind, tmp_path, corpus, block={**one, "window_pieces": window})
     nlp = init_nlp(config.interpolate())
     optimizer = registry.resolve(config.interpolate()["training"], validate=False)["optimizer"]
     with pytest.raises(ConfigError, match="expected a transformer that is trained, found 'transformer'"):

@@ -45,11 +45,13 @@ def check_modules(settings: FineTuning, nlp: Language, exclude: Collection[str])
     """RAISES (ConfigError): No transformer is trained, or one can't compute in this way."""
     check_transformers(nlp)
     trained = [found for found in transformers_of(nlp) if found.component not in exclude]
-    if not trained and settings.window_pieces is None:
+    # Windows are also those of frozen ones: they save memory in evaluations, and in annotating components.
+    is_for_training = bool(settings.gradient_checkpointing or settings.freeze_layers or settings.attention)
+    if not trained and (is_for_training or settings.window_pieces is None):
         names = " and ".join(f"'{found.component}'" for found in transformers_of(nlp))
         raise ConfigError(
             f"Can't use {BLOCK}: expected a transformer that is trained, found {names} in frozen_components of "
-            "[training]. Remove the block, or train it."
+            "[training]. Train it, or remove the block, or all of it but the windows."
         )
     for found in trained:
         if settings.gradient_checkpointing:

@@ -65,10 +65,13 @@ class Transformer:
         as its positions are relative.
         """
         limits = [] if self.is_curated else [int(self.tokenizer.model_max_length)]
+        # RoBERTa counts positions from behind the one of padding. Of curated transformers, the layer around knows it.
+        around = None
         for name, module in self.module.named_modules():
+            if hasattr(module, "_get_position_ids") or hasattr(module, "_get_positions"):
+                around = getattr(module, "padding_idx", getattr(module, "padding_id", around))
             if name.rpartition(".")[2] in ("position_embeddings", "position") and hasattr(module, "num_embeddings"):
-                # RoBERTa counts positions from behind the one of padding.
-                padding = getattr(module, "padding_idx", None)
+                padding = around if module.padding_idx is None else module.padding_idx
                 limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
         least = min(limits, default=_ANY)
         return least if least < _ANY else None
