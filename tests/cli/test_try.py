@@ -135,7 +135,11 @@ def test_try_a_stream(folder):
     shown = run("slow.cfg", "--recipes", "best,adamw", *args).stdout
     assert "Note: Not tried: best. Can't find the end of the training" in shown
     assert "Note: Not tried: tuned Adam." in shown
+    assert shown.count("Can't find the end of the training") == 1
+    assert "Note: Scores are on 9 texts of the development data: with so few, more may be chance" in shown
     assert re.search(r"^as it is .*\nadamw ", shown, re.MULTILINE)
+    shown = run("slow.cfg", "--recipes", "adamw", *args).stdout
+    assert "which can't be used. Can't find the end of the training" in shown and "Not tried: best" not in shown
 
 
 def test_try_keeps_what_there_is_unless_something_is_better(folder):

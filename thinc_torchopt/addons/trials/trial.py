@@ -61,7 +61,8 @@ class TrialResult:
     evaluations (list[tuple[int, float]]): Step and score of each evaluation, on the half that models are chosen by.
     kept, last (float): Scores on the other half: of the model with the best evaluation, which `spacy train` would keep
         as model-best, and of the last one.
-    resampled (list[float]): Scores of the kept model on texts drawn again from that half.
+    texts (int): Texts of that half.
+    resampled (list[float]): Scores of the kept model on texts drawn again from it.
     words (int): Number of words trained on.
     seconds (float): CPU time, with evaluations.
     skipped_updates (int): Updates that were skipped because of their gradients.
@@ -71,6 +72,7 @@ class TrialResult:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     kept: float = 0.0
     last: float = 0.0
+    texts: int = 0
     resampled: list[float] = field(default_factory=list)
     words: int = 0
     seconds: float = 0.0
@@ -119,7 +121,7 @@ def run_trial(
         value = score(nlp, choosing, weights)
         if not math.isfinite(value):
             raise ValueError(f"{_NOT_FINITE[1]} The score is {value}.")
-        found.last = score(nlp, judging, weights)
+        found.last, found.texts = score(nlp, judging, weights), len(judging)
         if not kept or value >= found.chosen:  # of equals, spaCy keeps the last
             found.kept, kept[:] = found.last, judging
         return value
