@@ -7,6 +7,7 @@ from statistics import fmean
 import pytest
 import spacy
 from confection import Config
+from spacy.tokens import DocBin
 
 from thinc_torchopt.addons.preview.comparison import _beside_stock, _verdict
 from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products
@@ -194,9 +195,11 @@ def test_try_tells_of_recipes_that_fail(folder):
         (["--seeds", 0], "Can't use '--seeds' in spacy torchopt try"),
         (["--output", "."], "expected a file, found a folder"),
         (["--training.optimizer.nonsense.rate", 1], "nonsense"),
+        (["--corpora.dev.path", "empty.spacy"], "Can't compare recipes: expected texts in [corpora.dev], found none"),
     ],
 )
 def test_try_refuses_early(folder, args, message):
+    DocBin().to_disk(folder / "empty.spacy")
     done = run("slow.cfg", *args, check=False)
     assert done.returncode == 1 and message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -260,6 +260,7 @@ def compare_recipes(
     texts, best, notes = _rewritten_by(source, chosen, path)
     with config_errors(source.load(), path=source.path):
         nlp = load_model_from_config(source.load(), auto_fill=True)
+    read_corpus(nlp, nlp.config.interpolate(), "dev_corpus", purpose="compare recipes", limit=1)
     if best is not None:
         texts = {_BASE: source.text, _STOCK: best, **texts}  # to be tuned
     tried, told = _shortened(source, nlp, texts, _STOCK if best is not None else _BASE, steps)
