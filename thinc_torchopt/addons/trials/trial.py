@@ -26,7 +26,7 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
-from ...core.errors import NonFiniteGradError, NonFiniteGradWarning
+from ...core.errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning
 from .dev_halves import halves, predict, resampled, score, thinned
 
 Scores = tuple[float, dict[str, Any]]
@@ -101,6 +101,7 @@ def run_trial(
     draws (int): How often texts are drawn again, for `resampled`.
     on_step (Callable): Called after each step.
     on_evaluation (Callable): Called with step and score. An exception ends the trial.
+    RAISES (ConfigError): There is no development data.
     """
     config = config.copy()
     config["training"]["seed"] = seed
@@ -117,6 +118,8 @@ def run_trial(
         """Predict all texts. RETURNS (float): The score on the half that models are chosen by."""
         if not dev:
             dev.extend(thinned(list(short.dev_corpus(nlp))))
+        if not dev:
+            raise ConfigError(f"Can't score a trial: expected texts in [{training['dev_corpus']}], found none.")
         choosing, judging = halves(predict(nlp, dev))
         value = score(nlp, choosing, weights)
         if not math.isfinite(value):
