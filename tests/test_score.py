@@ -17,6 +17,9 @@ from spacy.training import Corpus
 from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 
+from thinc_torchopt.addons.trials import predict, resampled
+from thinc_torchopt.addons.trials import score as score_of_trials
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -103,6 +106,14 @@ def test_score_judges_what_is_kept(score, tmp_path, monkeypatch):
     expected = nlp.evaluate(list(Corpus(tmp_path / "odd.spacy")(nlp)))["ents_f"]
     assert expected > 0.2
     assert found["last"]["score"] == round(10_000 * expected)
+
+    # `spacy torchopt try` judges in the same way; it isn't imported there, so that other arms are free of it.
+    corpus, weights = Corpus(tmp_path / "odd.spacy"), {"ents_f": 0.75, "ents_p": 0.25, "ents_per_type": None}
+    one, other = score.predicted(nlp, corpus), predict(nlp, list(corpus(nlp)))
+    assert score.main_score(nlp, one, weights) == score_of_trials(nlp, other, weights)
+    drawn = score.resampled(one, lambda some: score.main_score(nlp, some, weights))
+    again = resampled(lambda some: score_of_trials(nlp, some, weights), other, draws=4)
+    assert drawn == [round(10_000 * value) for value in again] and len(set(drawn)) > 1
 
 
 # ---------------------------------------------------------------------- the tuned arm

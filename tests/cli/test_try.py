@@ -7,6 +7,7 @@ from statistics import fmean
 import pytest
 import spacy
 from confection import Config
+from spacy.tokens import DocBin
 
 from thinc_torchopt.addons.preview.comparison import _beside_stock, _verdict
 from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products
@@ -135,7 +136,11 @@ def test_try_a_stream(folder):
     shown = run("slow.cfg", "--recipes", "best,adamw", *args).stdout
     assert "Note: Not tried: best. Can't find the end of the training" in shown
     assert "Note: Not tried: tuned Adam." in shown
+    assert shown.count("Can't find the end of the training") == 1
+    assert "Note: Scores are on 9 texts of the development data: with so few, more may be chance" in shown
     assert re.search(r"^as it is .*\nadamw ", shown, re.MULTILINE)
+    shown = run("slow.cfg", "--recipes", "adamw", *args).stdout
+    assert "which can't be used. Can't find the end of the training" in shown and "Not tried: best" not in shown
 
 
 def test_try_keeps_what_there_is_unless_something_is_better(folder):
@@ -190,9 +195,11 @@ def test_try_tells_of_recipes_that_fail(folder):
         (["--seeds", 0], "Can't use '--seeds' in spacy torchopt try"),
         (["--output", "."], "expected a file, found a folder"),
         (["--training.optimizer.nonsense.rate", 1], "nonsense"),
+        (["--corpora.dev.path", "empty.spacy"], "Can't compare recipes: expected texts in [corpora.dev], found none"),
     ],
 )
 def test_try_refuses_early(folder, args, message):
+    DocBin().to_disk(folder / "empty.spacy")
     done = run("slow.cfg", *args, check=False)
     assert done.returncode == 1 and message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spacy.training import Example
 from spacy.training.loop import create_evaluation_callback
 
-from thinc_torchopt.addons.trials.dev_halves import halves, predict, resampled, score
+from thinc_torchopt.addons.trials.dev_halves import MOST_WORDS, halves, predict, resampled, score, thinned
 
 WEIGHTS = {"ents_f": 0.75, "ents_p": 0.25, "ents_r": None, "tag_acc": 0.5}
 
@@ -54,6 +54,18 @@ def test_dev_halves_have_each_text_once(texts):
         assert sorted([*one, *other]) == sorted(texts) and 0 <= len(one) - len(other) <= 1
     else:
         assert one == other == texts
+
+
+@given(st.lists(st.sampled_from([0, 1, MOST_WORDS // 10, MOST_WORDS]), max_size=30))
+def test_dev_halves_of_thinned_texts_differ(lengths):
+    """Also where few texts are very long. Texts of equal lengths have about as many words as are allowed."""
+    texts = [range(length) for length in lengths]
+    found = thinned(texts)
+    assert len(found) >= min(2, len(texts))
+    if sum(lengths) <= MOST_WORDS:
+        assert found == texts
+    if len(set(lengths)) == 1 and len(found) > 3:
+        assert sum(map(len, found)) <= 1.5 * MOST_WORDS
 
 
 def test_dev_halves_resampled_is_the_error_of_a_mean():

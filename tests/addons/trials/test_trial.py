@@ -13,6 +13,7 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train
 
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
+from thinc_torchopt.core.errors import ConfigError
 
 from ...conftest import CONFIGS
 from ...runs import contents
@@ -81,6 +82,13 @@ def test_trial_of_one_text_is_judged_on_it(tmp_path):
     DocBin(docs=list(DocBin().from_disk(path).get_docs(spacy.blank("en").vocab))[:1]).to_disk(path)
     found = run_trial(shorten(config, 10)[0], seed=0)
     assert found.kept == found.chosen and found.last == found.evaluations[-1][1]
+
+
+def test_trial_needs_texts_to_score(tmp_path):
+    config = load(tmp_path)
+    DocBin().to_disk(config.interpolate()["paths"]["dev"])
+    with pytest.raises(ConfigError, match=r"expected texts in \[corpora.dev\], found none"):
+        run_trial(shorten(config, 10)[0], seed=0)
 
 
 def test_trial_keeps_the_last_of_equals(tmp_path):

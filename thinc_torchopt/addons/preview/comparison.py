@@ -55,6 +55,8 @@ _APART = 100
 _MEASURED = 0.3
 # How often texts are drawn again. A standard error from so many is known to a tenth of it: 1 / sqrt(2 * 50).
 _DRAWS = 50
+# Their standard error is too small by sqrt(1 - 1 / texts): with fewer texts by more than 5%.
+_FEW_TEXTS = 10
 
 
 @dataclass
@@ -258,6 +260,7 @@ def compare_recipes(
     texts, best, notes = _rewritten_by(source, chosen, path)
     with config_errors(source.load(), path=source.path):
         nlp = load_model_from_config(source.load(), auto_fill=True)
+    read_corpus(nlp, nlp.config.interpolate(), "dev_corpus", purpose="compare recipes", limit=1)
     if best is not None:
         texts = {_BASE: source.text, _STOCK: best, **texts}  # to be tuned
     tried, told = _shortened(source, nlp, texts, _STOCK if best is not None else _BASE, steps)
@@ -274,6 +277,10 @@ def compare_recipes(
         for name, found in tried.items()
         if (skipped := sum(trial.skipped_updates for trial in found.trials.values()))
     ]
+    texts_seen = max((trial.texts for found in tried.values() for trial in found.trials.values()), default=0)
+    if 0 < texts_seen < _FEW_TEXTS:
+        few = f"{texts_seen} text{'s' * (texts_seen != 1)} of the development data"
+        notes.append(f"Scores are on {few}: with so few, more may be chance than is said. Evaluate on more texts.")
     result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
     if path is not None:
         result.to_disk(path)
@@ -291,7 +298,7 @@ def _rewritten_by(
 
     RAISES (ConfigError): There is nothing to compare.
     """
-    texts, best, notes, refused = {_BASE: source.text}, None, [], 0
+    texts, best, notes, refused, cause = {_BASE: source.text}, None, [], 0, ""
     for recipe in dict.fromkeys([Recipe.best, *chosen]):
         try:
             text, warned = _rewritten(source, recipe, output)
@@ -299,6 +306,8 @@ def _rewritten_by(
             if recipe in chosen:
                 notes.append(f"Not tried: {recipe.value}. {error}")
                 refused += 1
+            else:
+                cause = f" {error}"
             continue
         best = text if recipe == Recipe.best else best
         if recipe in chosen and source.load(text) == source.load():
@@ -309,7 +318,9 @@ def _rewritten_by(
     if refused == len(set(chosen)):
         raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
     if best is None:
-        notes.append(f"Not tried: {_STOCK}. It has the batches and the end of the recipe best, which can't be used.")
+        notes.append(
+            f"Not tried: {_STOCK}. It has the batches and the end of the recipe best, which can't be used.{cause}"
+        )
         if len(texts) == 1:
             raise ConfigError(f"Can't compare recipes: there is nothing to compare. {' '.join(notes)}")
     return texts, best, notes

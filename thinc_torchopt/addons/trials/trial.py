@@ -26,7 +26,7 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import Optimizer, fix_random_seed
 
-from ...core.errors import NonFiniteGradError, NonFiniteGradWarning
+from ...core.errors import ConfigError, NonFiniteGradError, NonFiniteGradWarning
 from .dev_halves import halves, predict, resampled, score, thinned
 
 Scores = tuple[float, dict[str, Any]]
@@ -61,7 +61,8 @@ class TrialResult:
     evaluations (list[tuple[int, float]]): Step and score of each evaluation, on the half that models are chosen by.
     kept, last (float): Scores on the other half: of the model with the best evaluation, which `spacy train` would keep
         as model-best, and of the last one.
-    resampled (list[float]): Scores of the kept model on texts drawn again from that half.
+    texts (int): Texts of that half.
+    resampled (list[float]): Scores of the kept model on texts drawn again from it.
     words (int): Number of words trained on.
     seconds (float): CPU time, with evaluations.
     skipped_updates (int): Updates that were skipped because of their gradients.
@@ -71,6 +72,7 @@ class TrialResult:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     kept: float = 0.0
     last: float = 0.0
+    texts: int = 0
     resampled: list[float] = field(default_factory=list)
     words: int = 0
     seconds: float = 0.0
@@ -99,6 +101,7 @@ def run_trial(
     draws (int): How often texts are drawn again, for `resampled`.
     on_step (Callable): Called after each step.
     on_evaluation (Callable): Called with step and score. An exception ends the trial.
+    RAISES (ConfigError): There is no development data.
     """
     config = config.copy()
     config["training"]["seed"] = seed
@@ -115,11 +118,13 @@ def run_trial(
         """Predict all texts. RETURNS (float): The score on the half that models are chosen by."""
         if not dev:
             dev.extend(thinned(list(short.dev_corpus(nlp))))
+        if not dev:
+            raise ConfigError(f"Can't score a trial: expected texts in [{training['dev_corpus']}], found none.")
         choosing, judging = halves(predict(nlp, dev))
         value = score(nlp, choosing, weights)
         if not math.isfinite(value):
             raise ValueError(f"{_NOT_FINITE[1]} The score is {value}.")
-        found.last = score(nlp, judging, weights)
+        found.last, found.texts = score(nlp, judging, weights), len(judging)
         if not kept or value >= found.chosen:  # of equals, spaCy keeps the last
             found.kept, kept[:] = found.last, judging
         return value
