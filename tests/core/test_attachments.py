@@ -281,6 +281,31 @@ def test_attachment_checks_settings():
         TorchOptimizer(AdamW(), precision="bf16", attachments={"pull": Pull()})
 
 
+@pytest.mark.parametrize("is_introduced", [True, False])
+def test_attachment_freezes_params_before_the_first_update_of_another_loop(is_introduced):
+    """Whether spaCy tells the optimizer its pipeline, or the loop does."""
+    seen = []
+
+    class Freezing(Attachment):
+        def named(self, optimizer, nlp, exclude):
+            seen.append(nlp)
+            optimizer.freeze(["tagger/output_layer/*"])
+
+    nlp = toy_pipeline(["tagger", "morphologizer"])
+    optimizer = TorchOptimizer(AdamW(), 0.01, attachments={"own": Freezing()})
+    nlp.create_optimizer = lambda: optimizer
+    nlp.initialize(lambda: toy_examples(nlp, 8))
+    if not is_introduced:
+        optimizer.initialize(nlp)
+    layers = [nlp.get_pipe("tagger").model.get_ref("softmax"), nlp.get_pipe("morphologizer").model.get_ref("softmax")]
+    before = [layer.get_param("W").copy() for layer in layers]
+    for _ in range(2):
+        nlp.update(toy_examples(nlp, 8), sgd=optimizer)
+    assert seen == [nlp]
+    frozen, trained = ((layer.get_param("W") == old).all() for layer, old in zip(layers, before))
+    assert frozen and not trained
+
+
 def test_attachment_checks_each_update():
     class Refuses(Attachment):
         def check_update(self, optimizer):
