@@ -840,6 +840,7 @@ class TorchOptimizer(Optimizer):
         check_version(saved, VERSION, WHAT)
         state = read(SavedState, saved, WHAT)
         with self._lock:
+            self._check_settings()  # what attachments freeze may be unfrozen in the state
             # Built beside the current one, and replaces it once everything has succeeded.
             trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
