@@ -281,6 +281,44 @@ def test_attachment_checks_settings():
         TorchOptimizer(AdamW(), precision="bf16", attachments={"pull": Pull()})
 
 
+@pytest.mark.parametrize("is_introduced", [True, False])
+def test_attachment_freezes_params_before_the_first_update_of_another_loop(is_introduced):
+    """Whether spaCy tells the optimizer its pipeline, or the loop does. Once: what is unfrozen later stays so, in a run
+    that is resumed too.
+    """
+    seen = []
+
+    class Freezing(Attachment):
+        def named(self, optimizer, nlp, exclude):
+            seen.append(nlp)
+            optimizer.freeze(["tagger/output_layer/*"])
+
+    def begin():
+        nlp = toy_pipeline(["tagger", "morphologizer"])
+        optimizer = TorchOptimizer(AdamW(), 0.01, attachments={"own": Freezing()})
+        nlp.create_optimizer = lambda: optimizer
+        nlp.initialize(lambda: toy_examples(nlp, 8))
+        if not is_introduced:
+            optimizer.initialize(nlp)
+        return nlp, optimizer
+
+    def changed_by_an_update(nlp, optimizer):
+        layers = [nlp.get_pipe(name).model.get_ref("softmax") for name in ("tagger", "morphologizer")]
+        before = [layer.get_param("W").copy() for layer in layers]
+        nlp.update(toy_examples(nlp, 8), sgd=optimizer)
+        return [not (layer.get_param("W") == old).all() for layer, old in zip(layers, before)]
+
+    nlp, optimizer = begin()
+    assert changed_by_an_update(nlp, optimizer) == [False, True]
+    optimizer.unfreeze(["tagger/output_layer/*"])
+    assert changed_by_an_update(nlp, optimizer) == [True, True]
+    assert seen == [nlp]
+    other_nlp, other = begin()
+    other.load_state_dict(optimizer.state_dict())
+    assert changed_by_an_update(other_nlp, other) == [True, True]
+    assert seen == [nlp, other_nlp]
+
+
 def test_attachment_checks_each_update():
     class Refuses(Attachment):
         def check_update(self, optimizer):

@@ -278,8 +278,7 @@ class TorchOptimizer(Optimizer):
             self._trained.plan.check([found.name for model in walked for found in model.params])
             self._reset_if_other(nlp)
             self._trained.table.add_all(nlp, exclude, walked=walked)
-            for attachment in self.attachments.values():
-                attachment.named(self, nlp, exclude)
+            self._tell_attachments(nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
             self._check_precision(walked, exclude)
@@ -312,12 +311,19 @@ class TorchOptimizer(Optimizer):
         compute_in(self._trained.table.pipeline.shims, self.precision)
 
     def _check_settings(self) -> None:
-        """Check everything that `initialize` checks, before the first update, if spaCy introduced the pipeline."""
+        """Check everything that `initialize` checks, and tell attachments, before the first update, if spaCy introduced
+        the pipeline.
+        """
         if not self._is_checked and self._trained.table.pipeline.is_there:
             nlp, exclude = self._trained.table.pipeline.get()
             walked = walk_pipeline(nlp)
             self._trained.plan.check([found.name for model in walked for found in model.params])
+            self._tell_attachments(nlp, exclude)
             self._check_precision(walked, exclude)
+
+    def _tell_attachments(self, nlp: Language, exclude: Collection[str]) -> None:
+        for attachment in self.attachments.values():
+            attachment.named(self, nlp, exclude)
 
     def _check_precision(self, walked: Iterable[NamedModel], exclude: Collection[str]) -> None:
         if not self._is_checked:
@@ -834,6 +840,7 @@ class TorchOptimizer(Optimizer):
         check_version(saved, VERSION, WHAT)
         state = read(SavedState, saved, WHAT)
         with self._lock:
+            self._check_settings()  # what attachments freeze may be unfrozen in the state
             # Built beside the current one, and replaces it once everything has succeeded.
             trained, guard = self._without_params(state.step), copy(self._step.guard)
             with own_errors("the optimizer"), self._frozen_grads.put_aside():

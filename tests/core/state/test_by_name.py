@@ -543,6 +543,29 @@ def test_state_of_a_param_that_is_damaged_is_refused(name):
     steps(optimizer, models, 2, start=3)
 
 
+@pytest.mark.parametrize(
+    "damage, found",
+    [
+        (lambda values: {**values, "d": "five"}, "d = 'five'"),
+        (lambda values: {name: value for name, value in values.items() if name != "d"}, "no d"),
+        (lambda values: {**values, "lr": 3.0}, "lr = 3.0"),
+        (lambda values: [1, 2], r"\[1, 2\]"),
+    ],
+)
+def test_state_with_damaged_values_of_a_group_is_refused(damage, found):
+    pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
+    nlp, models = pipeline()
+    optimizer = TorchOptimizer(create("prodigy"), 1.0)
+    optimizer.initialize(nlp)
+    steps(optimizer, models, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    values = damage(saved["params"][NAME]["state"]["of_group"])
+    with pytest.raises(StateError, match=f"state of param '{NAME}': expected the values of .*, found {found}. It is"):
+        optimizer.load_state_dict(changed(saved, "params", NAME, "state", "of_group", value=values))
+    optimizer.load_state_dict(saved)
+    steps(optimizer, models, 2, start=3)
+
+
 def test_state_of_another_version():
     nlp, _ = pipeline()
     optimizer = TorchOptimizer(AdamW())

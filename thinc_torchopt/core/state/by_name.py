@@ -25,7 +25,7 @@ from ..host import drop_grad, is_scaling, scaler_of
 from ..params import NamedModel, NamedParam, Param, inherit_master, saved_tensor
 from ..schedules import current
 from ..schema import check_names, refuse, write
-from ..update import Group, GroupPlan
+from ..update import OF_GROUP, Group, GroupPlan
 from .saved_state import WHAT, SavedGroup, SavedParam, SavedState
 
 OnGrowth = Literal["mean", "zero"]
@@ -370,18 +370,25 @@ def _check_settings(
 def _check_groups(origins: Mapping[Group, str], saved: Mapping[str, SavedGroup]) -> None:
     """Check that saved param groups have the algorithms' own values."""
     for group, group_id in origins.items():
-        kept, of_group = group.state, saved[group_id].state
-        wrong = [
-            name
-            for name in of_group
-            if (name not in kept and name in group.entry) or not _is_like(of_group[name], kept.get(name))
+        _check_own_values(f"param group '{group_id}'", group, group.state, saved[group_id].state)
+
+
+def _check_own_values(which: str, group: Group, expected: Mapping[str, Any], found: Any) -> None:
+    """RAISES (StateError): Not the values that the algorithm of a group keeps there."""
+    if isinstance(found, Mapping):
+        wrong = [f"no {name}" for name in expected if name not in found]
+        wrong += [
+            f"{name} = {value!r}"
+            for name, value in found.items()
+            if (name not in expected and name in group.entry) or not _is_like(value, expected.get(name))
         ]
-        if wrong:
-            raise StateError(
-                f"Can't load the state of param group '{group_id}': expected the values of "
-                f"{group.owner.algorithm.label}, found {', '.join(f'{name} = {of_group[name]!r}' for name in wrong)}. "
-                "It is damaged, or of another version of the algorithm."
-            )
+    else:
+        wrong = [repr(found)]
+    if wrong:
+        raise StateError(
+            f"Can't load the state of {which}: expected the values of {group.owner.algorithm.label}, found "
+            f"{', '.join(wrong)}. It is damaged, or of another version of the algorithm."
+        )
 
 
 def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]) -> None:
@@ -393,6 +400,8 @@ def _check_param_states(params: Iterable[Param], saved: Mapping[str, SavedParam]
         found = saved[param.name]
         if param.group is None or (not found.state and not found.updates):
             continue
+        if OF_GROUP in found.state:
+            _check_own_values(f"param '{param.name}'", param.group, param.group.first_values, found.state[OF_GROUP])
         n_dimensions = len(found.shape)
         key = id(param.group), n_dimensions
         if key not in examples:

@@ -10,6 +10,7 @@ different blocks.
 """
 
 from .buffers import KeptBuffers
+from .built_algorithm import OF_GROUP
 from .clipping import grad_norms, total_norm
 from .grads import FrozenGrads, NotedGrads
 from .group import Group
@@ -19,6 +20,7 @@ from .step import Reduce, Step
 
 __all__ = [
     "JOINT",
+    "OF_GROUP",
     "FrozenGrads",
     "GradGuard",
     "Group",
