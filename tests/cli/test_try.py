@@ -69,12 +69,14 @@ def test_try_says_how_long_it_takes_and_writes_one_file(folder):
 
 
 def test_try_numbers_are_those_of_trials(folder):
-    """Of trainings on as many words, as batches of the recipe best are larger."""
-    args = ["--recipes", "best", "--steps", 10, "--json", "--output", "best.cfg"]
+    """Of trainings on as many words, as batches of the recipe best are larger. A step has one batch, also if its
+    gradients are accumulated over parts of it.
+    """
+    args = ["--recipes", "best", "--steps", 10, "--json", "--output", "best.cfg", "--training.accumulate_gradient", 3]
     rate = ["--training.optimizer.learn_rate", "0.002"]
     done = json.loads(run("growing.cfg", *args, *rate).stdout)
     text = (folder / "growing.cfg").read_text().replace("learn_rate = 0.000001", "learn_rate = 0.002")
-    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy"}
+    overrides = {"paths.train": "train.spacy", "paths.dev": "dev.spacy", "training.accumulate_gradient": 3}
     _, best = rewrite(text, folder / "growing.cfg", "best", "training/best-state", overrides)
     rows = {row["name"]: row for row in done["tried"]}
     assert list(rows) == ["as it is", "tuned Adam", "best"]
@@ -93,6 +95,8 @@ def test_try_numbers_are_those_of_trials(folder):
         assert row["mean"] == pytest.approx(fmean(trial.kept for trial in trials))
     words = [row["words"]["0"] for row in rows.values()]
     assert max(words) < 1.4 * min(words)  # as many, up to the last batches, and to ten steps
+    [told] = [note for note in done["notes"] if note.startswith("As batches differ")]
+    assert int(re.search(r"about ([\d,]+):", told)[1].replace(",", "")) == pytest.approx(min(words), rel=0.2)
     assert done["winner"] in rows and rows["best"]["from_base"]["standard_error"] >= 0
     assert rows["as it is"]["from_base"] is None and rows["best"]["from_tuned"]["margin"] >= 0
 

@@ -354,12 +354,10 @@ def _shortened(
         def words_of(name: str, epochs: int) -> Iterator[int]:
             return words_of_batches(registry.resolve({"batcher": blocks[name]})["batcher"], examples, epochs)
 
-        per_step = nlp.config.interpolate()["training"]["accumulate_gradient"]
-        batches = lengths[measure] * per_step
-        words = sum(islice(words_of(measure, batches), batches))
+        words = sum(islice(words_of(measure, lengths[measure]), lengths[measure]))
         for name in others:
             reached = (n for n, seen in enumerate(accumulate(words_of(name, words)), start=1) if seen >= words)
-            lengths[name] = _in_tens(-(-next(reached, batches) // per_step))
+            lengths[name] = _in_tens(next(reached, lengths[measure]))
         told = ", ".join(f"{name} in {length:,} steps" for name, length in lengths.items())
         notes.append(f"As batches differ, all trials are as long in words, about {words:,}: {told}.")
     tried = {}
