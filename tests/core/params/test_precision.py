@@ -251,6 +251,20 @@ def test_outputs_of_all_kinds_become_float32():
     assert found["b"].text == "x"
 
 
+def test_output_may_refer_to_itself():
+    """As an output does that knows its parent."""
+
+    class Node:
+        def __init__(self, parent):
+            self.parent, self.values = parent, torch.ones(2, dtype=torch.bfloat16)
+
+    root = Node(None)
+    root.child = Node(root)
+    found = in_float32(root)
+    assert found.values.dtype is found.child.values.dtype is torch.float32
+    assert root.values.dtype is root.child.values.dtype is torch.bfloat16
+
+
 def test_spacy_trains_in_bf16_and_scores_in_float32(tmp_path):
     corpus = toy_corpus(tmp_path)
     config = config_of(tmp_path, corpus, "bf16", steps=8)
