@@ -83,14 +83,14 @@ def claims(rows: list[Row]) -> str:
     equal = [row for row in rows if row.gain("stock").mean >= 0]
     higher = [row for row in rows if (gain := row.gain("tuned")).mean > 2 * gain.error]
     lower = [row for row in rows if any(row.gain("tuned", part).is_loss for part in ("saved", "last"))]
-    lines = [
-        f"Measured on {len(rows)} of {len(TASKS)} tasks so far, {len(fresh)} of them without a part in the choice of the "
-        f"recipe ([tables](docs/recipes.md)): `best` keeps a model as good as that of `spacy init config` on "
-        f"{len(equal)}, in {span_of(rows, 'stock')} of its CPU time. Beside spaCy's Adam, tuned for each task, it is better "
-        f"by two standard errors on {listed(higher)}, and worse by one on {listed(lower)}, in {span_of(rows, 'tuned')} of "
-        "the time."
-    ]
-    return textwrap.fill(" ".join(lines), 120, break_on_hyphens=False, break_long_words=False)
+    chose = "all of which had a part in choosing it" if not fresh else f"{len(fresh)} of them not used to choose it"
+    text = (
+        f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far, {chose} ([tables](docs/recipes.md)). Beside the "
+        f"config of `spacy init config`, it keeps a model that is as good or better on {len(equal)}, in "
+        f"{span_of(rows, 'stock')} of the CPU time. Beside spaCy's Adam, tuned for each task, it is better by two standard "
+        f"errors on {listed(higher)}, and worse by one on {listed(lower)}, in {span_of(rows, 'tuned')} of the time."
+    )
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
 def listed(rows: list[Row]) -> str:
