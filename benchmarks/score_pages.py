@@ -85,10 +85,11 @@ def claims(rows: list[Row]) -> str:
     lower = [row for row in rows if any(row.gain("tuned", part).is_loss for part in ("saved", "last"))]
     chose = "all of which had a part in choosing it" if not fresh else f"{len(fresh)} of them not used to choose it"
     text = (
-        f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far, {chose} ([tables](docs/recipes.md)). Beside the "
-        f"config of `spacy init config`, it keeps a model that is as good or better on {len(equal)}, in "
-        f"{span_of(rows, 'stock')} of the CPU time. Beside spaCy's Adam, tuned for each task, it is better by two standard "
-        f"errors on {listed(higher)}, and worse by one on {listed(lower)}, in {span_of(rows, 'tuned')} of the time."
+        f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far, {chose} ([tables](docs/recipes.md)). The "
+        f"model that it keeps is as good as that of `spacy init config`, or better, on {len(equal)}, in "
+        f"{span_of(rows, 'stock')} of the CPU time. Beside spaCy's Adam, tuned for each task, it is better by two "
+        f"standard errors on {listed(higher)}, worse by one on {listed(lower)}, in {span_of(rows, 'tuned')} of the "
+        "time."
     )
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
