@@ -86,14 +86,19 @@ def _taking_grads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_done else tensor.detach().requires_grad_(True)
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, around: tuple[Any, ...] = ()) -> Any:
     """A module's output with its tensors replaced: in dicts, lists, tuples, dataclasses and other objects too. Where
     none changes, it is the same object.
+
+    around (tuple): What it is in. An object in itself stays as it is.
     """
+    if any(value is outer for outer in around):
+        return value
+    around = (*around, value)
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
-        items = [map_tensors(function, item) for item in value]
+        items = [map_tensors(function, item, around) for item in value]
         if all(map(operator.is_, items, value)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -103,7 +108,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
         inside = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     else:
         inside = {} if isinstance(value, (type, torch.nn.Module)) else getattr(value, "__dict__", {})
-    found = {key: map_tensors(function, item) for key, item in inside.items()}
+    found = {key: map_tensors(function, item, around) for key, item in inside.items()}
     changed = {key: item for key, item in found.items() if item is not inside[key]}
     if not changed:
         return value
