@@ -17,7 +17,7 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.util import dot_to_object, registry, resolve_dot_names
 
-from ...core.annotations import survey
+from ...core.annotations import LEARNS_FROM, survey
 from ...core.config_checks import check_corpora
 from ...core.errors import ConfigError, TorchOptError
 from ...core.host_errors import line_of_others, plain_error
@@ -193,11 +193,15 @@ def _count_spans(nlp: Language, frozen: Sequence[str], examples: list[Example]) 
 
 
 def _least_share(nlp: Language, frozen: Sequence[str], examples: list[Example]) -> tuple[float, str]:
-    """The part of the words from which a component learns: the least of all that are trained, and its name."""
+    """The part of the words from which a component learns: the least of all that are trained, and its name.
+
+    Those that learn spans are not meant: a text without a group of spans tells them that it has none.
+    """
     trained = {name for name, _ in trainable_components(nlp, frozen)}
     found, shares = survey(examples), [(1.0, "")]
     for name in nlp.pipe_names:
-        of_kind = found.of(nlp.get_pipe_meta(name).factory, getattr(nlp.get_pipe(name), "key", ""))
+        kind = LEARNS_FROM.get(nlp.get_pipe_meta(name).factory)
+        of_kind = found.kinds.get(kind) if kind else None
         if escape(name) in trained and of_kind is not None and of_kind.words:
             shares.append((of_kind.words / found.words, name))
     return min(shares, key=lambda pair: pair[0])
