@@ -809,6 +809,19 @@ def test_init_best_trains_each_component_long_enough(tagged, steps, tmp_path):
     assert newer == new and "param_groups: kept" in " ".join(again.changes)
 
 
+@pytest.mark.parametrize("factory", ["spancat", "span_finder"])
+def test_init_best_counts_texts_without_spans(factory, tmp_path):
+    """They tell that there are none: they are learned from."""
+    nlp = spacy.blank("en")
+    nlp.add_pipe(factory)
+    docs = [nlp.make_doc("one two three four five six seven eight nine ten") for _ in range(100)]
+    for doc in docs[:10]:
+        doc.spans["sc"] = [Span(doc, 0, 1, "X")]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    nlp.config["paths"]["train"] = str(tmp_path / "train.spacy")
+    assert find_end(nlp, 400).steps == LEAST
+
+
 def test_init_best_gives_a_trained_bag_of_words_one_rate(tmp_path):
     """It learns slowly, as all that was trained before, and not at the rate for new ones."""
     from spacy.cli.init_config import init_config as spacys
