@@ -163,7 +163,7 @@ def _warnings(plan: Plan, wish: Wish) -> list[str]:
 
 
 def _left_out(nlp: Language) -> list[str]:
-    """Callbacks of the pipeline's own training that the new config does not have. They may act twice, so they stay out."""
+    """Callbacks of the pipeline's own training that the new config does not have: they may act twice."""
     config = nlp.config.interpolate()
     found = []
     for section, name in (("initialize", "before_init"), ("training", "before_to_disk")):

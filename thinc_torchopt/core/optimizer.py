@@ -563,6 +563,15 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._trained.freeze(params, frozen=True)
 
+    def freeze_by_settings(self, names: Collection[str]) -> None:
+        """Freeze params as a param group with freeze = true does, for attachments that freeze: a state that was saved
+        with others frozen can be loaded.
+
+        names (Collection[str]): Their names, in place of those given before.
+        """
+        with self._lock:
+            self._trained.freeze_by_settings(names)
+
     def unfreeze(self, params: Sequence[str]) -> None:
         """Train frozen params again from the next update on, also those that the settings freeze.
 

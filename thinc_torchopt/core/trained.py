@@ -85,6 +85,13 @@ class TrainedParams:
             if self.averages is not None:
                 self.averages.release(param)
 
+    def freeze_by_settings(self, names: Collection[str]) -> None:
+        """See `TorchOptimizer.freeze_by_settings`."""
+        differ = self.plan.freeze_by_settings(names)
+        for param in differ:
+            if self.averages is not None and param.group is None:
+                self.averages.release(param)
+
     def check_patterns(self, texts: Sequence[str]) -> None:
         """RAISES (ConfigError): Not a list of patterns, or a pattern matches no param."""
         check_texts("freeze or unfreeze params", texts, 'a list of patterns over their names, as in ["tagger/*"]')

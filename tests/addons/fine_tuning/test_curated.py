@@ -136,9 +136,9 @@ def test_the_longest_window_is_that_of_the_positions(tmp_path, corpus):
     longest = found.longest_input
     ids = torch.full((1, longest), 5, dtype=torch.int32)
     with torch.no_grad():
-        found.module(ids)
+        found.module.embeddings(ids)
         with pytest.raises(IndexError):
-            found.module(torch.cat([ids, ids[:, :1]], 1))
+            found.module.embeddings(torch.cat([ids, ids[:, :1]], 1))
     config = config_with("curated", tmp_path, corpus, block={"window_pieces": longest + 1})
     with pytest.raises(ConfigError, match=f"expected at most {longest}, as 'transformer' can read no more at once"):
         optimizer_of(config).initialize(nlp)

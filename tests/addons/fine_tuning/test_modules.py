@@ -12,7 +12,7 @@ from spacy.util import registry
 from thinc_torchopt.addons.fine_tuning.attention import attending
 from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
-from thinc_torchopt.core.errors import ConfigError, RollbackWarning
+from thinc_torchopt.core.errors import ConfigError, RollbackWarning, StateError
 
 from ...models import toy_examples
 from ...peek import averages_in, params_in
@@ -112,6 +112,21 @@ def test_frozen_layers_do_not_move(tmp_path, corpus, kind):  # noqa: F811
     for name, param in transformers_of(trained)[0].module.named_parameters():
         is_frozen = "embeddings" in name or any(f".{i}." in name for i in (0, 1))
         assert torch.equal(param, before[name]) is (is_frozen or "pooler" in name), name
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.TorchOptWarning")
+def test_other_frozen_layers_are_not_ignored(tmp_path, corpus, kind):  # noqa: F811
+    """As with freeze = true of a group: a state of other params can't be loaded. Rules can train frozen layers."""
+    config = config_with(kind, tmp_path, corpus, block={"freeze_layers": 2}, steps=6)
+    run(config, tmp_path / "output", crash_at=4)
+    _, optimizer, _ = build(config)
+    frozen = [param.name for param in params_in(optimizer) if param.group is None]
+    optimizer.unfreeze(frozen[:1])
+    assert [param.name for param in params_in(optimizer) if param.group is None] == frozen[1:] and len(frozen) > 20
+    config["training"]["optimizer"]["fine_tuning"]["freeze_layers"] = 0
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.raises(StateError, match="found it in none"):
+        run(config, tmp_path / "output")
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import spacy
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
@@ -165,7 +165,7 @@ def test_parts_have_the_gradients_of_one_pass(name, texts, at_most):
     assert "forward" not in vars(found.module) and grads.keys() == expected.keys() and grads
     # float32, summed in another order: relative to the largest of all.
     largest = max(float(grad.abs().max()) for grad in expected.values())
-    assert largest > 1e-3
+    assume(largest > 1e-3)  # not of a text that is learned already
     for key, grad in grads.items():
         assert float((grad - expected[key]).abs().max()) <= 1e-5 * largest, key
     assert all(numpy.allclose(*pair, atol=1e-5) for pair in zip(before, after))

@@ -90,7 +90,7 @@ class FineTuning(Attachment):
         if self.window_pieces is not None:
             check_window(nlp, self.window_pieces)
         if self.freeze_layers:
-            optimizer.freeze(names_to_freeze(nlp, exclude, self.freeze_layers))
+            optimizer.freeze_by_settings(names_to_freeze(nlp, exclude, self.freeze_layers))
 
     def join(self, run: Any) -> Sequence[Any]:
         from .modules import ModulesOfRun

@@ -14,6 +14,7 @@ the later one wins:
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,7 +46,8 @@ class Cascade:
     keep_apart (bool): Put params of different blocks into different groups, even if the blocks say the same.
     RAISES (ConfigError): An invalid setting. Patterns are checked later, when the names are known.
 
-    Public: `candidates` (all algorithms; the first is the default).
+    Public: `candidates` (all algorithms; the first is the default); `frozen` (names of params that are frozen as by a
+        block with freeze = true, whatever blocks say).
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Cascade:
             Warmup(updates) if (updates := OPTIMIZER.whole("new_params_warmup", new_params_warmup)) else None
         )
         self._keep_apart = keep_apart
+        self.frozen: frozenset[str] = frozenset()
         reader.add(algorithm, "algorithm")
         self._blocks = [
             reader.read_block(name, block) for name, block in OPTIMIZER.section("param_groups", param_groups).items()
@@ -197,11 +200,14 @@ class Cascade:
         skips_decay = bool(param.is_bias_or_norm and self._decays)
         joined_at = param.joined_at if self._new_params is not None else None
         layer, layer_scale = self._layer_of(param)
-        alike = (first, algorithm, *blocks, enabled, skips_decay, joined_at, layer, layer_scale)
+        is_frozen = not self.frozen.isdisjoint(param.names)
+        alike = (first, algorithm, *blocks, enabled, skips_decay, joined_at, layer, layer_scale, is_frozen)
         if alike not in self._known:
             values: dict[str, Any] = {}
             for block in blocks:
                 values |= block.values
+            if is_frozen:
+                values["frozen_until"] = math.inf
             labels = [block.name for block in blocks] + ["fallback"] * (algorithm != first)
             labels += [option.removesuffix("_enabled") for option in enabled]
             labels += ["skip_decay"] * skips_decay + ["new"] * (joined_at is not None)

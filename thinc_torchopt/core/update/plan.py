@@ -332,6 +332,14 @@ class GroupPlan:
             param.steps = 0
         return changed
 
+    def freeze_by_settings(self, names: Collection[str]) -> list[Param]:
+        """See `TorchOptimizer.freeze_by_settings`. RETURNS (list[Param]): Those with other settings than before."""
+        differ = self._cascade.frozen.symmetric_difference(names)
+        self._cascade.frozen = frozenset(names)
+        found = [param for param in self._params.values() if not differ.isdisjoint(param.names)]
+        self.sync(found)
+        return found
+
     def change_rates(
         self, texts: Sequence[str], *, factor: float = 1.0, min_rate: float = 0.0, max_rate: float | None = None
     ) -> None:
