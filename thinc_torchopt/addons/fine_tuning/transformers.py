@@ -68,7 +68,7 @@ class Transformer:
         # RoBERTa counts positions from behind the one of padding. Of curated transformers, the layer around knows it.
         around = None
         for name, module in self.module.named_modules():
-            if hasattr(module, "_get_position_ids") or hasattr(module, "_get_positions"):
+            if type(module).__name__.lower() == "robertaembeddings":
                 around = getattr(module, "padding_idx", getattr(module, "padding_id", around))
             if name.rpartition(".")[2] in ("position_embeddings", "position") and hasattr(module, "num_embeddings"):
                 padding = around if module.padding_idx is None else module.padding_idx
