@@ -98,6 +98,9 @@ class PieceWindows:
             ends = self._ends({i: docs[i] for i in starts}, before, starts)
             for i, end in ends.items():
                 doc, start = docs[i], starts[i]
+                if found[i] and end <= found[i][-1].end:  # behind such an overlap, the next token has no room
+                    starts[i] += 1
+                    continue
                 found[i].append(doc[start:end])
                 if end == len(doc):
                     del starts[i]
