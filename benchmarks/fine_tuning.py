@@ -1,6 +1,6 @@
 """What the block [training.optimizer.fine_tuning] saves: memory and time of a transformer with NER, and its F-score.
 
-    python benchmarks/fine_tuning.py batch --transformer path/to/all-MiniLM-L6-v2 [--words 2500] [--runs 3]
+    python benchmarks/fine_tuning.py batch --transformer path/to/all-MiniLM-L6-v2 [--words 2500] [--steps 3]
     python benchmarks/fine_tuning.py food --transformer path/to/all-MiniLM-L6-v2 [--seeds 0 1 2] [--steps 300]
 
 `batch`: updates of one batch, 15 short texts and a long one of docs-issues; words that begin with a capital are the

@@ -312,7 +312,7 @@ def _check_file(name: str, path: Any, written: Any, ending: str, *, files: bool)
                 if file.suffix in _CONVERTED:
                     how = f"Convert it, and give the result: spacy convert {path} ./corpus."
                 else:
-                    how = 'Annotate the texts, and save them in Python: DocBin(docs=docs).to_disk("train.spacy").'
+                    how = 'Save annotated Docs in Python: spacy.tokens.DocBin(docs=docs).to_disk("train.spacy").'
                 raise ConfigError(f"Can't read [{name}]: '{path}' is not in spaCy's binary format. {how}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # spaCy's, about the same
