@@ -1,8 +1,12 @@
 """Transformers that fit into memory: `[training.optimizer.fine_tuning]`.
 
-settings.py is the block. transformers.py finds the transformers of a pipeline. windows.py cuts texts into windows that
-are counted in wordpieces, batches.py runs windows of similar length together, saving.py makes the saved pipeline an
-ordinary one.
+settings.py is the block. transformers.py finds the transformers of a pipeline.
+
+    run.py       windows.py cuts texts into windows that are counted in wordpieces, batches.py reads those of similar
+                 length together, saving.py finds the windows of words for the saved pipeline
+    modules.py   checkpointing.py computes layers again in the backward pass, attention.py chooses how attention is
+                 computed, for a run
+    layers.py    the lowest layers, which are frozen
 """
 
 from typing import Final

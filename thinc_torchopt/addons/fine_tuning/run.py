@@ -90,7 +90,7 @@ class RunWindows:
             return
         if folder is None or not (best := folder / DIR_MODEL_BEST).is_dir():
             return
-        score, step = max(event.run.results, key=lambda one: (one[0], -one[1]))
+        score, step = max(event.run.results)  # of equal scores, spaCy keeps the last
         logger.info(
             "%s, loaded without this package: score %.4f. At step %d of the training: %.4f.",
             DIR_MODEL_BEST,
