@@ -445,7 +445,8 @@ def run_config(config: Config, folder: Path) -> dict[str, Any]:
         "curve": curve,
     }
     shares = at_shares([step for step, _, _ in curve])
-    chosen = max(shares, key=lambda step: {step: half for step, half, _ in curve}[step])
+    first_half = {step: half for step, half, _ in curve}
+    chosen = max(reversed(shares), key=lambda step: first_half[step])  # spaCy keeps the last one of equal scores
     for label, step in (("saved", chosen), ("last", curve[-1][0])):
         number = 1 + [step for step, _, _ in curve].index(step)
         nlp.from_bytes((folder / f"{number}.model").read_bytes(), exclude=["vocab"])
