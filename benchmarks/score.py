@@ -397,11 +397,13 @@ def train(name: str, arm: str, seed: int, tuning: Tuning | None) -> dict[str, An
         line: dict[str, Any] = {"task": name, "arm": arm, "seed": seed}
         if tuning is not None:
             line["tuning"] = asdict(tuning)
-        return line | run_config(config, Path(folder))
+        return line | run_config(config, Path(folder), is_compared=seed != TUNE_SEED)
 
 
-def run_config(config: Config, folder: Path) -> dict[str, Any]:
-    """Train with a config, and judge what is kept of it."""
+def run_config(config: Config, folder: Path, is_compared: bool = True) -> dict[str, Any]:
+    """Train with a config, and judge what is kept of it. is_compared (bool): Whether a difference is made of it: then
+    resamples are scored, and the test part.
+    """
     from spacy.schemas import ConfigSchemaTraining
     from spacy.training import Corpus
     from spacy.training.initialize import init_nlp
@@ -451,11 +453,12 @@ def run_config(config: Config, folder: Path) -> dict[str, Any]:
         number = 1 + [step for step, _, _ in curve].index(step)
         nlp.from_bytes((folder / f"{number}.model").read_bytes(), exclude=["vocab"])
         parts = {label: predicted(nlp, dev)[1::2]}
-        if "test" in config["paths"]:
+        if is_compared and "test" in config["paths"]:
             parts[f"{label} on test"] = predicted(nlp, Corpus(config["paths"]["test"]))
         for part, examples in parts.items():
-            found = {"score": round(10_000 * score(examples)), "resampled": resampled(examples, score)}
-            line[part] = {"step": step, **found}
+            line[part] = {"step": step, "score": round(10_000 * score(examples))}
+            if is_compared:
+                line[part]["resampled"] = resampled(examples, score)
     return line
 
 
