@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -401,8 +402,10 @@ def train(name: str, arm: str, seed: int, tuning: Tuning | None) -> dict[str, An
 
 
 def run_config(config: Config, folder: Path, is_compared: bool = True) -> dict[str, Any]:
-    """Train with a config, and judge what is kept of it. is_compared (bool): Whether a difference is made of it: then
-    resamples are scored, and the test part.
+    """Train with a config, and judge what is kept of it.
+
+    is_compared (bool): Whether differences are made of it, in score and time. If not, it only tunes: then matrix products
+    are by the fastest library, which changes no more than rounding, and neither resamples nor the test part are scored.
     """
     from spacy.schemas import ConfigSchemaTraining
     from spacy.training import Corpus
@@ -435,10 +438,17 @@ def run_config(config: Config, folder: Path, is_compared: bool = True) -> dict[s
         judging += time.process_time() - end
         return halves[0], {}
 
-    for _, info, is_best in loop_of(nlp, T, train, evaluate):
-        if is_best is not None:
-            curve[-1][0] = info["step"]
-            print(*curve[-1], file=sys.stderr, flush=True)
+    if is_compared:
+        products: AbstractContextManager[Any] = nullcontext()
+    else:
+        from thinc_torchopt import fastest_ops
+
+        products = fastest_ops(nlp)
+    with products:
+        for _, info, is_best in loop_of(nlp, T, train, evaluate):
+            if is_best is not None:
+                curve[-1][0] = info["step"]
+                print(*curve[-1], file=sys.stderr, flush=True)
     line = {
         "steps": curve[-1][0],
         "words": info["words"],
