@@ -269,6 +269,7 @@ def times_peak(factor: float) -> Lever:
 
 
 def adam(training: Block) -> None:
+    """Its decay is in the gradient, before it is divided by its size. AdamW's is beside it."""
     training["optimizer"]["algorithm"]["@torch_optimizers"] = "torch.Adam.v1"
 
 
@@ -276,9 +277,58 @@ def no_averages(training: Block) -> None:
     del training["optimizer"]["averages"]
 
 
+def mean_of_last_tenth(training: Block) -> None:
+    start = round(0.9 * training["max_steps"])
+    training["optimizer"]["averages"] = {"@misc": "thinc-torchopt.SWA.v1", "start_step": start}
+
+
+def times_length(factor: float) -> Lever:
+    """The warm-up keeps its steps, up to the recipe's limit; averages keep their share, and so do evaluations."""
+
+    def change(training: Block) -> None:
+        optimizer = training["optimizer"]
+        count = training["max_steps"] // training["eval_frequency"]
+        training["eval_frequency"] = round(factor * training["eval_frequency"])
+        training["max_steps"] = count * training["eval_frequency"]
+        schedule, averages = optimizer["learn_rate"], optimizer["averages"]
+        schedule["warmup_ratio"] = min(schedule["warmup_ratio"] / factor, 0.3)
+        averages["decay"] = 1.0 - (1.0 - averages["decay"]) / factor
+
+    return change
+
+
+def embeddings(algorithm: str | None = None, **settings: Any) -> Lever:
+    """Settings for the tables of hashed words. algorithm: One of their own, with the weight decay of all."""
+
+    def change(training: Block) -> None:
+        optimizer = training["optimizer"]
+        block = {"params": ["*/hashembed/E"], **settings}
+        if algorithm is not None:
+            decay = optimizer["algorithm"]["weight_decay"]
+            block["algorithm"] = {"@torch_optimizers": algorithm, "weight_decay": decay}
+        optimizer["param_groups"] = {"embeddings": block}
+
+    return change
+
+
 def batches_in_texts(training: Block) -> None:
     """As many texts as batches of so many words have on average, on `docs-issues`."""
     training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 8}
+
+
+def half_batches(training: Block) -> None:
+    """The same number of epochs. The peak goes with the square root of the words, as in the recipe."""
+    times_length(2.0)(training)
+    training["batcher"]["size"] //= 2
+    times_peak(0.5**0.5)(training)
+
+
+def all_of(*levers: Lever) -> Lever:
+    def change(training: Block) -> None:
+        for lever in levers:
+            lever(training)
+
+    return change
 
 
 def no_rate(name: str, rate: float) -> Lever:
@@ -305,8 +355,24 @@ LEVERS: dict[str, Lever] = {
     "one global norm": sets("clip_by", "global"),
     "no clipping": sets("grad_clip", 0.0),
     "no decay of biases and norms": sets("skip_decay", "bias_and_norm"),
+    # 0.01 is next to none: in 600 steps at these rates it takes 0.6% of a weight.
+    "decay x 100": sets("algorithm.weight_decay", 1.0),
     "beta2 = 0.98": sets("algorithm.betas", [0.9, 0.98]),
+    "the mean of the last tenth": mean_of_last_tenth,
+    "embeddings: rate x 2, no decay": embeddings(lr_scale=2.0, weight_decay=0.0),
+    "embeddings: rate x 0.5, no decay": embeddings(lr_scale=0.5, weight_decay=0.0),
+    # In a step most rows have no gradient. Adam's decay takes those that are rare to 0, at the full rate.
+    "Adam for embeddings": embeddings("torch.Adam.v1"),
+    # Each cell's rate falls with its own gradients; nothing moves in steps without one. It needs a higher rate.
+    "Adagrad for embeddings": embeddings("torch.Adagrad.v1", lr_scale=10.0),
     "batches of 8 texts": batches_in_texts,
+    "half of the words in a batch": half_batches,
+    "twice the length": times_length(2.0),
+    "half of the length": times_length(0.5),
+    "Adam, half of the peak": all_of(adam, times_peak(0.5)),
+    "Adam, beta2 = 0.98": all_of(adam, sets("algorithm.betas", [0.9, 0.98])),
+    "Adam, without averages": all_of(adam, no_averages),
+    "half of the peak, without averages": all_of(times_peak(0.5), no_averages),
     "thinc's products": sets("ops", "thinc"),
     "schedule-free AdamW, no schedule": no_rate("schedulefreeadamw", 0.0025),
     "Prodigy, no schedule": no_rate("prodigy", 1.0),
