@@ -296,18 +296,22 @@ def times_length(factor: float) -> Lever:
     return change
 
 
-def embeddings(algorithm: str | None = None, **settings: Any) -> Lever:
-    """Settings for the tables of hashed words. algorithm: One of their own, with the weight decay of all."""
+def embeddings(**settings: Any) -> Lever:
+    """Settings for the tables of hashed words."""
+    return sets("param_groups", {"embeddings": {"params": ["*/hashembed/E"], **settings}})
 
-    def change(training: Block) -> None:
-        optimizer = training["optimizer"]
-        block = {"params": ["*/hashembed/E"], **settings}
-        if algorithm is not None:
-            decay = optimizer["algorithm"]["weight_decay"]
-            block["algorithm"] = {"@torch_optimizers": algorithm, "weight_decay": decay}
-        optimizer["param_groups"] = {"embeddings": block}
 
-    return change
+def muon(training: Block) -> None:
+    """For the matrices of hidden layers: hardly one of thinc's has two dimensions."""
+    import matrix_muon  # noqa: F401 (the algorithm)
+
+    optimizer = training["optimizer"]
+    algorithm = {
+        "@torch_optimizers": "matrix_muon.v1",
+        "weight_decay": optimizer["algorithm"]["weight_decay"],
+    }
+    block = {"params": ["re:/(maxout|maxout_layer|lower|linear)/W"], "algorithm": algorithm}
+    optimizer["param_groups"] = {"matrices": block}
 
 
 def batches_in_texts(training: Block) -> None:
@@ -360,14 +364,17 @@ LEVERS: dict[str, Lever] = {
     "the mean of the last tenth": mean_of_last_tenth,
     "embeddings: rate x 2, no decay": embeddings(lr_scale=2.0, weight_decay=0.0),
     "embeddings: rate x 0.5, no decay": embeddings(lr_scale=0.5, weight_decay=0.0),
-    # In a step most rows have no gradient. Adam's decay takes those that are rare to 0, at the full rate.
-    "Adam for embeddings": embeddings("torch.Adam.v1"),
-    # Each cell's rate falls with its own gradients; nothing moves in steps without one. It needs a higher rate.
-    "Adagrad for embeddings": embeddings("torch.Adagrad.v1", lr_scale=10.0),
+    # Most rows are rare. Adam's decay takes them to 0, at the full rate.
+    "Adam for embeddings": embeddings(algorithm={"@torch_optimizers": "torch.Adam.v1", "weight_decay": 0.01}),
+    # A cell moves with its own gradients alone, less with each: its rate must be higher at first.
+    "Adagrad for embeddings": embeddings(algorithm={"@torch_optimizers": "torch.Adagrad.v1"}, lr_scale=10.0),
+    "Muon for matrices, AdamW beside it": muon,
     "batches of 8 texts": batches_in_texts,
     "half of the words in a batch": half_batches,
     "twice the length": times_length(2.0),
     "half of the length": times_length(0.5),
+    # Each tensor's gradient is clipped to 1, so a decay is as strong on all tasks: 0.01 is as large as most of it.
+    "Adam, a third of the decay": all_of(adam, sets("algorithm.weight_decay", 0.003)),
     "Adam, half of the peak": all_of(adam, times_peak(0.5)),
     "Adam, beta2 = 0.98": all_of(adam, sets("algorithm.betas", [0.9, 0.98])),
     "Adam, without averages": all_of(adam, no_averages),
