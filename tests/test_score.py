@@ -206,7 +206,9 @@ def test_score_row_of_a_task(score):
         lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
     lines.append(line("Adam", 1, 7150, cpu=12.0))
-    assert list(score.levers(lines))[2:] == ["| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 12 | 10 |"]
+    assert list(score.levers(lines))[2:] == [
+        "| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 12 | 10 | -0.5 (one seed) |"
+    ]
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
     assert row.gain("stock").mean == 1.0 and row.gain("tuned").mean == -1.0
@@ -242,6 +244,21 @@ def test_score_claims_count_tasks(score, score_pages):
         score_pages.claims(score.rows_of(lines)).split()
     )
     assert score_pages.claims([]) == "Not measured yet."
+
+
+def test_score_claims_say_which_levers_pass(score_pages):
+    lines = [found for task in score_pages.LEVER_TASKS for found in made_up(0, task=task)]
+
+    def lever(name, *gains):
+        for task, gain in zip(score_pages.LEVER_TASKS, gains):
+            for seed in (0, 1):
+                yield line(name, seed, 7000 + gain + 10 * seed, task=task, spread=(20, 20))
+
+    assert "was tried: none of them." in score_pages.lever_claims(lines)
+    lines += [*lever("Adam", 100, 0, 0, 0), *lever("no clipping", 100, 0, 0, -100), *lever("beta2 = 0.98", 500, 500)]
+    lines += lever("half of the peak", 0, 0, 0, 0)
+    said = " ".join(score_pages.lever_claims(lines).split())
+    assert "was tried: half of the peak; Adam; no clipping. " in said and said.endswith("on none: Adam.")
 
 
 def test_score_report_writes_the_pages(score_pages, tmp_path, monkeypatch):
