@@ -242,7 +242,7 @@ def test_init_from_never_lets_the_teacher_be_removed(folder):
     shutil.copytree("old", "training/new/model-best")
     told = init("--from", "training/new/model-best", *PATHS, *TWO).stdout
     assert "--output training/new-next\n" in told
-    with pytest.raises(ConfigError, match=r"teacher in .corpora.train. is 'training/new/model-best', and spacy train"):
+    with pytest.raises(ConfigError, match=r"teacher = 'training/new/model-best' in .corpora.train. needs them"):
         check_removed(load_config("new.cfg"), Path("training/new"))
     check_removed(load_config("new.cfg"), Path("training/new-next"))
 

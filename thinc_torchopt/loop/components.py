@@ -41,9 +41,8 @@ def warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
     if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
         warnings.warn(
             PipelineWarning(
-                f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found "
-                f"none that is not excluded ({exclude}). If that is not intended, remove one from [training] "
-                "frozen_components."
+                f"Nothing to train in the pipeline {nlp.pipe_names}: all its trainable components are excluded "
+                f"({exclude}). If that is not intended, remove one from [training] frozen_components."
             ),
             stacklevel=4,
         )

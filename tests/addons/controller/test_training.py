@@ -213,7 +213,7 @@ def test_controller_goes_back(event, corpus, tmp_path):
         rule("back", event, 'state["step"] == 8', "back.should_rollback"),
         operations=[{"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}}],
     )
-    with pytest.warns(RollbackWarning, match="params of step 4 after step 8: a listener asked"):
+    with pytest.warns(RollbackWarning, match="params of step 4 after step 8: a rule or listener asked"):
         _, infos, _ = run(config_for(tmp_path, corpus, rules, checkpoint=True))
     assert infos[12]["rollbacks"] == 1 and infos[12]["last_rollback"] == (8, 4)
 

@@ -375,7 +375,7 @@ class ParamTable:
                 try:
                     self._inherit(param, left)
                 except StateError as error:
-                    warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
+                    warnings.warn(GrowthWarning(f"{error} It starts without state."), stacklevel=2)
         if not self._has_warned_of_half:
             self._warn_of_half([*known, *new])
 

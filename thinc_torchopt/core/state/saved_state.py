@@ -204,7 +204,7 @@ def fit(saved: SavedState, params: Collection[Param], paths: Collection[str]) ->
         f"{what}: {_describe(names, all_names)}"
         for what, names, all_names in (
             ("dropped", dropped, saved.params),
-            ("begin anew", new, [param.name for param in params]),
+            ("start without state", new, [param.name for param in params]),
         )
         if names
     )
