@@ -515,7 +515,7 @@ def test_controller_params_that_thaw_begin_anew():
         ),
         (
             definition(rule("r", "on_train_begin", "True", "control.should_evaluate", patience={})),
-            "it comes only once, but the patience needs more than 1 times",
+            "it happens only once, but the rule must be true more than 1 times",
         ),
         *(
             (definition(rule("r", "on_train_end", "True", f"control.{action}")), f"control.{action} on on_train_end")

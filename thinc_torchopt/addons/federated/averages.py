@@ -107,7 +107,7 @@ class ModelAverage:
         if saved.strategy != self.name:
             raise StateError(
                 f"Can't go on with the run: expected the average by {saved.strategy} in [federated.average], as before,"
-                f' found {self.name}. Set it back, or begin anew by resume = "never" in [federated].'
+                f' found {self.name}. Set it back, or start again with resume = "never" in [federated].'
             )
         for one, values in zip(self._strategies(), saved.values):
             for name, value in values.items():
@@ -215,7 +215,7 @@ class PrivateAverage:
         except StateError as error:
             raise StateError(
                 f"Can't go on with the run: expected the state of [federated.privacy], found another one ({error}). "
-                'Set the config back, or begin anew by resume = "never" in [federated].'
+                'Set the config back, or start again with resume = "never" in [federated].'
             ) from error
         self._account.history = list(saved.history)
         if self._settings.noise_multiplier is None:

@@ -280,7 +280,10 @@ def compare_recipes(
     texts_seen = max((trial.texts for found in tried.values() for trial in found.trials.values()), default=0)
     if 0 < texts_seen < _FEW_TEXTS:
         few = f"{texts_seen} text{'s' * (texts_seen != 1)} of the development data"
-        notes.append(f"Scores are on {few}: with so few, more may be chance than is said. Evaluate on more texts.")
+        notes.append(
+            f"Scores are on {few}. With so few, even a difference that is called better may be chance. Evaluate on "
+            "more texts."
+        )
     result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
     if path is not None:
         result.to_disk(path)
@@ -319,7 +322,8 @@ def _rewritten_by(
         raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
     if best is None:
         notes.append(
-            f"Not tried: {_STOCK}. It has the batches and the end of the recipe best, which can't be used.{cause}"
+            f"Not tried: {_STOCK}. It needs the batches and the number of steps of the recipe best, which can't be "
+            f"used.{cause}"
         )
         if len(texts) == 1:
             raise ConfigError(f"Can't compare recipes: there is nothing to compare. {' '.join(notes)}")
@@ -531,7 +535,7 @@ def _verdict(found: Comparison) -> str:
     enough = found.seeds_for(best)
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
     if enough is None and lead.of_texts > lead.of_seeds:
-        advice = " More texts to evaluate on would tell more than more seeds."
+        advice = " More texts to evaluate on would help more than more seeds."
     return (
         f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
         f"{lead.margin:.4f} may be chance.{advice}"

@@ -355,9 +355,9 @@ def torch_module(book: Book, forward: Forward, model: Node, X: Any, is_train: bo
         Y, backprop = forward(model, X, is_train)
     if not book.is_array(Y) or len(Y) != len(rows):
         raise ParamError(
-            f"Can't clip the gradient of each example: the torch module in layer '{model.name}' makes no row of each "
-            f"row: expected {len(rows)} rows, found {type(Y).__name__} with {len(Y)}. Leave it out of private training "
-            "(frozen_components)."
+            f"Can't clip the gradient of each example: the torch module in layer '{model.name}' does not return one "
+            f"row for each row of its input: expected {len(rows)} rows, found {type(Y).__name__} with {len(Y)}. Leave "
+            "it out of private training (frozen_components)."
         )
     book.tell(Y, rows)
     return Y, backprop

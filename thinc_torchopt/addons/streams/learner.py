@@ -80,7 +80,7 @@ _COMMAND = Section("spacy torchopt learn")
 _COMPARED = 10
 _ADVICE = (
     "Let the pipeline as it was fill {they} in: --new-labels add, without --no-teacher and with another --output. If "
-    "the texts have none, all is well."
+    "the texts really have none, do nothing."
 )
 _OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
 
@@ -783,7 +783,7 @@ class StreamLearner:
             raise StateError(
                 f"Can't go on in '{self.folder}': expected the pipeline and settings that it began with, found others: "
                 f"{'; '.join(found)}. Set them back. Or learn on with '{self.folder / LAST}' as MODEL and another "
-                "--output; the state of the optimizer begins anew then."
+                "--output; the optimizer then starts without state."
             )
         check_generators(saved.random)
         if saved.teacher:  # with labels that are there, whether more are added or not
