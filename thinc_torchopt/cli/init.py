@@ -59,7 +59,9 @@ def init(
         None, "--lang", "-l", help="For a new config: code of the texts' language, such as en; xx for several"
     ),
     gpu: bool = Opt(False, "--gpu", help="For a new config: train a transformer. Needs spacy-transformers"),
-    pretrained: bool = Opt(False, "--pretrained", help="For a new config: use spaCy's word vectors, if installed"),
+    pretrained: bool = Opt(
+        False, "--pretrained", help="For a new config: use spaCy's word vectors, which must be installed"
+    ),
     split: Optional[float] = Opt(
         None, "--split", help="For a new config without --paths.dev: share of the texts to evaluate on, such as 0.2"
     ),
@@ -92,12 +94,12 @@ def init(
     """
     Make a config from texts, or put our optimizer into a config. With one path, a new config is made, with the
     components that can learn from the annotations of the texts; with --from, it trains an existing pipeline further,
-    and keeps its labels. With two paths, the first config is read, a recipe rewrites its [training.optimizer], and
-    the rest stays as it is, comments too. Recipes: best: the settings that scored best in our benchmark, with a learning
-    rate and a number of steps computed from the corpus (--paths.train train.spacy);
-    drop-in: thinc's arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a
-    higher one for new ones; low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep
-    the learning rate and its schedules.
+    and keeps its labels. With two paths, the first config is read, a recipe rewrites its [training.optimizer], and the
+    rest stays as it is, comments too. Recipes: best: the settings that scored best in our benchmark, with a learning
+    rate and a number of steps computed from the corpus (--paths.train train.spacy); drop-in: thinc's arithmetic,
+    computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a higher one for new ones;
+    low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep the learning rate and its
+    schedules.
     """
     if output_path is not None and str(output_path).startswith("--"):  # the first override
         ctx.args.insert(0, str(output_path))

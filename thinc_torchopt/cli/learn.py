@@ -68,8 +68,8 @@ def learn(
 ) -> None:
     """
     Go on learning from texts with labels, as they come in. The stream is a file that grows, or stdin. Each text is
-    scored before it is learned. The whole state is saved: after a stop or a crash, the same command goes on from the last
-    save.
+    scored before it is learned. The whole state is saved: after a stop or a crash, the same command goes on from the
+    last save.
     """
     console, from_stdin = make_console(), str(stream) == "-"
     with errors_shown(as_json=False):

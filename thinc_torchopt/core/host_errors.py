@@ -273,8 +273,8 @@ def check_versions(nlp: Language, exclude: Collection[str]) -> None:
         if not _takes_arrays_of_one() and "float(cum_loss)" in getsource(type(pipe)):
             raise ConfigError(
                 f"Can't train '{name}': spacy-curated-transformers {version('spacy-curated-transformers')} fails with "
-                f"NumPy {numpy.__version__}, which no longer converts an array of one number to that number. Install an "
-                "older NumPy: pip install 'numpy<2.4'."
+                f"NumPy {numpy.__version__}, which no longer converts an array of one number to that number. Install "
+                "an older NumPy: pip install 'numpy<2.4'."
             )
 
 

@@ -90,7 +90,8 @@ def check_version(saved: Any, newest: int, what: str) -> None:
     if version != newest:
         raise StateError(
             f"Can't load {what}: expected version {newest}, found version {version}. It was written by "
-            f"{'a newer' if version > newest else 'an older'} thinc-torchopt: install that version, or start again without it."
+            f"{'a newer' if version > newest else 'an older'} thinc-torchopt: install that version, or start again "
+            "without it."
         )
 
 

@@ -41,7 +41,7 @@ def warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
     if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
         warnings.warn(
             PipelineWarning(
-                f"Nothing to train in the pipeline {nlp.pipe_names}: all its trainable components are excluded "
+                f"Nothing to train in the pipeline {nlp.pipe_names}: no trainable component, or all are frozen "
                 f"({exclude}). If that is not intended, remove one from [training] frozen_components."
             ),
             stacklevel=4,

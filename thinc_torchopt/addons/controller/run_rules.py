@@ -152,8 +152,8 @@ class Rules:
                     )
                 if spec.patience is not None and spec.patience.threshold > 0 and trigger in _ONCE:
                     raise ControllerError(
-                        f"Can't use the trigger {trigger} of the controller '{spec.name}': it happens only once, but the "
-                        f"rule must be true more than {spec.patience.threshold} times (patience). Set "
+                        f"Can't use the trigger {trigger} of the controller '{spec.name}': it happens only once, but "
+                        f"the rule must be true more than {spec.patience.threshold} times (patience). Set "
                         "patience_threshold = 0."
                     )
         for name, part in definition.metrics.items():

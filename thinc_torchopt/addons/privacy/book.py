@@ -199,9 +199,9 @@ class Book:
         _, rows = self._rows.get(id(X), (None, None))
         if rows is None:
             raise ParamError(
-                f"Can't clip the gradient of each example: layer '{model.name}' gets rows ({type(X).__name__}), and it is "
-                "not known which row belongs to which example. Put a list, Ragged or with_array around the layer, as in "
-                "spaCy's architectures."
+                f"Can't clip the gradient of each example: layer '{model.name}' gets rows ({type(X).__name__}), and it "
+                "is not known which row belongs to which example. Put a list, Ragged or with_array around the layer, "
+                "as in spaCy's architectures."
             )
         return rows
 

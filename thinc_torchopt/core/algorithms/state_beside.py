@@ -72,7 +72,8 @@ def restore_beside(optimizer: torch.optim.Optimizer, saved: StateBeside) -> None
     if not has_parts or not all(_may_be_state(name) and not hasattr(type(optimizer), name) for name in attributes):
         raise StateError(
             f"Can't load the state of {type(optimizer).__name__}: it does not have all the attributes that were saved, "
-            f"{sorted({*attributes, *parts})}. The state is damaged, or was written with another version of its library."
+            f"{sorted({*attributes, *parts})}. The state is damaged, or was written with another version of its "
+            "library."
         )
     for name, value in attributes.items():
         setattr(optimizer, name, value)

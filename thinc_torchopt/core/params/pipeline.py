@@ -205,8 +205,9 @@ def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[s
     components = trainable_components(nlp, exclude)
     if not components:
         raise PipelineError(
-            f"Can't train the pipeline {nlp.pipe_names}: all its trainable components are excluded, {list(exclude)}. Add "
-            "one to [nlp] pipeline, or take one out of [training] frozen_components."
+            f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that "
+            f"is not frozen, {list(exclude)}. Add one to [nlp] pipeline, or take one out of [training] "
+            "frozen_components."
         )
     for name, model in components:
         declared = [node.has_param(param) for node in model.walk() for param in node.param_names]
