@@ -30,6 +30,14 @@ PHRASES = {
     r"\bnothing of (it|its)\b": "A verb: 'it is not saved', not 'nothing of it is saved'.",
     r"\bwarning tells\b": "'and a warning says so'.",
     r"\bmend(s|ed|ing)?\b": "'fix', 'repair', 'correct'.",
+    r"\banew\b(?! \(bool\))": "'again', 'from the start', 'without state'.",
+    r"\bof such\b(?=[.,;:)\"']|$)": "Repeat the noun: 'a schedule of such numbers'.",
+    r"\b(is|are) there (already|twice|too)\b": "'already exists', 'appears twice', 'too' after the noun.",
+    r"\b(those|that|models|batches|steps|lines) of before\b": "'the earlier ones', 'earlier models'.",
+    r"\btells? (nothing|of|more than)\b": "'says nothing about', 'shows more'.",
+    r"\bon as many (?!as\b)\w+\b(?! as\b)": "'on the same number of words'.",
+    r"[.:;] take (a|an|another|one|the|those|these|texts|textcat\w*)\b": "'use', 'choose'.",
+    r"^(none|no such \w+)(,| with| in| as)\b": "After 'expected': the value to write, such as 'null with ...'.",
 }
 _PATTERNS = {
     re.compile(phrase.replace(" ", r"\s+"), re.IGNORECASE if not phrase.startswith("^") else 0): advice

@@ -236,7 +236,7 @@ def _check(source: _RulesSource, settings: ControllerSettings, *, as_json: bool)
 def _replay(
     source: _RulesSource, changed: ControllerSettings | None, log_paths: Sequence[Path], *, as_json: bool
 ) -> None:
-    """Print which rules would have fired when in the training of a log. Changed rules beside those of before."""
+    """Print which rules would have fired when in the training of a log. Changed rules beside the original ones."""
     path = source.path
     with errors_shown(as_json=as_json):
         controller = (changed or source.settings).build(is_replay=True)

@@ -45,8 +45,8 @@ def learn(
     new_labels: str = Opt(
         "refuse",
         "--new-labels",
-        help="What to do with labels that the pipeline does not have: refuse (stop with an error), add, or skip (leave "
-        "these texts out)",
+        help="For labels that the pipeline does not have: refuse (stop with an error), add, or skip (leave these texts "
+        "out)",
     ),
     teacher: bool = Opt(
         True, help="With --new-labels add: let the pipeline as it was annotate old labels that new texts leave open"

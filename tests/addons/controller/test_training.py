@@ -511,7 +511,7 @@ def test_controller_params_that_thaw_begin_anew():
                 rule("r", "on_evaluate", "s['score'] > 1", STOP),
                 metrics=[{"name": "s", "class": "EvalMetrics", "arguments": {"source_event": "on_predict"}}],
             ),
-            "the metric 's': expected .*, found on_predict alone",
+            "the metric 's': expected .*, found one for on_predict",
         ),
         (
             definition(rule("r", "on_train_begin", "True", "control.should_evaluate", patience={})),

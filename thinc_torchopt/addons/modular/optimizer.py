@@ -386,8 +386,8 @@ class Modular(torch.optim.Optimizer):
         twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
             raise ParamError(
-                f"Can't tell the params of Modular apart: several are called {', '.join(twice[:5])}. Take the names "
-                "from one model, or add prefixes to them."
+                f"Can't tell the params of Modular apart: several are called {', '.join(twice[:5])}. Use the names "
+                "of one model, or add prefixes to them."
             )
 
     def _chosen(self, part: ModularPart) -> set[Tensor]:

@@ -1,7 +1,7 @@
 """Compare the optimizer of a config with recipes and with spaCy's own, in short trainings on the user's data.
 
-The same judgement for all: they train on as many words, are evaluated equally often, and are scored on texts that did
-not choose their model. spaCy's Adam is tuned before, with another seed, by the texts that choose.
+The same judgement for all: they train on the same number of words, are evaluated equally often, and are scored on texts
+that did not choose their model. spaCy's Adam is tuned before, with another seed, by the texts that choose.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def compare_recipes(
     config (AnyConfig): A config or its file.
     overrides (Mapping): Other values, by paths such as "paths.train".
     recipes (str | Sequence[str]): Their names; in one text, with commas between them.
-    steps (int): Steps of each trial, in the batches of the recipe best; others train on as many words.
+    steps (int): Steps of each trial, in the batches of the recipe best; others train on that number of words.
     seeds (int): Trials of each.
     output (str | Path | None): A file for the best config.
     gpu_id (int): The GPU. -1: the CPU.
@@ -343,7 +343,7 @@ def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tup
 def _shortened(
     source: ConfigSource, nlp: Language, texts: Mapping[str, str], measure: str, steps: int
 ) -> tuple[dict[str, Candidate], list[str]]:
-    """Shorten all to trials on as many words.
+    """Shorten all to trials on the same number of words.
 
     nlp (Language): The pipeline. measure (str): Whose steps are counted.
     RETURNS (tuple): What is tried, and notes.
@@ -363,7 +363,7 @@ def _shortened(
             reached = (n for n, seen in enumerate(accumulate(words_of(name, words)), start=1) if seen >= words)
             lengths[name] = _in_tens(next(reached, lengths[measure]))
         told = ", ".join(f"{name} in {length:,} steps" for name, length in lengths.items())
-        notes.append(f"As batches differ, all trials are as long in words, about {words:,}: {told}.")
+        notes.append(f"As batches differ, all trials have the same number of words, about {words:,}: {told}.")
     tried = {}
     for name, text in texts.items():
         short, more = shorten(configs[name], lengths[name])

@@ -74,7 +74,7 @@ class PrivateUpdates:
 
     name = "privacy"
 
-    # A batch that is left out would tell of its examples.
+    # A batch that is left out would tell something about its examples.
     needs_each_update = True
 
     def __init__(self, settings: Privacy, run: Run):

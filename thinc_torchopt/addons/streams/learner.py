@@ -330,7 +330,7 @@ class StreamLearner:
         """Learn all texts that are left in the stream.
 
         RETURNS (Iterator): A row for each block, when it was learned and saved.
-        RAISES (StreamError): A text can't be learned. (StateError): The file is not that of before. What was learned
+        RAISES (StreamError): A text can't be learned. (StateError): The file has changed. What was learned
             until then is saved.
         """
         self.place = source.begin(self.place)
@@ -608,7 +608,7 @@ class StreamLearner:
             self._block.losses[name] = self._block.losses.get(name, 0.0) + float(loss)
 
     def _look_for_missing(self, examples: list[Example], scored: list[Example]) -> None:
-        """Tell of labels that the texts don't have and the pipeline finds, while it still does: in the first texts.
+        """Warn of labels that the texts don't have and the pipeline finds, while it still does: in the first texts.
 
         examples (list[Example]): Texts that are about to be learned. scored (list[Example]): The same, as predicted.
         """

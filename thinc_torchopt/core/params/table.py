@@ -487,7 +487,7 @@ class ParamTable:
     def _inherit(self, param: Param, old: Released) -> None:
         """Give a param the values that another one released.
 
-        RAISES (StateError): They don't fit. The param begins anew.
+        RAISES (StateError): They don't fit. The param starts without state.
         """
         if old.state is not None:
             self._plan.inherit(param, old.state, old, self._on_growth)
