@@ -25,7 +25,8 @@ PHRASES = {
     r"\bfor so many\b": "'for this many', or the number's name.",
     r"\b(is|are|was|were) told (of|which|what)\b": "'gets', 'knows', 'is passed'.",
     r"\bof which there (is|are)\b": "'at least one', 'several', or a second sentence.",
-    r"(?<!\bthere\s)\bis no (tensor|number|param|array|setting|option|function|name|list|text)\b": "'is not a ...'.",
+    r"(?<!\bthere\s)\bis no (tensor|number|param|array|setting|option|function|name|list|text|JSON|config|gradient|"
+    r"loss|torch module)\b": "'is not a ...'.",
     r"\bwhat (is|are|was) of (it|them|its|their|theirs)\b": "Name the thing.",
     r"\bnothing of (it|its)\b": "A verb: 'it is not saved', not 'nothing of it is saved'.",
     r"\bwarning tells\b": "'and a warning says so'.",

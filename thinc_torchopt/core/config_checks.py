@@ -200,7 +200,7 @@ def check_labels(config: Mapping[str, Any]) -> None:
     """Check the files of labels that components are initialized with.
 
     config (Mapping): Interpolated, or with variables.
-    RAISES (ConfigError): One is missing, although it is required, is no JSON in UTF-8, or is not what the component
+    RAISES (ConfigError): One is missing, although it is required, is not JSON in UTF-8, or is not what the component
         reads.
     """
     values = config.interpolate() if isinstance(config, Config) else config

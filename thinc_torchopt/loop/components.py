@@ -20,8 +20,8 @@ def is_trained(proc: Any) -> bool:
 
 
 def sums_of_gradients(nlp: Language) -> list[str]:
-    """The components whose "loss" is no loss: for a tok2vec or transformer with listeners, spaCy reports the sum of the
-    squared gradients.
+    """The components whose "loss" is not a loss: for a tok2vec or transformer with listeners, spaCy reports the sum of
+    the squared gradients.
     """
     return [name for name, proc in nlp.pipeline if getattr(proc, "listening_components", None)]
 

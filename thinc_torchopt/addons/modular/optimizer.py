@@ -672,7 +672,7 @@ def _check_exchange(parts: Iterable[ModularPart]) -> None:
         if part.has_aux and part.aux_name == "scaffold" and behind is not None and part.name == "scaffold-client":
             warnings.warn(
                 ConfigWarning(
-                    f"{part.where} comes after {behind.where}, which is not linear, so its input is no gradient. Put "
+                    f"{part.where} comes after {behind.where}, which is not linear, so it would not get gradients. Put "
                     "it first."
                 ),
                 stacklevel=4,

@@ -254,20 +254,19 @@ def _form_of(node: Model) -> Form:
     if form is None:
         module = getattr(forward, "__module__", type(forward).__name__)
         raise ParamError(
-            f"Can't clip the gradient of each example: layer '{node.name}' ({module}) has no form for it. "
-            "Use another architecture, or freeze the component "
-            "(frozen_components)."
+            f"Can't clip the gradient of each example: private training does not support layer '{node.name}' "
+            f"({module}). Use another architecture, or freeze the component (frozen_components)."
         )
     return form
 
 
 def _module_in(node: Model, shim: Shim) -> Module:
-    """RAISES (ParamError): It is no torch module."""
+    """RAISES (ParamError): It is not a torch module."""
     module = module_of(shim)
     if module is None:
         raise ParamError(
-            f"Can't clip the gradient of each example: layer '{node.name}' wraps {type(shim).__name__}, which is no "
-            "torch module. Freeze its component (frozen_components)."
+            f"Can't clip the gradient of each example: layer '{node.name}' wraps {type(shim).__name__}, which is not "
+            "a torch module. Freeze its component (frozen_components)."
         )
     if is_in_mixed_precision(shim):
         raise ParamError(

@@ -90,7 +90,7 @@ def with_array(book: Book, forward: Forward, model: Node, X: Any, is_train: bool
     if not isinstance(X, (list, tuple)):
         raise ParamError(
             f"Can't clip the gradient of each example: layer '{model.name}' got an input of type {type(X).__name__}, "
-            "which has no form. Use a layer that takes lists, as spaCy's own."
+            "which private training does not support. Use a layer that takes lists, as spaCy's own layers do."
         )
     book.check_count(model, len(X))
     lengths = [len(x) for x in X]
