@@ -36,6 +36,7 @@ PHRASES = {
     r"\b(is|are) there (already|twice|too)\b": "'already exists', 'appears twice', 'too' after the noun.",
     r"\b(those|that|models|batches|steps|lines) of before\b": "'the earlier ones', 'earlier models'.",
     r"\btells? (nothing|of|more than)\b": "'says nothing about', 'shows more'.",
+    r"\bwho (has|knows|wants) (?!.*\?)(?=[^,.;:]*\b(can|may|should)\b)": "'whoever ...', 'those who ...'.",
     r"\bon as many (?!as\b)\w+\b(?! as\b)": "'on the same number of words'.",
     r"[.:;] take (a|an|another|one|the|those|these|texts|textcat\w*)\b": "'use', 'choose'.",
     r"^(none|no such \w+)(,| with| in| as)\b": "After 'expected': the value to write, such as 'null with ...'.",

@@ -168,7 +168,7 @@ class PrivateAverage:
         """Tell the user what is private."""
         LOG.info("%s", _WHAT)
         if self._settings.seed is not None:
-            LOG.warning("Nothing is covered from anyone who knows 'seed' in [federated.privacy]: it is for experiments")
+            LOG.warning("Nothing is private from those who know 'seed' in [federated.privacy]: set it for experiments")
         rounds = "" if self._plan.last is None else f"; the target allows {self._plan.last:,} rounds"
         LOG.info(
             "Private training: clip %g, noise multiplier %.4g, delta %g%s",

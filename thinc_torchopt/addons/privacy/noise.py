@@ -91,7 +91,7 @@ class Noise:
 
     @property
     def secret(self) -> str:
-        """The secret, for saving: who has it can take the noise off. RAISES (StateError): Set to another text."""
+        """The secret, for saving: whoever has it can remove the noise. RAISES (StateError): Set to another text."""
         return self._secret.hex()
 
     @secret.setter

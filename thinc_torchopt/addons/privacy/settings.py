@@ -31,8 +31,8 @@ class Privacy(Attachment):
         for `target_epsilon` at the end of the training, by `max_steps` or `max_epochs`.
     target_epsilon (float): The training ends before it would exceed this epsilon.
     accountant ("prv" | "rdp"): The accountant of Opacus that counts. The log has both.
-    seed (int): For the noise, in experiments. Who knows it can take the noise off. Without it, it is drawn from the
-        system's source of randomness.
+    seed (int): For the noise, in experiments. Whoever knows it can remove the noise. Without it, the noise is seeded
+        from the system's source of randomness.
     RAISES (ConfigError): An argument is out of its range, or both `noise_multiplier` and `target_epsilon` are missing.
     """
 
