@@ -458,7 +458,7 @@ _SPACY = (
             "create_pipe_from_source",
             "self source_name source name",
             _create_pipe_from_source,
-            "the 'source' of components is not known: settings that use it, such as 'teacher', must be set",
+            "the 'source' of components is not known, and settings that use it must be set",
         ),
         Replaced(spacy.language.Language, "use_params", "self params", _use_params(use_in_pipeline), _AVERAGES),
     ],

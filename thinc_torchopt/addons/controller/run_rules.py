@@ -196,7 +196,7 @@ class Rules:
                 )
             if isinstance(operation, DecayControl) and not self._optimizer.can_begin_decay:
                 raise ControllerError(
-                    f"Can't use the action {name}.{action}: no schedule waits for it. Give learn_rate "
+                    f"Can't use the action {name}.{action}: no schedule can begin to fall on demand. Give learn_rate "
                     '@schedules = "thinc-torchopt.warmup_stable_decay.v1".'
                 )
 
