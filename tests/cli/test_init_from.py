@@ -438,7 +438,8 @@ def test_init_with_a_teacher_fills_in_both_corpora(folder):
     """Texts with one label, and a teacher with two others: what it finds in dev is not wrong there."""
     told = init("--lang", "xx", "--teacher", "old", *PATHS, *TWO).stdout
     assert "It fills in CITY and PERSON, which new.spacy does not have." in told
-    assert "What old fills in counts as right there, too. By annotations alone: spacy evaluate training/" in told
+    assert "In the score, what old fills in counts as right, too." in told
+    assert "To score by annotations alone: spacy evaluate training/" in told
     corpora = made()["corpora"]
     assert corpora["dev"] | {"corpus": None} == corpora["train"] | {"corpus": None}
     spacy_cli("train", "new.cfg", "--output", "training")

@@ -132,8 +132,8 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         by += f" It fills in {listed(taught.filled)}, which {train} does not have."
     if "corpora.dev" in taught.readers and dev is not None:
         by_hand = (
-            f" What {wish.teacher} fills in counts as right there, too. By annotations alone: spacy evaluate "
-            f"{output}/model-best {paths['dev']}."
+            f" In the score, what {wish.teacher} fills in counts as right, too. To score by annotations alone: spacy "
+            f"evaluate {output}/model-best {paths['dev']}."
         )
     new.lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
