@@ -141,7 +141,7 @@ def test_try_a_stream(folder):
     assert "Note: Not tried: best. Can't find the end of the training" in shown
     assert "Note: Not tried: tuned Adam." in shown
     assert shown.count("Can't find the end of the training") == 1
-    assert "Note: Scores are on 9 texts of the development data: with so few, more may be chance" in shown
+    assert "Note: Scores are on 9 texts of the development data. With so few, even a difference" in shown
     assert re.search(r"^as it is .*\nadamw ", shown, re.MULTILINE)
     shown = run("slow.cfg", "--recipes", "adamw", *args).stdout
     assert "which can't be used. Can't find the end of the training" in shown and "Not tried: best" not in shown
@@ -164,7 +164,10 @@ def test_try_keeps_what_there_is_unless_something_is_better(folder):
     shown = run("slow.cfg", *args).stdout
     assert "Saved the config as it is to best.cfg" in shown
     assert "Note: adamw: learn_rate was chosen for SGD" in shown
-    assert "Note: robust: Left out in the trials, as it writes or reaches out: checkpoint, rollback_after" in shown
+    assert (
+        "Note: robust: Left out in the trials, which save nothing and follow no rules: checkpoint, rollback_after"
+        in shown
+    )
     expected = (folder / "slow.cfg").read_text().replace("learn_rate = 0.000001", "learn_rate = 0.0")
     assert (folder / "best.cfg").read_text() == expected
 
@@ -228,7 +231,7 @@ def test_try_verdicts():
     assert better.startswith("adamw is better than the config as it is: 0.9055 against 0.8050. With 2 seeds, up to")
     few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "adamw": [0.9, 0.7]}.items()}
     told = _verdict(compare(by_seed(own=[0.80, 0.82], adamw=[0.81, 0.831]), "as it is", few))
-    assert told.endswith("More texts to evaluate on would tell more than more seeds.")
+    assert told.endswith("More texts to evaluate on would help more than more seeds.")
 
 
 def test_try_tells_of_tuned_adam():

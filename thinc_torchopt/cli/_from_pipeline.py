@@ -143,8 +143,8 @@ def _evaluated_too(
         ]
         named = ", and ".join(filter(None, files))
         found += (
-            " What the pipeline as it was fills in counts as right there. By annotations alone: spacy evaluate "
-            f"{output}/model-best with {named}."
+            " In the score, what the old pipeline fills in counts as right. To score by annotations alone: spacy "
+            f"evaluate {output}/model-best with {named}."
         )
     elif plan.new and paths["dev"] is not None:
         found += f" The score of each label: spacy torchopt report {output}/log.jsonl --model {output}/model-best."
@@ -156,8 +156,8 @@ def _warnings(plan: Plan, wish: Wish) -> list[str]:
     for name, learner in plan.learners.items():
         if learner.lost and wish.old is None:
             found.append(
-                f"'{name}': the texts have no {listed(learner.lost, 'or')}, and a text with one exclusive category "
-                "leaves nothing open: these will be forgotten. Give texts that have them: --old old.spacy."
+                f"'{name}': the texts have no {listed(learner.lost, 'or')}, which will be forgotten: with exclusive "
+                "categories, each text teaches that it has no other. Give texts that have them: --old old.spacy."
             )
     return found
 

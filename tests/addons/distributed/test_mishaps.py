@@ -109,7 +109,7 @@ def test_mishaps_without_hooks(tmp_path, monkeypatch):
     run = python(command, check=False)
     assert run.returncode == 1 and not (tmp_path / "run" / "out").exists()
     assert "Error: Can't train in several processes" in run.stderr
-    assert "found other functions: train_while_improving, train." in run.stderr
+    assert "not replaced by ours: train_while_improving, train." in run.stderr
 
 
 @pytest.mark.slow

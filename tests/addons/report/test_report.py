@@ -289,7 +289,7 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
     first.unlink()
     alone = only(read_runs([third]))
     assert alone.notes[-2:] == [
-        "log-2.jsonl begins at step 11: the log of the steps before is not beside it.",
+        "log-2.jsonl begins at step 11: the log of the earlier steps is not in its folder.",
         later,
     ]
     assert alone.paths == [second, third]

@@ -1,7 +1,7 @@
 """Compare the optimizer of a config with recipes and with spaCy's own, in short trainings on the user's data.
 
-The same judgement for all: they train on as many words, are evaluated equally often, and are scored on texts that did
-not choose their model. spaCy's Adam is tuned before, with another seed, by the texts that choose.
+The same judgement for all: they train on the same number of words, are evaluated equally often, and are scored on texts
+that did not choose their model. spaCy's Adam is tuned before, with another seed, by the texts that choose.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def compare_recipes(
     config (AnyConfig): A config or its file.
     overrides (Mapping): Other values, by paths such as "paths.train".
     recipes (str | Sequence[str]): Their names; in one text, with commas between them.
-    steps (int): Steps of each trial, in the batches of the recipe best; others train on as many words.
+    steps (int): Steps of each trial, in the batches of the recipe best; others train on that number of words.
     seeds (int): Trials of each.
     output (str | Path | None): A file for the best config.
     gpu_id (int): The GPU. -1: the CPU.
@@ -280,7 +280,10 @@ def compare_recipes(
     texts_seen = max((trial.texts for found in tried.values() for trial in found.trials.values()), default=0)
     if 0 < texts_seen < _FEW_TEXTS:
         few = f"{texts_seen} text{'s' * (texts_seen != 1)} of the development data"
-        notes.append(f"Scores are on {few}: with so few, more may be chance than is said. Evaluate on more texts.")
+        notes.append(
+            f"Scores are on {few}. With so few, even a difference that is called better may be chance. Evaluate on "
+            "more texts."
+        )
     result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
     if path is not None:
         result.to_disk(path)
@@ -319,7 +322,8 @@ def _rewritten_by(
         raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
     if best is None:
         notes.append(
-            f"Not tried: {_STOCK}. It has the batches and the end of the recipe best, which can't be used.{cause}"
+            f"Not tried: {_STOCK}. It needs the batches and the number of steps of the recipe best, which can't be "
+            f"used.{cause}"
         )
         if len(texts) == 1:
             raise ConfigError(f"Can't compare recipes: there is nothing to compare. {' '.join(notes)}")
@@ -339,7 +343,7 @@ def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tup
 def _shortened(
     source: ConfigSource, nlp: Language, texts: Mapping[str, str], measure: str, steps: int
 ) -> tuple[dict[str, Candidate], list[str]]:
-    """Shorten all to trials on as many words.
+    """Shorten all to trials on the same number of words.
 
     nlp (Language): The pipeline. measure (str): Whose steps are counted.
     RETURNS (tuple): What is tried, and notes.
@@ -359,7 +363,7 @@ def _shortened(
             reached = (n for n, seen in enumerate(accumulate(words_of(name, words)), start=1) if seen >= words)
             lengths[name] = _in_tens(next(reached, lengths[measure]))
         told = ", ".join(f"{name} in {length:,} steps" for name, length in lengths.items())
-        notes.append(f"As batches differ, all trials are as long in words, about {words:,}: {told}.")
+        notes.append(f"As batches differ, all trials have the same number of words, about {words:,}: {told}.")
     tried = {}
     for name, text in texts.items():
         short, more = shorten(configs[name], lengths[name])
@@ -531,7 +535,7 @@ def _verdict(found: Comparison) -> str:
     enough = found.seeds_for(best)
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
     if enough is None and lead.of_texts > lead.of_seeds:
-        advice = " More texts to evaluate on would tell more than more seeds."
+        advice = " More texts to evaluate on would help more than more seeds."
     return (
         f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
         f"{lead.margin:.4f} may be chance.{advice}"

@@ -190,9 +190,9 @@ def plan_privacy(
     if settings.delta >= 1.0 / population:
         section.refuse(
             "delta",
-            f"a number far below 1 / {population:,}, one by the number of those that are protected",
+            f"a number far below 1 divided by the number of those that are protected, 1 / {population:,}",
             settings.delta,
-            "Publishing all of one at random would have such a delta.",
+            "With such a delta, even publishing one of them at random would count as private.",
         )
     noise, target, rate = settings.noise_multiplier, settings.target_epsilon, size / population
     if noise is None:

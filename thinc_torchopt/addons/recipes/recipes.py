@@ -186,7 +186,7 @@ class Draft:
         was_torch = self.optimizer.kind == TORCH
         self.optimizer.as_torch()
         if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
-            self.changes.append(f'@torch_optimizers = "{ADAMW}" is there already: the algorithm was not changed.')
+            self.changes.append(f'@torch_optimizers = "{ADAMW}" was there before: the algorithm was not changed.')
         self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if not was_torch:
             self.optimizer.tell_decay(ADAMW)
@@ -196,7 +196,7 @@ class Draft:
         was_torch = self.optimizer.kind == TORCH
         if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
             self.changes.append(
-                '@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.'
+                '@torch_optimizers = "torch.Adafactor.v1" was there before: the algorithm was not changed.'
             )
         else:
             self.optimizer.as_torch()

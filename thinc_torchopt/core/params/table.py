@@ -375,7 +375,7 @@ class ParamTable:
                 try:
                     self._inherit(param, left)
                 except StateError as error:
-                    warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
+                    warnings.warn(GrowthWarning(f"{error} It starts without state."), stacklevel=2)
         if not self._has_warned_of_half:
             self._warn_of_half([*known, *new])
 
@@ -487,7 +487,7 @@ class ParamTable:
     def _inherit(self, param: Param, old: Released) -> None:
         """Give a param the values that another one released.
 
-        RAISES (StateError): They don't fit. The param begins anew.
+        RAISES (StateError): They don't fit. The param starts without state.
         """
         if old.state is not None:
             self._plan.inherit(param, old.state, old, self._on_growth)

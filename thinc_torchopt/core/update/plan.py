@@ -2,7 +2,7 @@
 
 It is derived from all params whenever one of them is added, removed or changed: see `GroupPlan.sync`. Params with equal
 settings, and equal changes of rates by rules, are in one param group. torch keeps its state by tensor, so groups can be
-made anew at any time.
+made again at any time.
 
 A frozen param is in no group: it has no state and no average, does not decay, and inside `FrozenGrads.stopping` torch
 computes no gradient for it.
@@ -309,7 +309,7 @@ class GroupPlan:
             self.sync()
 
     def freeze(self, texts: Sequence[str], *, frozen: bool) -> list[Param]:
-        """Freeze params, or train them again. They begin anew then.
+        """Freeze params, or train them again. They then start without state.
 
         texts (Sequence[str]): Patterns over names.
         RETURNS (list[Param]): The params that changed.
