@@ -95,7 +95,7 @@ def run(part: str, row: str, transformer: str, seed: int, steps: int, words: int
         training |= {"max_steps": steps, "eval_frequency": 10 * steps}
     else:
         config["paths"] |= {name: str(DATA / f"food-{name}.spacy") for name in ("train", "dev")}
-        training["batcher"]["size"] = 500
+        training["batcher"]["size"] = 300
         training |= {"max_steps": steps, "eval_frequency": steps}
         optimizer["learn_rate"] |= {"warmup_steps": steps // 10, "total_steps": steps}
     seen: dict[str, Any] = {"cpu": 0.0, "steps": 0, "words": 0}

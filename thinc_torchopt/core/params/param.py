@@ -41,7 +41,7 @@ class Param:
     module (torch.nn.Module | None): The module of its shim, as last seen.
     tensor (torch.Tensor): The tensor that torch optimizes: a view of `source`, `source` itself, a buffer of ours if
         `callback` is set, or the float32 master of `half`.
-    half (Half | None): The model's values in half precision. While the param is trained, `tensor` is their master. None:
+    half (Half | None): The model's values in half precision, of which `tensor` is the master while it is trained. None:
         it never has one.
     callback (Callable): Gets the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.

@@ -4,8 +4,8 @@ It is derived from all params whenever one of them is added, removed or changed:
 settings, and equal changes of rates by rules, are in one param group. torch keeps its state by tensor, so groups can be
 made anew at any time.
 
-A frozen param is in no group: it has no state, no average and no float32 master, does not decay, and inside `FrozenGrads.stopping` torch
-computes no gradient for it.
+A frozen param is in no group: it has no state, no average and no float32 master, does not decay, and inside
+`FrozenGrads.stopping` torch computes no gradient for it.
 """
 
 from __future__ import annotations
