@@ -95,8 +95,8 @@ def run(part: str, row: str, transformer: str, seed: int, steps: int, words: int
         training |= {"max_steps": steps, "eval_frequency": 10 * steps}
     else:
         config["paths"] |= {name: str(DATA / f"food-{name}.spacy") for name in ("train", "dev")}
-        training["batcher"]["size"] = 500
-        training |= {"max_steps": steps, "eval_frequency": max(1, steps // 5)}
+        training["batcher"]["size"] = 300
+        training |= {"max_steps": steps, "eval_frequency": steps}
         optimizer["learn_rate"] |= {"warmup_steps": steps // 10, "total_steps": steps}
     seen: dict[str, Any] = {"cpu": 0.0, "steps": 0, "words": 0}
 
@@ -106,7 +106,7 @@ def run(part: str, row: str, transformer: str, seed: int, steps: int, words: int
             if "before" not in seen:
                 Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
                 seen["before"] = memory("VmRSS")
-            elif "began" in seen:
+            elif (info["step"] - 1) % training["eval_frequency"] or part == "batch":  # no evaluation in between
                 seen["cpu"] += time.process_time() - seen["began"]
                 seen["steps"] += 1
             seen["began"] = time.process_time()
@@ -116,7 +116,6 @@ def run(part: str, row: str, transformer: str, seed: int, steps: int, words: int
 
     training["before_update"] = {"@callbacks": "fine-tuning-benchmark.v1"}
     nlp = init_nlp(config)
-    lines: list[dict[str, Any]] = []
     with open(os.devnull, "w") as out:
         train(nlp, folder / "out", stdout=out)
     found: dict[str, Any] = {"row": row, "peak": seen["peak"], "cpu": seen["cpu"] / max(1, seen["steps"])}
@@ -126,7 +125,6 @@ def run(part: str, row: str, transformer: str, seed: int, steps: int, words: int
     [dev] = resolve_dot_names(spacy_config, [spacy_config["training"]["dev_corpus"]])
     best = spacy.load(folder / "out" / "model-best")
     _, scores = create_evaluation_callback(best, dev, {"ents_f": 1.0})()
-    del lines
     return found | {"seed": seed, "in training": best.meta["performance"]["ents_f"], "loaded": scores["ents_f"]}
 
 
