@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -470,11 +471,15 @@ def train(name: str, arm: str, seed: int, tuning: Tuning | None) -> dict[str, An
         line: dict[str, Any] = {"task": name, "arm": arm, "seed": seed}
         if tuning is not None:
             line["tuning"] = asdict(tuning)
-        return line | run_config(config, Path(folder))
+        return line | run_config(config, Path(folder), is_compared=seed != TUNE_SEED)
 
 
-def run_config(config: Config, folder: Path) -> dict[str, Any]:
-    """Train with a config, and judge what is kept of it."""
+def run_config(config: Config, folder: Path, is_compared: bool = True) -> dict[str, Any]:
+    """Train with a config, and judge what is kept of it.
+
+    is_compared (bool): Whether differences are made of it, in score and time. If not, it only tunes: then matrix products
+    are by the fastest library, which changes no more than rounding, and neither resamples nor the test part are scored.
+    """
     from spacy.schemas import ConfigSchemaTraining
     from spacy.training import Corpus
     from spacy.training.initialize import init_nlp
@@ -506,10 +511,17 @@ def run_config(config: Config, folder: Path) -> dict[str, Any]:
         judging += time.process_time() - end
         return halves[0], {}
 
-    for _, info, is_best in loop_of(nlp, T, train, evaluate):
-        if is_best is not None:
-            curve[-1][0] = info["step"]
-            print(*curve[-1], file=sys.stderr, flush=True)
+    if is_compared:
+        products: AbstractContextManager[Any] = nullcontext()
+    else:
+        from thinc_torchopt import fastest_ops
+
+        products = fastest_ops(nlp)
+    with products:
+        for _, info, is_best in loop_of(nlp, T, train, evaluate):
+            if is_best is not None:
+                curve[-1][0] = info["step"]
+                print(*curve[-1], file=sys.stderr, flush=True)
     line = {
         "steps": curve[-1][0],
         "words": info["words"],
@@ -524,11 +536,12 @@ def run_config(config: Config, folder: Path) -> dict[str, Any]:
         number = 1 + [step for step, _, _ in curve].index(step)
         nlp.from_bytes((folder / f"{number}.model").read_bytes(), exclude=["vocab"])
         parts = {label: predicted(nlp, dev)[1::2]}
-        if "test" in config["paths"]:
+        if is_compared and "test" in config["paths"]:
             parts[f"{label} on test"] = predicted(nlp, Corpus(config["paths"]["test"]))
         for part, examples in parts.items():
-            found = {"score": round(10_000 * score(examples)), "resampled": resampled(examples, score)}
-            line[part] = {"step": step, **found}
+            line[part] = {"step": step, "score": round(10_000 * score(examples))}
+            if is_compared:
+                line[part]["resampled"] = resampled(examples, score)
     return line
 
 
