@@ -26,10 +26,14 @@ STOPS = """
 import spacy
 
 @spacy.registry.callbacks("test_try.stop.v1")
-def stop():
+def stop(trial: int):
     def before_update(nlp, args):
-        if nlp.config["training"]["seed"] == 1 and args["step"] == 1:
-            raise KeyboardInterrupt
+        with open("trials", "a+") as file:
+            if args["step"] == 0:
+                file.write(".")
+            file.seek(0)
+            if len(file.read()) == trial and args["step"] == 1:
+                raise KeyboardInterrupt
     return before_update
 """
 
@@ -172,14 +176,28 @@ def test_try_keeps_what_there_is_unless_something_is_better(folder):
     assert (folder / "best.cfg").read_text() == expected
 
 
-def test_try_that_is_interrupted_shows_what_there_is(folder):
+@pytest.mark.parametrize(
+    ("trial", "told"),
+    [
+        (1, None),
+        (3, r"not yet tuned after 2 of 4 trials, .*: \d\.\d{4} with a rate of up to 0.001, averages; \d\.\d{4} with"),
+        (5, "spaCy's own Adam with a rate of up to .*, the best of 4 trials"),
+        (8, "One seed can't tell"),
+    ],
+)
+def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
+    """In the first trial, while spaCy's Adam is tuned, in the first trial that is compared, and in the second seed."""
     (folder / "stops.py").write_text(STOPS)
     text = (folder / "slow.cfg").read_text()
-    hook = '\n[training.before_update]\n@callbacks = "test_try.stop.v1"\n'
+    hook = f'\n[training.before_update]\n@callbacks = "test_try.stop.v1"\ntrial = {trial}\n'
     (folder / "stops.cfg").write_text(text + hook)
     done = run("stops.cfg", "--recipes", "adamw", "--steps", 3, "--code", "stops.py", check=False)
-    assert done.returncode == 130
-    assert "Stopped before the end" in done.stdout and "One seed can't tell" in done.stdout
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    if told is None:
+        assert not done.stdout
+        return
+    assert "Stopped before the end" in done.stdout and re.search(told, done.stdout)
+    assert ("Nothing was compared yet." in done.stdout) == (trial < 6) == ("CPU seconds" not in done.stdout)
 
 
 def test_try_tells_of_recipes_that_fail(folder):

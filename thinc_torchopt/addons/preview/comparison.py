@@ -154,7 +154,8 @@ class RecipeComparison:
     def print(self, console: Console) -> None:
         """Print the table, what failed, and the verdict."""
         headers, rows = self._table()
-        print_table(console, headers, rows, numbers=_numbers(headers))
+        if rows:
+            print_table(console, headers, rows, numbers=_numbers(headers))
         for text in [*self._problems(), *self.verdict.splitlines()]:
             console.print(text)
 
@@ -163,9 +164,10 @@ class RecipeComparison:
 
     def _repr_html_(self) -> str:
         headers, rows = self._table()
+        table = html_table(headers, rows, numbers=_numbers(headers)) if rows else ""
         told = [("", text) for text in [*self._problems(), *self.verdict.splitlines()]]
         return html_of(
-            html_table(headers, rows, numbers=_numbers(headers)),
+            table,
             html_lines([*told, *(("Note", note) for note in self.notes)], kinds={"Note": "note"}),
         )
 
@@ -177,10 +179,10 @@ class RecipeComparison:
         ]
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Headers and rows."""
+        """Headers and rows. No rows: it was stopped before the first of the trials that are compared."""
         headers = ["optimizer", "score (0-1)", "of each seed", "last model", "difference", "verdict", "CPU seconds"]
         rows = []
-        for name, found in self.tried.items():
+        for name, found in self.tried.items() if self.tried[_BASE].trials else ():
             compared = self.comparison.differences.get(name) if self.comparison is not None else None
             rows.append(
                 [
@@ -266,10 +268,12 @@ def compare_recipes(
     tried, told = _shortened(source, nlp, texts, _STOCK if best is not None else _BASE, steps)
     notes += told
     count = len(tried) * seeds + (TUNING_TRIALS if best is not None else 0)
+    was_stopped = False
     with _Trials(source, gpu_id, count) as trials:
         if best is not None:
-            notes.append(_tune(trials, nlp, tried[_STOCK]))
-        was_stopped = _run(trials, tried, [source.seed + i for i in range(seeds)])
+            note, was_stopped = _tune(trials, nlp, tried[_STOCK])
+            notes.append(note)
+        was_stopped = was_stopped or _run(trials, tried, [source.seed + i for i in range(seeds)])
     if was_stopped:
         notes.append("Stopped before the end. Only the trials up to then are shown.")
     notes += [
@@ -433,17 +437,19 @@ class _Trials:
             self._began = None
 
 
-def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> str:
+def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> tuple[str, bool]:
     """Tune spaCy's Adam.
 
     stock (Candidate): With the recipe best at first.
-    RETURNS (str): What was chosen, for notes.
+    RETURNS (tuple): What was chosen, for notes, and whether it was interrupted.
+    RAISES (KeyboardInterrupt): It was interrupted in the first trial.
     """
     source, text = trials.source, stock.text
     training = source.load(text).interpolate()["training"]
     encoders = find_pretrained(nlp, nlp.config.interpolate()).encoders
     length, every = (stock.config["training"][key] for key in ("max_steps", "eval_frequency"))
     problems: list[str] = []
+    found: list[str] = []
 
     def use(settings: Stock) -> None:
         stock.text = settings.write(text, training)
@@ -456,14 +462,22 @@ def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> str:
             trial = trials.run(stock.config, source.seed + _APART, f"{_STOCK}, {settings}")
         except TorchOptError as error:
             problems.append(str(error))
+            found.append(f"failed with {settings}")
             return -math.inf
+        found.append(f"{trial.problem or f'{trial.chosen:.4f}'} with {settings}")
         return -math.inf if trial.problem is not None else trial.chosen
 
-    chosen = tune(ENCODER_PEAKS if encoders else PEAKS, score)
+    try:
+        chosen = tune(ENCODER_PEAKS if encoders else PEAKS, score)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        told = f"tuned after {len(found)} of {TUNING_TRIALS} trials, by the texts that choose: {'; '.join(found)}"
+        return f"{_STOCK}: not yet {told}.", True
     use(chosen)
     if len(problems) == TUNING_TRIALS:
         stock.problem = problems[-1]
-    return f"{_STOCK}: spaCy's own Adam with {chosen}, the best of {TUNING_TRIALS} trials with another seed."
+    return f"{_STOCK}: spaCy's own Adam with {chosen}, the best of {TUNING_TRIALS} trials with another seed.", False
 
 
 def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> bool:
@@ -476,7 +490,7 @@ def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> 
             try:
                 trial = trials.run(found.config, seed, f"{name}, seed {n + 1} of {len(seeds)}", draws=_DRAWS)
             except KeyboardInterrupt:
-                if not tried[_BASE].trials:
+                if not tried[_BASE].trials and _STOCK not in tried:
                     raise
                 return True
             except TorchOptError as error:
@@ -498,6 +512,8 @@ def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison |
     compare; the winner; the verdict.
     """
     fine = {name: found for name, found in tried.items() if found.trials and found.problem is None}
+    if not tried[_BASE].trials:
+        return None, None, _BASE, "Nothing was compared yet."
     if _BASE not in fine:
         best = max(fine, key=lambda name: fmean(fine[name].scores.values()), default=_BASE)
         failed = f"The config as it is can't be compared: {tried[_BASE].problem}."
