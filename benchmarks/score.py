@@ -24,6 +24,7 @@ and that of the texts, by bootstrap. For that each line has the score on the sam
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -468,17 +469,23 @@ def train(name: str, arm: str, seed: int, tuning: Tuning | None) -> dict[str, An
                 LEVERS.get(arm, lambda training: None)(best["training"])
                 config = best
                 import thinc_torchopt  # noqa: F401 (not in the time)
-        line: dict[str, Any] = {"task": name, "arm": arm, "seed": seed}
+        line: dict[str, Any] = {"task": name, "arm": arm, "seed": seed, "training": digest(config["training"])}
         if tuning is not None:
             line["tuning"] = asdict(tuning)
         return line | run_config(config, Path(folder), is_compared=seed != TUNE_SEED)
 
 
+def digest(training: Block) -> str:
+    """The same for the same settings. So that lines of another recipe are noticed."""
+    return hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest()[:8]
+
+
 def run_config(config: Config, folder: Path, is_compared: bool = True) -> dict[str, Any]:
     """Train with a config, and judge what is kept of it.
 
-    is_compared (bool): Whether differences are made of it, in score and time. If not, it only tunes: then matrix products
-    are by the fastest library, which changes no more than rounding, and neither resamples nor the test part are scored.
+    is_compared (bool): Whether differences are made of it, in score and time. If not, it only tunes: then matrix
+        products are by the fastest library, which changes no more than rounding, and neither resamples nor the test
+        part are scored.
     """
     from spacy.schemas import ConfigSchemaTraining
     from spacy.training import Corpus
