@@ -207,7 +207,7 @@ def test_score_row_of_a_task(score):
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
     lines.append(line("Adam", 1, 7150, cpu=12.0))
     assert list(score.levers(lines))[2:] == [
-        "| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 12 | 10 | -0.5 (one seed) |"
+        "| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | +0.5 (+0.5) | 12 | 10 | -0.5 (one seed) |"
     ]
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
@@ -292,6 +292,15 @@ def test_score_pages_say_what_was_measured(score, score_pages):
     keys = [score.key_of(found) for found in lines]
     assert len(keys) == len(set(keys))
     assert all(task in score.TASKS and arm in score.ARMS for task, arm, *_ in keys)
+    # No row mixes recipes, or settings of the tuned arm.
+    runs = [key[:3] for key in keys if key[2] != score.TUNE_SEED]
+    assert len(runs) == len(set(runs))
+    digests = {}
+    for key, found in zip(keys, lines):
+        if "training" in found:
+            assert digests.setdefault((*key[:2], key[3]), found["training"]) == found["training"], (
+                f"another recipe: {key}"
+            )
     for path, text in score_pages.pages(lines).items():
         found = score_pages.between(path.read_text("utf8"))
         assert found == text or (path.name == "README.md" and found is None), (
