@@ -157,8 +157,8 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
         )
     if "fine_tuning" in optimizer.attachments:
         notes.append(
-            "Of [training.optimizer.fine_tuning], only freeze_layers is used: the rest is for spacy train. Transformers "
-            "read the windows that the pipeline was saved with."
+            "Of [training.optimizer.fine_tuning], only freeze_layers is used: the rest is for spacy train. "
+            "Transformers read the windows that the pipeline was saved with."
         )
     return optimizer
 
