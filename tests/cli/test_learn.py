@@ -12,6 +12,8 @@ import time
 import pytest
 from confection import Config
 
+from thinc_torchopt.cli.learn import _optimizer_for_streams
+
 from ..addons.streams.streams import files, make_model, rows, write_stream
 from ..spacy_cli import spacy_cli
 
@@ -172,3 +174,12 @@ def test_learn_refuses_optimizers_without_an_endless_rate(model, tmp_path, setti
             "torchopt", "learn", other, stream, "--output", tmp_path / "out", "--learn-rate", "0.002", check=False
         )
         assert run.returncode == 1 and re.search(r"learn_rate.*0\.001.*0\.002", run.stderr), run.stderr
+
+
+def test_learn_tells_what_it_does_not_use_of_fine_tuning():
+    notes = []
+    block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
+    _optimizer_for_streams(block, None, notes)
+    assert not notes
+    _optimizer_for_streams({**block, "fine_tuning": {"@misc": "thinc-torchopt.FineTuning.v1"}}, None, notes)
+    assert len(notes) == 1 and notes[0].startswith("Of [training.optimizer.fine_tuning], only freeze_layers is used")

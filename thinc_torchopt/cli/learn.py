@@ -164,6 +164,11 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
             "Can't learn from a stream with [training.optimizer.privacy]: its noise is for batches that are drawn from "
             "a known number of examples. Remove it: --training.optimizer.privacy null."
         )
+    if "fine_tuning" in optimizer.attachments:
+        notes.append(
+            "Of [training.optimizer.fine_tuning], only freeze_layers is used: the rest is for spacy train. "
+            "Transformers read the windows that the pipeline was saved with."
+        )
     return optimizer
 
 
