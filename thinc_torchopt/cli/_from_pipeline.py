@@ -143,8 +143,9 @@ def _evaluated_too(
         ]
         named = ", and ".join(filter(None, files))
         found += (
-            " In the score, what the old pipeline fills in counts as right. To score by annotations alone: spacy "
-            f"evaluate {output}/model-best with {named}."
+            " In the score, what the old pipeline fills in counts as right, so it is high before the new labels "
+            f"are learned: take {output}/model-last. Its scores by annotations alone, in the table of each label: "
+            f"spacy evaluate {output}/model-last with {named}."
         )
     elif plan.new and paths["dev"] is not None:
         found += f" The score of each label: spacy torchopt report {output}/log.jsonl --model {output}/model-best."
