@@ -1016,7 +1016,7 @@ def test_init_best_has_windows_that_the_transformer_can_read(tmp_path, kind, siz
     draft, new = run(text, "best", tmp_path, **{"paths.transformer": str(tmp_path / "nowhere")})
     assert "window_pieces" not in block_of(new)["fine_tuning"]
     [told] = [line for line in draft.changes if line.startswith("fine_tuning: ")]
-    assert "How many 'transformer' can read is not known here" in told
+    assert "It is not known how many 'transformer' can read" in told
 
 
 def test_init_best_by_command(tmp_path):

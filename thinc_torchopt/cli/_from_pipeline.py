@@ -144,7 +144,7 @@ def _evaluated_too(
         named = ", and ".join(filter(None, files))
         found += (
             " In the score, what the old pipeline fills in counts as right, so it is high before the new labels "
-            f"are learned: take {output}/model-last. Its scores by annotations alone, in the table of each label: "
+            f"are learned: use {output}/model-last. To see its score of each label by annotations alone: "
             f"spacy evaluate {output}/model-last with {named}."
         )
     elif plan.new and paths["dev"] is not None:

@@ -296,8 +296,8 @@ class Draft:
         )
         if unknown := [name for name, length in longest.items() if length is None]:
             told += (
-                f" How many '{unknown[0]}' can read is not known here, as its model is not on this machine: if it is "
-                "fewer, set window_pieces."
+                f" It is not known how many '{unknown[0]}' can read, as its model is not on this machine. If fewer, "
+                "set window_pieces."
             )
         self.changes.append(told)
 
