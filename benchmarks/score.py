@@ -734,7 +734,7 @@ def late(line: Line) -> float:
     """The mean score of the last three evaluations on all of dev. It has much less noise than that of one model on one
     half, which was chosen by the other: good to tell levers apart early.
     """
-    return mean(half for _, *halves in line["curve"][-3:] for half in halves) / 100
+    return mean(half for _, *halves in line["curve"][1:][-3:] for half in halves) / 100
 
 
 def levers(lines: list[Line]) -> Iterator[str]:

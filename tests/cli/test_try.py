@@ -238,6 +238,10 @@ def test_try_verdicts():
     def verdict(**scores):
         return _verdict(compare(by_seed(**scores), "as it is"))
 
+    near = verdict(own=[0.80, 0.82], adamw=[0.83, 0.80])
+    assert near.startswith(
+        "No difference can be seen: adamw is ahead by 0.0050, less than a standard error. With 2 seeds"
+    )
     ahead = verdict(own=[0.80, 0.82], adamw=[0.81, 0.84])
     assert ahead.startswith("Nothing is better by more than chance: adamw is ahead by 0.0150, and with 2 seeds up to")
     assert "If that is the true difference, --seeds" in ahead
@@ -247,7 +251,7 @@ def test_try_verdicts():
     assert verdict(own=[0.5, 0.5], adamw=[0.5, 0.5]).startswith("Nothing can be said: all scores are the same.")
     better = verdict(own=[0.80, 0.81], adamw=[0.90, 0.911])
     assert better.startswith("adamw is better than the config as it is: 0.9055 against 0.8050. With 2 seeds, up to")
-    few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "adamw": [0.9, 0.7]}.items()}
+    few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "adamw": [0.81, 0.8]}.items()}
     told = _verdict(compare(by_seed(own=[0.80, 0.82], adamw=[0.81, 0.831]), "as it is", few))
     assert told.endswith("More texts to evaluate on would help more than more seeds.")
 
@@ -260,6 +264,8 @@ def test_try_tells_of_tuned_adam():
     assert told([0.90, 0.92, 0.91])[0].startswith("best is better than tuned Adam by 0.1000, of which up to 0.")
     assert told([0.70, 0.72, 0.71])[0].startswith("tuned Adam is better than best by 0.1000, of which up to 0.")
     assert told([0.80, 0.82, 0.81])[0].startswith("best and tuned Adam have the same score, and up to 0.")
-    [behind] = told([0.79, 0.83, 0.80])
-    assert behind.startswith("best is behind tuned Adam by 0.0033, and up to 0.") and behind.endswith("may be chance.")
+    [near] = told([0.79, 0.83, 0.80])
+    assert near.startswith("best and tuned Adam: no difference can be seen. They are 0.0033 apart, and up to 0.")
+    [behind] = told([0.79, 0.80, 0.81])
+    assert behind.startswith("best is behind tuned Adam by 0.0100, and up to 0.") and behind.endswith("may be chance.")
     assert list(_beside_stock(None)) == []

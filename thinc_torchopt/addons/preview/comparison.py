@@ -548,6 +548,11 @@ def _verdict(found: Comparison) -> str:
         widest = max(difference.margin for difference in differences.values())
         return f"Nothing is better than the config as it is. With {seeds}, up to {widest:.4f} may be chance."
     lead = differences[best]
+    if lead.value < lead.error:
+        return (
+            f"No difference can be seen: {best} is ahead by {lead.value:.4f}, less than a standard error. With "
+            f"{seeds}, up to {lead.margin:.4f} may be chance."
+        )
     enough = found.seeds_for(best)
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
     if enough is None and lead.of_texts > lead.of_seeds:
@@ -567,7 +572,9 @@ def _beside_stock(found: Comparison | None) -> Iterator[str]:
         if difference.is_told:
             better, worse = (name, _STOCK) if difference.value > 0 else (_STOCK, name)
             yield f"{better} is better than {worse} by {size}, of which {chance}."
-        elif difference.value:
-            yield f"{name} is {'ahead of' if difference.value > 0 else 'behind'} {_STOCK} by {size}, and {chance}."
-        else:
+        elif not difference.value:
             yield f"{name} and {_STOCK} have the same score, and {chance}."
+        elif abs(difference.value) < difference.error:
+            yield f"{name} and {_STOCK}: no difference can be seen. They are {size} apart, and {chance}."
+        else:
+            yield f"{name} is {'ahead of' if difference.value > 0 else 'behind'} {_STOCK} by {size}, and {chance}."
