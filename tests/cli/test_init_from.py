@@ -184,7 +184,7 @@ def test_init_from_trains_what_texts_are_annotated_for(folder):
 
 def test_init_from_with_old_texts(folder):
     told = init("--from", "old", *PATHS, "--old", "more.spacy", "--paths.old_dev", "more.spacy", *TWO).stdout
-    assert "Evaluates on 30 texts of more.spacy, too." in told
+    assert "Evaluates on 30 texts of more.spacy, too." in told and "take training/new/model-last." in told
     config = made()
     assert config["paths"]["old"] == config["paths"]["old_dev"] == "more.spacy"
     assert config["corpora"]["train"]["old"]["path"] == "${paths.old}"
