@@ -132,12 +132,12 @@ def run(part: str, row: str, transformer: str, device: str, seed: int, steps: in
     from confection import Config
     from spacy.training.initialize import init_nlp
     from spacy.training.loop import create_evaluation_callback, train
-    from spacy.util import registry, resolve_dot_names, use_gpu
-    from thinc.api import set_gpu_allocator
+    from spacy.util import registry, resolve_dot_names
+    from thinc.api import require_gpu, set_gpu_allocator
 
     if device == "cuda":
         set_gpu_allocator("pytorch")
-        use_gpu(0)
+        require_gpu()
     folder = Path(tempfile.mkdtemp())
     config = Config().from_disk(ROOT / "configs" / "transformer.cfg", interpolate=False)
     optimizer, training = config["training"]["optimizer"], config["training"]
