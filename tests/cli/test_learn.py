@@ -1,12 +1,9 @@
 """`spacy torchopt learn`, in processes that are stopped and killed."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,9 +12,8 @@ from confection import Config
 from thinc_torchopt.cli.learn import _optimizer_for_streams
 
 from ..addons.streams.streams import files, make_model, rows, write_stream
+from ..forks import Started
 from ..spacy_cli import spacy_cli
-
-ENV = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +27,12 @@ def started():
     processes = []
 
     def start(*args, **options):
-        command = [sys.executable, "-m", "spacy", "torchopt", "learn", *map(str, args)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
-        processes.append(subprocess.Popen(command, env=ENV, **pipes))
+        processes.append(Started(["torchopt", "learn", *args], **options))
         return processes[-1]
 
     yield start
     for process in processes:
         process.kill()
-        process.communicate()
 
 
 def wait_for_rows(output, n, process):
@@ -119,10 +112,10 @@ def test_learn_from_standard_input(model, started, tmp_path):
     stream = write_stream(tmp_path / "stream.jsonl", 12)
     lines = stream.read_bytes().splitlines(keepends=True)
     for start, end in ((0, 7), (7, 12)):
-        process = started(model, "-", "--output", tmp_path / "out", stdin=subprocess.PIPE, text=False)
+        process = started(model, "-", "--output", tmp_path / "out", stdin=True)
         printed, _ = process.communicate(b"".join(lines[start:end]), timeout=120)
         assert process.returncode == 0, printed
-    assert b"standard input should begin with line 8" in printed
+    assert "standard input should begin with line 8" in printed
     spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "one")
     assert files(tmp_path / "out") == files(tmp_path / "one")
 
