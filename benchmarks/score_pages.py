@@ -87,8 +87,8 @@ def claims(rows: list[Row]) -> str:
     text = (
         f"`best` was measured on {len(rows)} of {len(TASKS)} tasks so far, {chose} ([tables](docs/recipes.md)). The "
         f"model that it keeps is as good as that of `spacy init config`, or better, on {len(equal)}, in "
-        f"{span_of(rows, 'stock')} of the CPU time. Against spaCy's Adam, tuned for each task, it is better by more than "
-        f"two standard errors on {listed(higher)}, and worse by more than one on {listed(lower)}, in "
+        f"{span_of(rows, 'stock')} of the CPU time. Against spaCy's Adam, tuned for each task, it is better by more "
+        f"than two standard errors on {listed(higher)}, and worse by more than one on {listed(lower)}, in "
         f"{span_of(rows, 'tuned')} of the time."
     )
     return filled(text)
