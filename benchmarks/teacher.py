@@ -310,7 +310,7 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
     old = [only(doc, task, new=False) for doc in corpora.old]
     new = [only(doc, task, new=True, is_missing=way == "missing") for doc in corpora.new]
     if way == "replay":
-        larger, smaller = max(old, new, key=len), min(old, new, key=len)
+        smaller, larger = sorted((old, new), key=len)
         texts = larger + [smaller[i % len(smaller)] for i in range(len(larger))]
     else:
         texts = corpora.new if way == "hand" else new
