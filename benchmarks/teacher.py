@@ -539,10 +539,12 @@ WRITTEN = ["from", "from+old"]
 PLAN = [
     *product(["ADJ"], LABEL_ROWS, [0, 1, 2]),
     *product(["ADJ"], WRITTEN, [0, 1, 2]),
-    *product(["NUM", "NAME"], LABEL_ROWS, [0, 1, 2]),
+    *product(["NUM", "NAME"], [*LABEL_ROWS, "from"], [0, 1, 2]),
     *product(["taught-food"], [TRANSFORMER], [0]),
     *product(["taught-food"], ["alone", "share4", "share2", "share1", "share8"], [0, 1, 2]),
     *product(["cooking", "tags", "brands"], [row for row in LABEL_ROWS if row != "missing"], [0, 1, 2]),
+    *product(["tags"], ["from"], [0, 1, 2]),
+    *product(["brands"], ["from+old"], [0, 1, 2]),
     *product(["ADJ"], ["hand-long", "teacher-long"], [0]),
     *product(["taught-cooking"], [TRANSFORMER], [0]),
     *product(["taught-cooking"], ["alone", "share4", "share2", "share1"], [0, 1, 2]),

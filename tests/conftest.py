@@ -2,12 +2,14 @@
 
 import gc
 import os
+import random
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 
 import catalogue
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -60,9 +62,13 @@ def no_wait_for_the_disk(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def fixed_seed():
-    from thinc.api import fix_random_seed
-
-    fix_random_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    # torch.manual_seed keeps a traceback of each call for each kind of GPU, which takes longer than many a test.
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

@@ -11,12 +11,16 @@ import json
 import os
 import random
 import runpy
+import signal
 import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryFile
+from shutil import rmtree
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
@@ -80,31 +84,47 @@ def run_to_the_end(program: Program, *arguments: str, at_the_end: Callable[[], N
         os._exit(status)
 
 
-def fork(
+def begin(
     program: Program,
     *arguments: str,
+    stdout: int,
+    stderr: int,
+    stdin: str = os.devnull,
     folder: str,
     variables: dict[str, str | None],
     first: Callable[[], None] = lambda: None,
     at_the_end: Callable[[], None] = lambda: None,
-) -> list[Any]:
-    """Run a program in a fork of this process. variables (dict): Of its environment; None: not set.
+) -> int:
+    """Begin a program in a fork of this process.
 
-    RETURNS: Its exit status, and what it wrote to stdout and stderr.
+    stdout, stderr (int): Open files that it writes to. stdin (str): A file or named pipe that it reads.
+    variables (dict): Of its environment; None: not set.
+    RETURNS: The id of its process.
+    """
+    process = os.fork()
+    if process == 0:
+        for stream, file in enumerate((os.open(stdin, os.O_RDONLY), stdout, stderr)):
+            os.dup2(file, stream)
+        sys.stdin = os.fdopen(os.dup(0), encoding="utf8")
+        # Ctrl-C is ignored by what was started in the background, as tests may be.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(folder)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        first()
+        run_to_the_end(program, *arguments, at_the_end=at_the_end)
+    return process
+
+
+def fork(program: Program, *arguments: str, **options: Any) -> list[Any]:
+    """Run a program in a fork of this process, see `begin`. RETURNS: Its exit status, and what it wrote to stdout and
+    stderr.
     """
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
-        process = os.fork()
-        if process == 0:
-            for stream, file in enumerate((stdout, stderr), 1):
-                os.dup2(file.fileno(), stream)
-            os.chdir(folder)
-            for name, value in variables.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-            first()
-            run_to_the_end(program, *arguments, at_the_end=at_the_end)
+        process = begin(program, *arguments, stdout=stdout.fileno(), stderr=stderr.fileno(), **options)
         _, status = os.waitpid(process, 0)
         printed = []
         for file in (stdout, stderr):
@@ -120,15 +140,102 @@ def python(program: Program, *arguments: object, check: bool = True) -> subproce
     """Run a program as `python -c program arguments`, or `python -m spacy ...`, would. When it begins, spaCy's command
     line and torch are imported, and nothing of this package. It has the environment and the folder of this process.
     """
-    before, now = _environment(), dict(os.environ)
-    variables = {name: value for name, value in now.items() if before.get(name) != value}
-    variables |= dict.fromkeys(before.keys() - now.keys())
-    program = program if isinstance(program, str) else [str(word) for word in program]
-    words = [str(argument) for argument in arguments]
-    status, stdout, stderr = _server().ask(program, words, str(Path.cwd()), variables)
+    program, words = _words(program, arguments)
+    status, stdout, stderr = _server().ask("run", program, words, str(Path.cwd()), _changed_variables())
     run = subprocess.CompletedProcess([program, *words], status, stdout, stderr)
     assert not check or status == 0, stdout + stderr
     return run
+
+
+class Started:
+    """A program that runs as those of `python` do, while the test goes on, with what tests use of a `subprocess.Popen`.
+    What it prints, errors too, is kept in a file.
+
+    stdin (bool): Whether it is given input, by `stdin` or `communicate`; else it has none.
+    variables (dict): Of its environment, beside those of this process.
+    """
+
+    def __init__(
+        self, program: Program, *arguments: object, stdin: bool = False, variables: dict[str, str] | None = None
+    ) -> None:
+        self.returncode: int | None = None
+        folder = Path(mkdtemp())
+        weakref.finalize(self, rmtree, folder)
+        self._printed, pipe = folder / "printed", folder / "stdin"
+        self._printed.touch()
+        if stdin:
+            os.mkfifo(pipe)
+        changed = _changed_variables() | (variables or {})
+        files = [str(pipe) if stdin else os.devnull, str(self._printed)]
+        self.pid = _server().ask("start", *_words(program, arguments), str(Path.cwd()), changed, *files)
+        # Waits for the program to open it.
+        self.stdin = pipe.open("wb", buffering=0) if stdin else None
+        self._read = 0
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self.wait()
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = _server().ask("poll", self.pid)
+            if self.returncode is not None and self.stdin is not None:
+                self.stdin.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = 300) -> int:
+        """RAISES (TimeoutExpired): It still runs."""
+        self._until(lambda: self.poll() is not None, timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, given: bytes = b"", timeout: float = 300) -> tuple[str, None]:
+        """Give it the rest of its input, and wait for its end. RETURNS: What it printed."""
+        if self.stdin is not None:
+            if given:
+                self.stdin.write(given)
+            self.stdin.close()
+        self.wait(timeout)
+        return self._printed.read_text("utf8"), None
+
+    def readline(self) -> str:
+        """Wait for its next line, or its end."""
+        self._until(lambda: b"\n" in self._rest() or self.poll() is not None, 300)
+        line, newline, _ = self._rest().partition(b"\n")
+        self._read += len(line + newline)
+        return (line + newline).decode("utf8")
+
+    def _rest(self) -> bytes:
+        return self._printed.read_bytes()[self._read :]
+
+    def _until(self, condition: Callable[[], bool], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+
+
+def _words(program: Program, arguments: Sequence[object]) -> tuple[Program, list[str]]:
+    program = program if isinstance(program, str) else [str(word) for word in program]
+    return program, [str(argument) for argument in arguments]
+
+
+def _changed_variables() -> dict[str, str | None]:
+    """Of the environment, since the server began."""
+    before, now = _environment(), dict(os.environ)
+    variables: dict[str, str | None] = dict.fromkeys(before.keys() - now.keys())
+    return variables | {name: value for name, value in now.items() if before.get(name) != value}
 
 
 @cache
@@ -152,6 +259,24 @@ def import_spacy() -> None:
     assert not any(name.partition(".")[0] == "thinc_torchopt" for name in sys.modules)
 
 
+def _run(program: Program, words: list[str], folder: str, variables: dict[str, str | None]) -> list[Any]:
+    return fork(program, *words, folder=folder, variables=variables)
+
+
+def _start(
+    program: Program, words: list[str], folder: str, variables: dict[str, str | None], stdin: str, printed: str
+) -> int:
+    with open(printed, "ab") as file:
+        options: dict[str, Any] = {"stdout": file.fileno(), "stderr": file.fileno(), "stdin": stdin}
+        return begin(program, *words, **options, folder=folder, variables=variables)
+
+
+def _poll(process: int) -> int | None:
+    ended, status = os.waitpid(process, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
 if __name__ == "__main__":
     import_spacy()
-    serve(lambda program, words, folder, variables: fork(program, *words, folder=folder, variables=variables))
+    answers = {"run": _run, "start": _start, "poll": _poll}
+    serve(lambda name, *request: answers[name](*request))

@@ -54,7 +54,7 @@ def spacy_cli(*args: object, check: bool = True) -> Run:
     code = 0
     with as_in_a_new_process() as (stdout, stderr):
         try:
-            get_command(app)(args=arguments, prog_name="python -m spacy")
+            _command()(args=arguments, prog_name="python -m spacy")
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except Exception:
@@ -63,6 +63,12 @@ def spacy_cli(*args: object, check: bool = True) -> Run:
     run = Run(arguments, code, *(stream.buffer.getvalue().decode("utf8") for stream in (stdout, stderr)))  # type: ignore[attr-defined]
     assert not check or run.returncode == 0, run.stdout + run.stderr
     return run
+
+
+@cache
+def _command() -> Any:
+    """Typer makes it of all signatures."""
+    return get_command(app)
 
 
 @contextmanager

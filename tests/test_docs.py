@@ -28,6 +28,7 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 from .addons.streams.streams import make_model, write_stream
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
+from .forks import Started, python
 from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .runs import config_for
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
@@ -184,7 +185,7 @@ def test_docs_commands_run(block, settings, page, plain_config, tmp_path, monkey
 @cache
 def help_of(script):
     """Many commands are of the same script."""
-    return subprocess.run([sys.executable, script, "--help"], capture_output=True, check=True).stdout
+    return python("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", script, "--help").stdout
 
 
 def check_pip(args):
@@ -382,16 +383,8 @@ def test_docs_start_here_runs(tmp_path, monkeypatch, capsys):
 
 def press_ctrl_c(args, after_lines):
     """Run a training in a process of its own, and stop it when its log has so many lines."""
-    command = [sys.executable, "-m", "spacy", *map(str, args)]
     log = Path("training/log.jsonl")
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        # Ctrl-C is ignored by what was started in the background, as these tests may be.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
+    with Started(args) as process:
         while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= after_lines):
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)

@@ -25,11 +25,21 @@ PHRASES = {
     r"\bfor so many\b": "'for this many', or the number's name.",
     r"\b(is|are|was|were) told (of|which|what)\b": "'gets', 'knows', 'is passed'.",
     r"\bof which there (is|are)\b": "'at least one', 'several', or a second sentence.",
-    r"(?<!\bthere\s)\bis no (tensor|number|param|array|setting|option|function|name|list|text)\b": "'is not a ...'.",
+    r"(?<!\bthere\s)\bis no (tensor|number|param|array|setting|option|function|name|list|text|JSON|config|gradient|"
+    r"loss|torch module)\b": "'is not a ...'.",
     r"\bwhat (is|are|was) of (it|them|its|their|theirs)\b": "Name the thing.",
     r"\bnothing of (it|its)\b": "A verb: 'it is not saved', not 'nothing of it is saved'.",
     r"\bwarning tells\b": "'and a warning says so'.",
     r"\bmend(s|ed|ing)?\b": "'fix', 'repair', 'correct'.",
+    r"\banew\b(?! \(bool\))": "'again', 'from the start', 'without state'.",
+    r"\bof such\b(?=[.,;:)\"']|$)": "Repeat the noun: 'a schedule of such numbers'.",
+    r"\b(is|are) there (already|twice|too)\b": "'already exists', 'appears twice', 'too' after the noun.",
+    r"\b(those|that|models|batches|steps|lines) of before\b": "'the earlier ones', 'earlier models'.",
+    r"\btells? (nothing|of|more than)\b": "'says nothing about', 'shows more'.",
+    r"\bwho (has|knows|wants) (?!.*\?)(?=[^,.;:]*\b(can|may|should)\b)": "'whoever ...', 'those who ...'.",
+    r"\bon as many (?!as\b)\w+\b(?! as\b)": "'on the same number of words'.",
+    r"[.:;] take (a|an|another|one|the|those|these|texts|textcat\w*)\b": "'use', 'choose'.",
+    r"^(none|no such \w+)(,| with| in| as)\b": "After 'expected': the value to write, such as 'null with ...'.",
 }
 _PATTERNS = {
     re.compile(phrase.replace(" ", r"\s+"), re.IGNORECASE if not phrase.startswith("^") else 0): advice

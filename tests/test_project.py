@@ -10,7 +10,8 @@ import srsly
 from thinc_torchopt.core.compat import has_matplotlib
 
 from .conftest import ROOT
-from .spacy_cli import spacy_process
+from .forks import python
+from .spacy_cli import spacy_cli, spacy_process
 
 EXAMPLES = ROOT / "examples"
 PROJECTS = ["project", "teacher_project"]
@@ -31,10 +32,22 @@ def project(tmp_path, monkeypatch):
     return copied
 
 
-def run_twice(folder, *quick):
+def run_twice(folder, *quick, run=spacy_process):
     """Run all steps, and return how many a second run skips."""
-    spacy_process("project", "run", "all", folder, *quick)
-    return spacy_process("project", "run", "all", folder, *quick).stdout.count("Skipping")
+    run("project", "run", "all", folder, *quick)
+    return run("project", "run", "all", folder, *quick).stdout.count("Skipping")
+
+
+@pytest.fixture
+def forked_steps(monkeypatch):
+    """Each step of a project is run in a process of its own that need not import everything."""
+    script = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+    def run_command(command, capture):
+        _, *words = command
+        python(words[2:]) if words[:2] == ["-m", "spacy"] else python(script, *words)
+
+    monkeypatch.setattr("weasel.cli.run.run_command", run_command)
 
 
 def check_package(folder, version="0.0.1"):
@@ -47,9 +60,9 @@ def check_package(folder, version="0.0.1"):
 
 
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
-def test_project_runs_without_a_network(project):
+def test_project_runs_without_a_network(project, forked_steps):
     folder = project("project")
-    skipped = run_twice(folder, "--vars.max_steps", "60", "--vars.eval_frequency", "20")
+    skipped = run_twice(folder, "--vars.max_steps", "60", "--vars.eval_frequency", "20", run=spacy_cli)
     assert json.loads((folder / "metrics" / "scores.json").read_text())["ents_f"] > 0.3
     assert "<html" in (folder / "metrics" / "report.html").read_text()
     check_package(folder)

@@ -206,7 +206,9 @@ def test_score_row_of_a_task(score):
         lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
     lines.append(line("Adam", 1, 7150, cpu=12.0))
-    assert list(score.levers(lines))[2:] == ["| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 12 | 10 |"]
+    assert list(score.levers(lines))[2:] == [
+        "| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | +0.5 (+0.5) | 12 | 10 | -0.5 (one seed) |"
+    ]
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
     assert row.gain("stock").mean == 1.0 and row.gain("tuned").mean == -1.0
@@ -244,6 +246,21 @@ def test_score_claims_count_tasks(score, score_pages):
     assert score_pages.claims([]) == "Not measured yet."
 
 
+def test_score_claims_say_which_levers_pass(score_pages):
+    lines = [found for task in score_pages.LEVER_TASKS for found in made_up(0, task=task)]
+
+    def lever(name, *gains):
+        for task, gain in zip(score_pages.LEVER_TASKS, gains):
+            for seed in (0, 1):
+                yield line(name, seed, 7000 + gain + 10 * seed, task=task, spread=(20, 20))
+
+    assert "was tried: none of them." in score_pages.lever_claims(lines)
+    lines += [*lever("Adam", 100, 0, 0, 0), *lever("no clipping", 100, 0, 0, -100), *lever("beta2 = 0.98", 500, 500)]
+    lines += lever("half of the peak", 0, 0, 0, 0)
+    said = " ".join(score_pages.lever_claims(lines).split())
+    assert "was tried: half of the peak; Adam; no clipping. " in said and said.endswith("on none: Adam.")
+
+
 def test_score_report_writes_the_pages(score_pages, tmp_path, monkeypatch):
     """Whatever the figures are, and as often as it is asked to."""
     measured = tmp_path / "measured.yaml"
@@ -275,6 +292,15 @@ def test_score_pages_say_what_was_measured(score, score_pages):
     keys = [score.key_of(found) for found in lines]
     assert len(keys) == len(set(keys))
     assert all(task in score.TASKS and arm in score.ARMS for task, arm, *_ in keys)
+    # No row mixes recipes, or settings of the tuned arm.
+    runs = [key[:3] for key in keys if key[2] != score.TUNE_SEED]
+    assert len(runs) == len(set(runs))
+    digests = {}
+    for key, found in zip(keys, lines):
+        if "training" in found:
+            assert digests.setdefault((*key[:2], key[3]), found["training"]) == found["training"], (
+                f"another recipe: {key}"
+            )
     for path, text in score_pages.pages(lines).items():
         found = score_pages.between(path.read_text("utf8"))
         assert found == text or (path.name == "README.md" and found is None), (

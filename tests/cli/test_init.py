@@ -25,6 +25,7 @@ from spacy.util import load_model_from_config
 from thinc.api import Optimizer
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.fine_tuning import transformers_of
 from thinc_torchopt.addons.recipes.config_text import ConfigText
 from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, MOST_EPOCHS, find_end, words_of_batches
 from thinc_torchopt.addons.recipes.recipes import Recipe
@@ -138,9 +139,9 @@ def resolved(text):
     return spacy.registry.resolve({"optimizer": config.interpolate()["training"]["optimizer"]})["optimizer"]
 
 
-def run(text, recipe, tmp_path):
+def run(text, recipe, tmp_path, **more):
     overrides = {"paths.train": str(toy_corpus(tmp_path)["train"])} if recipe == "best" else {}
-    return rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"), overrides)
+    return rewrite(text, tmp_path / "config.cfg", Recipe(recipe), str(tmp_path / "state"), overrides | more)
 
 
 def with_optimizer(block):
@@ -985,6 +986,37 @@ def test_init_best_with_a_transformer(tmp_path):
     assert peak * block["param_groups"]["encoder"]["lr_scale"] == pytest.approx(1e-4, rel=0.05)  # written to two digits
     with pytest.raises(ConfigError, match="Can't use the recipe best: it makes groups of params, and"):
         run(new, "best", tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "sizes", "reads"), [
+    ("Bert", {"max_position_embeddings": 64}, 64),
+    ("Bert", {"max_position_embeddings": 512}, None),
+    ("Roberta", {"max_position_embeddings": 66, "pad_token_id": 1}, 64),
+])  # fmt: skip
+def test_init_best_has_windows_that_the_transformer_can_read(tmp_path, kind, sizes, reads):
+    """Oracle: what the loaded model says of itself."""
+    transformers = pytest.importorskip("transformers", reason="spacy-transformers is not installed")
+    folder, words = tmp_path / "encoder", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    getattr(transformers, f"{kind}Model")(
+        getattr(transformers, f"{kind}Config")(**small, **sizes, vocab_size=60)
+    ).save_pretrained(folder)
+    (tmp_path / "vocab.txt").write_text("\n".join(words + [f"##{one}" for one in words[5:]]))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    text = (CONFIGS / "fine_tuning.cfg").read_text().partition("[training.optimizer]")[0]
+    text = f'{text}[training.optimizer]\n@optimizers = "Adam.v1"\n'
+    draft, new = run(text, "best", tmp_path, **{"paths.transformer": str(folder)})
+    assert block_of(new)["fine_tuning"].get("window_pieces") == reads
+    told = [line for line in draft.changes if line.startswith("fine_tuning: ")]
+    assert told == [f"fine_tuning: the transformer reads windows of {reads or 128} wordpieces, and loses none."]
+    config = Config().from_str(new, overrides={"paths.transformer": str(folder)})
+    nlp = spacy.util.load_model_from_config(config, auto_fill=True)
+    nlp.get_pipe("transformer").model.initialize()
+    assert transformers_of(nlp)[0].longest_input == (reads or 512)
+    draft, new = run(text, "best", tmp_path, **{"paths.transformer": str(tmp_path / "nowhere")})
+    assert "window_pieces" not in block_of(new)["fine_tuning"]
+    [told] = [line for line in draft.changes if line.startswith("fine_tuning: ")]
+    assert "It is not known how many 'transformer' can read" in told
 
 
 def test_init_best_by_command(tmp_path):

@@ -242,7 +242,7 @@ def test_init_from_never_lets_the_teacher_be_removed(folder):
     shutil.copytree("old", "training/new/model-best")
     told = init("--from", "training/new/model-best", *PATHS, *TWO).stdout
     assert "--output training/new-next\n" in told
-    with pytest.raises(ConfigError, match=r"teacher in .corpora.train. is 'training/new/model-best', and spacy train"):
+    with pytest.raises(ConfigError, match=r"teacher = 'training/new/model-best' in .corpora.train. needs them"):
         check_removed(load_config("new.cfg"), Path("training/new"))
     check_removed(load_config("new.cfg"), Path("training/new-next"))
 
@@ -438,7 +438,8 @@ def test_init_with_a_teacher_fills_in_both_corpora(folder):
     """Texts with one label, and a teacher with two others: what it finds in dev is not wrong there."""
     told = init("--lang", "xx", "--teacher", "old", *PATHS, *TWO).stdout
     assert "It fills in CITY and PERSON, which new.spacy does not have." in told
-    assert "What old fills in counts as right there, too. By annotations alone: spacy evaluate training/" in told
+    assert "In the score, what old fills in counts as right, too." in told
+    assert "To score by annotations alone: spacy evaluate training/" in told
     corpora = made()["corpora"]
     assert corpora["dev"] | {"corpus": None} == corpora["train"] | {"corpus": None}
     spacy_cli("train", "new.cfg", "--output", "training")

@@ -193,7 +193,7 @@ def test_init_recipes_in_a_row(tmp_path):
         ([], ("--lang", "de"), "de", ""),
         (["fi"], (), "fi", ""),
         (["fi", "de"], (), "xx", ""),
-        (["fi"], ("--lang", "de"), "de", "The texts say to be in 'fi' (4 texts)"),
+        (["fi"], ("--lang", "de"), "de", "the texts say that they are in 'fi' (4 texts)"),
     ],
 )
 def test_init_language(said, args, lang, note, tmp_path):
@@ -212,7 +212,7 @@ def test_init_notes_scripts_and_tokens_of_another_language(tmp_path):
     assert "4 in Latin and 4 in Cyrillic" in told
     whole = [Doc(Vocab(), words=["Ada went home.", "Bob"], spaces=[True, False], ents=["B-PERSON", "O"])]
     told = init(tmp_path, "--force", "--lang", "en", "--paths.train", write(tmp_path / "train.spacy", whole)).stdout
-    assert "are not those of spaCy's tokenizer for 'en'" in told
+    assert "are cut differently by spaCy's tokenizer for 'en'" in told
 
 
 # ---------------------------------------------------------------------- --split
@@ -233,7 +233,7 @@ def test_init_split_is_by_documents_and_never_overwrites(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.glob("*.spacy")}
     init(tmp_path, *args, "--force")  # the same parts
     other = init(tmp_path, *args, "--force", "--seed", "1", check=False)
-    assert other.returncode == 1 and "it is there already, with other texts" in other.stderr
+    assert other.returncode == 1 and "it already exists, with other texts" in other.stderr
     assert {path: path.read_bytes() for path in tmp_path.glob("*.spacy")} == before
 
 

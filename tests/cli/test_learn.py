@@ -1,21 +1,19 @@
 """`spacy torchopt learn`, in processes that are stopped and killed."""
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from confection import Config
 
-from ..addons.streams.streams import files, make_model, rows, write_stream
-from ..spacy_cli import spacy_cli
+from thinc_torchopt.cli.learn import _optimizer_for_streams
 
-ENV = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+from ..addons.streams.streams import files, make_model, rows, write_stream
+from ..forks import Started
+from ..spacy_cli import spacy_cli
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +27,12 @@ def started():
     processes = []
 
     def start(*args, **options):
-        command = [sys.executable, "-m", "spacy", "torchopt", "learn", *map(str, args)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
-        processes.append(subprocess.Popen(command, env=ENV, **pipes))
+        processes.append(Started(["torchopt", "learn", *args], **options))
         return processes[-1]
 
     yield start
     for process in processes:
         process.kill()
-        process.communicate()
 
 
 def wait_for_rows(output, n, process):
@@ -117,10 +112,10 @@ def test_learn_from_standard_input(model, started, tmp_path):
     stream = write_stream(tmp_path / "stream.jsonl", 12)
     lines = stream.read_bytes().splitlines(keepends=True)
     for start, end in ((0, 7), (7, 12)):
-        process = started(model, "-", "--output", tmp_path / "out", stdin=subprocess.PIPE, text=False)
+        process = started(model, "-", "--output", tmp_path / "out", stdin=True)
         printed, _ = process.communicate(b"".join(lines[start:end]), timeout=120)
         assert process.returncode == 0, printed
-    assert b"standard input should begin with line 8" in printed
+    assert "standard input should begin with line 8" in printed
     spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "one")
     assert files(tmp_path / "out") == files(tmp_path / "one")
 
@@ -172,3 +167,12 @@ def test_learn_refuses_optimizers_without_an_endless_rate(model, tmp_path, setti
             "torchopt", "learn", other, stream, "--output", tmp_path / "out", "--learn-rate", "0.002", check=False
         )
         assert run.returncode == 1 and re.search(r"learn_rate.*0\.001.*0\.002", run.stderr), run.stderr
+
+
+def test_learn_tells_what_it_does_not_use_of_fine_tuning():
+    notes = []
+    block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
+    _optimizer_for_streams(block, None, notes)
+    assert not notes
+    _optimizer_for_streams({**block, "fine_tuning": {"@misc": "thinc-torchopt.FineTuning.v1"}}, None, notes)
+    assert len(notes) == 1 and notes[0].startswith("Of [training.optimizer.fine_tuning], only freeze_layers is used")

@@ -144,7 +144,7 @@ def test_preflight_rate_of_an_algorithm_that_finds_its_own(preflight):
     for rate, notes in ((0.001, 1), (1.0, 0)):
         settings = {"training.optimizer.learn_rate": rate, "training.optimizer.algorithm.name": "prodigy"}
         found = preflight(CONFIGS / "pytorch_optimizer.cfg", **settings)
-        assert len(named(found["notes"], "its steps are 0.001 of those that it finds. Set learn_rate = 1.0")) == notes
+        assert len(named(found["notes"], "multiplies it by learn_rate: here, by 0.001. Set learn_rate = 1.0")) == notes
         assert not named(found["notes"], "far above")
 
 

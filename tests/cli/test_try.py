@@ -26,10 +26,14 @@ STOPS = """
 import spacy
 
 @spacy.registry.callbacks("test_try.stop.v1")
-def stop():
+def stop(trial: int):
     def before_update(nlp, args):
-        if nlp.config["training"]["seed"] == 1 and args["step"] == 1:
-            raise KeyboardInterrupt
+        with open("trials", "a+") as file:
+            if args["step"] == 0:
+                file.write(".")
+            file.seek(0)
+            if len(file.read()) == trial and args["step"] == 1:
+                raise KeyboardInterrupt
     return before_update
 """
 
@@ -141,7 +145,7 @@ def test_try_a_stream(folder):
     assert "Note: Not tried: best. Can't find the end of the training" in shown
     assert "Note: Not tried: tuned Adam." in shown
     assert shown.count("Can't find the end of the training") == 1
-    assert "Note: Scores are on 9 texts of the development data: with so few, more may be chance" in shown
+    assert "Note: Scores are on 9 texts of the development data. With so few, even a difference" in shown
     assert re.search(r"^as it is .*\nadamw ", shown, re.MULTILINE)
     shown = run("slow.cfg", "--recipes", "adamw", *args).stdout
     assert "which can't be used. Can't find the end of the training" in shown and "Not tried: best" not in shown
@@ -164,19 +168,36 @@ def test_try_keeps_what_there_is_unless_something_is_better(folder):
     shown = run("slow.cfg", *args).stdout
     assert "Saved the config as it is to best.cfg" in shown
     assert "Note: adamw: learn_rate was chosen for SGD" in shown
-    assert "Note: robust: Left out in the trials, as it writes or reaches out: checkpoint, rollback_after" in shown
+    assert (
+        "Note: robust: Left out in the trials, which save nothing and follow no rules: checkpoint, rollback_after"
+        in shown
+    )
     expected = (folder / "slow.cfg").read_text().replace("learn_rate = 0.000001", "learn_rate = 0.0")
     assert (folder / "best.cfg").read_text() == expected
 
 
-def test_try_that_is_interrupted_shows_what_there_is(folder):
+@pytest.mark.parametrize(
+    ("trial", "told"),
+    [
+        (1, None),
+        (3, r"not yet tuned after 2 of 4 trials, .*: \d\.\d{4} with a rate of up to 0.001, averages; \d\.\d{4} with"),
+        (5, "spaCy's own Adam with a rate of up to .*, the best of 4 trials"),
+        (8, "One seed can't tell"),
+    ],
+)
+def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
+    """In the first trial, while spaCy's Adam is tuned, in the first trial that is compared, and in the second seed."""
     (folder / "stops.py").write_text(STOPS)
     text = (folder / "slow.cfg").read_text()
-    hook = '\n[training.before_update]\n@callbacks = "test_try.stop.v1"\n'
+    hook = f'\n[training.before_update]\n@callbacks = "test_try.stop.v1"\ntrial = {trial}\n'
     (folder / "stops.cfg").write_text(text + hook)
     done = run("stops.cfg", "--recipes", "adamw", "--steps", 3, "--code", "stops.py", check=False)
-    assert done.returncode == 130
-    assert "Stopped before the end" in done.stdout and "One seed can't tell" in done.stdout
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    if told is None:
+        assert not done.stdout
+        return
+    assert "Stopped before the end" in done.stdout and re.search(told, done.stdout)
+    assert ("Nothing was compared yet." in done.stdout) == (trial < 6) == ("CPU seconds" not in done.stdout)
 
 
 def test_try_tells_of_recipes_that_fail(folder):
@@ -217,6 +238,10 @@ def test_try_verdicts():
     def verdict(**scores):
         return _verdict(compare(by_seed(**scores), "as it is"))
 
+    near = verdict(own=[0.80, 0.82], adamw=[0.83, 0.80])
+    assert near.startswith(
+        "No difference can be seen: adamw is ahead by 0.0050, less than a standard error. With 2 seeds"
+    )
     ahead = verdict(own=[0.80, 0.82], adamw=[0.81, 0.84])
     assert ahead.startswith("Nothing is better by more than chance: adamw is ahead by 0.0150, and with 2 seeds up to")
     assert "If that is the true difference, --seeds" in ahead
@@ -226,9 +251,9 @@ def test_try_verdicts():
     assert verdict(own=[0.5, 0.5], adamw=[0.5, 0.5]).startswith("Nothing can be said: all scores are the same.")
     better = verdict(own=[0.80, 0.81], adamw=[0.90, 0.911])
     assert better.startswith("adamw is better than the config as it is: 0.9055 against 0.8050. With 2 seeds, up to")
-    few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "adamw": [0.9, 0.7]}.items()}
+    few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "adamw": [0.81, 0.8]}.items()}
     told = _verdict(compare(by_seed(own=[0.80, 0.82], adamw=[0.81, 0.831]), "as it is", few))
-    assert told.endswith("More texts to evaluate on would tell more than more seeds.")
+    assert told.endswith("More texts to evaluate on would help more than more seeds.")
 
 
 def test_try_tells_of_tuned_adam():
@@ -239,6 +264,8 @@ def test_try_tells_of_tuned_adam():
     assert told([0.90, 0.92, 0.91])[0].startswith("best is better than tuned Adam by 0.1000, of which up to 0.")
     assert told([0.70, 0.72, 0.71])[0].startswith("tuned Adam is better than best by 0.1000, of which up to 0.")
     assert told([0.80, 0.82, 0.81])[0].startswith("best and tuned Adam have the same score, and up to 0.")
-    [behind] = told([0.79, 0.83, 0.80])
-    assert behind.startswith("best is behind tuned Adam by 0.0033, and up to 0.") and behind.endswith("may be chance.")
+    [near] = told([0.79, 0.83, 0.80])
+    assert near.startswith("best and tuned Adam: no difference can be seen. They are 0.0033 apart, and up to 0.")
+    [behind] = told([0.79, 0.80, 0.81])
+    assert behind.startswith("best is behind tuned Adam by 0.0100, and up to 0.") and behind.endswith("may be chance.")
     assert list(_beside_stock(None)) == []

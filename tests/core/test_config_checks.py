@@ -99,7 +99,7 @@ def test_training_section_is_checked_against_spacys_schema(config):
 
 def test_output_may_be_a_link_to_a_folder_only(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    with pytest.raises(ConfigError, match=r"'.*link': it is a link to '.*folder', where nothing is"):
+    with pytest.raises(ConfigError, match=r"'.*link': it is a link to '.*folder', which does not exist"):
         check_output(tmp_path / "link")
     (tmp_path / "folder").mkdir()
     check_output(tmp_path / "link")

@@ -70,7 +70,7 @@ def test_what_can_be_told_better_by_nobody_is_left(config):
 def test_what_stands_twice_is_named_with_its_line(tmp_path):
     path = tmp_path / "twice.cfg"
     path.write_text("[training]\nseed = 1\n\n[training]\n")
-    told = r"twice.cfg': the section \[training\] is there twice.* in line 4"
+    told = r"twice.cfg': the section \[training\] appears twice.* in line 4"
     with pytest.raises(ConfigError, match=told) as caught, plain_errors(path=path):
         Config().from_disk(path)
     assert isinstance(caught.value.__cause__, ParserError)

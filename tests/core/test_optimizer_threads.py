@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
 import sys
 import threading
 
@@ -15,7 +14,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core import drop_ins
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
-from ..conftest import ROOT
+from ..forks import python
 from ..models import backprop, mixed_model, params_of, thinc_model, toy_examples, toy_pipeline
 
 N_THREADS, N_UPDATES = 4, 8
@@ -161,5 +160,4 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_threads_hold_no_lock_in_a_forked_process():
-    run = subprocess.run([sys.executable, "-c", FORK], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
+    python(FORK)

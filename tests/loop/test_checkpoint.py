@@ -7,8 +7,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -34,6 +32,7 @@ from thinc_torchopt.loop.progress import Progress
 
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..core.state.test_files import damage
+from ..forks import Started
 from ..runs import Crash, config_for, contents, digests, run
 from ..spacy_cli import spacy_cli
 
@@ -507,11 +506,12 @@ def test_checkpoint_checks_all_batches(corpus, tmp_path):
 
 def test_checkpoint_refuses_a_second_run_in_the_same_folder(corpus, tmp_path):
     config = config_for(tmp_path, corpus, steps=400)
-    with start(command(config, tmp_path, "first")) as process:
+    with Started(command(config, tmp_path, "first")) as process:
         while not steps_of(tmp_path / "state"):
             time.sleep(0.05)
         process.send_signal(signal.SIGSTOP)  # or else it may be saving while its files are listed
-        os.waitpid(process.pid, os.WUNTRACED)
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
         try:
             config["training"]["seed"] = 1
             before = contents(tmp_path)
@@ -652,12 +652,7 @@ def test_checkpoint_refuses_bad_settings(message):
 
 def command(config, folder, name):
     config.to_disk(folder / f"{name}.cfg")
-    return [sys.executable, "-m", "spacy", "train", str(folder / f"{name}.cfg"), "--output", str(folder / name)]
-
-
-def start(args):
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    return ["train", folder / f"{name}.cfg", "--output", folder / name]
 
 
 def rows(printed):
@@ -672,10 +667,10 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
     while True:
         before = steps_of(state)
         if killed == times:
-            end = spacy_cli(*args[3:])
+            end = spacy_cli(*args)
             assert "Resuming after step" in end.stdout + end.stderr
             return found | rows(end.stdout), killed
-        with start(args) as process:
+        with Started(args) as process:
             while process.poll() is None and steps_of(state) == before:
                 time.sleep(0.01)
             if not (done := process.poll() is not None):
@@ -695,22 +690,28 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
 
 def run_whole(config, folder):
     """What was not killed: in this process. RETURNS: its rows."""
-    return rows(spacy_cli(*command(config, folder, "whole")[3:]).stdout)
+    return rows(spacy_cli(*command(config, folder, "whole")).stdout)
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus, tmp_path_factory):
+    """The rows and the models of a run that nothing kills."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    config = config_for(folder / "a", corpus, steps=60, training__optimizer__checkpoint__every=1)
+    return run_whole(config, folder), digests(folder / "whole")
 
 
 # More kills are in the slow test below.
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
-def test_checkpoint_survives_signals(number, corpus, tmp_path):
-    expected = run_whole(
-        config_for(tmp_path / "a", corpus, steps=60, training__optimizer__checkpoint__every=1), tmp_path
-    )
+def test_checkpoint_survives_signals(number, unbroken, corpus, tmp_path):
+    expected, models = unbroken
     broken = config_for(tmp_path / "b", corpus, steps=60, training__optimizer__checkpoint__every=1)
     found, killed = kill_and_go_on(
         command(broken, tmp_path, "broken"), tmp_path / "b" / "state", 1, random.Random(0), number
     )
     assert killed == 1
     assert found == expected and len(found) == 13
-    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+    assert digests(tmp_path / "broken") == models
 
 
 def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
@@ -723,7 +724,7 @@ def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
 
     config["paths"]["state"] = str(small_disk / "state")
     resize(small_disk, 5 * size // 2)  # no room for a third one
-    args = command(config, tmp_path, "broken")[3:]
+    args = command(config, tmp_path, "broken")
     found = spacy_cli(*args)
     assert "No space left on device" in found.stderr and "Training continues" in found.stderr
     assert rows(found.stdout) == expected
@@ -746,7 +747,7 @@ def test_checkpoint_survives_twenty_kills_on_the_treebank(tmp_path):
         "training__eval_frequency": 20,
     }
     args = {"steps": 120, "training__optimizer__checkpoint__every": 2, **limits}
-    with start(command(config_for(tmp_path / "a", treebank, **args), tmp_path, "whole")) as process:
+    with Started(command(config_for(tmp_path / "a", treebank, **args), tmp_path, "whole")) as process:
         printed = process.communicate()[0]
     assert process.returncode == 0, printed
     broken = command(config_for(tmp_path / "b", treebank, **args), tmp_path, "broken")

@@ -251,7 +251,7 @@ def test_control_stops_the_run_after_its_step(event, last, tmp_path, caplog):
         event != "on_epoch_end"
     ):  # between two steps: what was saved before does not know of it, and all happens once more
         assert train(Recorder(), folder=tmp_path)[1] == {}
-        assert f"was finished, after step {last}. A listener ended it." in caplog.text
+        assert f"was finished, after step {last}. A rule or listener ended it." in caplog.text
 
 
 def test_control_stops_before_an_epoch(tmp_path):
@@ -315,10 +315,10 @@ def test_control_evaluates_logs_and_saves_steps(tmp_path):
 
 def test_control_goes_back_to_a_checkpoint(tmp_path):
     recorder = Recorder({("on_step_end", 5): ["should_roll_back"]})
-    with pytest.warns(RollbackWarning, match="params of step 4 after step 5: a listener asked for it"):
+    with pytest.warns(RollbackWarning, match="params of step 4 after step 5: a rule or listener asked for it"):
         _, infos = train(recorder, folder=tmp_path, every=2)
     assert [info["rollbacks"] for info in infos.values()] == [0] * 5 + [1] * 4 and infos[6]["last_rollback"] == (5, 4)
-    with pytest.raises(RollbackError, match=r"asked for it; but there is no block \[training.optimizer.checkpoint\]"):
+    with pytest.raises(RollbackError, match=r"asked for it: there is no block \[training.optimizer.checkpoint\]"):
         train(Recorder({("on_step_end", 5): ["should_roll_back"]}))
 
 

@@ -166,7 +166,7 @@ def test_rollback_needs_a_checkpoint(corpus, tmp_path, monkeypatch):
         pytest.warns(CheckpointWarning, match="No space left"),
         pytest.raises(
             RollbackError,
-            match=r"Can't go back to a checkpoint: the last 2 updates .*undamaged one with finite params .*found none",
+            match=r"Can't go back to a checkpoint, although the last 2 updates .*undamaged and has finite .*found none",
         ),
     ):
         run(config, tmp_path / "out")

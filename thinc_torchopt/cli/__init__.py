@@ -14,7 +14,7 @@ from ._screen import is_main_program, is_ours, show_errors, show_plain_headings
 torchopt_cli = typer.Typer(
     name="torchopt",
     cls=InOrder,
-    help="Make a config from texts, check it before training, and look at runs. In the order of use.",
+    help="Make a config from texts, check it before training, and look at runs. Commands are in the order of use.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -143,8 +143,8 @@ def _evaluated_too(
         ]
         named = ", and ".join(filter(None, files))
         found += (
-            " What the pipeline as it was fills in counts as right there, so the score is high before the new labels "
-            f"are learned: take {output}/model-last. Its scores by annotations alone, in the table of each label: "
+            " In the score, what the old pipeline fills in counts as right, so it is high before the new labels "
+            f"are learned: use {output}/model-last. To see its score of each label by annotations alone: "
             f"spacy evaluate {output}/model-last with {named}."
         )
     elif plan.new and paths["dev"] is not None:
@@ -157,8 +157,8 @@ def _warnings(plan: Plan, wish: Wish) -> list[str]:
     for name, learner in plan.learners.items():
         if learner.lost and wish.old is None:
             found.append(
-                f"'{name}': the texts have no {listed(learner.lost, 'or')}, and a text with one exclusive category "
-                "leaves nothing open: these will be forgotten. Give texts that have them: --old old.spacy."
+                f"'{name}': the texts have no {listed(learner.lost, 'or')}, which will be forgotten: with exclusive "
+                "categories, each text teaches that it has no other. Give texts that have them: --old old.spacy."
             )
     return found
 

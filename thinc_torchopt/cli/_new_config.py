@@ -132,8 +132,8 @@ def make(path: Path, stem: str, wish: Wish) -> NewConfig:
         by += f" It fills in {listed(taught.filled)}, which {train} does not have."
     if "corpora.dev" in taught.readers and dev is not None:
         by_hand = (
-            f" What {wish.teacher} fills in counts as right there, too. By annotations alone: spacy evaluate "
-            f"{output}/model-best {paths['dev']}."
+            f" In the score, what {wish.teacher} fills in counts as right, too. To score by annotations alone: spacy "
+            f"evaluate {output}/model-best {paths['dev']}."
         )
     new.lines = [
         f"Found in {train}: {count(found.texts, 'text')}, {count(found.words, 'word')}. "
@@ -253,7 +253,7 @@ def taught_by(name: str, choice: Choice, found: Annotations, dev: Annotations | 
         if is_named and (unknown := sorted(of_kind.labels.keys() - known)) and wish.texts is not None:
             doubts.append(
                 f"'{component.name}': {name} does not know {listed(unknown)}. Its texts teach that there "
-                f"{'is none' if len(unknown) == 1 else 'are none'}: take a teacher with all labels."
+                f"{'is none' if len(unknown) == 1 else 'are none'}: choose a teacher with all labels."
             )
         if kind in ("entities", "spans"):
             of_dev = None if dev is None else dev.of(component.factory, component.spans_key)
@@ -477,8 +477,8 @@ def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | N
     """The texts to evaluate on, in words."""
     if dev is None:
         return (
-            "No texts to evaluate on, which the training needs: give it --paths.dev dev.spacy. Or let init split them "
-            "off: --split 0.2."
+            "There are no texts to evaluate on, which the training needs: give it --paths.dev dev.spacy. Or let init "
+            "set some of the texts aside: --split 0.2."
         )
     told = f"Evaluates on {count(dev.texts, 'text')} of {paths['dev']}"
     if wish.split is not None:

@@ -72,7 +72,7 @@ def controller(
     ),
     more_logs: Optional[list[str]] = Arg(None, metavar="LOG", help="With --replay: more logs of the same run"),
     changes: Optional[list[str]] = Opt(
-        None, "--set", metavar="NAME.KEY=VALUE", help="Another setting of a rule: stop.max_firings=3. Repeatable"
+        None, "--set", metavar="NAME.KEY=VALUE", help="Change a setting of a rule: stop.max_firings=3. Repeatable"
     ),
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
@@ -80,8 +80,9 @@ def controller(
     """
     Check the rules of a controller, or try them on a log. Lists all errors of the definition at once; without errors,
     shows on which events the rules run and what they do. With --replay, tries the rules on the log of a training and
-    shows which would have fired when. --set tries other settings: --set "stop.rule=loss['loss'] < 1", or of a rule by
-    name --set stop.evaluations=3. Nothing is trained, and no operation runs.
+    shows which would have fired when. With --set, a rule gets another setting for this check or replay, as in --set
+    "stop.rule=loss['loss'] < 1", or --set stop.evaluations=3 for an argument of a rule by name. Nothing is trained, and
+    no operation runs.
     """
     logs, args = _divided(more_logs or ())
     with errors_shown(as_json=as_json):
@@ -126,7 +127,9 @@ class _RulesSource:
         self.config: Config | None = None
         if not path.is_dir() and path.suffix != ".cfg":
             if args:
-                raise ConfigError(f"Can't use {args[0]}: {path} is no config, and has no settings but its rules.")
+                raise ConfigError(
+                    f"Can't use {args[0]}: {path} is a file of rules, in which a config's settings can't be changed."
+                )
             self.settings = ControllerSettings(path)
             return
         overrides = read_overrides(args)
@@ -233,7 +236,7 @@ def _check(source: _RulesSource, settings: ControllerSettings, *, as_json: bool)
 def _replay(
     source: _RulesSource, changed: ControllerSettings | None, log_paths: Sequence[Path], *, as_json: bool
 ) -> None:
-    """Print which rules would have fired when in the training of a log. Changed rules beside those of before."""
+    """Print which rules would have fired when in the training of a log. Changed rules beside the original ones."""
     path = source.path
     with errors_shown(as_json=as_json):
         controller = (changed or source.settings).build(is_replay=True)
@@ -498,7 +501,7 @@ def _notes(controller: TrainerController, records: Sequence[Record], without_val
         try:
             spec.rule.evaluate(controller.values)
         except MetricUnavailable as error:
-            yield f"The rule of '{spec.name}' was skipped to the last line: {error}."
+            yield f"The rule of '{spec.name}' was skipped at every line: {error}."
         except ControllerError:
             pass  # the rule was never reached in the replay
     held = {event for events in _events_of(records) for event, _ in events}
@@ -506,4 +509,4 @@ def _notes(controller: TrainerController, records: Sequence[Record], without_val
         if unknown := [event for event in EVENTS if event in spec.triggers and event not in held]:
             yield f"This log has no {', '.join(unknown)}: the rule of '{spec.name}' was not tried there."
     if any(after["step"] - before["step"] > 1 for before, after in pairwise(records)):
-        yield "Not all steps are in this log. Losses are means since the line before; rules were tried at its lines."
+        yield "Not all steps are in this log: rules were tried at its lines only, on mean losses since the line before."

@@ -26,7 +26,7 @@ def explain(
     ctx: typer.Context,
     config_path: Path = CONFIG,
     is_timed: bool = Opt(False, "--time", help="Train for a few steps, to estimate how long the training takes"),
-    shows_all: bool = Opt(False, "--all", "-a", help="Print all lines, also on what is at its default"),
+    shows_all: bool = Opt(False, "--all", "-a", help="Print all lines, also those about settings at their defaults"),
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,

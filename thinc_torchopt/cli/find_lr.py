@@ -51,10 +51,10 @@ def find_lr(
     use_gpu: int = GPU,
 ) -> None:
     """
-    Find a learning rate, in a test of a few steps. The rate rises, and the loss on some of the development data shows
-    at which rates it falls, and at which it rises again. The pipeline is built or loaded for the test only; nothing
-    but the picture is written. The rates of param groups keep their ratios. Overrides such as --paths.train
-    train.spacy are needed as in `spacy train`.
+    Find a learning rate, in a test of a few steps. The rate rises from step to step, and the loss is measured on some
+    of the development data: it falls at good rates, and rises again at rates that are too high. The pipeline is built
+    or loaded for the test only; nothing but the picture is written. The rates of param groups keep their ratios. Pass
+    overrides such as --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
         # Refuse bad arguments before the work.
@@ -152,7 +152,7 @@ def _print(
     if found.examples < _FEW:
         console.print("Note: so few examples say little about all of the development data.")
     for doubt in doubts:
-        console.print(f"Note: {doubt} Take a usual one.")
+        console.print(f"Note: {doubt} Choose a usual one.")
     console.print(_CAUTION)
     console.print("To use the suggestion, change in the config:")
     for line in _config_lines(block, settings):

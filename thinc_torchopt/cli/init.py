@@ -49,37 +49,57 @@ def init(
         None, help="The config to write, if there is one to read (may be the same), or - for stdout"
     ),
     recipe: Optional[list[str]] = Opt(
-        None, "--recipe", "-r", help=f"How to set up the optimizer, several comma-separated: {_RECIPES}"
+        None,
+        "--recipe",
+        "-r",
+        help=f"How to set up the optimizer: {_RECIPES}; or several, comma-separated. A new config needs none: it gets "
+        "the one that was best in our benchmark",
     ),
-    lang: Optional[str] = Opt(None, "--lang", "-l", help="Language of the texts, for a new config: en; xx for several"),
-    gpu: bool = Opt(False, "--gpu", help="For a new config: a transformer. Needs spacy-transformers"),
-    pretrained: bool = Opt(False, "--pretrained", help="For a new config: word vectors, which must be installed"),
-    split: Optional[float] = Opt(None, "--split", help="For a new config: share of the texts to evaluate on"),
+    lang: Optional[str] = Opt(
+        None, "--lang", "-l", help="For a new config: code of the texts' language, such as en; xx for several"
+    ),
+    gpu: bool = Opt(False, "--gpu", help="For a new config: train a transformer. Needs spacy-transformers"),
+    pretrained: bool = Opt(
+        False, "--pretrained", help="For a new config: use spaCy's word vectors, which must be installed"
+    ),
+    split: Optional[float] = Opt(
+        None, "--split", help="For a new config without --paths.dev: share of the texts to evaluate on, such as 0.2"
+    ),
     seed: int = Opt(0, "--seed", help="Seed of --split"),
-    teacher: Optional[str] = Opt(None, "--teacher", help="For a new config: a pipeline that annotates --texts"),
-    texts: Optional[Path] = Opt(None, "--texts", help="Texts for --teacher: .txt, .jsonl or .spacy"),
-    share: Optional[float] = Opt(None, "--share", help="How many of --texts for each annotated text. Default: 2"),
-    source: Optional[str] = Opt(None, "--from", help="Go on with a trained pipeline: new labels, or more texts"),
-    old: Optional[Path] = Opt(None, "--old", help="For --from: texts with its labels, learned beside the new ones"),
-    old_dev: Optional[Path] = Opt(None, "--old-dev", help="For --from: such texts to evaluate on"),
+    teacher: Optional[str] = Opt(
+        None, "--teacher", help="For a new config: a trained pipeline (folder or package) that annotates --texts"
+    ),
+    texts: Optional[Path] = Opt(
+        None, "--texts", help="Texts without annotations for --teacher: .txt, .jsonl or .spacy"
+    ),
+    share: Optional[float] = Opt(
+        None, "--share", help="How many of --texts to use for each annotated text. Default: 2"
+    ),
+    source: Optional[str] = Opt(
+        None, "--from", help="Train this pipeline (folder or package) further: with new labels, or more texts"
+    ),
+    old: Optional[Path] = Opt(
+        None, "--old", help="With --from: texts with the pipeline's old labels, to learn beside the new ones"
+    ),
+    old_dev: Optional[Path] = Opt(None, "--old-dev", help="With --from: texts with the old labels, to evaluate on"),
     components: Optional[str] = Opt(
-        None, "--components", help="For --from: the components to train, comma-separated. Default: all that can learn"
+        None, "--components", help="With --from: components to train, comma-separated. Default: all that can learn"
     ),
     force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
-        None, "--log", help="Write a log of each step, for spacy torchopt report", dir_okay=False
+        None, "--log", help="File for a log of each step, for spacy torchopt report", dir_okay=False
     ),
     code_path: Optional[Path] = CODE,
 ) -> None:
     """
-    Make a config from texts, or put our optimizer into a config. With one path, a new config is made for the components
-    that the annotations of the texts can teach; with --from, one that goes on with a trained pipeline and forgets none
-    of its labels. With two paths, [training.optimizer] is rewritten by a recipe, and the
-    rest stays as it is, comments too. best: the settings that scored best in
-    our benchmark, with a learning rate and a number of steps computed from the corpus (--paths.train train.spacy);
-    drop-in: thinc's arithmetic, computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a
-    higher one for new ones; low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep
-    the learning rate and its schedules.
+    Make a config from texts, or put our optimizer into a config. With one path, a new config is made, with the
+    components that can learn from the annotations of the texts; with --from, it trains an existing pipeline further,
+    and keeps its labels. With two paths, the first config is read, a recipe rewrites its [training.optimizer], and the
+    rest stays as it is, comments too. Recipes: best: the settings that scored best in our benchmark, with a learning
+    rate and a number of steps computed from the corpus (--paths.train train.spacy); drop-in: thinc's arithmetic,
+    computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a higher one for new ones;
+    low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep the learning rate and its
+    schedules.
     """
     if output_path is not None and str(output_path).startswith("--"):  # the first override
         ctx.args.insert(0, str(output_path))
@@ -192,8 +212,8 @@ def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewCon
         )
     if path.exists() and not force and not to_stdout:
         raise ConfigError(
-            f"Can't make the config '{path}': it is there already. To change it, give it as input and name an output, "
-            f"which may be the same: init {path} {path} --recipe best. To write it anew: --force."
+            f"Can't make the config '{path}': it already exists. To change it, give it as input and name an output, "
+            f"which may be the same: init {path} {path} --recipe best. To replace it: --force."
         )
     new = (make if wish.source is None else make_from)(path, "config" if to_stdout else path.stem, wish)
     if not to_stdout:

@@ -36,31 +36,40 @@ def learn(
     model: Path = Arg(..., help="Folder of a trained pipeline", exists=True, file_okay=False),
     stream: Path = Arg(..., help="JSONL file with texts and labels, which may grow, or - for stdin", allow_dash=True),
     output_path: Path = Opt(..., "--output", "-o", help="Folder for the pipeline, the state and learn.jsonl"),
-    learn_rate: Optional[float] = Opt(None, "--learn-rate", help="Constant rate, in place of that of the config"),
-    batch_size: int = Opt(1, "--batch-size", "-b", help="Texts of an update"),
+    learn_rate: Optional[float] = Opt(None, "--learn-rate", help="Constant learning rate, instead of the config's"),
+    batch_size: int = Opt(1, "--batch-size", "-b", help="Number of texts in each update"),
     follow: bool = Opt(False, "--follow", "-f", help="Wait for more texts at the end of the file"),
     prequential: bool = Opt(True, help="Score each text before it is learned"),
-    every: int = Opt(100, "--every", "-n", help="Texts of a row, with their score"),
-    save_every: int = Opt(1000, "--save-every", help="Texts between two saves"),
-    new_labels: str = Opt("refuse", "--new-labels", help="Labels that the pipeline does not have: refuse, add or skip"),
-    teacher: bool = Opt(True, help="With --new-labels add: the pipeline as it was fills in what texts leave open"),
-    skip_bad: bool = Opt(False, "--skip-bad", help="Leave out texts that can't be learned: see rejected.jsonl"),
-    replay: int = Opt(0, "--replay", help="Old texts that are learned again in each update"),
+    every: int = Opt(100, "--every", "-n", help="Print a row after this many texts, with their score"),
+    save_every: int = Opt(1000, "--save-every", help="Save after this many texts"),
+    new_labels: str = Opt(
+        "refuse",
+        "--new-labels",
+        help="For labels that the pipeline does not have: refuse (stop with an error), add, or skip (leave these texts "
+        "out)",
+    ),
+    teacher: bool = Opt(
+        True, help="With --new-labels add: let the pipeline as it was annotate old labels that new texts leave open"
+    ),
+    skip_bad: bool = Opt(
+        False, "--skip-bad", help="Leave out texts that can't be learned, and list them in rejected.jsonl"
+    ),
+    replay: int = Opt(0, "--replay", help="Number of old texts to learn again in each update"),
     memory: int = Opt(1000, "--memory", help="How many old texts to keep for --replay"),
     old: Optional[Path] = Opt(
         None, "--old", help="Texts the pipeline was trained on (.spacy or .jsonl), for --replay", exists=True
     ),
     watch: Optional[Path] = Opt(
-        None, "--watch", help="Development data (.spacy or .jsonl), to see what is forgotten", exists=True
+        None, "--watch", help="Old development data (.spacy or .jsonl), to see what is forgotten", exists=True
     ),
-    watch_every: int = Opt(1000, "--watch-every", help="Texts between two evaluations of --watch"),
+    watch_every: int = Opt(1000, "--watch-every", help="Evaluate --watch after this many texts"),
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
 ) -> None:
     """
     Go on learning from texts with labels, as they come in. The stream is a file that grows, or stdin. Each text is
-    scored before it is learned. All of the state is saved: after a stop or a crash, the same command goes on, and reads
-    no text of the file twice.
+    scored before it is learned. The whole state is saved: after a stop or a crash, the same command goes on from the
+    last save.
     """
     console, from_stdin = make_console(), str(stream) == "-"
     with errors_shown(as_json=False):
@@ -154,6 +163,11 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
         raise ConfigError(
             "Can't learn from a stream with [training.optimizer.privacy]: its noise is for batches that are drawn from "
             "a known number of examples. Remove it: --training.optimizer.privacy null."
+        )
+    if "fine_tuning" in optimizer.attachments:
+        notes.append(
+            "Of [training.optimizer.fine_tuning], only freeze_layers is used: the rest is for spacy train. "
+            "Transformers read the windows that the pipeline was saved with."
         )
     return optimizer
 

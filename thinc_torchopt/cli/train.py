@@ -45,7 +45,7 @@ def train(
     use_gpu: int = Opt(-1, "--gpu-id", "-g", help="0: each process uses its own GPU. -1: CPU"),
     processes: int = Opt(1, "--nproc-per-node", "-n", min=1, help="Number of processes on this machine"),
     machines: int = Opt(1, "--nnodes", min=1, help="Number of machines. Run the same command on each"),
-    machine: int = Opt(0, "--node-rank", min=0, help="Rank of this machine. Machine 0 writes the output"),
+    machine: int = Opt(0, "--node-rank", min=0, help="Number of this machine, from 0. Machine 0 writes the output"),
     endpoint: Optional[str] = Opt(None, "--rdzv-endpoint", help="host:port of the machine with --node-rank 0"),
     max_restarts: int = Opt(0, "--max-restarts", min=0, help="How often to restart after a process died"),
     budget: Optional[str] = Opt(None, "--budget", "-b", help='How long to train: 20m, 1h30m, "5000 steps", "2M words"'),
@@ -53,8 +53,8 @@ def train(
     """
     Train in several processes, or within a budget. Works as `spacy train` does, on one machine or several: the
     processes split the batches, and each update uses the gradients of all processes. With --budget, the learning rate
-    stays at its highest value in the config, then falls so that it ends with the budget; schedules, max_steps and
-    patience have no effect. Pass overrides such as --paths.train train.spacy as in `spacy train`.
+    rises to its highest value in the config, stays there, and falls to 0 at the end of the budget; schedules, max_steps
+    and patience have no effect. Pass overrides such as --paths.train train.spacy as in `spacy train`.
     """
     args = ctx.args
     with errors_shown(as_json=False):
@@ -211,8 +211,8 @@ def _rates_before(path: Path) -> Any:
         return Config().from_disk(path, interpolate=False)["training"]["optimizer"] if path.exists() else {}
     except (ValueError, KeyError, OSError) as error:
         raise ConfigError(
-            f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it, "
-            "and the training begins with another warm-up; or change --output."
+            f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it "
+            "(the training may then have another warm-up), or change --output."
         ) from error
 
 

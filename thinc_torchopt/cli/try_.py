@@ -21,7 +21,7 @@ def try_(
     ctx: typer.Context,
     config_path: Path = TRAINING_CONFIG,
     recipes: str = Opt("best", "--recipes", "-r", help=f"Recipes to try, comma-separated: {Recipe.names()}"),
-    steps: int = Opt(300, "--steps", "-n", help="Steps of each trial, in the batches of the recipe best"),
+    steps: int = Opt(300, "--steps", "-n", help="Steps of each trial, counted in batches of the recipe best"),
     seeds: int = Opt(3, "--seeds", "-s", help="Number of seeds to try each optimizer with"),
     output_path: Optional[Path] = BEST_CONFIG,
     as_json: bool = JSON,
@@ -29,10 +29,10 @@ def try_(
     use_gpu: int = GPU,
 ) -> None:
     """
-    Try recipes on your data, in short trainings. Trains on as many words with the config as it is, with spaCy's own
-    Adam, tuned, and with each recipe, with several seeds, and says which is better and whether the difference is more
-    than chance. Each trial builds its own pipeline, without loggers, checkpoints or output folders. Pass overrides such
-    as --paths.train train.spacy as in `spacy train`.
+    Try recipes on your data, in short trainings. The config as it is, spaCy's own Adam, tuned, and each recipe are
+    trained on the same number of words, with several seeds. A table says which is better, and whether the difference is
+    more than chance. Each trial builds its own pipeline, without loggers, checkpoints or output folders. Pass overrides
+    such as --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
         check_output_file(output_path)

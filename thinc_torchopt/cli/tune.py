@@ -68,9 +68,11 @@ def tune(
         None,
         "--set",
         metavar="PATH=VALUES",
-        help="Setting to search: 1e-4..1e-2:log, 0.0..0.5, 1..8, 16|32. Repeatable",
+        help="Setting to search, and its values: 1e-4..1e-2:log, 0.0..0.5, 1..8 or 16|32. Repeatable",
     ),
-    recipe: Optional[str] = Opt(None, "--recipe", "-r", help=f"Rewrite the optimizer first: {Recipe.names()}"),
+    recipe: Optional[str] = Opt(
+        None, "--recipe", "-r", help=f"Rewrite the optimizer by a recipe first: {Recipe.names()}"
+    ),
     steps: int = Opt(200, "--steps", "-n", help="Steps of each trial"),
     trials: int = Opt(30, "--trials", "-t", help="Trials of the study in total, over all its runs"),
     seeds: int = Opt(2, "--seeds", "-s", help="Number of other seeds to repeat the best five trials with"),

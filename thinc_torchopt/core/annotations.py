@@ -168,10 +168,10 @@ class Annotations:
             if rest.several:
                 return (
                     f"{rest.several:,} of {found.texts:,} texts have several categories at once, and textcat expects "
-                    "one: take textcat_multilabel"
+                    "one: use textcat_multilabel"
                 )
             if len(rest.names) < 2:
-                return "there is one category, and textcat expects at least two: take textcat_multilabel"
+                return "there is one category, and textcat expects at least two: use textcat_multilabel"
             return "" if len(found.labels) > 1 else "no two texts have different categories"
         if not rest.denied:
             return "no text says which categories it does not have: give these the value 0"

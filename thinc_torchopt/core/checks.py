@@ -153,7 +153,7 @@ def check_number(name: str, value: Any) -> float:
     name (str): Its path in the config, below [training.optimizer].
     RAISES (ConfigError): Not a number, negative, or not finite.
     """
-    return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such")
+    return OPTIMIZER.number(name, value, "a number of at least 0, or a schedule of such numbers")
 
 
 def known_settings(function: _Function) -> _Function:

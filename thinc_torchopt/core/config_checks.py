@@ -89,8 +89,8 @@ def check_gpu(use_gpu: int) -> None:
     except Exception as error:  # thinc raises a ValueError, and CuPy errors of its own
         found = (" ".join(str(error).split()) or type(error).__name__).removeprefix("Cannot use GPU, ").rstrip(".")
         raise ConfigError(
-            f"Can't use --gpu-id {use_gpu}: {found}. spaCy needs CuPy beside torch: pip install "
-            "'cupy-cuda12x' (or cupy-cuda13x, as the driver is). To train on the CPU, leave --gpu-id out."
+            f"Can't use --gpu-id {use_gpu}: {found}. spaCy needs CuPy, too: pip install cupy-cuda12x, or cupy-cuda13x "
+            "if nvidia-smi shows CUDA 13. To train on the CPU, leave --gpu-id out."
         ) from error
 
 
@@ -176,8 +176,8 @@ def check_corpora(
         name = values.get(within, {}).get(setting, f"corpora.{setting.removesuffix('_corpus')}")
         if not isinstance(name, str):
             raise ConfigError(
-                f"Can't set '{setting}' in [{within}]: expected the name of a section, found {name!r}. Put the files "
-                "of several corpora into one folder, and let its reader read that."
+                f"Can't set '{setting}' in [{within}]: expected the name of a section, found {name!r}. To use "
+                "several corpora, put their files into one folder, and set it as the path of one section."
             )
         block = _at(values, name)
         corpora = values.get("corpora", {})
@@ -200,7 +200,7 @@ def check_labels(config: Mapping[str, Any]) -> None:
     """Check the files of labels that components are initialized with.
 
     config (Mapping): Interpolated, or with variables.
-    RAISES (ConfigError): One is missing, although it is required, is no JSON in UTF-8, or is not what the component
+    RAISES (ConfigError): One is missing, although it is required, is not JSON in UTF-8, or is not what the component
         reads.
     """
     values = config.interpolate() if isinstance(config, Config) else config
@@ -234,7 +234,7 @@ def _check_form(config: Mapping[str, Any], section: str, labels: Any, where: str
     if factory in (*PARSERS, *NERS) and not isinstance(labels, Mapping):
         raise ConfigError(
             f"Can't read {where}: expected the transitions of a {factory}, as spacy init labels writes them, found a "
-            "list. Write them so; or leave 'labels' out, and they are read from the training data."
+            "list. Write them with that command; or leave 'labels' out, and they are read from the training data."
         )
 
 
@@ -245,8 +245,8 @@ def check_output(path: Path) -> None:
     """
     if path.is_symlink() and not path.exists():
         raise ConfigError(
-            f"Can't save models to --output '{path}': it is a link to '{os.readlink(path)}', where nothing is. Make "
-            "that folder, or give another name."
+            f"Can't save models to --output '{path}': it is a link to '{os.readlink(path)}', which does not exist. "
+            "Make that folder, or give another name."
         )
     there = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     if not there.is_dir():
@@ -259,8 +259,8 @@ def check_output(path: Path) -> None:
             file.flush()
     except OSError as error:
         raise ConfigError(
-            f"Can't save models to --output '{path}': '{there}' can't be written to ({error.strerror or error}). Give "
-            "another folder, or make room there and allow writing."
+            f"Can't save models to --output '{path}': '{there}' can't be written to ({error.strerror or error}). Make "
+            "room on the disk, change the folder's permissions, or give another folder."
         ) from error
 
 
@@ -277,8 +277,8 @@ def check_removed(config: Config, output: Path) -> None:
         for key, value in section.block.items():
             if isinstance(value, str) and any(Path(value).resolve().is_relative_to(folder) for folder in removed):
                 raise ConfigError(
-                    f"Can't save models to --output '{output}': {key} in [{section.path}] is '{value}', and spacy "
-                    "train removes the models of before from that folder. Give another folder."
+                    f"Can't save models to --output '{output}': spacy train removes model-best and model-last there "
+                    f"when it begins, and {key} = '{value}' in [{section.path}] needs them. Give another folder."
                 )
 
 

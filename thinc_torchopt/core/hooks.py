@@ -86,10 +86,10 @@ def check_all_in_place() -> None:
     missing = [function.name for function in replaced_functions() if not function.is_in_place]
     if missing:
         raise ConfigError(
-            "Can't train in several processes: expected the hooks in thinc and spaCy in place, found other functions: "
-            f"{', '.join(missing)}. Each process would train by itself. Another package has replaced them without "
-            "functools.wraps, or the versions are not supported: see the warning. Train in one process, or remove the "
-            "code that replaces them."
+            "Can't train in several processes: some functions of thinc and spaCy are not replaced by ours: "
+            f"{', '.join(missing)}. Without that, each process would train a model of its own. Another package has "
+            "replaced them without functools.wraps, or the versions are not supported: see the warning. Train in one "
+            "process, or remove the code that replaces them."
         )
 
 
@@ -376,7 +376,7 @@ def _copy(original: Callable[..., thinc.model.Model[Any, Any]]) -> Callable[...,
     return copy
 
 
-_AVERAGES = "averages reach thinc's params only"
+_AVERAGES = "only thinc's params have averages"
 _THINC = (
     *THINC,
     [
@@ -385,7 +385,7 @@ _THINC = (
             "finish_update",
             "self optimizer",
             _finish_update,
-            "it updates each param by itself, and measures no norm of all gradients",
+            "each param is updated separately, and no norm of all gradients is measured",
         ),
         Replaced(thinc.model.Model, "use_params", "self params", _use_params(use_in_model), _AVERAGES),
         Replaced(
@@ -408,57 +408,57 @@ _SPACY = (
             "nlp optimizer train_data evaluate dropout eval_frequency accumulate_gradient patience max_steps exclude "
             "annotating_components before_update",
             _train_while_improving,
-            "spaCy's own loop trains, without checkpoints, rules and going back, and each component is updated by "
-            "itself",
+            "spaCy's own loop trains, without checkpoints, rules and rollbacks, and each component is updated "
+            "separately",
         ),
         Replaced(
             spacy.training.loop,
             "train",
             "nlp output_path use_gpu stdout stderr",
             _train,
-            "a run does not notice its end",
+            "where models are saved is not known, and a run does not close its files when it ends",
         ),
         Replaced(
             spacy.training.loop,
             "clean_output_dir",
             "path",
             _clean_output_dir,
-            "runs with checkpoints do not keep the best model",
+            "model-best is lost when a run resumes",
         ),
         Replaced(
             spacy.training.loop,
             "create_before_to_disk_callback",
             "callback",
             _create_before_to_disk_callback,
-            "a full disk ends a training",
+            "a full disk stops the training with an error",
         ),
         Replaced(
             spacy.training.pretrain,
             "create_pretraining_model",
             "nlp pretrain_config",
             _create_pretraining_model,
-            "settings that pretraining does not support are not refused",
+            "settings without effect in pretraining give no error",
         ),
         Replaced(
             spacy.language.Language,
             "initialize",
             "self get_examples sgd",
             _introduce(anew=True),
-            "state of a pipeline from before its new initialization is kept",
+            "the optimizer keeps old state after nlp.initialize",
         ),
         Replaced(
             spacy.language.Language,
             "resume_training",
             "self sgd",
             _introduce(anew=False),
-            "state of a pipeline from before it was resumed is kept",
+            "the optimizer does not know the pipeline of nlp.resume_training",
         ),
         Replaced(
             spacy.language.Language,
             "create_pipe_from_source",
             "self source_name source name",
             _create_pipe_from_source,
-            "the source of a component is not known, and settings that use it must name it",
+            "the 'source' of components is not known, and settings that use it must be set",
         ),
         Replaced(spacy.language.Language, "use_params", "self params", _use_params(use_in_pipeline), _AVERAGES),
     ],

@@ -129,7 +129,7 @@ def _message_of_duplicate(error: DuplicateSectionError | DuplicateOptionError, p
     if isinstance(error, DuplicateOptionError):
         what = f"'{error.option}' in [{error.section}]"
     return (
-        f"Can't read {_file(path)}: {what} is there twice, the second time in line {error.lineno}. Keep one of them, "
+        f"Can't read {_file(path)}: {what} appears twice, the second time in line {error.lineno}. Keep one of them, "
         "with the settings of both."
     )
 
@@ -273,8 +273,8 @@ def check_versions(nlp: Language, exclude: Collection[str]) -> None:
         if not _takes_arrays_of_one() and "float(cum_loss)" in getsource(type(pipe)):
             raise ConfigError(
                 f"Can't train '{name}': spacy-curated-transformers {version('spacy-curated-transformers')} fails with "
-                f"NumPy {numpy.__version__}, which no longer makes a number of an array that has one. Install an older "
-                "NumPy: pip install 'numpy<2.4'."
+                f"NumPy {numpy.__version__}, which no longer converts an array of one number to that number. Install "
+                "an older NumPy: pip install 'numpy<2.4'."
             )
 
 
@@ -414,16 +414,16 @@ def _message_of_no_move(text: str, config: Mapping[str, Any]) -> str:
     names = " or ".join(f"[components.{name}]" for name in found) or "a parser"
     if not text.startswith("[E1031]"):
         return (
-            f"Can't train {names}: a text of [{corpus}] is annotated in a way that spaCy can't learn, usually by an "
-            "entity that begins with white space. Let it begin with its first word: spacy debug data counts such "
+            f"Can't train {names}: a text of [{corpus}] is annotated in a way that spaCy can't learn, usually "
+            "because an entity begins with white space. Move its start to the first word. spacy debug data counts such "
             "entities."
         )
     least = next((block.get("min_action_freq", LEAST_ACTIONS) for block in found.values()), LEAST_ACTIONS)
     return (
-        f"Can't train {names}: it has no transition for a tree of [{corpus}]. It learns none that occurs fewer than "
-        f"{least} times: a small corpus may have fewer words before, or after, their heads. Add texts, or set "
-        f"min_action_freq = 1 in {names}. If its labels are given in [initialize.components], write them anew: spacy "
-        "init labels."
+        f"Can't train {names}: it has no transition for a tree of [{corpus}]. It learns only transitions (a direction "
+        f"and a label) that occur at least {least} times, and a small corpus may have fewer words before, or after, "
+        f"their heads. Add texts, or set min_action_freq = 1 in {names}. If its labels are given in "
+        "[initialize.components], write them again: spacy init labels."
     )
 
 
@@ -435,7 +435,7 @@ def _message_of_unloaded(error: OSError, config: Mapping[str, Any]) -> ConfigErr
             found = str(error).partition("\n")[0].rstrip(".")
             return ConfigError(
                 f"Can't load the pretrained model '{name}' of [{section.path}]: {found}. The first use downloads it "
-                "from huggingface.co. Correct 'name', or the connection; or let 'name' be a folder with such a model."
+                "from huggingface.co. Correct 'name', check the connection, or set 'name' to a folder with the model."
             )
     return None
 

@@ -263,7 +263,7 @@ class TorchOptimizer(Optimizer):
     def initialize(self, nlp: Language, exclude: Collection[str] = ()) -> None:
         """Add all params of a pipeline under their lasting names. Params that appear later are added then.
 
-        With another pipeline than before, the optimizer begins anew: no moments, averages or counts are kept. Only its
+        With another pipeline than before, the optimizer starts again: no moments, averages or counts are kept. Only its
         schedules go on.
 
         nlp (Language): The pipeline, initialized.
@@ -301,7 +301,7 @@ class TorchOptimizer(Optimizer):
         return self._trained.table.pipeline.is_(nlp)
 
     def _reset_if_other(self, nlp: Language, anew: bool = False) -> None:
-        """Begin anew if the pipeline differs from before or has new weights, as in cross-validation."""
+        """Start again if the pipeline differs from before or has new weights, as in cross-validation."""
         known = self._trained.table.pipeline
         if anew or (known.was_known and not known.is_(nlp)):
             self._reset()
@@ -833,8 +833,8 @@ class TorchOptimizer(Optimizer):
 
         saved (Mapping): From `state_dict`, of an optimizer with the same settings for the same pipeline.
         on_growth ("mean" | "zero" | None): For a pipeline that has changed since. Where labels were added, old rows
-            keep their state and new ones get this; state of removed or frozen params is dropped, new params begin anew,
-            and a warning lists both. None: nothing may have changed.
+            keep their state and new ones get this; state of removed or frozen params is dropped, new params start
+            without, and a warning lists both. None: nothing may have changed.
         renamed (Mapping[str, str]): New names of components, or of parts of names of params, by the old ones.
         RAISES (StateError): Not a state, or of another pipeline or other settings. (ScheduleError): A schedule is ahead
             of the state: build a new optimizer. (ConfigError): An invalid argument. (PipelineError): The optimizer has

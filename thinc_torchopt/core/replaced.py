@@ -96,7 +96,7 @@ def _leave_alone(host: str, expected: str, found: str, functions: Sequence[Repla
     warnings.warn(
         HostWarning(
             f"Can't hook into {host}: expected {expected}, found {found}. Left alone: {', '.join(names)}. Without "
-            f"{'it' if len(names) == 1 else 'them'} TorchOptimizer still works, but not all of it: "
+            f"{'it' if len(names) == 1 else 'them'} TorchOptimizer works, with these limits: "
             f"{'; '.join(dict.fromkeys(function.without for function in functions))}. Install a {host} that "
             "thinc-torchopt supports, or remove the code that replaces its functions."
         ),

@@ -90,7 +90,8 @@ def check_version(saved: Any, newest: int, what: str) -> None:
     if version != newest:
         raise StateError(
             f"Can't load {what}: expected version {newest}, found version {version}. It was written by "
-            f"{'a newer' if version > newest else 'an older'} thinc-torchopt: install that one, or begin anew."
+            f"{'a newer' if version > newest else 'an older'} thinc-torchopt: install that version, or start again "
+            "without it."
         )
 
 
@@ -112,8 +113,8 @@ def check_names(found: Mapping[str, Any], expected: Collection[str], what: str, 
 def refuse(what: str, path: str, expected: str, found: str, *, error: type[StateError] = StateError) -> NoReturn:
     """what, path (str): As in `read`. expected, found (str): In words. RAISES (StateError): Always."""
     raise error(
-        f"Can't load {what}: expected {path and f'{path!r} to be '}{expected}, found {found}. It is damaged, of "
-        "another config or pipeline, or was written by something else."
+        f"Can't load {what}: expected {path and f'{path!r} to be '}{expected}, found {found}. It is damaged, "
+        "belongs to another config or pipeline, or was written by another program."
     )
 
 

@@ -1,6 +1,6 @@
 """Everything that an optimizer keeps about its params: their names, groups, learning rates, torch's state, averages.
 
-They are built anew together: when a state is loaded, and in a copy of the optimizer, which has no params yet.
+They are built again together: when a state is loaded, and in a copy of the optimizer, which has no params yet.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class TrainedParams:
                 text = f"The state was saved with another pipeline, or with other frozen params. {changes}."
                 warnings.warn(GrowthWarning(text), stacklevel=4)
             for param in self.params:
-                if param.group is None:  # frozen now: it will begin anew
+                if param.group is None:  # frozen now: it will start without state
                     param.steps = 0
         known = [param for param in self.params if not may_grow or param.name in saved.params]
         by_name.restore(self.plan, known, saved, on_growth)

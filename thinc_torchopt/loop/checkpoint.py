@@ -285,15 +285,15 @@ class RunCheckpoints:
             longer = "To train longer, raise max_steps, max_epochs or patience in [training]."
             if self._optimizer.spans_training:
                 longer = (
-                    "Its learning rate fell until there, so it can't go on: for a longer training, start from the "
-                    "beginning with a larger max_steps in [training]."
+                    "Its learning rate has fallen to the end, so it can't be made longer: start from the beginning "
+                    "with a larger max_steps in [training]."
                 )
             logger.info(
                 "Nothing to do: the training in %s was finished, after step %d. %s To start from the beginning, add "
                 "--training.optimizer.checkpoint.resume never, or set another path.",
                 self.folder,
                 self._progress.step,
-                "A listener ended it." if self._progress.was_stopped else longer,
+                "A rule or listener ended it." if self._progress.was_stopped else longer,
             )
         else:
             logger.info("Resuming after step %d, from the checkpoint in %s.", self._progress.step, self.folder)

@@ -92,8 +92,8 @@ class SavedTraining:
             or (is_spacys and of_optimizer != steps)
         ):
             raise StateError(
-                f"Can't resume: expected as many batches as steps, found {batches} and {steps + left_out}, and "
-                f"{of_optimizer} steps of the optimizer. The checkpoint is damaged."
+                "Can't resume: the checkpoint is damaged. Its numbers of batches and steps should agree, but are "
+                f"{batches} and {steps + left_out}, and the optimizer has made {of_optimizer} steps."
             )
 
 

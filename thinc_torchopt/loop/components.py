@@ -20,8 +20,8 @@ def is_trained(proc: Any) -> bool:
 
 
 def sums_of_gradients(nlp: Language) -> list[str]:
-    """The components whose "loss" is no loss: for a tok2vec or transformer with listeners, spaCy reports the sum of the
-    squared gradients.
+    """The components whose "loss" is not a loss: for a tok2vec or transformer with listeners, spaCy reports the sum of
+    the squared gradients.
     """
     return [name for name, proc in nlp.pipeline if getattr(proc, "listening_components", None)]
 
@@ -41,9 +41,8 @@ def warn_of_nothing_to_train(nlp: Language, exclude: list[str]) -> None:
     if not any(is_trained(proc) for name, proc in nlp.pipeline if name not in exclude):
         warnings.warn(
             PipelineWarning(
-                f"Nothing to train in the pipeline {nlp.pipe_names}: expected at least one trainable component, found "
-                f"none that is not excluded ({exclude}). If that is not intended, remove one from [training] "
-                "frozen_components."
+                f"Nothing to train in the pipeline {nlp.pipe_names}: no trainable component, or all are frozen "
+                f"({exclude}). If that is not intended, remove one from [training] frozen_components."
             ),
             stacklevel=4,
         )

@@ -243,12 +243,12 @@ def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpu
         if missing and _is_empty(nlp, name, dev):
             found.notes.append(
                 f"'{name}' can't be scored: none of the {dev.told} has {_what(nlp, name)}. {_listed(missing)} "
-                f"{'tells' if len(missing) == 1 else 'tell'} nothing of the training.{_other_spans(nlp, name, dev)}"
+                f"{'says' if len(missing) == 1 else 'say'} nothing about the training.{_other_spans(nlp, name, dev)}"
             )
         elif missing:
             found.notes.append(
-                f"{_listed(missing)} of '{name}' can't be computed on [{dev.name}]: not above 0 even with its "
-                "annotations as predictions. Are they all alike, or is a part of them missing?"
+                f"{_listed(missing)} of '{name}' can't rise above 0 on [{dev.name}], even if all predictions are "
+                "right. Are its annotations all alike, or is a part of them missing?"
             )
     unknown = [key for key in wanted if key not in known and key not in _OF_TOKENIZER]
     if unknown and is_known:
@@ -430,7 +430,7 @@ def _check_annotations(nlp: Language, train: Corpus, dev: Corpus | None, found: 
         in_train = compile_gold(train.counted()[0], nlp)
     except Exception as error:  # e.g. annotations that contradict each other
         found.notes.append(
-            f"Unusable annotations were not looked for: spacy debug data can't count them ({type(error).__name__})."
+            f"Annotations that can't be used were not counted: spacy debug data failed ({type(error).__name__})."
         )
         return
     words = in_train["n_words"]

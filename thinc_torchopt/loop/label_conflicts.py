@@ -210,10 +210,10 @@ def _parts(nlp: Language, name: str, train: Corpus, complete: Collection[str]) -
     with_others = sum(bool(one & set(apart_from)) and label not in one for one in held)
     yield (
         f"'{name}': parts of [{train.name}] seem to be annotated for different labels. {count(with_label, 'text')} "
-        f"have {listed([label])}, and {with_others:,} others {listed(apart_from, 'or')}, where {count(n, 'place')} "
-        f"without a label read as {listed([label])} does elsewhere ({', '.join(repr(form) for form in forms)}). Each "
-        "part teaches that the labels of the other are nothing. Train on one part, then on the other with spacy "
-        "torchopt init --from PIPELINE new.cfg."
+        f"have {listed([label])}, and {with_others:,} others {listed(apart_from, 'or')}. In those, {count(n, 'place')} "
+        f"without a label have words that are {listed([label])} elsewhere "
+        f"({', '.join(repr(form) for form in forms)}). So each part teaches that the labels of the other are wrong. "
+        "Train on one part, then on the other with spacy torchopt init --from PIPELINE new.cfg."
     )
 
 

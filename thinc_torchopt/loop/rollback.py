@@ -64,9 +64,9 @@ class Rollback:
             # Save the result, or a run killed next would resume from before.
             control.should_save = True
             if self._progress.step not in self._progress.ranked()[:1]:  # unless this step is the best
-                self._go_back("a listener asked for the best", to_best=True)
+                self._go_back("a rule or listener asked for the best one", to_best=True)
         elif control.should_roll_back:
-            self._go_back("a listener asked for it")
+            self._go_back("a rule or listener asked for it")
 
     def _go_back(self, what: str, *, to_best: bool = False) -> None:
         """Restore model and optimizer from the newest good checkpoint; from an older one, if that was used last time.
@@ -79,7 +79,8 @@ class Rollback:
         progress = self._progress
         if self._checkpoints is None:
             raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; but there is no block [training.optimizer.checkpoint]. Add it."
+                f"Can't go back to a checkpoint, although {what}: there is no block [training.optimizer.checkpoint]. "
+                "Add it."
             )
         folder = self._checkpoints.folder
         self._checkpoints.wait()
@@ -96,8 +97,8 @@ class Rollback:
                 else ("undamaged", "or remove rollback_after")
             )
             raise RollbackError(
-                f"Can't go back to a checkpoint: {what}; expected an {kind} one with finite params from before that "
-                f"in '{folder}', found none. Lower learn_rate, check the training data, {advice}."
+                f"Can't go back to a checkpoint, although {what}: expected an earlier one in '{folder}' that is {kind} "
+                f"and has finite params, found none. Lower learn_rate, check the training data, {advice}."
             )
         step = saved.progress.step
         try:
@@ -105,7 +106,7 @@ class Rollback:
             self._optimizer.roll_back(saved.optimizer)
         except StateError as error:
             raise RollbackError(
-                f"Can't go back to the checkpoint of step {step}: {what}, and the model has grown since. Lower "
+                f"Can't go back to the checkpoint of step {step}, although {what}: the model has grown since. Lower "
                 f"learn_rate, or check the training data. ({error})"
             ) from error
         restore_model(self._nlp, saved.model)

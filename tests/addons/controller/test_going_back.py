@@ -89,7 +89,9 @@ def test_best_is_raw_params_and_state_of_the_best_evaluation(scores, corpus, tmp
     scores(RISE_AND_FALL)
     run(prepared(tmp_path / "plain", corpus, None, keep=9, use_averages=True))
     rules = back_at(15, "on_step_end", "cut.should_cut")
-    with pytest.warns(RollbackWarning, match=r"params of step 4 after step 15: a listener asked for the best\. This"):
+    with pytest.warns(
+        RollbackWarning, match=r"params of step 4 after step 15: a rule or listener asked for the best one\. This"
+    ):
         _, infos, _ = run(prepared(tmp_path / "rules", corpus, rules, use_averages=True))
     best, back = state_of(tmp_path / "plain", 4), state_of(tmp_path / "rules", 15)
     assert numbers(back["model"]) == numbers(best["model"])

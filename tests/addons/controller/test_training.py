@@ -213,7 +213,7 @@ def test_controller_goes_back(event, corpus, tmp_path):
         rule("back", event, 'state["step"] == 8', "back.should_rollback"),
         operations=[{"name": "back", "class": "RollbackControl", "arguments": {"to": "last"}}],
     )
-    with pytest.warns(RollbackWarning, match="params of step 4 after step 8: a listener asked"):
+    with pytest.warns(RollbackWarning, match="params of step 4 after step 8: a rule or listener asked"):
         _, infos, _ = run(config_for(tmp_path, corpus, rules, checkpoint=True))
     assert infos[12]["rollbacks"] == 1 and infos[12]["last_rollback"] == (8, 4)
 
@@ -511,11 +511,11 @@ def test_controller_params_that_thaw_begin_anew():
                 rule("r", "on_evaluate", "s['score'] > 1", STOP),
                 metrics=[{"name": "s", "class": "EvalMetrics", "arguments": {"source_event": "on_predict"}}],
             ),
-            "the metric 's': expected .*, found on_predict alone",
+            "the metric 's': expected .*, found one for on_predict",
         ),
         (
             definition(rule("r", "on_train_begin", "True", "control.should_evaluate", patience={})),
-            "it comes only once, but the patience needs more than 1 times",
+            "it happens only once, but the rule must be true more than 1 times",
         ),
         *(
             (definition(rule("r", "on_train_end", "True", f"control.{action}")), f"control.{action} on on_train_end")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from confection import Config
 
-from ...forks import python
+from ...forks import Started, python
 from ...runs import config_for, digests
 from ...spacy_cli import toy_corpus
 
@@ -47,15 +47,9 @@ def by_hand(command, *, timeout, more=((), ()), all_end=False):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = ENV | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "spacy", *map(str, [*command, *more[rank]])],
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        Started([*command, *more[rank]], variables=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)
     ]
     try:
@@ -65,7 +59,6 @@ def by_hand(command, *, timeout, more=((), ()), all_end=False):
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
 
 
 @pytest.mark.parametrize("how", ["SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.slow)])
@@ -109,7 +102,7 @@ def test_mishaps_without_hooks(tmp_path, monkeypatch):
     run = python(command, check=False)
     assert run.returncode == 1 and not (tmp_path / "run" / "out").exists()
     assert "Error: Can't train in several processes" in run.stderr
-    assert "found other functions: train_while_improving, train." in run.stderr
+    assert "not replaced by ours: train_while_improving, train." in run.stderr
 
 
 @pytest.mark.slow

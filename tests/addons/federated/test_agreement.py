@@ -69,7 +69,7 @@ def test_agreement_wants_labels(texts):
 
 def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
     block = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"'checkpoint' in .training.optimizer.: expected no such block"):
+    with pytest.raises(ConfigError, match=r"'checkpoint' in .training.optimizer.: expected null in federated training"):
         pipeline(texts, config=small_config({"training": {"optimizer": {"checkpoint": block}}}))
     with pytest.warns(ConfigWarning, match=r"'use_averages' in .training.optimizer. has no effect"):
         pipeline(texts, config=small_config({"training": {"optimizer": {"use_averages": True}}}))

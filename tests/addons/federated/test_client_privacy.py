@@ -135,8 +135,8 @@ def test_client_privacy_state_of_another_average_is_refused():
     ("changes", "message"),
     [
         ({"weigh_by": "examples"}, "'weigh_by' in .federated.: expected \"client\""),
-        ({"average": FlowerStrategy("FedMedian")}, "'average' in .federated.: expected none with .federated.privacy."),
-        ({"guard": UpdateGuard()}, "'guard' in .federated.: expected none with .federated.privacy."),
+        ({"average": FlowerStrategy("FedMedian")}, "'average' in .federated.: expected null with .federated.privacy."),
+        ({"guard": UpdateGuard()}, "'guard' in .federated.: expected null with .federated.privacy."),
         ({"privacy": UpdateGuard()}, "thinc-torchopt.ClientPrivacy.v1"),
     ],
 )

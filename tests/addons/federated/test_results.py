@@ -2,13 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from thinc_torchopt.addons.federated.results import Results, read_result
 from thinc_torchopt.core.errors import StateError
+
+from ...forks import Started
 
 RUN = """
 import sys
@@ -24,17 +24,15 @@ results.finish({})
 
 def begin(folder):
     """A server that has begun a run, and ends when it is told to."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "begun\n"
+    process = Started(RUN, folder, stdin=True)
+    assert process.readline() == "begun\n"
     return process
 
 
 def test_results_tell_a_run_that_goes_on_from_one_that_ended(tmp_path):
     with begin(tmp_path) as process:
         assert read_result(tmp_path)["status"] == "running"
-        process.communicate("\n")
+        process.communicate(b"\n")
     found = read_result(tmp_path)
     assert found["status"] == "finished" and [row["round"] for row in found["rounds"]] == [0, 1]
 
@@ -105,7 +103,7 @@ def test_results_are_those_of_one_run(tmp_path):
     with begin(tmp_path) as process:
         with pytest.raises(StateError, match=rf"for results: another run uses it: process {process.pid} on .*'output'"):
             Results(tmp_path)
-        process.communicate("\n")
+        process.communicate(b"\n")
     assert read_result(tmp_path)["status"] == "finished" and not list(tmp_path.glob("earlier*"))
 
 

@@ -589,7 +589,7 @@ def test_rounds_name_the_client_that_spoiled_the_model(texts, tmp_path):
 
     names = ["liar", "north", "south"]
     run = Run(texts, tmp_path, small_config(federated__clients=3, federated__wait_seconds=5), spoil=spoil, names=names)
-    with pytest.raises(FederationError, match="spoiled: in round 1 the update of 'liar' had a norm of") as error:
+    with pytest.raises(FederationError, match="damaged before: in round 1 the update of 'liar' had a norm of") as error:
         run.train()
     assert "north" not in str(error.value) and "south" not in str(error.value)
     assert set(run.result["rounds"][2]["repeated"][-1]) == set(names)

@@ -212,7 +212,8 @@ def test_a_rollback_with_all_of_it(tmp_path, corpus, kind):  # noqa: F811
     """The checkpoint's values come into the same params, frozen ones stay."""
     seen = []
     settings = {"rollback_after": 1}
-    config = config_with(kind, tmp_path, corpus, block=ALL, settings=settings)
+    block = {**ALL, "window_pieces": 16, "max_batch_pieces": 40}
+    config = config_with(kind, tmp_path, corpus, block=block, settings=settings)
 
     @registry.callbacks("test-fine-tuning.Poison.v1")
     def poison():

@@ -31,6 +31,7 @@ from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.host import forward_of
 
 from ...runs import Crash, config_for, digests, run
+from ...spacy_cli import spacy_process
 from .small_transformers import config_with, kind, needs, write_bert  # noqa: F401
 
 ALPHABET = "abcdefgh .,-'\n\tÀéßяя字😀"
@@ -338,6 +339,24 @@ def test_resume_with_windows_is_exact(tmp_path, kind):  # noqa: F811
             infos |= run(config, tmp_path / f"{name}-out", crash_at=crash_at)
         ends.append((infos, digests(tmp_path / f"{name}-out")))
     assert ends[0] == ends[1] and len(ends[0][0]) > 10
+
+
+def test_several_ranks(tmp_path, kind):  # noqa: F811
+    """With the whole block: params are equal after each step, to the last bit, and frozen ones stay."""
+    settings = {"distributed": {"@misc": "thinc-torchopt.Distributed.v1", "check_every": 1}}
+    block = {**BLOCK, "gradient_checkpointing": True, "freeze_layers": 2, "attention": "sdpa"}
+    config = config_with(kind, tmp_path, texts_of(tmp_path, kind), block=block, steps=3, settings=settings)
+    config["training"]["batcher"]["size"] = 20
+    config.to_disk(tmp_path / "config.cfg")
+    command = ("torchopt", "train", tmp_path / "config.cfg", "--output", tmp_path / "out", "--nproc-per-node", 2)
+    assert "Training in 2 processes" in spacy_process(*command).stderr  # the log
+    [one], [other] = (
+        transformers_of(init_nlp(config.interpolate())),
+        transformers_of(spacy.load(tmp_path / "out/model-last")),
+    )
+    before = dict(one.module.named_parameters())
+    moved = {name for name, param in other.module.named_parameters() if not torch.equal(param, before[name])}
+    assert moved and not [name for name in moved if "embeddings" in name or any(f".{i}." in name for i in (0, 1))]
 
 
 def test_an_error_leaves_the_transformer_as_it_was(tmp_path, kind):  # noqa: F811

@@ -1,13 +1,14 @@
 """examples/learn_while_reading.py learns, and a reader that is killed goes on to the same bits."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
 from thinc_torchopt.core.state.files import read_folder
+
+from ...forks import Started
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "learn_while_reading.py"
 QUICK = ["--characters", "900", "--every", "150", "--width", "16"]
@@ -23,13 +24,11 @@ def test_examples_learn_while_reading(tmp_path, monkeypatch, capsys):
     lines = run_here(tmp_path / "whole", monkeypatch, capsys)
     bits = [float(line.split()[2]) for line in lines]
     assert len(bits) == 6 and bits[-1] < bits[0] - 0.5
-    with subprocess.Popen(
-        [sys.executable, SCRIPT, "--output", tmp_path / "half", *QUICK], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert "150 characters" in process.stdout.readline()
+    program = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    with Started(program, SCRIPT, "--output", tmp_path / "half", *QUICK) as process:
+        assert "150 characters" in process.readline()
         while not (tmp_path / "half" / "state").is_dir():
             assert process.poll() is None
-        process.kill()
     resumed = run_here(tmp_path / "half", monkeypatch, capsys)
     assert resumed[0].startswith("Going on after") and len(resumed) > 1
     whole, half = (read_folder(tmp_path / name / "state") for name in ("whole", "half"))

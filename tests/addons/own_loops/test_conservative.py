@@ -22,7 +22,7 @@ def test_learn_rate_breaker_opens_after_three_failures(caplog):
     assert controller.breaker.state == "open" and controller.conservative
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("thinc_torchopt.learn_rate", "WARNING")
-    assert "conservative from step 2 on" in record.getMessage()
+    assert "Conservative mode began at step 2" in record.getMessage()
 
 
 def test_learn_rate_clean_steps_between_failures_keep_the_breaker_closed():
@@ -116,7 +116,7 @@ def test_learn_rate_a_forgotten_scheduler_does_not_pin_the_rate_of_the_warm_up(c
                 assert rates["m"] == Warmup(200).rate(103, 0.1)
     assert rates == {"m": 0.1} and controller.outside_writes == 2102
     begin, *reports = [record.getMessage() for record in caplog.records]
-    assert "conservative from step 3 on" in begin
+    assert "Conservative mode began at step 3" in begin
     said = "Other code wrote to the param groups 1000 times in the 1000 steps up to step {}. All writes were undone."
     assert reports == [said.format(1002), said.format(2002)]
 

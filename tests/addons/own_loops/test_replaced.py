@@ -91,8 +91,7 @@ def test_learn_rate_replaced_optimizers_whose_controller_was_not_told(watch_step
         new.step()  # says it once
         found = [str(warning.message) for warning in recwarn.list]
         assert len(found) == 1 and found[0].startswith(
-            "Optimizer SGD was replaced without its controller: expected the new one to get the learning rates of the "
-            "controller, found it stepped while the controller drives the old one."
+            "Optimizer SGD was replaced without its controller, which still sets the learning rates of the old one."
         )
 
 

@@ -194,7 +194,7 @@ def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, 
     rules = {"@misc": "thinc-torchopt.TrainerController.v1", "definition": str(tmp_path / "rules.yaml")}
     config = private(tmp_path, corpus, noise=noise, training__optimizer__controller=rules)
     config["training"]["optimizer"]["checkpoint"]["keep"] = 9
-    with pytest.warns(RollbackWarning, match="after step 9: a listener asked for the best"):
+    with pytest.warns(RollbackWarning, match="after step 9: a rule or listener asked for the best"):
         infos = run(config, tmp_path / "output")
     to = saved_at(tmp_path, 9)["progress"]["rollbacks"][0][1]
     before, after = saved_at(tmp_path, to), saved_at(tmp_path, 9)

@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +9,8 @@ from thinc_torchopt.addons.report import plots, style
 from thinc_torchopt.addons.trials.lr_finder import RangeTest
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.errors import ConfigError
+
+from ...forks import python
 
 RATES = {"default": [0.0, 0.1, 0.2], "encoder/layer-1": [0.0, 0.01, 0.02], "cost $5": [0.1, 0.1, 0.1]}
 
@@ -131,7 +131,7 @@ def test_plots_without_matplotlib_name_the_extra(tmp_path, monkeypatch):
         plots.plot_schedule(RATES, tmp_path / "rates.png")
 
 
-def test_plots_open_no_display(tmp_path):
+def test_plots_open_no_display(tmp_path, monkeypatch):
     """Not even where matplotlib is told to: pyplot, which would, is never imported."""
     code = (
         "import sys; from pathlib import Path; from thinc_torchopt.addons.report import plots; "
@@ -139,14 +139,9 @@ def test_plots_open_no_display(tmp_path):
         f"plots.plot_schedule({{'default': [1.0, 2.0]}}, Path({str(tmp_path / 'a.png')!r})); "
         "print('matplotlib.pyplot' in sys.modules)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={"MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)},
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "False"
+    for name, value in {"MPLBACKEND": "TkAgg", "MPLCONFIGDIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    assert python(code).stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("importances", [{}, {"b.kind": 0.3, "a.rate": 0.7}], ids=["unknown", "known"])

@@ -6,8 +6,6 @@ import json
 import math
 import re
 import signal
-import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from bisect import bisect_right
@@ -35,6 +33,7 @@ from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, Rollba
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.run_lock import hold
 
+from ...forks import Started
 from ...runs import config_for
 from ...spacy_cli import spacy_cli
 
@@ -289,7 +288,7 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
     first.unlink()
     alone = only(read_runs([third]))
     assert alone.notes[-2:] == [
-        "log-2.jsonl begins at step 11: the log of the steps before is not beside it.",
+        "log-2.jsonl begins at step 11: the log of the earlier steps is not in its folder.",
         later,
     ]
     assert alone.paths == [second, third]
@@ -741,24 +740,15 @@ def test_report_watch_until_the_training_ends(begun, tmp_path, monkeypatch):
 def test_report_watch_until_ctrl_c(begun, tmp_path):
     log, _ = begun
     output = tmp_path / "report.html"
-    command = [sys.executable, "-m", "spacy", "torchopt", "report", str(log), "--watch", "--output", str(output)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Where tests run in the background, SIGINT may be ignored from the start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = Started(["torchopt", "report", log, "--watch", "--output", output])
     while not output.is_file():
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     assert "refresh" in output.read_text()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (
-        process.returncode == 0 and "Traceback" not in err and f"Saved the report to {output}" in " ".join(out.split())
-    )
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in printed
+    assert f"Saved the report to {output}" in " ".join(printed.split())
     assert "refresh" not in output.read_text()
 
 

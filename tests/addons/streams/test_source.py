@@ -1,8 +1,6 @@
 """The lines of a stream."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +11,8 @@ from hypothesis import strategies as st
 from thinc_torchopt.addons.streams.records import Memory
 from thinc_torchopt.addons.streams.source import LineReader, Place
 from thinc_torchopt.core.errors import StateError
+
+from ...forks import Started
 
 LINES = st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b" ").replace(b"\r", b" ")), max_size=12)
 
@@ -68,12 +68,11 @@ def test_source_reads_standard_input():
         "from thinc_torchopt.addons.streams.source import Place, LineReader\n"
         "for line in LineReader(None).read(Place()): print(line.place.lines, line.content, flush=True)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdin.write(b"one\n\ntw")
-    process.stdin.flush()
-    assert process.stdout.readline() == b"1 b'one'\n"  # while the pipe is open
-    out, _ = process.communicate(b"o\nthree", timeout=60)
-    assert out.splitlines() == [b"3 b'two'", b"4 b'three'"]
+    with Started(code, stdin=True) as process:
+        process.stdin.write(b"one\n\ntw")
+        assert process.readline() == "1 b'one'\n"  # while the pipe is open
+        out, _ = process.communicate(b"o\nthree", timeout=60)
+    assert out.splitlines()[1:] == ["3 b'two'", "4 b'three'"]
 
 
 def test_memory_is_a_uniform_sample():

@@ -3,12 +3,9 @@
 import inspect
 import json
 import logging
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import spacy
@@ -24,6 +21,7 @@ from thinc_torchopt.addons.teacher.corpus import TaughtCorpus
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning, StateError
 
 from ...conftest import ROOT
+from ...forks import Started
 from ...runs import config_for, digests, run
 from .pipelines import small_pipeline
 
@@ -334,14 +332,11 @@ def test_two_processes_annotate_half_of_the_texts_each(teacher, texts, tmp_path)
     )
 
     def start(cache, **environment):
-        return subprocess.Popen(
-            [sys.executable, "-c", program, tmp_path / cache], stdout=subprocess.PIPE, cwd=ROOT, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        )  # fmt: skip
+        return Started(program, tmp_path / cache, variables=environment)
 
     several = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     processes = [start("two", RANK=str(rank), **several) for rank in range(2)]
-    (n, found), (m, same) = (json.loads(process.communicate(timeout=120)[0]) for process in processes)
+    (n, found), (m, same) = (json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in processes)
     assert n + m == 40 and min(n, m) > 5
     expected = [[list(token) for token in one] for one in said(TaughtCorpus(Corpus(tmp_path / "train.spacy"), teacher)(
         spacy.load(teacher)))]  # fmt: skip

@@ -324,7 +324,7 @@ def test_lr_finder_asks_for_higher_rates_where_the_loss_is_still_low(high):
     found = analyse([0.1 + 0.9 / (1 + (rate / 1e-2) ** 2) for rate in rates], rates)
     assert found.suggestion is None and found.problem.endswith(f"at the highest, {high:.2g}. Raise --max-lr.")
     found = analyse([0.9 / (1 + (rate / 1e-2) ** 4) for rate in rates], rates)
-    assert found.suggestion is None and "--max-lr" not in found.problem and "so easy that each rate" in found.problem
+    assert found.suggestion is None and "--max-lr" not in found.problem and "so easy that every rate" in found.problem
 
 
 def test_lr_finder_takes_a_config_that_goes_back_to_checkpoints(tmp_path):

@@ -5,8 +5,6 @@ pipelines: tests/cli/test_tune.py.
 import math
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from thinc_torchopt.addons.trials.study import AS_IT_IS, Study, parse_space
 from thinc_torchopt.addons.trials.trial import TrialResult
 from thinc_torchopt.core.compat import has_optuna
 from thinc_torchopt.core.errors import ConfigError
+
+from ...forks import Started
 
 pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
 
@@ -221,20 +221,18 @@ def test_study_is_shared_by_processes_and_outlives_a_kill(tmp_path):
 
     def start():
         """A process that is in its first trial, and waits there until its input ends."""
-        code, pipes = PROCESS.format(path=str(path)), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-        assert process.stdout.readline() == "trial\n"
+        process = Started(PROCESS.format(path=str(path)), stdin=True)
+        assert process.readline() == "trial\n"
         return process
 
     killed = start()
     killed.kill()
-    killed.communicate()
+    killed.wait()
     forget_heartbeats(open_study(path))
     both = [start(), start()]
     for process in both:
         process.stdin.close()
-        process.stdin = None
-    done = [1 + process.communicate()[0].count("trial") for process in both]
+    done = [process.communicate()[0].count("trial") for process in both]
     assert [process.returncode for process in both] == [0, 0]
     # Nine: both began a last trial at the same time. Ten: Optuna queued the killed one twice, as both noticed at once.
     assert sum(done) in (8, 9, 10)

@@ -291,7 +291,7 @@ def test_algorithm_that_averages_after_its_labels_grew():
 )
 def test_algorithm_that_averages_refuses_a_schedule_of_what_it_averages_by(name, options):
     create(name, {"weight_decay": decaying(0.9, 1e-4)})
-    with pytest.raises(ConfigError, match=r"to a schedule: with it .* computes the values to evaluate"):
+    with pytest.raises(ConfigError, match=r"to a schedule: .* computes averages of the weights"):
         create(name, options)
 
 

@@ -62,7 +62,7 @@ def test_state_beside_refuses_what_no_file_takes(value):
 )
 def test_state_beside_params_writes_to_nothing_else(saved):
     optimizer = library.StableSPAM([torch.ones(2, 2, requires_grad=True)])
-    with pytest.raises(StateError, match="Can't load the state of StableSPAM: expected its own state beside params"):
+    with pytest.raises(StateError, match="Can't load the state of StableSPAM: it does not have all the attributes"):
         restore_beside(optimizer, saved)
 
 

@@ -785,7 +785,7 @@ def test_averages_blocks_that_are_none_are_refused(block):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"decay": 1.5}, r"'decay' .*expected a number from 0 to 1, or a schedule of such, found 1\.5"),
+        ({"decay": 1.5}, r"'decay' .*expected a number from 0 to 1, or a schedule of such numbers, found 1\.5"),
         ({"decay": math.nan}, "'decay' .*found nan"),
         ({"warmup": "linear"}, "'warmup' .*expected 'thinc', 'torch', 'torch_ema' or 'ignite', found 'linear'"),
         ({"buffers": "mean"}, "'buffers' .*expected 'average' or 'copy', found 'mean'"),

@@ -110,7 +110,7 @@ def optimizer(algorithm=None, rate=RATE, **settings):
 
 
 def masters_of(optimizer):
-    return [param.tensor.clone() for param in params_in(optimizer) if param.half is not None]
+    return [param.tensor.clone() for param in params_in(optimizer) if param.has_master]
 
 
 # ---------------------------------------------------------------------- steps
@@ -299,7 +299,7 @@ def grown(layer, size):
 
 
 def by_name(optimizer):
-    return {param.name: param for param in params_in(optimizer) if param.half is not None}
+    return {param.name: param for param in params_in(optimizer) if param.has_master}
 
 
 # ---------------------------------------------------------------------- other features
@@ -321,6 +321,33 @@ def test_masters_with_groups_and_freezing():
         nlp.update(examples, sgd=sgd)
     assert not torch.equal(module.upper.weight, before["upper.weight"])
     assert all(torch.equal(p.tensor.to(p.in_model.dtype), p.in_model) for p in by_name(sgd).values())
+
+
+@pytest.mark.parametrize("by_settings", [False, True])
+def test_masters_are_of_trained_params_only(by_settings):
+    """A frozen param has no copy of itself. When it is trained it gets one, and small updates add up again."""
+    nlp, examples = pipeline()
+    module = shim_of(nlp.get_pipe("tagger").model)._model
+    sgd = optimizer(rate=1e-5, use_averages=True)
+    sgd.initialize(nlp)
+    names = [param.name for param in params_in(sgd) if "/upper/" in param.name]
+    assert len(names) == 2 and by_name(sgd).keys() > {*names}
+    for _ in range(2):
+        nlp.update(examples, sgd=sgd)
+    sgd.freeze_by_settings(names) if by_settings else sgd.freeze(["*/upper/*"])
+    frozen = [param for param in params_in(sgd) if param.name in names]
+    assert not by_name(sgd).keys() & {*names} and by_name(sgd)
+    assert {id(param.tensor) for param in frozen} == {id(param) for param in module.upper.parameters()}
+    saved = sgd.state_dict()["params"]
+    assert all(saved[name]["master"] is None and not saved[name]["state"] for name in names)
+    before = module.upper.weight.detach().clone()
+    nlp.update(examples, sgd=sgd)
+    assert torch.equal(module.upper.weight, before)
+    sgd.freeze_by_settings([]) if by_settings else sgd.unfreeze(["*/upper/*"])
+    assert torch.equal(by_name(sgd)[names[0]].tensor, module.upper.weight.float())
+    for _ in range(2):
+        nlp.update(examples, sgd=sgd)
+    assert not torch.equal(by_name(sgd)[names[0]].tensor, before.float())  # an update of less than bfloat16 has
 
 
 @pytest.mark.parametrize("places", [1, 2])
@@ -356,7 +383,7 @@ def test_masters_of_an_algorithm_that_evaluates_other_values():
     sgd = optimizer(create("schedulefreeadamw", {}), rate=0.01)
     sgd.initialize(nlp)
     names = [name.replace(".", "/") for name, _ in module.named_parameters()]
-    found = {param.name: param for param in params_in(sgd) if param.half is not None}
+    found = {param.name: param for param in params_in(sgd) if param.has_master}
     ours = [next(param for path, param in found.items() if path.endswith(name)) for name in names]
     masters = [param.tensor.clone().requires_grad_() for param in ours]
     theirs = ScheduleFreeAdamW(masters, lr=0.01)

@@ -156,8 +156,8 @@ def test_stable_decay_in_a_sequence_falls_when_its_turn_comes():
     ("arguments", "said"),
     [
         ({"total_steps": 50}, "'total_steps' to be left out beside decay_begins"),
-        ({"warmup_steps": None, "warmup_ratio": 0.1}, "'warmup_ratio' to be left out.*warmup_steps will do"),
-        ({"decay_steps": None, "decay_ratio": 0.1}, "'decay_ratio' to be left out.*decay_steps will do"),
+        ({"warmup_steps": None, "warmup_ratio": 0.1}, "'warmup_ratio' to be replaced by warmup_steps"),
+        ({"decay_steps": None, "decay_ratio": 0.1}, "'decay_ratio' to be replaced by decay_steps"),
         ({"decay_begins": "soon"}, "'decay_begins' to be 'in time' or 'when told', found 'soon'"),
     ],
 )

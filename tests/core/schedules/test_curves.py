@@ -657,8 +657,8 @@ BAD = [
     ("plateau", {"initial_rate": 0.1, "factor": -0.1}, "'factor' to be a number of at least 0 and below 1, found -0.1"),
     ("plateau", {"initial_rate": 0.1, "patience": -1}, "'patience' to be a whole number of at least 0, found -1"),
     ("plateau", {"initial_rate": 0.1, "threshold": -0.1}, "at least 0 and below 1 (0.01 is 1%), found -0.1"),
-    ("plateau", {"initial_rate": 0.1, "threshold": 1}, "'threshold' to be the part of the best score that an "
-    "improvement is, at least 0 and below 1 (0.01 is 1%), found 1"),
+    ("plateau", {"initial_rate": 0.1, "threshold": 1}, "'threshold' to be the least improvement as a part of the "
+    "best score: at least 0 and below 1 (0.01 is 1%), found 1"),
     ("plateau", {"initial_rate": 0.1, "threshold": -1, "threshold_mode": "abs"}, "a number of at least 0, found -1"),
     ("plateau", {"initial_rate": 0.1, "cooldown": -1}, "'cooldown' to be a whole number of at least 0, found -1"),
     ("plateau", {"initial_rate": 0.1, "min_rate": 0.2}, "'min_rate' to be a number of at least 0 and at most 0.1, "

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import stat
-import subprocess
 import sys
 import zlib
 from textwrap import dedent
@@ -31,6 +30,8 @@ from thinc_torchopt.core.state.files import (
     replacing,
     write_folder,
 )
+
+from ...forks import Started, python
 
 TREE = {
     "weights": {
@@ -191,10 +192,9 @@ def test_files_are_whole_whenever_the_process_is_killed(tmp_path):
     can_exchange = files._exchange(tmp_path / "one", tmp_path / "other")
     rng = random.Random(0)
     for _ in range(5):
-        with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        with Started(KILLED, path) as process:
             for _ in range(rng.randrange(2, 12)):
-                process.stdout.readline()
-            process.kill()
+                process.readline()
         assert path.exists() or not can_exchange
         tree = read_folder(path)
         assert (tree["tensor"] == tree["i"]).all()
@@ -429,8 +429,7 @@ def test_files_are_read_in_blocks(tmp_path):
         before = most()
         print(crc32_of(Path(sys.argv[1])), most() - before)
     """
-    command = [sys.executable, "-c", dedent(code), str(tmp_path / "file")]
-    found, more = map(int, subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split())
+    found, more = map(int, python(dedent(code), tmp_path / "file").stdout.split())
     assert found == zlib.crc32((tmp_path / "file").read_bytes())
     assert more < 8 << 10  # KiB; the file has 64 MiB
 

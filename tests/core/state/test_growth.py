@@ -314,7 +314,7 @@ def test_growth_of_state_that_cannot_grow():
         larger.weight[:4] = module.embed.weight
     module.embed = larger
     with pytest.warns(
-        GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts anew"
+        GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts without state"
     ):
         optimizer.initialize(nlp)
     updates = {info.name: info.updates for info in optimizer.describe()}

@@ -62,13 +62,13 @@ def rename(nlp):
 
 
 CHANGES = {
-    "added": (add, {}, "begin anew: all 2 params of new"),
+    "added": (add, {}, "start without state: all 2 params of new"),
     "removed": (lambda nlp: nlp.remove_pipe("two"), {}, "dropped: all 8 params of two"),
     "renamed": (rename, {"one": "uno"}, None),
     "all": (
         lambda nlp: (nlp.remove_pipe("two"), add(nlp), rename(nlp)),
         {"one": "uno"},
-        "dropped: all 8 params of two; begin anew: all 2 params of new",
+        "dropped: all 8 params of two; start without state: all 2 params of new",
     ),
 }
 

@@ -129,7 +129,7 @@ class _Reader:
             )
         if "controller-metrics" in content:
             if "controller_metrics" in content:
-                self._fault("controller-metrics", "'controller_metrics' is there too; remove one of them")
+                self._fault("controller-metrics", "'controller_metrics' has the same meaning; remove one of them")
             content = {
                 "controller_metrics" if key == "controller-metrics" else key: value for key, value in content.items()
             }
@@ -245,7 +245,7 @@ class _Reader:
                 advice = self._near(trigger, EVENTS) or f"; there are {', '.join(EVENTS)}"
                 self._fault(f"{place}.triggers[{i}]", f"expected an event, found {short(trigger)}{advice}")
             elif trigger in triggers[:i]:
-                self._fault(f"{place}.triggers[{i}]", f"the event {trigger!r} is there twice; remove one of them")
+                self._fault(f"{place}.triggers[{i}]", f"the event {trigger!r} is listed twice; remove one of them")
         rule = None
         if "rule" in item:
             with self._noting(f"{place}.rule"):

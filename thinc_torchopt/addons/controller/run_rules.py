@@ -152,14 +152,15 @@ class Rules:
                     )
                 if spec.patience is not None and spec.patience.threshold > 0 and trigger in _ONCE:
                     raise ControllerError(
-                        f"Can't use the trigger {trigger} of the controller '{spec.name}': it comes only once, but the "
-                        f"patience needs more than {spec.patience.threshold} times. Set patience_threshold = 0."
+                        f"Can't use the trigger {trigger} of the controller '{spec.name}': it happens only once, but "
+                        f"the rule must be true more than {spec.patience.threshold} times (patience). Set "
+                        "patience_threshold = 0."
                     )
         for name, part in definition.metrics.items():
             if not set(part.instance.events) & set(_HELD):
                 raise ControllerError(
                     f"Can't use the metric '{name}': expected one that is computed on an event of spacy train, found "
-                    f"{', '.join(part.instance.events)} alone. spacy train has {', '.join(_HELD)}."
+                    f"one for {', '.join(part.instance.events)}. spacy train has {', '.join(_HELD)}."
                 )
 
     def _check_actions(self) -> None:
@@ -195,7 +196,7 @@ class Rules:
                 )
             if isinstance(operation, DecayControl) and not self._optimizer.can_begin_decay:
                 raise ControllerError(
-                    f"Can't use the action {name}.{action}: no schedule has a decay that it could begin. Use "
+                    f"Can't use the action {name}.{action}: no schedule can begin to fall on demand. Give learn_rate "
                     '@schedules = "thinc-torchopt.warmup_stable_decay.v1".'
                 )
 

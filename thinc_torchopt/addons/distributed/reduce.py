@@ -170,8 +170,8 @@ class FlatReduce:
         if param.callback is not None or param.is_of_shim:
             raise DistributedError(
                 f"Can't update param '{param.name}' on rank {self._group.rank}: expected a gradient on all ranks, "
-                "found none here. Its shim has its own params, and can't update them without a gradient of its own. "
-                "Give each rank examples, by larger batches or fewer ranks."
+                "found none here: it had no examples in this step. Its shim keeps its own params, and can't update "
+                "them without a gradient of its own. Use larger batches or fewer ranks."
             )
         param.drop_grad()
         param.tensor.grad = torch.empty_like(param.tensor)

@@ -107,7 +107,7 @@ class ModelAverage:
         if saved.strategy != self.name:
             raise StateError(
                 f"Can't go on with the run: expected the average by {saved.strategy} in [federated.average], as before,"
-                f' found {self.name}. Set it back, or begin anew by resume = "never" in [federated].'
+                f' found {self.name}. Set it back, or start again with resume = "never" in [federated].'
             )
         for one, values in zip(self._strategies(), saved.values):
             for name, value in values.items():
@@ -168,7 +168,7 @@ class PrivateAverage:
         """Tell the user what is private."""
         LOG.info("%s", _WHAT)
         if self._settings.seed is not None:
-            LOG.warning("Nothing is covered from anyone who knows 'seed' in [federated.privacy]: it is for experiments")
+            LOG.warning("Nothing is private from those who know 'seed' in [federated.privacy]: set it for experiments")
         rounds = "" if self._plan.last is None else f"; the target allows {self._plan.last:,} rounds"
         LOG.info(
             "Private training: clip %g, noise multiplier %.4g, delta %g%s",
@@ -215,7 +215,7 @@ class PrivateAverage:
         except StateError as error:
             raise StateError(
                 f"Can't go on with the run: expected the state of [federated.privacy], found another one ({error}). "
-                'Set the config back, or begin anew by resume = "never" in [federated].'
+                'Set the config back, or start again with resume = "never" in [federated].'
             ) from error
         self._account.history = list(saved.history)
         if self._settings.noise_multiplier is None:

@@ -286,8 +286,8 @@ def _check_evaluates_what_it_trains(optimizer: TorchOptimizer) -> None:
         if hasattr(built, "eval") and hasattr(built, "train"):
             raise ConfigError(
                 f"Can't train federated with {type(built).__name__} in [training.optimizer.{name}]: expected an "
-                "algorithm that trains the values to evaluate, found one that averages by itself. The server's model "
-                "takes the place of the trained values only. Choose another algorithm."
+                "algorithm whose trained weights are evaluated, found one that evaluates averages of them. The "
+                "server's model can replace only the trained weights. Choose another algorithm."
             )
 
 
@@ -298,15 +298,16 @@ def _optimizer_of(training: Mapping[str, Any]) -> TorchOptimizer:
     if (checkpoint := optimizer.attachments.get("checkpoint")) is not None:
         _OPTIMIZER.refuse(
             "checkpoint",
-            "no such block in federated training",
+            "null in federated training",
             checkpoint.path,
-            "Flower keeps the state of clients.",
+            "Flower keeps the state of clients. Remove the block.",
         )
     if "privacy" in optimizer.attachments:
         _OPTIMIZER.refuse(
             "privacy",
-            "no such block in federated training",
-            "one",
-            "It would count the epsilon of one round, not of all. [federated.privacy] of the server protects clients.",
+            "null in federated training",
+            "a block",
+            "It would count the epsilon of one round, not of all. Remove it: [federated.privacy] of the server "
+            "protects clients.",
         )
     return optimizer

@@ -73,7 +73,7 @@ class Rounds:
         self._private = None
         if settings.privacy is not None:
             if average is not None:
-                SECTION.refuse("privacy", "none with another strategy, whose average has no noise", "a block")
+                SECTION.refuse("privacy", "null with another strategy, whose average has no noise", "a block")
             self._private = PrivateAverage(settings.privacy, clients=settings.clients, rounds=settings.rounds)
         self._average = self._private or ModelAverage(settings.average if average is None else average)
         self._weights = pipeline.weights.collect()
@@ -225,9 +225,9 @@ class Rounds:
         times = "" if attempts == 1 else f", in each of {attempts} attempts"
         if (cause := suspect(self._results.rounds[server_round - 1].clients)) is not None:
             raise FederationError(
-                f"Can't accept round {server_round}: {expected}{times}. The model that all got was probably "
-                f"spoiled: in round {server_round - 1} {cause}. Leave that client out, or add a block "
-                '[federated.guard], and begin anew by resume = "never" in [federated].'
+                f"Can't accept round {server_round}: {expected}{times}. The model that was sent to them was probably "
+                f"damaged before: in round {server_round - 1} {cause}. Leave that client out, or add a block "
+                '[federated.guard], and start again with resume = "never" in [federated].'
             )
         raise FederationError(
             f"Can't accept round {server_round}: {expected}{times}. "
@@ -333,8 +333,8 @@ class Rounds:
         if found := differences(state.agreement, self._agreement, ("in the saved run", "now")):
             raise StateError(
                 f"Can't go on with the run in '{self._results.folder}': expected the same pipeline, found "
-                f"{'; '.join(found)}. Set the config back, change 'output', or begin anew by resume = \"never\" in "
-                "[federated]."
+                f"{'; '.join(found)}. Set the config back, change 'output', or start again with resume = \"never\" "
+                "in [federated]."
             )
         self._step.load_state_dict(state.step)
         self._average.load_state_dict(state.average)

@@ -97,8 +97,8 @@ class ServerStep:
         if (state is None) != (self._optimizer is None):
             raise StateError(
                 f"Can't go on with the run: expected {'no block' if state is None else 'a block'} "
-                f"[federated.algorithm], as before, found {'one' if state is None else 'none'}. Set it back, or begin "
-                'anew by resume = "never" in [federated].'
+                f"[federated.algorithm], as before, found {'one' if state is None else 'none'}. Set it back, or start "
+                'again with resume = "never" in [federated].'
             )
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state)

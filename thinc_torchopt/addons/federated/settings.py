@@ -116,10 +116,9 @@ class FlowerStrategy:
         needed = {
             "FedMedian": (3, "with fewer, a median is the mean"),
             "FedTrimmedAvg": (_least_trimmed(beta), f"with fewer, beta = {beta:g} leaves out no client"),
-            "Krum": (2 * faulty + 3, f"2 f + 3 for f = {faulty} '{_FAULTY}'"),
-            "MultiKrum": (max(2 * faulty + 3, faulty + chosen), f"2 f + 3 for f = {faulty} '{_FAULTY}', and f more "
-                          f"than '{_CHOSEN}'"),
-            "Bulyan": (4 * faulty + 3, f"4 f + 3 for f = {faulty} '{_FAULTY}'"),
+            "Krum": (2 * faulty + 3, f"2 x {_FAULTY} + 3"),
+            "MultiKrum": (max(2 * faulty + 3, faulty + chosen), f"2 x {_FAULTY} + 3, and {_CHOSEN} + {_FAULTY}"),
+            "Bulyan": (4 * faulty + 3, f"4 x {_FAULTY} + 3"),
         }  # fmt: skip
         least, reason = needed.get(self.strategy, (1, ""))
         if n < least:
@@ -127,7 +126,7 @@ class FlowerStrategy:
                 "strategy",
                 f"'min_clients' in [federated] to be at least {least} for {self.strategy} ({reason})",
                 n,
-                "Raise it, or take another strategy.",
+                "Raise it, or choose another strategy.",
             )
 
 
@@ -187,8 +186,8 @@ class ClientPrivacy(Privacy):
         for `target_epsilon` after all rounds.
     target_epsilon (float): The run ends before it would exceed this epsilon.
     accountant ("prv" | "rdp"): The accountant of Opacus that counts. The log has both.
-    seed (int): For the noise, in experiments. Who knows it can take the noise off. Without it, it is drawn from the
-        system's source of randomness.
+    seed (int): For the noise, in experiments. Whoever knows it can remove the noise. Without it, the noise is seeded
+        from the system's source of randomness.
     RAISES (ConfigError): An argument is out of its range, or both `noise_multiplier` and `target_epsilon` are missing.
     """
 
@@ -278,7 +277,7 @@ class Federated:
         if self.average is not None:
             self.average.check_clients(self.min_clients)
             if self.algorithm is not None and self.average.strategy in OPTIMIZERS:
-                one = f"none, as {self.average.strategy} in [federated.average] is one"
+                one = f"null, as {self.average.strategy} in [federated.average] is an optimizer itself"
                 SECTION.refuse("algorithm", one, self.algorithm.label)
         if self.guard is not None and self.clients < self.guard.least_reports:
             least = f"at least {self.guard.least_reports} for [federated.guard], which compares clients"
@@ -290,8 +289,8 @@ class Federated:
                 SECTION.refuse("weigh_by", of_all, self.weigh_by)
             for name in ("average", "guard"):
                 if getattr(self, name) is not None:
-                    none = "none with [federated.privacy], whose noise is for a mean of clipped updates"
-                    SECTION.refuse(name, none, "a block")
+                    null = "null with [federated.privacy], whose noise is for a mean of clipped updates"
+                    SECTION.refuse(name, null, "a block")
 
 
 _BLOCKS: dict[str, tuple[type, str]] = {

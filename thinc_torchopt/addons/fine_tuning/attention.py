@@ -68,11 +68,11 @@ def _is_of_hugging_face(module: torch.nn.Module) -> bool:
 
 
 def _why_not(shim: PyTorchShim, attention: str) -> str | None:
-    """Why it can't be. None: it can."""
+    """Why it can't be, in a sentence. None: it can."""
     try:
         _built(shim, attention)
     except (ValueError, ImportError) as error:
-        return " ".join(str(error).split("\n")[0].split())
+        return " ".join(str(error).split()).partition(". ")[0].rstrip(".") + "."
     return None
 
 

@@ -47,7 +47,7 @@ class Transformer:
 
     @property
     def module(self) -> torch.nn.Module:
-        """torch's module, that of Hugging Face or of curated-transformers. Read it anew after loading a state: it may
+        """torch's module, that of Hugging Face or of curated-transformers. Read it again after loading a state: it may
         be another.
         """
         module: torch.nn.Module = module_of(self.shim)

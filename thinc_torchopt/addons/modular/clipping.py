@@ -175,9 +175,8 @@ class GaussianNoise(Module):
         if seed is not None:
             section.whole("seed", seed)
             if safe_mode:
-                section.refuse(
-                    "seed", "none in safe mode, whose noise must be unpredictable", seed, "Set safe_mode = false."
-                )
+                expected = "null in safe mode, whose noise must be unpredictable"
+                section.refuse("seed", expected, seed, "Remove it, or set safe_mode = false.")
 
     @property
     def draws_alone(self) -> bool:  # type: ignore[override]

@@ -11,8 +11,21 @@ One step, in the order of declearn's Optimizer:
 blocks.py runs a step. saved.py saves states by lasting names; aux_vars.py has the values that are exchanged with other
 optimizers; train_step.py has whole training steps, with clipping of each sample's gradient.
 
-SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py). docs/modular.md
-lists where we differ.
+SOURCE: declearn 2.9, https://gitlab.inria.fr/magnet/declearn/declearn2 (declearn/optimizer/_base.py).
+DIFFERENCES, on purpose:
+- Names: `lr` and `weight_decay` are torch's, and the rate scales the decay; `lrate` and `w_decay` are as in declearn.
+  Params are given at the start. `regularizers` and `modules` are tuples; classes of declearn, its schedulers, and saved
+  states are refused.
+- Gradients may be a dict, list or tuple. A param without one stays as it is in `step()`, and is a KeyError in
+  `apply_gradients`. Params in half precision have their state in float32.
+- `sclip` clips by one norm over all params of a sample, as DP-SGD needs; declearn clips each tensor by its own. Dropout
+  has one mask for each sample, and BatchNorm is an error that names the layer. Weights of samples are refused.
+- States are copies, and complete: settings, regularizers, seeded noise, and a round of SCAFFOLD that is not over. After
+  a failed `set_state` or `process_aux_var` nothing has changed.
+- Numbers: NaN and negative settings are errors. Seeded noise has torch's numbers, and noise in safe mode is never
+  infinite.
+- Auxiliary variables: `process_aux_var` also takes a list of several clients; two from one client, or two modules with
+  one name, are errors. SCAFFOLD counts the steps of each param. There is no secure aggregation.
 """
 
 from __future__ import annotations
@@ -373,8 +386,8 @@ class Modular(torch.optim.Optimizer):
         twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
             raise ParamError(
-                f"Can't tell the params of Modular apart: several are called {', '.join(twice[:5])}. Take the names "
-                "from one model, or add prefixes to them."
+                f"Can't tell the params of Modular apart: several are called {', '.join(twice[:5])}. Use the names "
+                "of one model, or add prefixes to them."
             )
 
     def _chosen(self, part: ModularPart) -> set[Tensor]:
@@ -659,7 +672,7 @@ def _check_exchange(parts: Iterable[ModularPart]) -> None:
         if part.has_aux and part.aux_name == "scaffold" and behind is not None and part.name == "scaffold-client":
             warnings.warn(
                 ConfigWarning(
-                    f"{part.where} comes after {behind.where}, which is not linear, so its input is no gradient. Put "
+                    f"{part.where} comes after {behind.where}, which is not linear, so it would not get gradients. Put "
                     "it first."
                 ),
                 stacklevel=4,

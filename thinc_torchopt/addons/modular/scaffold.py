@@ -9,8 +9,8 @@ A client's gradients are corrected by their difference from those of all clients
 
 A round of a client: `process_aux_var` with the server's values, `start_round`, steps, `collect_aux_var`. The server:
 `process_aux_var` with the clients' values, and a step with the mean of (start - end) as gradient. Put the client's
-module first: after a module that is not linear, its input is no gradient. K is counted for each param, so that the mean
-is over the steps in which the param had a gradient.
+module first: after a module that is not linear, its input is not a gradient. K is counted for each param, so that the
+mean is over the steps in which the param had a gradient.
 """
 
 import math

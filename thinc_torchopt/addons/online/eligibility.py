@@ -3,8 +3,10 @@
     eps_w^t = D^t eps_w^(t-1) + instant^t             one trace per weight and sample, whatever the length
     grad_w += sum over samples of (dL^t/dh) eps_w^t   at each step, if there is a loss
 
-D and the instant term have only the effects of a unit on itself (SnAp-1). Effects through other units are left out;
-that is the approximation. With elementwise recurrence it is exact.
+A relation computes y = input @ weight + bias, with one y per unit; s_a are the states of a unit (an LSTM has two). D is
+ds_a/ds_c of the step before, with the unit's own recurrent weight, and the instant term is input * ds_a/dy. Both have
+only the effects of a unit on itself (SnAp-1). Effects through other units are left out; that is the approximation. With
+elementwise recurrence it is exact.
 
 PAPERS: Williams and Zipser 1989 (RTRL); Menick et al. 2021, https://arxiv.org/abs/2006.07232 (SnAp-1);
     Wang et al. 2024 (D-RTRL), whose code is https://github.com/chaobrain/braintrace.

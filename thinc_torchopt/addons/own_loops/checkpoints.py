@@ -47,7 +47,7 @@ class Checkpoints:
     on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the pipeline's config, vectors or labels
         differ from the checkpoint's.
     in_background (bool): `save` copies the state, and a thread writes it. False: `save` writes it.
-    progress_bar (bool): Show a progress bar while batches of before are skipped. Only in a terminal or notebook.
+    progress_bar (bool): Show a progress bar while earlier batches are skipped. Only in a terminal or notebook.
     RAISES (ConfigError): An argument is out of its range.
 
     Public: `step` (the current or last step, counted from 0; -1 before the first) and `extra` (a dict for your own

@@ -127,10 +127,10 @@ class CircuitBreaker:
         self.times += 1
         self.steps, self.writes = 0, 1
         logger.warning(
-            "Learn rates are conservative from step %d on: other code keeps writing to the param groups. From now on "
-            "such writes are undone without a warning each. Learn rates may fall but not rise for %d steps, and then "
-            "follow their schedules again. Conservative mode ends after %d steps in a row without such writes. Find "
-            "the code that writes there, often a torch scheduler, and remove it.",
+            "Conservative mode began at step %d: other code keeps writing to the param groups. Such writes are undone "
+            "without further warnings, and learning rates may fall but not rise for %d steps. The mode ends after %d "
+            "steps in a row without such writes. Find the code that writes there, often a torch scheduler, and remove "
+            "it.",
             step,
             HELD_STEPS,
             CLEAN_STEPS,

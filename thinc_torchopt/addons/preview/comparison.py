@@ -1,7 +1,7 @@
 """Compare the optimizer of a config with recipes and with spaCy's own, in short trainings on the user's data.
 
-The same judgement for all: they train on as many words, are evaluated equally often, and are scored on texts that did
-not choose their model. spaCy's Adam is tuned before, with another seed, by the texts that choose.
+The same judgement for all: they train on the same number of words, are evaluated equally often, and are scored on texts
+that did not choose their model. spaCy's Adam is tuned before, with another seed, by the texts that choose.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class RecipeComparison:
     def print(self, console: Console) -> None:
         """Print the table, what failed, and the verdict."""
         headers, rows = self._table()
-        print_table(console, headers, rows, numbers=_numbers(headers))
+        if rows:
+            print_table(console, headers, rows, numbers=_numbers(headers))
         for text in [*self._problems(), *self.verdict.splitlines()]:
             console.print(text)
 
@@ -163,9 +164,10 @@ class RecipeComparison:
 
     def _repr_html_(self) -> str:
         headers, rows = self._table()
+        table = html_table(headers, rows, numbers=_numbers(headers)) if rows else ""
         told = [("", text) for text in [*self._problems(), *self.verdict.splitlines()]]
         return html_of(
-            html_table(headers, rows, numbers=_numbers(headers)),
+            table,
             html_lines([*told, *(("Note", note) for note in self.notes)], kinds={"Note": "note"}),
         )
 
@@ -177,10 +179,10 @@ class RecipeComparison:
         ]
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Headers and rows."""
+        """Headers and rows. No rows: it was stopped before the first of the trials that are compared."""
         headers = ["optimizer", "score (0-1)", "of each seed", "last model", "difference", "verdict", "CPU seconds"]
         rows = []
-        for name, found in self.tried.items():
+        for name, found in self.tried.items() if self.tried[_BASE].trials else ():
             compared = self.comparison.differences.get(name) if self.comparison is not None else None
             rows.append(
                 [
@@ -238,7 +240,7 @@ def compare_recipes(
     config (AnyConfig): A config or its file.
     overrides (Mapping): Other values, by paths such as "paths.train".
     recipes (str | Sequence[str]): Their names; in one text, with commas between them.
-    steps (int): Steps of each trial, in the batches of the recipe best; others train on as many words.
+    steps (int): Steps of each trial, in the batches of the recipe best; others train on that number of words.
     seeds (int): Trials of each.
     output (str | Path | None): A file for the best config.
     gpu_id (int): The GPU. -1: the CPU.
@@ -266,10 +268,12 @@ def compare_recipes(
     tried, told = _shortened(source, nlp, texts, _STOCK if best is not None else _BASE, steps)
     notes += told
     count = len(tried) * seeds + (TUNING_TRIALS if best is not None else 0)
+    was_stopped = False
     with _Trials(source, gpu_id, count) as trials:
         if best is not None:
-            notes.append(_tune(trials, nlp, tried[_STOCK]))
-        was_stopped = _run(trials, tried, [source.seed + i for i in range(seeds)])
+            note, was_stopped = _tune(trials, nlp, tried[_STOCK])
+            notes.append(note)
+        was_stopped = was_stopped or _run(trials, tried, [source.seed + i for i in range(seeds)])
     if was_stopped:
         notes.append("Stopped before the end. Only the trials up to then are shown.")
     notes += [
@@ -280,7 +284,10 @@ def compare_recipes(
     texts_seen = max((trial.texts for found in tried.values() for trial in found.trials.values()), default=0)
     if 0 < texts_seen < _FEW_TEXTS:
         few = f"{texts_seen} text{'s' * (texts_seen != 1)} of the development data"
-        notes.append(f"Scores are on {few}: with so few, more may be chance than is said. Evaluate on more texts.")
+        notes.append(
+            f"Scores are on {few}. With so few, even a difference that is called better may be chance. Evaluate on "
+            "more texts."
+        )
     result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
     if path is not None:
         result.to_disk(path)
@@ -319,7 +326,8 @@ def _rewritten_by(
         raise ConfigError(f"Can't compare recipes: none of them can be used. {' '.join(notes)}")
     if best is None:
         notes.append(
-            f"Not tried: {_STOCK}. It has the batches and the end of the recipe best, which can't be used.{cause}"
+            f"Not tried: {_STOCK}. It needs the batches and the number of steps of the recipe best, which can't be "
+            f"used.{cause}"
         )
         if len(texts) == 1:
             raise ConfigError(f"Can't compare recipes: there is nothing to compare. {' '.join(notes)}")
@@ -339,7 +347,7 @@ def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tup
 def _shortened(
     source: ConfigSource, nlp: Language, texts: Mapping[str, str], measure: str, steps: int
 ) -> tuple[dict[str, Candidate], list[str]]:
-    """Shorten all to trials on as many words.
+    """Shorten all to trials on the same number of words.
 
     nlp (Language): The pipeline. measure (str): Whose steps are counted.
     RETURNS (tuple): What is tried, and notes.
@@ -359,7 +367,7 @@ def _shortened(
             reached = (n for n, seen in enumerate(accumulate(words_of(name, words)), start=1) if seen >= words)
             lengths[name] = _in_tens(next(reached, lengths[measure]))
         told = ", ".join(f"{name} in {length:,} steps" for name, length in lengths.items())
-        notes.append(f"As batches differ, all trials are as long in words, about {words:,}: {told}.")
+        notes.append(f"As batches differ, all trials have the same number of words, about {words:,}: {told}.")
     tried = {}
     for name, text in texts.items():
         short, more = shorten(configs[name], lengths[name])
@@ -429,17 +437,19 @@ class _Trials:
             self._began = None
 
 
-def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> str:
+def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> tuple[str, bool]:
     """Tune spaCy's Adam.
 
     stock (Candidate): With the recipe best at first.
-    RETURNS (str): What was chosen, for notes.
+    RETURNS (tuple): What was chosen, for notes, and whether it was interrupted.
+    RAISES (KeyboardInterrupt): It was interrupted in the first trial.
     """
     source, text = trials.source, stock.text
     training = source.load(text).interpolate()["training"]
     encoders = find_pretrained(nlp, nlp.config.interpolate()).encoders
     length, every = (stock.config["training"][key] for key in ("max_steps", "eval_frequency"))
     problems: list[str] = []
+    found: list[str] = []
 
     def use(settings: Stock) -> None:
         stock.text = settings.write(text, training)
@@ -452,14 +462,22 @@ def _tune(trials: _Trials, nlp: Language, stock: Candidate) -> str:
             trial = trials.run(stock.config, source.seed + _APART, f"{_STOCK}, {settings}")
         except TorchOptError as error:
             problems.append(str(error))
+            found.append(f"failed with {settings}")
             return -math.inf
+        found.append(f"{trial.problem or f'{trial.chosen:.4f}'} with {settings}")
         return -math.inf if trial.problem is not None else trial.chosen
 
-    chosen = tune(ENCODER_PEAKS if encoders else PEAKS, score)
+    try:
+        chosen = tune(ENCODER_PEAKS if encoders else PEAKS, score)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        told = f"tuned after {len(found)} of {TUNING_TRIALS} trials, by the texts that choose: {'; '.join(found)}"
+        return f"{_STOCK}: not yet {told}.", True
     use(chosen)
     if len(problems) == TUNING_TRIALS:
         stock.problem = problems[-1]
-    return f"{_STOCK}: spaCy's own Adam with {chosen}, the best of {TUNING_TRIALS} trials with another seed."
+    return f"{_STOCK}: spaCy's own Adam with {chosen}, the best of {TUNING_TRIALS} trials with another seed.", False
 
 
 def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> bool:
@@ -472,7 +490,7 @@ def _run(trials: _Trials, tried: dict[str, Candidate], seeds: Sequence[int]) -> 
             try:
                 trial = trials.run(found.config, seed, f"{name}, seed {n + 1} of {len(seeds)}", draws=_DRAWS)
             except KeyboardInterrupt:
-                if not tried[_BASE].trials:
+                if not tried[_BASE].trials and _STOCK not in tried:
                     raise
                 return True
             except TorchOptError as error:
@@ -494,6 +512,8 @@ def _judge(tried: dict[str, Candidate]) -> tuple[Comparison | None, Comparison |
     compare; the winner; the verdict.
     """
     fine = {name: found for name, found in tried.items() if found.trials and found.problem is None}
+    if not tried[_BASE].trials:
+        return None, None, _BASE, "Nothing was compared yet."
     if _BASE not in fine:
         best = max(fine, key=lambda name: fmean(fine[name].scores.values()), default=_BASE)
         failed = f"The config as it is can't be compared: {tried[_BASE].problem}."
@@ -528,10 +548,15 @@ def _verdict(found: Comparison) -> str:
         widest = max(difference.margin for difference in differences.values())
         return f"Nothing is better than the config as it is. With {seeds}, up to {widest:.4f} may be chance."
     lead = differences[best]
+    if lead.value < lead.error:
+        return (
+            f"No difference can be seen: {best} is ahead by {lead.value:.4f}, less than a standard error. With "
+            f"{seeds}, up to {lead.margin:.4f} may be chance."
+        )
     enough = found.seeds_for(best)
     advice = f" If that is the true difference, --seeds {enough} would show it." if enough is not None else ""
     if enough is None and lead.of_texts > lead.of_seeds:
-        advice = " More texts to evaluate on would tell more than more seeds."
+        advice = " More texts to evaluate on would help more than more seeds."
     return (
         f"Nothing is better by more than chance: {best} is ahead by {lead.value:.4f}, and with {seeds} up to "
         f"{lead.margin:.4f} may be chance.{advice}"
@@ -547,7 +572,9 @@ def _beside_stock(found: Comparison | None) -> Iterator[str]:
         if difference.is_told:
             better, worse = (name, _STOCK) if difference.value > 0 else (_STOCK, name)
             yield f"{better} is better than {worse} by {size}, of which {chance}."
-        elif difference.value:
-            yield f"{name} is {'ahead of' if difference.value > 0 else 'behind'} {_STOCK} by {size}, and {chance}."
-        else:
+        elif not difference.value:
             yield f"{name} and {_STOCK} have the same score, and {chance}."
+        elif abs(difference.value) < difference.error:
+            yield f"{name} and {_STOCK}: no difference can be seen. They are {size} apart, and {chance}."
+        else:
+            yield f"{name} is {'ahead of' if difference.value > 0 else 'behind'} {_STOCK} by {size}, and {chance}."

@@ -83,8 +83,8 @@ def doubts_of_rates(setup: Setup, trained: Sequence[Trained]) -> Iterator[str]:
             too_small[label] = max(group.peak, too_small.get(label, 0.0))
     for label, peak in too_small.items():
         yield (
-            f"The learning rate goes up to {plain(peak)}, but {label} finds its rate itself, and multiplies it by this "
-            f"one: its steps are {plain(peak)} of those that it finds. Set learn_rate = 1.0 in [training.optimizer]."
+            f"The learning rate goes up to {plain(peak)}, but {label} finds its rate itself, and multiplies it by "
+            f"learn_rate: here, by {plain(peak)}. Set learn_rate = 1.0 in [training.optimizer]."
         )
 
 

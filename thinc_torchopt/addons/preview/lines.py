@@ -53,7 +53,7 @@ _MAY_CHANGE = {
     "experimental": "Experimental, may change in any version",
 }
 _ON_THREADS: dict[Any, str] = {1: "one thread", "auto": "as many threads as are fastest"}
-_REASONS = {"freeze": "frozen for good by the optimizer's settings", "disabled": "disabled in [nlp]"}
+_REASONS = {"freeze": "always frozen, by the optimizer's settings", "disabled": "disabled in [nlp]"}
 
 
 def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo], rates: Rates) -> Iterator[Line]:

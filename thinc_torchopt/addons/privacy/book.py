@@ -151,8 +151,8 @@ class Book:
                         others.append(name)
         if others:
             raise ParamError(
-                f"Can't clip the gradient of each example: the params {', '.join(others)} of layer '{node.name}' have "
-                "gradients that were computed in another way than by the modules they belong to. Freeze its component "
+                f"Can't clip the gradient of each example: the gradients of the params {', '.join(others)} of layer "
+                f"'{node.name}' were not computed by the modules that have these params. Freeze its component "
                 "(frozen_components), or train without privacy."
             )
         return is_any
@@ -199,9 +199,9 @@ class Book:
         _, rows = self._rows.get(id(X), (None, None))
         if rows is None:
             raise ParamError(
-                f"Can't clip the gradient of each example: it is not known which example the rows are of that layer "
-                f"'{model.name}' gets ({type(X).__name__}). Put a list, Ragged or with_array around it, as in spaCy's "
-                "architectures."
+                f"Can't clip the gradient of each example: layer '{model.name}' gets rows ({type(X).__name__}), and it "
+                "is not known which row belongs to which example. Put a list, Ragged or with_array around the layer, "
+                "as in spaCy's architectures."
             )
         return rows
 
@@ -254,20 +254,19 @@ def _form_of(node: Model) -> Form:
     if form is None:
         module = getattr(forward, "__module__", type(forward).__name__)
         raise ParamError(
-            f"Can't clip the gradient of each example: layer '{node.name}' ({module}) has no form for it. "
-            "Use another architecture, or freeze the component "
-            "(frozen_components)."
+            f"Can't clip the gradient of each example: private training does not support layer '{node.name}' "
+            f"({module}). Use another architecture, or freeze the component (frozen_components)."
         )
     return form
 
 
 def _module_in(node: Model, shim: Shim) -> Module:
-    """RAISES (ParamError): It is no torch module."""
+    """RAISES (ParamError): It is not a torch module."""
     module = module_of(shim)
     if module is None:
         raise ParamError(
-            f"Can't clip the gradient of each example: layer '{node.name}' wraps {type(shim).__name__}, which is no "
-            "torch module. Freeze its component (frozen_components)."
+            f"Can't clip the gradient of each example: layer '{node.name}' wraps {type(shim).__name__}, which is not "
+            "a torch module. Freeze its component (frozen_components)."
         )
     if is_in_mixed_precision(shim):
         raise ParamError(

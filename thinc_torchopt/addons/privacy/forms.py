@@ -90,7 +90,7 @@ def with_array(book: Book, forward: Forward, model: Node, X: Any, is_train: bool
     if not isinstance(X, (list, tuple)):
         raise ParamError(
             f"Can't clip the gradient of each example: layer '{model.name}' got an input of type {type(X).__name__}, "
-            "which has no form. Use a layer that takes lists, as spaCy's own."
+            "which private training does not support. Use a layer that takes lists, as spaCy's own layers do."
         )
     book.check_count(model, len(X))
     lengths = [len(x) for x in X]
@@ -355,9 +355,9 @@ def torch_module(book: Book, forward: Forward, model: Node, X: Any, is_train: bo
         Y, backprop = forward(model, X, is_train)
     if not book.is_array(Y) or len(Y) != len(rows):
         raise ParamError(
-            f"Can't clip the gradient of each example: the torch module in layer '{model.name}' makes no row of each "
-            f"row: expected {len(rows)} rows, found {type(Y).__name__} with {len(Y)}. Leave it out of private training "
-            "(frozen_components)."
+            f"Can't clip the gradient of each example: the torch module in layer '{model.name}' does not return one "
+            f"row for each row of its input: expected {len(rows)} rows, found {type(Y).__name__} with {len(Y)}. Leave "
+            "it out of private training (frozen_components)."
         )
     book.tell(Y, rows)
     return Y, backprop

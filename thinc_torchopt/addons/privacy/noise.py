@@ -23,7 +23,7 @@ class Noise:
 
     The generator of each update is seeded by a hash of a secret, and of all that may tell this update from another one:
     its number, the settings, the data, the sums, and the params at which they were computed. So an update that is
-    repeated exactly, as after a crash, gets the very same noise, and tells nothing new. Any other gets noise of its
+    repeated exactly, as after a crash, gets the very same noise, and shows nothing new. Any other gets noise of its
     own, also in a second run from the same checkpoint: with the noise of the first one, the difference of the two would
     be sums of gradients with no noise, or with little.
 
@@ -91,7 +91,7 @@ class Noise:
 
     @property
     def secret(self) -> str:
-        """The secret, for saving: who has it can take the noise off. RAISES (StateError): Set to another text."""
+        """The secret, for saving: whoever has it can remove the noise. RAISES (StateError): Set to another text."""
         return self._secret.hex()
 
     @secret.setter

@@ -74,7 +74,7 @@ class PrivateUpdates:
 
     name = "privacy"
 
-    # A batch that is left out would tell of its examples.
+    # A batch that is left out would tell something about its examples.
     needs_each_update = True
 
     def __init__(self, settings: Privacy, run: Run):
@@ -220,11 +220,11 @@ def what_is_not_covered(settings: Privacy, seed: int | None) -> Iterator[str]:
     """Find settings with which less is covered. seed (int | None): In [training]."""
     if seed is not None:
         yield (
-            "Not covered either while it is known: the seed in [training], by which batches can be drawn again. Set "
-            "seed = null."
+            "Less is private from those who know the seed in [training], as they can draw the batches again. Set seed "
+            "= null."
         )
     if settings.seed is not None:
-        yield f"Nothing is covered from anyone who knows 'seed' in {BLOCK}: it is for experiments."
+        yield f"Nothing is private from those who know 'seed' in {BLOCK}: set it in experiments only."
 
 
 def _check_all(nlp: Language, optimizer: TorchOptimizer, batches: Batches, exclude: Collection[str]) -> PoissonBatcher:

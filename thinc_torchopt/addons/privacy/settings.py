@@ -31,8 +31,8 @@ class Privacy(Attachment):
         for `target_epsilon` at the end of the training, by `max_steps` or `max_epochs`.
     target_epsilon (float): The training ends before it would exceed this epsilon.
     accountant ("prv" | "rdp"): The accountant of Opacus that counts. The log has both.
-    seed (int): For the noise, in experiments. Who knows it can take the noise off. Without it, it is drawn from the
-        system's source of randomness.
+    seed (int): For the noise, in experiments. Whoever knows it can remove the noise. Without it, the noise is seeded
+        from the system's source of randomness.
     RAISES (ConfigError): An argument is out of its range, or both `noise_multiplier` and `target_epsilon` are missing.
     """
 
@@ -57,7 +57,7 @@ class Privacy(Attachment):
     def __post_init__(self) -> None:
         section = self.section
         if self.noise_multiplier is None and self.target_epsilon is None:
-            section.refuse("noise_multiplier", "a number, or one for 'target_epsilon'", None)
+            section.refuse("noise_multiplier", "a number here or for 'target_epsilon'", None)
         if self.noise_multiplier is not None:
             self.noise_multiplier = section.number("noise_multiplier", self.noise_multiplier)
             if self.noise_multiplier == 0.0 and self.target_epsilon is not None:
@@ -74,8 +74,8 @@ class Privacy(Attachment):
         if not self.has_noise:
             raise ConfigError(
                 f"Can't update with {BLOCK}: expected gradients that were clipped for each example and have noise, "
-                "found plain ones. Only spacy train makes them private by this block: remove it for spacy pretrain and "
-                "for a loop of your own, where thinc_torchopt.privacy.clip_each_example clips."
+                "found plain ones. This block works in spacy train alone. Remove it for spacy pretrain and for a loop "
+                "of your own, in which thinc_torchopt.privacy.clip_each_example can clip."
             )
         self.has_noise = False
 

@@ -125,9 +125,9 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example], onl
     finders = [name for name, one in learners.items() if one.kind == "entities"]
     if len(finders) > 1 and any(learners[name].is_open for name in finders):
         raise ConfigError(
-            f"Can't go on with {' and '.join(map(repr, finders))} at once: expected one component that learns from "
-            "entities, or texts with the labels of all. What is filled in for one, the others would learn, too. Take "
-            "one with nlp.remove_pipe into a pipeline of its own, and go on with that."
+            f"Can't train {' and '.join(map(repr, finders))} together: expected one component that learns from "
+            "entities, or texts with the labels of all. The entities that are filled in for one would be learned by "
+            "the others, too. Remove the others with nlp.remove_pipe, save that pipeline, and give it with --from."
         )
     encoders, own_copies = _listened_to(nlp, list(learners))
     trainable = [name for name in nlp.component_names if _is_trainable(nlp, name)]
@@ -271,7 +271,7 @@ def _listened_to(nlp: Language, learners: Sequence[str]) -> tuple[list[str], dic
                     others = ", ".join(one for one in listening if one not in learners)
                     raise ConfigError(
                         f"Can't train '{learner}' alone: it listens to '{name}', as {others} do, and its config has no "
-                        "listener that could be replaced. Train them all, on texts that are annotated for each."
+                        "listener to replace by a copy. Train all of them, on texts that are annotated for each."
                     )
     return encoders, copies
 

@@ -194,11 +194,14 @@ def notes_on(choice: Choice, found: Annotations) -> list[str]:
         assert of_kind is not None
         if of_kind.texts < found.texts:
             rest = found.texts - of_kind.texts
-            how = "as texts without spans" if component.factory == "spancat" else "of which it learns nothing"
-            notes.append(f"'{component.name}': {rest:,} of {found.texts:,} texts are not annotated for it, {how}.")
+            how = (
+                "it takes them as texts without spans" if component.factory == "spancat" else "it learns nothing there"
+            )
+            notes.append(f"'{component.name}': {rest:,} of {found.texts:,} texts are not annotated for it: {how}.")
         if component.factory == "spancat" and (longest := _longest(found.span_lengths[component.spans_key])) > _LONGEST:
             notes.append(
-                f"'{component.name}': spans have up to {longest} tokens and more; it finds those of up to {_LONGEST}."
+                f"'{component.name}' finds spans of up to {_LONGEST} tokens, and some in the texts have {longest} and "
+                "more."
             )
     return notes
 
@@ -242,7 +245,9 @@ def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
     others = [other for other, _ in said.most_common() if other != lang]
     if others and lang != "xx":
         found = ", ".join(f"'{other}' ({said[other]:,} texts)" for other in others[:5])
-        notes.append(f"The texts say to be in {found}, and the config is for '{lang}'. For several: --lang xx.")
+        notes.append(
+            f"The config is for '{lang}', but the texts say that they are in {found}. For several languages: --lang xx."
+        )
     scripts = Counter(filter(None, map(_script, (example.reference.text for example in examples))))
     usual = [script for script, n in scripts.most_common() if n >= _OTHER_SCRIPT * len(examples)]
     if len(usual) > 1 and lang != "xx" and not others:
@@ -255,8 +260,8 @@ def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
         other += sum((token.idx, len(token)) not in ours for token in example.reference)
     if other > _OTHER_TOKENS * words:
         notes.append(
-            f"{other:,} of the first {words:,} tokens are not those of spaCy's tokenizer for '{lang}', and their "
-            "annotations are lost in part. Is that their language?"
+            f"{other:,} of the first {words:,} tokens are cut differently by spaCy's tokenizer for '{lang}', and lose "
+            "a part of their annotations. Is that the language of the texts?"
         )
     return notes
 

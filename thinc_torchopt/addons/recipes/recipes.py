@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
+from typing import Any
 
 from confection import Config
 from spacy.language import Language
 from spacy.util import registry
+from thinc.api import Model
 
 from ...core.errors import ConfigError
 from ...core.near_misses import did_you_mean
@@ -63,6 +65,8 @@ BEST_WARMUP = 150
 BEST_HORIZON = 0.05
 BEST_SCALES = 0.5, 2.0
 BEST_ENCODER = 1e-4
+# The window_pieces that [training.optimizer.fine_tuning] has by itself.
+BEST_WINDOW = 128
 # Of a network that is trained from scratch, if all that learns was trained before.
 BEST_CONTINUED = 1 / 3
 BEST = {
@@ -186,7 +190,7 @@ class Draft:
         was_torch = self.optimizer.kind == TORCH
         self.optimizer.as_torch()
         if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
-            self.changes.append(f'@torch_optimizers = "{ADAMW}" is there already: the algorithm was not changed.')
+            self.changes.append(f'@torch_optimizers = "{ADAMW}" was there before: the algorithm was not changed.')
         self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if not was_torch:
             self.optimizer.tell_decay(ADAMW)
@@ -196,7 +200,7 @@ class Draft:
         was_torch = self.optimizer.kind == TORCH
         if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
             self.changes.append(
-                '@torch_optimizers = "torch.Adafactor.v1" is there already: the algorithm was not changed.'
+                '@torch_optimizers = "torch.Adafactor.v1" was there before: the algorithm was not changed.'
             )
         else:
             self.optimizer.as_torch()
@@ -261,11 +265,7 @@ class Draft:
             rate = BEST_ENCODER * (BEST_CONTINUED if goes_on else 1.0)
             self._group(groups, peak, encoder_rate=rate, layer_decay=False)
         if found.encoders and "fine_tuning" not in self.optimizer.section:
-            block = self.optimizer.section.section(
-                "fine_tuning", "Windows that are counted in wordpieces: none is lost, and a batch takes less memory."
-            )
-            block.put("@misc", "thinc-torchopt.FineTuning.v1")
-            self.changes.append("fine_tuning: the transformer reads windows of 128 wordpieces, and loses none.")
+            self._read_in_windows(nlp)
         ends = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
         self.beside = {f"training.{key}": value for key, value in ends.items()}
         if size is not None:
@@ -281,6 +281,25 @@ class Draft:
             f"[training] eval_frequency = {end.eval_every}: the last step is evaluated too.",
             _measured_in_words(nlp, self.optimizer.config, has_encoder=bool(found.encoders)),
         ]
+
+    def _read_in_windows(self, nlp: Language) -> None:
+        block = self.optimizer.section.section(
+            "fine_tuning", "Windows that are counted in wordpieces: none is lost, and a batch takes less memory."
+        )
+        block.put("@misc", "thinc-torchopt.FineTuning.v1")
+        longest = longest_inputs(nlp)
+        window = min((length for length in longest.values() if length is not None), default=BEST_WINDOW)
+        if window < BEST_WINDOW:
+            block.put("window_pieces", int(window), "The transformer can read no more at once.")
+        told = (
+            f"fine_tuning: the transformer reads windows of {min(window, BEST_WINDOW):.0f} wordpieces, and loses none."
+        )
+        if unknown := [name for name, length in longest.items() if length is None]:
+            told += (
+                f" It is not known how many '{unknown[0]}' can read, as its model is not on this machine. If fewer, "
+                "set window_pieces."
+            )
+        self.changes.append(told)
 
     def _rise_and_fall(self, best: BestSettings, end: End) -> None:
         of_batches = f" in batches of about {end.words:.0f} words" if best.scales else ""
@@ -577,3 +596,42 @@ def find_pretrained(nlp: Language, config: Config) -> Pretrained:
     names = [name for name in all_names(nlp) if f"{name.split('/')[0]}/*" in found.heads and "/static_vectors/" in name]
     found.vectors = sorted({f"{name.split('/')[0]}/*static_vectors/*" for name in names})
     return found
+
+
+def longest_inputs(nlp: Language) -> dict[str, float | None]:
+    """The most wordpieces that each transformer can read at once, by the name of its component. None: it is not known,
+    as the files of its model are not on this machine. No weights are read.
+
+    nlp (Language): The pipeline, not initialized.
+    """
+    found: dict[str, float | None] = {}
+    for name, proc in nlp.pipeline:
+        model = getattr(proc, "model", None)
+        for node in model.walk() if isinstance(model, Model) else ():
+            if "has_transformer" in node.attrs:  # of spacy-transformers
+                found[name] = _longest_input(node)
+            elif node.name == "transformer_model":  # of spacy-curated-transformers
+                block = nlp.get_pipe_config(name)["model"]
+                positions = _positions(block.get("max_position_embeddings"), block.get("padding_idx"))
+                found[name] = min(positions, block["model_max_length"]) if "model_max_length" in block else None
+    return found
+
+
+def _longest_input(node: Any) -> float | None:
+    """node (Model): The layer of spacy-transformers that reads docs."""
+    config, tokenizer = getattr(node.transformer, "config", None), node.tokenizer
+    if config is None:
+        from transformers import AutoConfig, AutoTokenizer
+
+        how = {"local_files_only": True, "trust_remote_code": False}
+        try:
+            config, tokenizer = (one.from_pretrained(node.attrs["name"], **how) for one in (AutoConfig, AutoTokenizer))
+        except (OSError, ValueError, ImportError):  # no such files, or they need other code
+            return None
+    positions = _positions(getattr(config, "max_position_embeddings", None), getattr(config, "pad_token_id", None))
+    return float(min(positions, tokenizer.model_max_length))
+
+
+def _positions(embeddings: int | None, padding: int | None) -> float:
+    """RoBERTa and its kin, whose padding is 1, count positions from 2. embeddings (int | None): None: no limit."""
+    return math.inf if embeddings is None else embeddings - (2 if padding == 1 else 0)

@@ -50,8 +50,8 @@ def split_corpus(path: Path, share: float, seed: int) -> tuple[Path, Path]:
     for file, content in zip(files, contents):
         if file.exists() and (not file.is_file() or file.read_bytes() != content):
             raise ConfigError(
-                f"Can't write '{file}': it is there already, with other texts. Use it, with --paths.train and "
-                "--paths.dev instead of --split, or move it away."
+                f"Can't write '{file}': it already exists, with other texts. To use it, give --paths.train and "
+                "--paths.dev instead of --split. Otherwise move it away."
             )
     for file, content in zip(files, contents):
         if not file.exists():
@@ -72,8 +72,8 @@ def _packed(texts: Sequence[tuple[DocBin, int]]) -> bytes:
     for corpus, i in texts:
         if corpus.attrs != part.attrs:
             raise ConfigError(
-                "Can't split the texts: its files have different attributes of tokens. Write them anew with the same "
-                "`attrs` of spaCy's DocBin, or split them by hand."
+                "Can't split the texts: the files were saved with different attributes of tokens. Save all with the "
+                "same `attrs` of spaCy's DocBin, or split the texts yourself."
             )
         part.tokens.append(corpus.tokens[i])
         part.spaces.append(corpus.spaces[i])

@@ -29,7 +29,7 @@ _HOW = {
     "cats": "A text is worse, the further the score of a wrong category is from what is annotated: from 1 if the "
     "category holds, from 0 if it does not.",
     "dep": "A sentence is worse, the more of its words have a wrong head or label; punctuation is not counted, as in "
-    "spaCy's scores. Drawn are the arcs that differ, and no others.",
+    "spaCy's scores. Only the arcs that differ are drawn.",
 }
 
 
@@ -173,7 +173,10 @@ def _how_of_spans(kind: str) -> str:
         else "the more annotations in it were not predicted, and the more predictions in it are not annotated: wrong "
         "ends or a wrong label count as both"
     )
-    return f"A place (a sentence, or up to some 60 words) is worse, {worse}; of two alike, that with less right."
+    return (
+        f"A place (a sentence, or up to some 60 words) is worse, {worse}. Of two that are equally bad, the one with "
+        "fewer right predictions comes first."
+    )
 
 
 def _count(n: int, what: str) -> str:

@@ -133,8 +133,8 @@ def compare(nlp: Language, path: Path) -> Compared:
         scores = Scorer(nlp).score(examples)
     except Exception as error:
         raise ConfigError(
-            f"Can't compare the pipeline with {path}: it fails on these texts: {_first_line(error)}. Take texts as it "
-            "was trained on."
+            f"Can't compare the pipeline with {path}: it fails on these texts: {_first_line(error)}. Give texts like "
+            "those it was trained on."
         ) from error
     found = Compared(
         path.name,

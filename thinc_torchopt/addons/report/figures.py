@@ -147,7 +147,7 @@ def _losses(runs: Runs, components: Sequence[str], axes: Any) -> str:
     caption = _fit(axes, drawn)
     left_out = sorted({printable(name) for run in runs for name in run.sums_of_gradients if len(runs) == 1})
     if left_out:
-        caption += f" Not shown, as they are no losses but sizes of gradients: {', '.join(left_out)}."
+        caption += f" Not shown, as they are not losses but sizes of gradients: {', '.join(left_out)}."
     if silent:
         caption += f" Always 0, and left out: {', '.join(silent)}."
     _lines(axes, runs)

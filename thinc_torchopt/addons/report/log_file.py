@@ -38,7 +38,7 @@ class LogFile:
     told (dict): Events in the lines, by (kind, content), with the step of the first line that has them. Contents:
         "checkpoint saved": its step; "went back": from and to step; "resumed": the first step; "rule": name, step,
         action.
-    sums_of_gradients (set[str]): Components whose "loss" is no loss.
+    sums_of_gradients (set[str]): Components whose "loss" is not a loss.
     trained (dict | None): What the newest process says about what it trains.
     """
 

@@ -48,7 +48,7 @@ class LoggedRun:
     steps (numpy.ndarray): The step of each line, rising. Shape: (n,)
     columns (dict): Values of each line by key and name ("" if there is none); NaN: no value. `dev_losses` are per word.
         Shape: (n,)
-    sums_of_gradients (set[str]): Components whose "loss" in the log is no loss.
+    sums_of_gradients (set[str]): Components whose "loss" in the log is not a loss.
     events (list[LoggedEvent]): In the order of their steps.
     notes (list[str]): Where the run was resumed, and problems in the logs.
     trained (Trained | None): What was trained, if the log says it.
@@ -273,7 +273,7 @@ def _resumed(log: LogFile, again: int) -> str:
 def _hints(chain: Sequence[Path], first_step: int, logs: Collection[Path]) -> Iterator[str]:
     """Notes on a log that is not there, or not in the report. logs (Collection[Path]): All that are in it."""
     if first_step > 0:
-        yield f"{chain[0].name} begins at step {first_step:,}: the log of the steps before is not beside it."
+        yield f"{chain[0].name} begins at step {first_step:,}: the log of the earlier steps is not in its folder."
     newest, beside = chain[-1], _sibling(chain[-1], 1)
     while beside is not None and beside.is_file():
         newest, beside = beside, _sibling(beside, 1)

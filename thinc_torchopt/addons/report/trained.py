@@ -69,7 +69,7 @@ class Trained:
         kept = _without_nothing({name: value for name, value in training.items() if name not in _MINOR})
         try:
             lines = Config({"training": kept}).to_str(interpolate=False).splitlines()
-        except Exception:  # confection's own kinds, for what is no config
+        except Exception:  # confection's own kinds, for what is not a config
             return ""
         shown = [printable(line) for line in lines[:_MAX_LINES]]
         return "\n".join([*shown, f"# and {len(lines) - _MAX_LINES} more lines"] if len(lines) > _MAX_LINES else shown)

@@ -80,7 +80,7 @@ _COMMAND = Section("spacy torchopt learn")
 _COMPARED = 10
 _ADVICE = (
     "Let the pipeline as it was fill {they} in: --new-labels add, without --no-teacher and with another --output. If "
-    "the texts have none, all is well."
+    "the texts really have none, do nothing."
 )
 _OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
 
@@ -330,7 +330,7 @@ class StreamLearner:
         """Learn all texts that are left in the stream.
 
         RETURNS (Iterator): A row for each block, when it was learned and saved.
-        RAISES (StreamError): A text can't be learned. (StateError): The file is not that of before. What was learned
+        RAISES (StreamError): A text can't be learned. (StateError): The file has changed. What was learned
             until then is saved.
         """
         self.place = source.begin(self.place)
@@ -612,7 +612,7 @@ class StreamLearner:
             self._block.losses[name] = self._block.losses.get(name, 0.0) + float(loss)
 
     def _look_for_missing(self, examples: list[Example], scored: list[Example]) -> None:
-        """Tell of labels that the texts don't have and the pipeline finds, while it still does: in the first texts.
+        """Warn of labels that the texts don't have and the pipeline finds, while it still does: in the first texts.
 
         examples (list[Example]): Texts that are about to be learned. scored (list[Example]): The same, as predicted.
         """
@@ -787,7 +787,7 @@ class StreamLearner:
             raise StateError(
                 f"Can't go on in '{self.folder}': expected the pipeline and settings that it began with, found others: "
                 f"{'; '.join(found)}. Set them back. Or learn on with '{self.folder / LAST}' as MODEL and another "
-                "--output; the state of the optimizer begins anew then."
+                "--output; the optimizer then starts without state."
             )
         check_generators(saved.random)
         if saved.teacher:  # with labels that are there, whether more are added or not

@@ -81,7 +81,7 @@ class LineReader:
     def read(self, start: Place) -> Iterator[Line]:
         """Read from a place on. Standard input begins there.
 
-        RAISES (StateError): The lines before the place are not those of before, or the file has become shorter.
+        RAISES (StateError): The lines before the place have changed, or the file has become shorter.
             (StreamError): It can't be read.
         """
         if self._path is None:

@@ -349,7 +349,7 @@ def _analyse(found: RangeTest) -> None:
     if high == len(found.smoothed) - 1 and found.ended == "max_rate":
         advice = "Raise --max-lr."
         if found.smoothed[lowest] < _LEARNED * start:
-            advice = "The data is so easy that each rate learns it: test with more of it, or take the default rate."
+            advice = "The data is so easy that every rate learns it: test with more data, or keep the default rate."
         found.problem = (
             "Can't suggest a learning rate: expected a loss that rises again at high rates, found it still low at the "
             f"highest, {found.rates[-1]:.2g}. {advice}"

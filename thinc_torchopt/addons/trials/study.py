@@ -271,7 +271,7 @@ class Study:
         self._search.enqueue_trial(params, skip_if_exists=True)
 
     def found(self) -> list[TrialRecord]:
-        """All trials of the search, in order. A trial that was repeated after a failure is there twice."""
+        """All trials of the search, in order. A trial that was repeated after a failure appears twice."""
         return [self._record(trial) for trial in self._search.trials]
 
     def _record(self, trial: Any) -> TrialRecord:

@@ -260,7 +260,7 @@ def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
             _fall_in_time(schedules, optimizer["budget"].get("decay_ratio", _FALL))
     left_out = [key for key in WRITES if optimizer.pop(key, None)]
     if left_out:
-        notes.append(f"Left out in the trials, as it writes or reaches out: {', '.join(left_out)}.")
+        notes.append(f"Left out in the trials, which save nothing and follow no rules: {', '.join(left_out)}.")
     end = before.get("max_steps", DEFAULT_CONFIG["training"]["max_steps"])
     changes = [
         change
@@ -273,12 +273,12 @@ def shorten(config: Config, steps: int) -> tuple[Config, list[str]]:
     ]
     if changes:
         notes.append(
-            f"Schedules end with the trials, and their parts are as long in proportion: {', '.join(changes)}. The "
-            "whole training may come out differently."
+            f"Schedules end with the trials, and their parts are shortened in proportion: {', '.join(changes)}. In the "
+            "whole training, another setting may be best."
         )
     slow = [path for path, block, _ in _blocks(optimizer, optimizer, "training.optimizer") if _is_slow(block, steps)]
     if slow:
-        notes.append(f"More than half of the steps of a trial are warm-up: {', '.join(slow)}. More --steps tell more.")
+        notes.append(f"More than half of the steps of a trial are warm-up: {', '.join(slow)}. Raise --steps.")
     return config, notes
 
 

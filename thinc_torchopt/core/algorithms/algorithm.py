@@ -220,8 +220,8 @@ def try_out(
     moving_form = sorted((set(options) - set(fixed)) & read_by_eval)
     if moving_form:
         raise ConfigError(
-            f"Can't set {', '.join(moving_form)} in {where} to a schedule: with it '{label}' computes the values to "
-            "evaluate, from those of all earlier steps. Set a number."
+            f"Can't set {', '.join(moving_form)} in {where} to a schedule: '{label}' computes averages of the weights "
+            "with it, over all steps, so it must stay the same. Set a number."
         )
     given = {**before, "lr": _RATE}
     changed = sorted(name for name in ("lr", *fixed) if not _same(entry.get(name), given.get(name)))

@@ -35,11 +35,13 @@ class Traits:
     refusal: str = ""
 
 
-_LOW_RANK = "its low-rank projections are objects that can't be saved, and without them it is no more than Adam."
+_LOW_RANK = "its low-rank projections are objects that can't be saved, and without them it is only Adam."
 _TRAITS = {
     "a2grad": Traits({"x_k": "copy"}),
     "accsgd": Traits({"momentum_buffer": "copy"}),
-    "adabound": Traits(refusal="it knows param groups by their place, which changes from update to update."),
+    "adabound": Traits(
+        refusal="it counts on a fixed order of param groups, and here the order can change at each update."
+    ),
     "adago": Traits(matrices_only=True),
     "adamp": Traits(contiguous_only=True),
     "adamuon": Traits(matrices_only=True),
@@ -68,7 +70,9 @@ _TRAITS = {
     "prodigy": Traits({"p0": "copy"}, finds_rate=True),
     "ranger": Traits({"slow_buffer": "copy"}),
     "ranger21": Traits({"lookahead_params": "copy"}),
-    "sara": Traits(refusal="it computes values from its state only once, and would keep them when a state is loaded."),
+    "sara": Traits(
+        refusal="it computes values from its state only once, and would keep the old ones after a state is loaded."
+    ),
     "schedulefreeadamw": Traits({"z": "copy"}),
     "schedulefreeradam": Traits({"z": "copy"}),
     "schedulefreesgd": Traits({"z": "copy"}),

@@ -48,7 +48,9 @@ def collect_beside(optimizer: torch.optim.Optimizer, options: Collection[str]) -
             parts[name] = value.state_dict()
             check_plain(parts[name], where)
         elif isinstance(value, dict) and not params.isdisjoint(value):
-            raise StateError(f"Can't save {where}: expected state by param, found it by the param's address in memory.")
+            raise StateError(
+                f"Can't save {where}: its keys are the params' addresses in memory, which differ in each process."
+            )
         elif not callable(value) and not isinstance(value, ModuleType):
             attributes[name] = value
             check_plain(value, where)
@@ -69,9 +71,9 @@ def restore_beside(optimizer: torch.optim.Optimizer, saved: StateBeside) -> None
     has_parts = all(hasattr(getattr(optimizer, name, None), "load_state_dict") for name in parts)
     if not has_parts or not all(_may_be_state(name) and not hasattr(type(optimizer), name) for name in attributes):
         raise StateError(
-            f"Can't load the state of {type(optimizer).__name__}: expected its own state beside params, found "
-            f"{sorted(attributes)} and {sorted(parts)}. The state is damaged, or was written with another version of "
-            "its library."
+            f"Can't load the state of {type(optimizer).__name__}: it does not have all the attributes that were saved, "
+            f"{sorted({*attributes, *parts})}. The state is damaged, or was written with another version of its "
+            "library."
         )
     for name, value in attributes.items():
         setattr(optimizer, name, value)

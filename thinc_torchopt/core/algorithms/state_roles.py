@@ -129,7 +129,7 @@ def _check_place(name: str, key: str, value: Tensor, param: Tensor) -> None:
     if value.shape != param.shape:
         raise StateError(
             f"Can't use the state of param '{name}': {key} has shape {tuple(value.shape)}, the param has "
-            f"{tuple(param.shape)}. It is the state of another param, or of the same before it grew."
+            f"{tuple(param.shape)}. It is the state of another param, or was saved before this one grew."
         )
     if value.device != param.device or value.is_complex() != param.is_complex():
         raise StateError(

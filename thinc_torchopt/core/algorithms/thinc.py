@@ -49,7 +49,7 @@ class _ThincOptimizer(torch.optim.Optimizer):
         if keep <= 0.0:
             raise ConfigError(
                 "Can't use 'L2' in [training.optimizer] as weight decay: expected learn_rate x L2 below 1, found "
-                f"{group['lr']} x {decay}, which would turn the signs of the weights. Lower 'L2' or 'learn_rate'."
+                f"{group['lr']} x {decay}, which would change the signs of the weights. Lower 'L2' or 'learn_rate'."
             )
         return group["lr"] * keep, decay / keep
 
@@ -179,7 +179,7 @@ def check_numbers(**numbers: FloatOrSchedule) -> list[FloatOrSchedule]:
     """
     for name, given in numbers.items():
         is_beta = name.startswith("beta")
-        expected = f"a number of at least 0{' and below 1' if is_beta else ''}, or a schedule of such"
+        expected = f"a number of at least 0{' and below 1' if is_beta else ''}, or a schedule of such numbers"
         if isinstance(given, list) and not given:
             OPTIMIZER.refuse(name, expected, given)
         for value in given if isinstance(given, list) else () if may_move(given) else (given,):

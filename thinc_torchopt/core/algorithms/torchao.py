@@ -99,8 +99,8 @@ class Quantized:
         }:
             raise StateError(
                 f"Can't load the state '{key}' of a param of shape {tuple(param.shape)}: expected the state of "
-                f"{type(self).__name__} with the current block_size, found another. Change the algorithm back, or "
-                "start with a new optimizer."
+                f"{type(self).__name__} with the current block_size, found that of another one. Restore the algorithm "
+                "and its block_size, or start with a new optimizer."
             )
         for name, part in own.items():
             part.copy_(parts[name])
@@ -163,7 +163,7 @@ def _offer(name: str, *, bits: int, weight_decay: float, block_size: int) -> Cal
         taken = {p.name: as_torch_option(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
         if moving := [option for option, value in taken.items() if may_move(value)]:
             raise ConfigError(
-                f"Can't set {', '.join(moving)} in {IN_ALGORITHM} to a schedule: '{label}' is compiled anew for each "
+                f"Can't set {', '.join(moving)} in {IN_ALGORITHM} to a schedule: '{label}' is compiled again for each "
                 "value. Set a number. Only learning rates can be scheduled."
             )
         if taken["block_size"] < 2 or taken["block_size"] % 2:

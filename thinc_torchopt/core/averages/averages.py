@@ -126,7 +126,7 @@ class Averages:
         Old cells keep their average. New cells have the param's values until their first value, and warm up by
         themselves.
 
-        param (Param): With as many dimensions as the old one, otherwise its average begins anew.
+        param (Param): With as many dimensions as the old one, otherwise its average starts again.
         """
         if released.taken and released.tensor.ndim == param.tensor.ndim:
             self._of[param.key] = self._grown(param, released.tensor, released.taken, released.regions)

@@ -92,8 +92,8 @@ class AverageSettings:
 
     def __post_init__(self) -> None:
         if not self.moves:
-            decay = _SECTION.number("decay", self.decay, "a number from 0 to 1, or a schedule of such", at_most=1.0)
-            object.__setattr__(self, "decay", decay)
+            expected = "a number from 0 to 1, or a schedule of such numbers"
+            object.__setattr__(self, "decay", _SECTION.number("decay", self.decay, expected, at_most=1.0))
         _SECTION.choice("warmup", self.warmup, get_args(Warmup))
         _SECTION.choice("buffers", self.buffers, get_args(Buffers))
         for name, least in (("start_step", 0), ("every", 1)):

@@ -81,7 +81,7 @@ def find_output_layer(model: Model[Any, Any]) -> OutputLayer:
         bearing = [i for i, below in enumerate(layer.layers) if _has_weights(below)]
         is_chain = forward_of(layer) is _chain
         if not bearing or not (is_chain or (len(layer.layers) == 1 and forward_of(layer) is not _residual)):
-            raise PipelineError(f"its output comes from a layer '{layer.name}', whose labels can't be told apart")
+            raise PipelineError(f"its output comes from a layer '{layer.name}', which has no part for each label")
         around.append(layer)
         if is_chain:
             after += layer.layers[bearing[-1] + 1 :]

@@ -6,7 +6,7 @@ half precision, shims.py params of other libraries, precision.py bf16, TF32 and 
 torch modules.
 """
 
-from .masters import follow_models, inherit_master, round_to_models
+from .masters import follow_models, inherit_master, master_of, round_to_models
 from .names import (
     NamedParam,
     Pattern,
@@ -62,6 +62,7 @@ __all__ = [
     "inherit_master",
     "is_viewable",
     "leave_to_others",
+    "master_of",
     "matches_any",
     "name_as_original",
     "own_copy",

@@ -2,7 +2,8 @@
 
 bfloat16 has 8 significant bits, float16 has 11: an update that is smaller than a half of the last bit is rounded away.
 So the algorithm updates a copy in float32, the master, and the model gets it rounded. Gradients are converted to
-float32 before they are measured and clipped; state and averages are of the master.
+float32 before they are measured and clipped; state and averages are of the master. A frozen param has none: it gets
+one from the model's values when it is trained (GroupPlan.sync).
 
 The model's values lead. Before each update, a cell of a master whose rounded value differs from the model's takes the
 model's: the weights were loaded, restored or changed since, by whatever code. All other cells keep their value.
@@ -26,7 +27,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Half(NamedTuple):
-    """The model's values of a param that has a master.
+    """The model's values of a param that has a master while it is trained.
 
     tensor (Tensor): The model's tensor, or a view on the memory of its array. dtype, strides: When it was last seen.
     """
@@ -48,7 +49,7 @@ def master_of(tensor: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def follow_models(params: Iterable[Param]) -> None:
     """Let masters take values that were changed in the model. Decided on the device, without waiting for it."""
-    pairs = [(param.half.tensor, param.tensor) for param in params if param.half is not None]
+    pairs = [(param.in_model, param.tensor) for param in params if param.has_master]
     for models, masters in kernels.blocks([model for model, _ in pairs], [master for _, master in pairs]):
         model, master = kernels.joined(models), kernels.joined(masters)
         is_kept = master.to(model.dtype) == model
@@ -58,7 +59,7 @@ def follow_models(params: Iterable[Param]) -> None:
 @torch.no_grad()
 def round_to_models(params: Sequence[Param]) -> None:
     """Write masters to the model, rounded to the nearest."""
-    pairs = [(param.half.tensor.detach(), param.tensor) for param in params if param.half is not None]
+    pairs = [(param.in_model.detach(), param.tensor) for param in params if param.has_master]
     kernels.copy_([model for model, _ in pairs], [master for _, master in pairs])
 
 
@@ -67,7 +68,7 @@ def inherit_master(param: Param, old: torch.Tensor) -> None:
     """Give a param the master of its predecessor, which may have another shape, as far as both reach. Cells that do not
     fit the model follow it before the next update.
     """
-    if param.half is not None and old.ndim == param.tensor.ndim:
+    if param.has_master and old.ndim == param.tensor.ndim:
         common = tuple(slice(min(sizes)) for sizes in zip(old.shape, param.shape))
         order = param.order_after(old.shape)
         master = param.tensor if order is None else order.old_first(param.tensor)

@@ -41,7 +41,8 @@ class Param:
     module (torch.nn.Module | None): The module of its shim, as last seen.
     tensor (torch.Tensor): The tensor that torch optimizes: a view of `source`, `source` itself, a buffer of ours if
         `callback` is set, or the float32 master of `half`.
-    half (Half | None): The model's values in half precision, of which `tensor` is the master. None: there is no master.
+    half (Half | None): The model's values in half precision, of which `tensor` is the master while it is trained. None:
+        it never has one.
     callback (Callable): Gets the values after the update, for models that keep their params elsewhere.
     is_bias_or_norm (bool): Whether it is a bias, or belongs to a normalization layer.
     is_array (bool): Whether `source` is an array.
@@ -152,6 +153,11 @@ class Param:
             and dtype == tensor.dtype
             and strides == tensor.stride()
         )
+
+    @property
+    def has_master(self) -> bool:
+        """Whether `tensor` is a float32 master."""
+        return self.half is not None and self.tensor is not self.half.tensor
 
     @property
     def in_model(self) -> torch.Tensor:

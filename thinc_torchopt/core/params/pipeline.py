@@ -205,8 +205,8 @@ def components_to_train(nlp: Language, exclude: Collection[str]) -> list[tuple[s
     components = trainable_components(nlp, exclude)
     if not components:
         raise PipelineError(
-            f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none beside "
-            f"the excluded ones, {list(exclude)}. Add one to [nlp] pipeline, or take it out of [training] "
+            f"Can't train the pipeline {nlp.pipe_names}: expected at least one trainable component, found none that "
+            f"is not frozen, {list(exclude)}. Add one to [nlp] pipeline, or take one out of [training] "
             "frozen_components."
         )
     for name, model in components:

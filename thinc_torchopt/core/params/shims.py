@@ -76,7 +76,7 @@ def backprop_through_frozen(shims: Iterable[Shim]) -> Iterator[None]:
 
 def _let_outputs_take_grads(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
     """Let outputs that depend on no trainable param accept gradients: as other tensors, since layers above have read
-    these, and read them again where the backward pass computes them anew.
+    these, and read them again where the backward pass computes them again.
     """
     return map_tensors(_taking_grads, output) if torch.is_grad_enabled() else None
 

@@ -1,7 +1,7 @@
 """Pass state from a param to another one that takes its name, if both are the same thing.
 
-They are if the layer is a copy, or was resized, by `add_label` for example. Another layer under an old name begins
-anew, but keeps the learning rate, and stays frozen.
+They are if the layer is a copy, or was resized, by `add_label` for example. Another layer under an old name starts
+without state, but keeps the learning rate, and stays frozen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Keeper(Protocol):
     def inherit(self, param: Param, released: Any, old: Released, on_growth: OnGrowth) -> None:
         """Give a param the released values of the one that had its name before, perhaps with another shape.
 
-        RAISES (StateError): They do not fit. The param begins anew.
+        RAISES (StateError): They do not fit. The param starts without state.
         """
 
 

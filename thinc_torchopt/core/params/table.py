@@ -344,10 +344,11 @@ class ParamTable:
         for (key, source, holder), view in found:
             if view.numel():
                 name, *aliases = self.names.get(key, (f"unnamed/{len(self.by_key) + len(known) + len(new)}",))
-                has_master = self._master_weights and view.dtype in HALF and not are_copied and not is_key_of_shim(key)
-                tensor = master_of(view) if has_master else view
-                param = Param(name, key, source, tensor, is_bias_or_norm=key in self._names.biases_and_norms)
-                param.half = Half.of(view) if has_master else None
+                may_have_master = (
+                    self._master_weights and view.dtype in HALF and not are_copied and not is_key_of_shim(key)
+                )
+                param = Param(name, key, source, view, is_bias_or_norm=key in self._names.biases_and_norms)
+                param.half = Half.of(view) if may_have_master else None
                 param.aliases = tuple(aliases)
                 param.row_size = _row_size(holder, param) if isinstance(holder, Model) and param.tensor.ndim == 1 else 1
                 param.insertions = insertions_into(holder) if isinstance(holder, Model) else ()
@@ -375,7 +376,7 @@ class ParamTable:
                 try:
                     self._inherit(param, left)
                 except StateError as error:
-                    warnings.warn(GrowthWarning(f"{error} It starts anew."), stacklevel=2)
+                    warnings.warn(GrowthWarning(f"{error} It starts without state."), stacklevel=2)
         if not self._has_warned_of_half:
             self._warn_of_half([*known, *new])
 
@@ -419,7 +420,8 @@ class ParamTable:
 
     def _replace(self, param: Param, source: Any, view: torch.Tensor) -> None:
         """Move to another array or tensor of the same shape. The state stays."""
-        had_master, has_master = param.half is not None, self._master_weights and view.dtype in HALF
+        may_have_master = self._master_weights and view.dtype in HALF
+        had_master, has_master = param.has_master, may_have_master and param.group is not None
         tensor = master_of(view) if has_master else view
         is_moved = (tensor.device, tensor.dtype, tensor.stride()) != (param.device, param.dtype, param.strides)
         if had_master and has_master:
@@ -429,7 +431,7 @@ class ParamTable:
             self._is_synced = False
         else:
             param.tensor.data = tensor.detach()
-        param.half = Half.of(view) if has_master else None
+        param.half = Half.of(view if has_master else param.tensor) if may_have_master else None
         param.set_source(source)
 
     def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
@@ -463,7 +465,7 @@ class ParamTable:
             param.frozen_until,
             self._plan.release(param) if goes_on else None,
             average,
-            param.tensor if goes_on and param.half is not None else None,
+            param.tensor if goes_on and param.has_master else None,
         )
         self._forget([param.key])
 
@@ -487,7 +489,7 @@ class ParamTable:
     def _inherit(self, param: Param, old: Released) -> None:
         """Give a param the values that another one released.
 
-        RAISES (StateError): They don't fit. The param begins anew.
+        RAISES (StateError): They don't fit. The param starts without state.
         """
         if old.state is not None:
             self._plan.inherit(param, old.state, old, self._on_growth)

@@ -260,7 +260,7 @@ def warmup_stable_decay(
         check.refuse("total_steps", 'left out beside decay_begins = "when told"', total_steps)
     for name, ratio in (("warmup_ratio", warmup_ratio), ("decay_ratio", decay_ratio)):
         if only_at_will and ratio is not None:
-            check.refuse(name, f'left out beside decay_begins = "when told"; {name[:-6]}_steps will do', ratio)
+            check.refuse(name, f'replaced by {name[:-6]}_steps, as decay_begins is "when told"', ratio)
     lengths = Lengths(check.path, warmup_steps, warmup_ratio, decay_steps, decay_ratio)
     lengths.check()
     rise = partial(_rise_at, low=min_rate, peak=initial_rate, curve=warmup_type)

@@ -11,7 +11,7 @@ from .to_the_end import Arguments
 
 Mode = Literal["max", "min"]
 ThresholdMode = Literal["rel", "abs"]
-_PART = "the part of the best score that an improvement is, at least 0 and below 1 (0.01 is 1%)"
+_PART = "the least improvement as a part of the best score: at least 0 and below 1 (0.01 is 1%)"
 
 
 def plateau(

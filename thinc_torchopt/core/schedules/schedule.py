@@ -136,9 +136,9 @@ class Schedule:
             raise StateError(
                 f"Can't continue the schedule of '{self.name}' in [training.optimizer]: expected a training of "
                 f"{self.total_steps:,} steps, as when it began, found one of {total_steps:,}. Without total_steps, the "
-                "schedule ends where the training ends. Restore the length of the training, or choose: total_steps = "
-                f"{self.total_steps} in the schedule keeps the old curve, and without it the rate follows the "
-                'new one; both are allowed by on_config_change = "warn" in [training.optimizer.checkpoint].'
+                "schedule ends where the training ends. Restore the length of the training. Or set on_config_change = "
+                '"warn" in [training.optimizer.checkpoint]: then the rate follows the curve of the new length, or '
+                f"with total_steps = {self.total_steps} in the schedule, that of the old one."
             )
 
     @property

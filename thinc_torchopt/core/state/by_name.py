@@ -95,7 +95,7 @@ def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
             "held_rate": param.held_rate,
             "frozen_until": param.frozen_until,
             "state": {} if param.group is None else param.group.owner.states.get(param),
-            "master": None if param.half is None else param.tensor,
+            "master": param.tensor if param.has_master else None,
         }
         for param in params
     }

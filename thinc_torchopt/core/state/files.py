@@ -141,7 +141,7 @@ def _check_file(path: Path) -> None:
 
 def _damaged(path: Path, expected_and_found: str) -> StateError:
     return StateError(
-        f"Can't read '{path}': expected {expected_and_found}. It is damaged, or was written by something else."
+        f"Can't read '{path}': expected {expected_and_found}. It is damaged, or was written by another program."
     )
 
 

@@ -106,8 +106,8 @@ def preserve_optimizer_state(
     _SECTION.whole("new_params_warmup", new_params_warmup)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise StateError(
-            "Can't keep the state of LBFGS: expected state for each param, found one for all together. Begin with a "
-            "new one."
+            "Can't keep the state of LBFGS: expected state for each param, found one for all together. Build a new "
+            "optimizer."
         )
     # Groups whose new params join them: a tenth of their rate would be 0, or they have none.
     joined = {i for i, group in enumerate(optimizer.param_groups) if not rate_of(group) >= 0.0}
@@ -147,10 +147,9 @@ def preserve_optimizer_state(
         warn_at_step(
             made,
             lambda: (
-                f"Optimizer {type(made).__name__} was replaced without its controller: expected the new one to get the "
-                "learning rates of the controller, found it stepped while the controller drives the old one. It has "
-                "the rates that the old one had last. Give controller=controller to preserve_optimizer_state, or call "
-                "controller.replace_optimizer."
+                f"Optimizer {type(made).__name__} was replaced without its controller, which still sets the learning "
+                "rates of the old one. Those of the new one stay where they were. Give controller=controller to "
+                "preserve_optimizer_state, or call controller.replace_optimizer."
                 if drives(optimizer) and not drives(made)
                 else None
             ),

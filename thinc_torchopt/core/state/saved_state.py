@@ -1,8 +1,8 @@
 """The form of an optimizer's saved state: see core/schema.py. Params have lasting names.
 
 A state is fitted to a pipeline whose components were added, removed, renamed or frozen since. Changes between two
-processes have the same effect as within one: state of removed params is dropped, new params begin anew, and renamed
-params keep their state.
+processes have the same effect as within one: state of removed params is dropped, new params start without,
+and renamed params keep their state.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def fit(saved: SavedState, params: Collection[Param], paths: Collection[str]) ->
         f"{what}: {_describe(names, all_names)}"
         for what, names, all_names in (
             ("dropped", dropped, saved.params),
-            ("begin anew", new, [param.name for param in params]),
+            ("start without state", new, [param.name for param in params]),
         )
         if names
     )

@@ -1,6 +1,6 @@
 """torch's fused kernels, called without torch's `step`. built_algorithm.py decides when.
 
-torch's `step` collects params, gradients and state anew each time, and counts steps with one small tensor per param:
+torch's `step` collects params, gradients and state again each time, and counts steps with one small tensor per param:
 for small params that takes longer than the kernel. Here the lists are kept, and their sources are compared by identity,
 which takes 0.2 microseconds a param. The counts of all params are views of one tensor. torch's own step works on such
 counts too, to the last bit: it makes the first step, and every step without kept lists.

@@ -114,7 +114,7 @@ class GradGuard:
         self.max_nonfinite = OPTIMIZER.whole("max_nonfinite", max_nonfinite)
         self.spike_factor = OPTIMIZER.number("spike_factor", spike_factor, "a number above 1, or 0 for none")
         if 0.0 < self.spike_factor <= 1.0:
-            advice = "Norms of half of all updates are above their average."
+            advice = "With 1 or less, about half of all updates would be spikes."
             OPTIMIZER.refuse("spike_factor", "a number above 1, or 0 for none", spike_factor, advice)
         self.on_spike: OnSpike = OPTIMIZER.choice("on_spike", on_spike, ("skip", "clip"))
         self.nonfinite = self.spikes = self.skipped = self.bad_in_a_row = 0

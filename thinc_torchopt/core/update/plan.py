@@ -2,10 +2,10 @@
 
 It is derived from all params whenever one of them is added, removed or changed: see `GroupPlan.sync`. Params with equal
 settings, and equal changes of rates by rules, are in one param group. torch keeps its state by tensor, so groups can be
-made anew at any time.
+made again at any time.
 
-A frozen param is in no group: it has no state and no average, does not decay, and inside `FrozenGrads.stopping` torch
-computes no gradient for it.
+A frozen param is in no group: it has no state, no average and no float32 master, does not decay, and inside
+`FrozenGrads.stopping` torch computes no gradient for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from ..algorithms import Algorithm, Fill
 from ..checks import Section, check_texts
 from ..errors import ConfigError
-from ..params import Param, Released, unique
+from ..params import Param, Released, master_of, unique
 from ..rates import RateWriter
 from ..schedules import current
 from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
@@ -128,6 +128,9 @@ class GroupPlan:
                 if self._step < settings.frozen_until < math.inf and settings.key not in checked:
                     check_options(self._algorithm(settings), param)
                     checked.add(settings.key)
+            for param in self._params.values():
+                if param.half is not None and not param.has_master and self._is_trained(param):
+                    param.put_on(master_of(param.half.tensor))
             derived = self._derive()
             built = {i: self._build(self._built.get(i), groups) for i, groups in sorted(derived.items())}
         except BaseException:
@@ -139,10 +142,13 @@ class GroupPlan:
     def _derive(self) -> _Derived:
         derived: _Derived = {}
         for param in self._params.values():
-            if param.settings.frozen_until <= self._step:
+            if self._is_trained(param):
                 of_algorithm = derived.setdefault(param.settings.algorithm, {})
                 of_algorithm.setdefault(self._key_of(param), []).append(param)
         return derived
+
+    def _is_trained(self, param: Param) -> bool:
+        return param.settings.frozen_until <= self._step
 
     def _key_of(self, param: Param) -> tuple[Any, ...]:
         """Equal for params of one group: their settings, whether they can be fused, and the changes of their rates."""
@@ -193,6 +199,9 @@ class GroupPlan:
         for i, groups in taken.items():
             self._built[i].set_groups(groups)
         frozen = self.frozen_params
+        for param in frozen:
+            if param.has_master:
+                param.put_on(param.in_model)
         self._next_thaw = min((param.settings.frozen_until for param in frozen), default=math.inf)
         self._frozen_grads.stop_only(frozen)
 
@@ -309,7 +318,7 @@ class GroupPlan:
             self.sync()
 
     def freeze(self, texts: Sequence[str], *, frozen: bool) -> list[Param]:
-        """Freeze params, or train them again. They begin anew then.
+        """Freeze params, or train them again. They then start without state.
 
         texts (Sequence[str]): Patterns over names.
         RETURNS (list[Param]): The params that changed.
@@ -473,7 +482,7 @@ class GroupPlan:
             param.name,
             tuple(param.shape),
             str(param.in_model.dtype).removeprefix("torch."),
-            param.half is not None,
+            param.has_master,
             str(param.device),
             "shim"
             if param.callback is not None or param.is_of_shim
