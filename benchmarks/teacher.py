@@ -609,7 +609,7 @@ LESSON_NAMES = {
     "share1": "1 unlabelled text for each",
     "share2": "2 for each",
     "share4": "4 for each",
-    "share8": "8 for each",
+    "share8": "8 for each, or all there are",
     TRANSFORMER: "the transformer that taught them",
 }
 HEADS = {
@@ -617,7 +617,7 @@ HEADS = {
     "NUM": "EWT: NUM",
     "ADJ": "EWT: ADJ",
     "brands": "food: brands",
-    "cooking": "cooking: 3 more",
+    "cooking": "cooking, AUC",
     "tags": "tags: VBG, VBN",
     "taught-food": "food, F",
     "taught-cooking": "cooking, AUC",
