@@ -26,6 +26,13 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[1]
 # Python code, or the arguments of `spacy`.
 Program = str | Sequence[Any]
+# Runs a script, whose path is the first argument.
+RUN_SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def environment() -> dict[str, str]:

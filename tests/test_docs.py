@@ -28,7 +28,7 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 from .addons.streams.streams import make_model, write_stream
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
-from .forks import Started, python
+from .forks import RUN_SCRIPT, Started, python
 from .models import pipeline_params, same, toy_examples, toy_pipeline
 from .runs import config_for
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
@@ -185,7 +185,7 @@ def test_docs_commands_run(block, settings, page, plain_config, tmp_path, monkey
 @cache
 def help_of(script):
     """Many commands are of the same script."""
-    return python("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", script, "--help").stdout
+    return python(RUN_SCRIPT, script, "--help").stdout
 
 
 def check_pip(args):

@@ -10,7 +10,7 @@ import srsly
 from thinc_torchopt.core.compat import has_matplotlib
 
 from .conftest import ROOT
-from .forks import python
+from .forks import RUN_SCRIPT, python
 from .spacy_cli import spacy_cli, spacy_process
 
 EXAMPLES = ROOT / "examples"
@@ -41,11 +41,10 @@ def run_twice(folder, *quick, run=spacy_process):
 @pytest.fixture
 def forked_steps(monkeypatch):
     """Each step of a project is run in a process of its own that need not import everything."""
-    script = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
     def run_command(command, capture):
         _, *words = command
-        python(words[2:]) if words[:2] == ["-m", "spacy"] else python(script, *words)
+        python(words[2:]) if words[:2] == ["-m", "spacy"] else python(RUN_SCRIPT, *words)
 
     monkeypatch.setattr("weasel.cli.run.run_command", run_command)
 

@@ -8,7 +8,7 @@ import torch
 
 from thinc_torchopt.core.state.files import read_folder
 
-from ...forks import Started
+from ...forks import RUN_SCRIPT, Started
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "learn_while_reading.py"
 QUICK = ["--characters", "900", "--every", "150", "--width", "16"]
@@ -24,8 +24,7 @@ def test_examples_learn_while_reading(tmp_path, monkeypatch, capsys):
     lines = run_here(tmp_path / "whole", monkeypatch, capsys)
     bits = [float(line.split()[2]) for line in lines]
     assert len(bits) == 6 and bits[-1] < bits[0] - 0.5
-    program = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-    with Started(program, SCRIPT, "--output", tmp_path / "half", *QUICK) as process:
+    with Started(RUN_SCRIPT, SCRIPT, "--output", tmp_path / "half", *QUICK) as process:
         assert "150 characters" in process.readline()
         while not (tmp_path / "half" / "state").is_dir():
             assert process.poll() is None
