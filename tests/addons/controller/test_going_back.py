@@ -191,7 +191,7 @@ def test_best_passes_over_params_that_are_not_finite(scores, corpus, tmp_path):
 def test_best_needs_an_evaluation(corpus, scores, tmp_path):
     """NaN is none."""
     scores([float("nan")] * 9)
-    with pytest.raises(RollbackError, match=r"expected an evaluated one.*found none.*let the rule wait"):
+    with pytest.raises(RollbackError, match=r"expected an earlier one.*evaluated.*found none.*let the rule wait"):
         run(prepared(tmp_path, corpus, back_at(6)))
 
 
