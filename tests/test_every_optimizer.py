@@ -112,7 +112,7 @@ def library_names():
 def refused(*, when_not_contiguous=False):
     """Names in the table of docs/optimizers.md that says what can't be used: at all, or with some params."""
     text = (CONFIGS.parent / "docs" / "optimizers.md").read_text(encoding="utf8")
-    rows = text.partition("What can't be used, and says so")[2].partition("| --- | --- |\n")[2].partition("\n\n")[0]
+    rows = text.partition("These can't be used.")[2].partition("| --- | --- |\n")[2].partition("\n\n")[0]
     return {
         name
         for row in rows.splitlines()

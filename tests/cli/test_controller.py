@@ -462,7 +462,7 @@ def test_controller_takes_overrides_of_a_config(config):
 
 def test_controller_takes_overrides_only_of_a_config(run):
     found = run([LOSS], [rule("low", "loss['loss'] < 1", "on_step_end")], None, "--training.x", "1", check=False)
-    assert found.returncode == 1 and "is no config" in " ".join(found.stderr.split())
+    assert found.returncode == 1 and "is a file of rules" in " ".join(found.stderr.split())
 
 
 def test_controller_checks_the_folder_of_a_pipeline(config, tmp_path):

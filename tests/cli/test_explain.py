@@ -249,7 +249,7 @@ def test_explain_privacy(corpus):
     ("args", "stop"),
     [
         (["--training.batcher.size", "9999"], "'size' in [training.batcher]: expected at most the number of examples"),
-        (["--training.optimizer.privacy.delta", "0.5"], "far below 1 / "),
+        (["--training.optimizer.privacy.delta", "0.5"], "far below 1 divided by"),
         (["--training.max_epochs", "-1"], "a streamed corpus"),
         (["--training.optimizer.precision", "tf32"], "precision = 'tf32'"),
     ],

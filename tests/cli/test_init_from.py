@@ -184,7 +184,7 @@ def test_init_from_trains_what_texts_are_annotated_for(folder):
 
 def test_init_from_with_old_texts(folder):
     told = init("--from", "old", *PATHS, "--old", "more.spacy", "--paths.old_dev", "more.spacy", *TWO).stdout
-    assert "Evaluates on 30 texts of more.spacy, too." in told and "take training/new/model-last." in told
+    assert "Evaluates on 30 texts of more.spacy, too." in told and "use training/new/model-last." in told
     config = made()
     assert config["paths"]["old"] == config["paths"]["old_dev"] == "more.spacy"
     assert config["corpora"]["train"]["old"]["path"] == "${paths.old}"
@@ -368,7 +368,7 @@ def test_plan_of_two_components_that_find_entities():
     assert list(plan.learners) == ["colors"] and not plan.new and plan.frozen == ["ner"]
     for example in examples:
         example.reference.set_ents([Span(example.reference, 0, 1, label="NEW")], default="outside")
-    with pytest.raises(ConfigError, match="go on with 'ner' and 'colors' at once"):
+    with pytest.raises(ConfigError, match="train 'ner' and 'colors' together"):
         plan_for(nlp, survey(one.reference for one in examples), examples)
 
 

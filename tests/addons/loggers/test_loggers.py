@@ -629,8 +629,9 @@ def test_loggers_chain_in_a_real_training(tmp_path):
 
 
 def documented(service):
-    """The block of docs/loggers.md for a logger of spacy-loggers."""
-    blocks = re.findall(r"^```ini\n(.*?)^```", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
+    """The block of docs/loggers.md or docs/faq.md for a logger of spacy-loggers."""
+    text = DOCS.read_text() + (DOCS.parent / "faq.md").read_text()
+    blocks = re.findall(r"^```ini\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if service in block]
     chain = Config().from_str(block.replace("[training.", "["))["logger"].values()
     return next(dict(settings) for settings in chain if isinstance(settings, dict) and service in settings["@loggers"])

@@ -379,7 +379,7 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
         (
             {"training__optimizer__privacy": {**PRIVACY, "delta": 0.1}},
             ConfigError,
-            "'delta' in .*far below 1 / ",
+            "'delta' in .*far below 1 divided by the number",
         ),
         (
             {

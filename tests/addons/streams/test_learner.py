@@ -326,13 +326,13 @@ def test_learner_warns_when_nothing_is_learned(tmp_path):
     assert [text for text in told if "All learning rates are 0" in text]
 
 
-@pytest.mark.parametrize("texts, rows", [(12, {0: True, 5: False, 10: True, 12: True}), (5, {0: True, 5: True})])
-def test_learner_watches_another_corpus(model, tmp_path, texts, rows):
+def test_learner_watches_another_corpus(model, tmp_path):
     """Before the first text, every so many texts, and at the end, as `nlp.evaluate` would."""
     watched = write_stream(tmp_path / "watched.jsonl", 6)
-    stream = write_stream(tmp_path / "stream.jsonl", texts)
+    stream = write_stream(tmp_path / "stream.jsonl", 12)
     found, _ = learn(model, stream, tmp_path / "out", watched=watched, watch_every=10)
-    assert {row.texts: row.watched is not None for row in found} == rows
+    assert [row.texts for row in found] == [0, 5, 10, 12]
+    assert [row.watched is not None for row in found] == [True, False, True, True]
     for place, row in ((model, found[0]), (tmp_path / "out" / "model-last", found[-1])):
         nlp = spacy.load(place)
         scores = nlp.evaluate([example for _, example in read_examples(nlp, watched)])

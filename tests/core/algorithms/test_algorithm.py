@@ -59,7 +59,7 @@ def beside_the_library(name, options, *, steps=12, after=lambda step, optimizer,
         ("adashift", r"'grad_queue'\]: expected .*, found deque"),
         ("scalableshampoo", "found PreConditioner"),
         ("galore", "objects that can't be saved"),
-        ("adabound", "by their place"),
+        ("adabound", "fixed order of param groups"),
     ],
 )
 def test_algorithm_that_cannot_be_driven_is_refused_by_the_config(name, said):

@@ -336,7 +336,7 @@ class StreamLearner:
         self.place = source.begin(self.place)
         batches = self._batches(source)
         if self._watched is not None and not self.goes_on:
-            yield self._log(self._make_row(is_last=False), is_last=False)
+            yield self._log(self._make_row(), is_last=False)
         is_over = False
         while not is_over:
             failed: TorchOptError | None = None
@@ -345,13 +345,13 @@ class StreamLearner:
             with self._nlp.memory_zone():
                 self._unpack()
                 try:
-                    is_over = self._learn_block(source, batches)
+                    is_over = self._learn_block(batches)
                 except (StateError, StreamError) as error:
                     if self._changes:
                         raise
                     is_over, failed, self._new_labels = True, error, {}
                 if self.texts > self._logged and not self._new_labels:
-                    row = self._make_row(is_last=is_over)
+                    row = self._make_row()
                 self._packed = self._pack() if is_over or self._new_labels else []
                 self._scored = []
             if self._new_labels:
@@ -366,7 +366,7 @@ class StreamLearner:
             if failed is not None:
                 raise failed
 
-    def _learn_block(self, source: LineReader, batches: Iterator[list[Line]]) -> bool:
+    def _learn_block(self, batches: Iterator[list[Line]]) -> bool:
         """Learn until the block is full, or there are new labels to add. RETURNS (bool): The stream is over, or the run
         was stopped.
         """
@@ -378,11 +378,7 @@ class StreamLearner:
                 return True
             self._waiting = []
             self._learn(batch)
-        if self._watched is None or self._new_labels or source.waits:
-            return False
-        # The last row scores the watched corpus: is this the last one?
-        self._waiting = next(batches, [])
-        return not self._waiting
+        return False
 
     def _batches(self, source: LineReader) -> Iterator[list[Line]]:
         batch: list[Line] = []
@@ -631,12 +627,12 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ scores
 
-    def _make_row(self, *, is_last: bool) -> LogRow:
+    def _make_row(self) -> LogRow:
         scores = self._scores_of(self._scored) if self._scored else {}
         watched: dict[str, float] = {}
         old = new = None
         is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
-        if self._watched is not None and (is_due or is_last):
+        if self._watched is not None and (is_due or self._block.texts < self._settings.every):
             try:
                 watched, old, new = self._evaluate(self._watched)
                 self._last_watched = self.texts if is_due else self._last_watched

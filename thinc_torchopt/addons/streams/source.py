@@ -73,11 +73,6 @@ class LineReader:
         self._follows = follows
         self._is_stopped = is_stopped
 
-    @property
-    def waits(self) -> bool:
-        """Whether the next line may be still to come."""
-        return self._path is None or self._follows
-
     def read(self, start: Place) -> Iterator[Line]:
         """Read from a place on. Standard input begins there.
 
