@@ -28,7 +28,7 @@ class FineTuning(Attachment):
     max_batch_pieces (int): The most wordpieces that the transformer reads at once, with padding. Windows of similar
         length are read together. At least `window_pieces`.
     gradient_checkpointing (bool | int): Compute layers again in the backward pass, in place of keeping their
-        activations. True: all layers. A number: so many of those that are trained, from the lowest on.
+        activations: all of them, or a number of those that are trained, from the lowest on.
     freeze_layers (int): The number of lowest layers that are not trained. With one or more, the embeddings are not
         trained either. 0: all are trained.
     attention ("eager" | "sdpa" | "flash_attention_2" | None): How attention is computed. None: as the model does.
