@@ -9,7 +9,6 @@ SOURCE: torch.utils.checkpoint, without reentrance. Hugging Face's own is for al
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -52,20 +51,19 @@ def checkpointing(settings: FineTuning, module: torch.nn.Module) -> Iterator[Non
     with ExitStack() as stack:
         for layer in (layers[i] for i in settings.layers_again(len(layers))):
             stack.enter_context(with_forward(layer, partial(_checkpointed, layer)))
-        if "use_cache" in inspect.signature(module.forward).parameters:
-            stack.enter_context(with_forward(module, partial(_without_cache, module)))
         yield
 
 
-def _without_cache(module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hugging Face's decoders keep the keys of a pass for the next text. Computed again, they would be there twice."""
-    return forward(*args, **kwargs | {"use_cache": False} if module.training else kwargs)
-
-
 def _checkpointed(layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if layer.training and torch.is_grad_enabled():
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    return forward(*args, **kwargs)
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    args, kwargs = tuple(map(_no_cache, args)), {key: _no_cache(value) for key, value in kwargs.items()}
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _no_cache(value: Any) -> Any:
+    """Hugging Face's decoders put keys into a cache, for a next pass. Computed again, they would be there twice."""
+    return None if hasattr(value, "get_seq_length") else value
 
 
 def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
