@@ -37,6 +37,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "checkpointing": MISC | {"window_pieces": None, "gradient_checkpointing": True},
     "frozen layers": MISC | {"window_pieces": None, "freeze_layers": 3},
     "windows, checkpointing": WINDOWS | {"gradient_checkpointing": True},
+    "windows, half checkpointed": WINDOWS | {"gradient_checkpointing": 3},
     "windows, one frozen layer": WINDOWS | {"freeze_layers": 1},
     "windows, frozen layers": WINDOWS | {"freeze_layers": 3},
     "all together": WINDOWS | {"gradient_checkpointing": True, "freeze_layers": 3},

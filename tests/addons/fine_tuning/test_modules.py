@@ -9,6 +9,7 @@ import torch
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
+from thinc_torchopt.addons.fine_tuning import FineTuning
 from thinc_torchopt.addons.fine_tuning.attention import attending
 from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
@@ -47,29 +48,65 @@ def gradients(nlp, optimizer, found, *, drop=0.1):
     return grads, torch.get_rng_state()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "frozen", "chosen", "again"),
+    [
+        ("float32", 0, True, [1, 1, 1]),
+        ("bf16", 0, True, [1, 1, 1]),
+        ("float32", 0, 3, [1, 1, 1]),
+        ("float32", 0, 1, [1, 0, 0]),
+        ("bf16", 0, 2, [1, 1, 0]),
+        ("float32", 1, 1, [0, 1, 0]),
+        ("float32", 1, True, [0, 1, 1]),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*has no instructions for bfloat16")
-def test_checkpointing_gives_the_same_gradients(tmp_path, corpus, kind, precision):  # noqa: F811
-    """To the last bit, with dropout: the same operations on the same numbers."""
-    nlp, optimizer, found = build(config_with(kind, tmp_path, corpus, settings={"precision": precision}))
+def test_checkpointing_gives_the_same_gradients(tmp_path, corpus, kind, precision, frozen, chosen, again):  # noqa: F811
+    """To the last bit, with dropout: the same operations on the same numbers. again (list): How often the backward pass
+    computes each layer.
+    """
+    settings = FineTuning(window_pieces=None, gradient_checkpointing=chosen, freeze_layers=frozen)
+    config = config_with(kind, tmp_path, corpus, settings={"precision": precision}, block={"freeze_layers": frozen})
+    nlp, optimizer, found = build(config)
     expected, state = gradients(nlp, optimizer, found)
     calls = []
-    layer = layers_of(found.module)[0]
-    part = next(layer.children())
-    part.register_forward_hook(lambda *_: calls.append(part.training))
+    for i, layer in enumerate(layers_of(found.module)):
+        next(layer.children()).register_forward_hook(lambda part, *_, i=i: calls.append((i, part.training)))
     gradients(nlp, optimizer, found)
-    once = len(calls)
-    with checkpointing(found.module):
+    once = calls.count((0, True))
+    with checkpointing(settings, found.module):
+        calls.clear()
         grads, after = gradients(nlp, optimizer, found)
-        assert len(calls) == 3 * once
+        assert [calls.count((i, True)) for i in range(LAYERS)] == [once + once * more for more in again]
+        calls.clear()
         nlp("Anna likes London .")
-        assert calls[-1] is False
-    assert len(expected) > 30 and grads.keys() == expected.keys()
+        assert calls == [(i, False) for i in range(LAYERS)]
+    assert len(expected) > 15 and grads.keys() == expected.keys()
     assert all(torch.equal(grads[name], expected[name]) for name in expected)
     assert torch.equal(after, state)
     calls.clear()
     gradients(nlp, optimizer, found)
-    assert len(calls) == once and not any("forward" in vars(module) for module in found.module.modules())
+    assert calls.count((0, True)) == once
+    assert not any("forward" in vars(module) for module in found.module.modules())
+
+
+def test_checkpointing_of_a_decoder():
+    """It keeps the keys of a pass, which are not there twice when layers are computed again."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": 20, "n_positions": 16}
+    module = transformers.GPT2Model(transformers.GPT2Config(**sizes)).train()
+    assert module.config.use_cache
+    inputs = torch.arange(12).reshape(2, 6)
+    grads = []
+    for chosen in (False, True, 2):
+        torch.manual_seed(1)
+        with checkpointing(FineTuning(window_pieces=None, gradient_checkpointing=chosen), module):
+            module(input_ids=inputs).last_hidden_state.square().sum().backward()
+        grads.append([param.grad for param in module.parameters()])
+        module.zero_grad()
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*grads))
+    assert "past_key_values" in module.eval()(input_ids=inputs)
 
 
 @pytest.mark.parametrize("weighting", [False, True])
@@ -154,7 +191,7 @@ def test_attention(tmp_path, corpus, kind, attention):  # noqa: F811
     assert all(torch.allclose(grads[name], expected[name], rtol=1e-3, atol=1e-5) for name in expected)
 
 
-@pytest.mark.parametrize("block", [None, ALL, {**ALL, "attention": "sdpa"}])
+@pytest.mark.parametrize("block", [None, ALL, {"gradient_checkpointing": 2, "freeze_layers": 1, "attention": "sdpa"}])
 def test_resume_is_exact(tmp_path, corpus, kind, block):  # noqa: F811
     """With averages and dropout, killed twice."""
     ends = []
@@ -247,6 +284,11 @@ def test_a_rollback_with_all_of_it(tmp_path, corpus, kind):  # noqa: F811
     [
         ({"freeze_layers": 4}, "Can't set 'freeze_layers' in [training.optimizer.fine_tuning]: expected at most 3, the "
         "number of layers of 'transformer', found 4."),
+        ({"gradient_checkpointing": 4}, "Can't set 'gradient_checkpointing' in [training.optimizer.fine_tuning]: "
+        "expected true, or at most 3, the number of layers of 'transformer', found 4."),
+        ({"gradient_checkpointing": 2, "freeze_layers": 2}, "Can't set 'gradient_checkpointing' in "
+        "[training.optimizer.fine_tuning]: expected true, or at most 1, the number of layers of 'transformer' that are "
+        "trained, found 2."),
         ({"attention": "flash_attention_2"}, "Can't set 'attention' in [training.optimizer.fine_tuning]: expected "
         '"eager" or "sdpa", found \'flash_attention_2\'.'),
     ],

@@ -12,6 +12,7 @@ settings.py is the block. transformers.py finds the transformers of a pipeline.
 from typing import Final
 
 from .batches import split_by_length
+from .checkpointing import layers_of
 from .settings import FineTuning
 from .transformers import Transformer, transformers_of
 from .windows import PieceCounter, PieceWindows, count_lost
@@ -24,6 +25,7 @@ __all__ = [
     "PieceWindows",
     "Transformer",
     "count_lost",
+    "layers_of",
     "split_by_length",
     "transformers_of",
 ]

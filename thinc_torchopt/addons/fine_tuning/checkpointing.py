@@ -1,8 +1,10 @@
-"""Gradient checkpointing: the backward pass computes each layer of a transformer again, so none of its inner values are
-kept. That takes about a third more time. Gradients stay the same: dropout draws the same numbers again.
+"""Gradient checkpointing: the backward pass computes layers of a transformer again, so none of their inner values are
+kept. For all layers, that takes about a third more time. Gradients stay the same: dropout draws the same numbers again.
+
+The lowest layers come last in the backward pass: what the layers above have kept is free by then.
 
 PAPER: Chen, Xu, Zhang, Guestrin (2016): Training Deep Nets with Sublinear Memory Cost. https://arxiv.org/abs/1604.06174
-SOURCE: torch.utils.checkpoint, without reentrance; Hugging Face's `gradient_checkpointing_enable`.
+SOURCE: torch.utils.checkpoint, without reentrance. Hugging Face's own is for all layers or none.
 """
 
 from __future__ import annotations
@@ -16,50 +18,52 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ...core.checks import Section
-from .settings import BLOCK
+from .settings import BLOCK, FineTuning
 
 
-def check_checkpointing(name: str, module: torch.nn.Module) -> None:
+def check_checkpointing(settings: FineTuning, name: str, module: torch.nn.Module) -> None:
     """RAISES (ConfigError): The layers of a transformer can't be computed again. name (str): Of its component."""
     found = ""
     if isinstance(module, torch.jit.ScriptModule):
         found = "compiled by TorchScript"
-    elif hasattr(module, "gradient_checkpointing_enable"):
-        if not module.supports_gradient_checkpointing:
-            found = f"a {type(module).__name__}, for which Hugging Face has none"
+    elif not getattr(module, "supports_gradient_checkpointing", True):
+        found = f"a {type(module).__name__}, for which Hugging Face has none"
     elif not layers_of(module):
         found = f"a {type(module).__name__} without layers"
+    section, chosen = Section(BLOCK), settings.gradient_checkpointing
     if found:
-        Section(BLOCK).refuse(
-            "gradient_checkpointing", f"false for a model like that of '{name}'", True, f"It is {found}."
+        section.refuse("gradient_checkpointing", f"false for a model like that of '{name}'", chosen, f"It is {found}.")
+    most = max(0, len(layers_of(module)) - settings.freeze_layers)
+    if chosen is not True and chosen > most:
+        trained = " that are trained" if settings.freeze_layers else ""
+        section.refuse(
+            "gradient_checkpointing", f"true, or at most {most}, the number of layers of '{name}'{trained}", chosen
         )
 
 
 @contextmanager
-def checkpointing(module: Any) -> Iterator[None]:
-    """Inside, the training passes of a transformer keep only what its layers read. Evaluations are as before.
+def checkpointing(settings: FineTuning, module: torch.nn.Module) -> Iterator[None]:
+    """Inside, the training passes of a transformer keep only what the chosen layers read. Evaluations are as before.
 
     module (torch.nn.Module): Of Hugging Face, or of curated transformers. See `check_checkpointing`.
     """
-    if hasattr(module, "gradient_checkpointing_enable"):
-        was_on = module.is_gradient_checkpointing
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        try:
-            yield
-        finally:
-            if not was_on:
-                module.gradient_checkpointing_disable()
-        return
+    layers = layers_of(module)
     with ExitStack() as stack:
-        for layer in layers_of(module):
+        for layer in (layers[i] for i in settings.layers_again(len(layers))):
             stack.enter_context(with_forward(layer, partial(_checkpointed, layer)))
         yield
 
 
 def _checkpointed(layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if layer.training and torch.is_grad_enabled():
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    return forward(*args, **kwargs)
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    args, kwargs = tuple(map(_no_cache, args)), {key: _no_cache(value) for key, value in kwargs.items()}
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _no_cache(value: Any) -> Any:
+    """Hugging Face's decoders put keys into a cache, for a next pass. Computed again, they would be there twice."""
+    return None if hasattr(value, "get_seq_length") else value
 
 
 def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:

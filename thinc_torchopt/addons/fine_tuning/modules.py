@@ -35,7 +35,7 @@ class ModulesOfRun:
             if settings.attention is not None:
                 self._inside.enter_context(attending(found.shim, settings.attention))
             if settings.gradient_checkpointing:
-                self._inside.enter_context(checkpointing(found.module))
+                self._inside.enter_context(checkpointing(settings, found.module))
 
     def close(self) -> None:
         self._inside.close()
@@ -55,6 +55,6 @@ def check_modules(settings: FineTuning, nlp: Language, exclude: Collection[str])
         )
     for found in trained:
         if settings.gradient_checkpointing:
-            check_checkpointing(found.component, found.module)
+            check_checkpointing(settings, found.component, found.module)
         if settings.attention is not None:
             check_attention(found.component, found.shim, settings.attention)

@@ -27,7 +27,8 @@ class FineTuning(Attachment):
         overlap by the rest. From half of `window_pieces` up to all of it. None: three quarters of it.
     max_batch_pieces (int): The most wordpieces that the transformer reads at once, with padding. Windows of similar
         length are read together. At least `window_pieces`.
-    gradient_checkpointing (bool): Compute each layer again in the backward pass, in place of keeping its activations.
+    gradient_checkpointing (bool | int): Compute layers again in the backward pass, in place of keeping their
+        activations: all of them, or a number of those that are trained, from the lowest on.
     freeze_layers (int): The number of lowest layers that are not trained. With one or more, the embeddings are not
         trained either. 0: all are trained.
     attention ("eager" | "sdpa" | "flash_attention_2" | None): How attention is computed. None: as the model does.
@@ -44,7 +45,7 @@ class FineTuning(Attachment):
     window_pieces: Optional[int] = 128
     stride_pieces: Optional[int] = None
     max_batch_pieces: int = 2048
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | int = False
     freeze_layers: int = 0
     attention: Optional[Literal["eager", "sdpa", "flash_attention_2"]] = None
     # Whether the training measures or compares settings, and saves nothing.
@@ -65,7 +66,10 @@ class FineTuning(Attachment):
         self.max_batch_pieces = _SECTION.whole(
             "max_batch_pieces", self.max_batch_pieces, at_least=self.window_pieces or 1, because=", one window"
         )
-        _SECTION.flag("gradient_checkpointing", self.gradient_checkpointing)
+        if not isinstance(self.gradient_checkpointing, bool):
+            self.gradient_checkpointing = _SECTION.whole(
+                "gradient_checkpointing", self.gradient_checkpointing, because=", true or false"
+            )
         self.freeze_layers = _SECTION.whole("freeze_layers", self.freeze_layers)
         _SECTION.choice("attention", self.attention, _ATTENTION)
 
@@ -73,6 +77,12 @@ class FineTuning(Attachment):
     def stride(self) -> int:
         """The stride in wordpieces. Without `window_pieces`: 0."""
         return self.stride_pieces or 3 * (self.window_pieces or 0) // 4
+
+    def layers_again(self, layers: int) -> range:
+        """The numbers of the layers that are computed again, of all `layers` of a transformer, from 0 on."""
+        if isinstance(self.gradient_checkpointing, bool):
+            return range(layers if self.gradient_checkpointing else 0)
+        return range(layers)[self.freeze_layers :][: self.gradient_checkpointing]
 
     def prepare(self, nlp: Any) -> None:
         """RAISES (ConfigError): The pipeline has no transformer."""

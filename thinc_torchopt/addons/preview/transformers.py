@@ -14,7 +14,15 @@ from ...loop.data_check import Corpus
 from ...loop.data_stream import batches_of
 from ...loop.random_state import preserved_random
 from ...loop.setup import Setup
-from ..fine_tuning import PieceCounter, PieceWindows, Transformer, count_lost, split_by_length, transformers_of
+from ..fine_tuning import (
+    PieceCounter,
+    PieceWindows,
+    Transformer,
+    count_lost,
+    layers_of,
+    split_by_length,
+    transformers_of,
+)
 from .lines import Line
 
 _FLOAT = 4
@@ -57,9 +65,12 @@ def tell_batch_memory(setup: Setup, train: Corpus) -> Iterator[str]:
     frozen = setup.frozen
     for one in transformers_of(setup.nlp):
         if one.component not in frozen and not one.is_curated and (pieces := _largest_batch(setup, one, train)):
+            again, layers = _layers_again(setup, one)
+            told = f", with {again} of its {count(layers, 'layer')} computed again" if again else ""
             yield (
                 f"The largest batch has {count(pieces, 'wordpiece')} in '{one.component}', with padding: about "
-                f"{size_in_words(pieces * _bytes_per_piece(setup, one))} for its activations, by a simple estimate."
+                f"{size_in_words(pieces * _bytes_per_piece(setup, one))} for its activations{told}, "
+                "by a simple estimate."
             )
 
 
@@ -108,10 +119,17 @@ def _largest_batch(setup: Setup, transformer: Transformer, train: Corpus) -> int
 
 def _bytes_per_piece(setup: Setup, transformer: Transformer) -> float:
     """Bytes that torch keeps of a wordpiece for the backward pass: about the inputs and outputs of linear layers."""
-    settings: Any = setup.optimizer.attachments.get("fine_tuning")
     linear = [module for module in transformer.module.modules() if isinstance(module, torch.nn.Linear)]
     kept = float(sum(module.in_features + module.out_features for module in linear))
-    if settings is not None and settings.gradient_checkpointing:
-        layers = int(getattr(transformer.module.config, "num_hidden_layers", 1))
-        kept = kept / layers + layers * float(transformer.node.get_dim("nO"))
+    again, layers = _layers_again(setup, transformer)
+    if again:
+        # A layer that is computed again has its values for a moment; the lowest do when those above are done.
+        kept = kept / layers * max(1, layers - again) + again * float(transformer.node.get_dim("nO"))
     return _FLOAT * kept
+
+
+def _layers_again(setup: Setup, transformer: Transformer) -> tuple[int, int]:
+    """The number of layers that are computed again in the backward pass, and that of all."""
+    settings: Any = setup.optimizer.attachments.get("fine_tuning")
+    layers = len(layers_of(transformer.module))
+    return 0 if settings is None else len(settings.layers_again(layers)), layers
