@@ -310,7 +310,7 @@ def sourced_config(name: str, row: str, seed: int, folder: Path) -> Config:
     old = [only(doc, task, new=False) for doc in corpora.old]
     new = [only(doc, task, new=True, is_missing=way == "missing") for doc in corpora.new]
     if way == "replay":
-        larger, smaller = max(old, new, key=len), min(old, new, key=len)
+        smaller, larger = sorted((old, new), key=len)
         texts = larger + [smaller[i % len(smaller)] for i in range(len(larger))]
     else:
         texts = corpora.new if way == "hand" else new
@@ -609,7 +609,7 @@ LESSON_NAMES = {
     "share1": "1 unlabelled text for each",
     "share2": "2 for each",
     "share4": "4 for each",
-    "share8": "8 for each",
+    "share8": "8 for each, or all there are",
     TRANSFORMER: "the transformer that taught them",
 }
 HEADS = {
@@ -617,7 +617,7 @@ HEADS = {
     "NUM": "EWT: NUM",
     "ADJ": "EWT: ADJ",
     "brands": "food: brands",
-    "cooking": "cooking: 3 more",
+    "cooking": "cooking, AUC",
     "tags": "tags: VBG, VBN",
     "taught-food": "food, F",
     "taught-cooking": "cooking, AUC",
