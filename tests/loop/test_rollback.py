@@ -247,8 +247,6 @@ def test_rollback_does_not_go_back_past_new_labels(corpus, tmp_path, add):
     nlp = init_nlp(config.interpolate())
     with (
         pytest.warns(NonFiniteGradWarning),
-        pytest.raises(
-            RollbackError, match=r"Can't go back to the checkpoint of step 6, .*: the model has grown since"
-        ),
+        pytest.raises(RollbackError, match=r"Can't go back to the checkpoint of step 6, .*: the model has grown since"),
     ):
         spacy_train(nlp, tmp_path / "out", stdout=io.StringIO(), stderr=io.StringIO())

@@ -79,7 +79,9 @@ def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
 def test_agreement_wants_no_algorithm_with_averages_of_its_own(texts):
     """The server would send back, and evaluate, the values that it trains."""
     algorithm = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}
-    with pytest.raises(ConfigError, match=r"ScheduleFreeAdamW in \[training\.optimizer\.algorithm\].*evaluates averages"):
+    with pytest.raises(
+        ConfigError, match=r"ScheduleFreeAdamW in \[training\.optimizer\.algorithm\].*evaluates averages"
+    ):
         pipeline(texts, config=small_config({"training": {"optimizer": {"algorithm": algorithm}}}))
 
 
