@@ -101,6 +101,9 @@ def test_try_numbers_are_those_of_trials(folder):
     assert max(words) < 1.4 * min(words)  # as many, up to the last batches, and to ten steps
     [told] = [note for note in done["notes"] if note.startswith("As batches differ")]
     assert int(re.search(r"about ([\d,]+):", told)[1].replace(",", "")) == pytest.approx(min(words), rel=0.2)
+    whole = Config().from_str(best)["training"]["max_steps"]
+    favoured = [note for note in done["notes"] if note.startswith("In short trials")]
+    assert rows["as it is"]["steps"] > 20 and f"by the recipe is --steps {whole}." in favoured[0]
     assert done["winner"] in rows and rows["best"]["from_base"]["standard_error"] >= 0
     assert rows["as it is"]["from_base"] is None and rows["best"]["from_tuned"]["margin"] >= 0
 

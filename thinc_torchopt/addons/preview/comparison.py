@@ -368,6 +368,12 @@ def _shortened(
             lengths[name] = _in_tens(next(reached, lengths[measure]))
         told = ", ".join(f"{name} in {length:,} steps" for name, length in lengths.items())
         notes.append(f"As batches differ, all trials have the same number of words, about {words:,}: {told}.")
+        whole = configs[measure].interpolate()["training"]["max_steps"]
+        if lengths[measure] < whole and max(lengths.values()) > 2 * lengths[measure]:
+            notes.append(
+                "In short trials a config with smaller batches is ahead, as it takes more steps. The whole training by "
+                f"the recipe is --steps {whole}."
+            )
     tried = {}
     for name, text in texts.items():
         short, more = shorten(configs[name], lengths[name])
