@@ -109,7 +109,7 @@ def lever_claims(lines: list[Line]) -> str:
         for lever, gains in tried.items()
         if any(gain.mean > 2 * gain.error for gain in gains) and not any(gain.is_loss for gain in gains)
     ]
-    text = f"On all of {', '.join(LEVER_TASKS)} was tried: {'; '.join(tried) or 'none of them'}."
+    text = f"Tried on all of {', '.join(LEVER_TASKS)}: {'; '.join(tried) or 'no lever yet'}."
     if tried:
         text += (
             " More than two standard errors above the recipe on one of the four, and more than one below it on none: "

@@ -628,7 +628,7 @@ BEGIN, END = "<!-- Written by `python benchmarks/teacher.py report`. -->\n", "<!
 
 def cell(values: list[float]) -> str:
     """Mean and standard error."""
-    error = f" &pm; {stdev(values) / len(values) ** 0.5:.1f}" if len(values) > 1 else ""
+    error = f"&pm;{stdev(values) / len(values) ** 0.5:.1f}" if len(values) > 1 else ""
     return f"{mean(values):.1f}{error}" if values else ""
 
 
