@@ -86,6 +86,7 @@ ARGUMENTS = {f"{entry} {argument.name}": (entry, argument) for entry in entries(
 WORK = {
     "torch_optimizers torch.Adafactor.v1 beta2_decay": (["-2.5"], "torch wants one of at most 0"),
     "torch_optimizers torch.SGD.v1 dampening": (["-2.5"], "it makes steps larger instead of smaller"),
+    "misc FineTuning.v1 gradient_checkpointing": (["3"], "a number of layers; a pipeline has too few, or enough"),
 }
 
 
