@@ -637,7 +637,8 @@ def seeds_in(lines: list[dict[str, Any]], tasks: list[str]) -> str:
     counts = {
         task: max(len(of_row(lines, task, line["row"])) for line in lines if line["task"] == task) for task in tasks
     }
-    text = ", ".join(f"{HEADS[task]} {n}" for task, n in counts.items())
+    differ = len(set(counts.values())) > 1
+    text = ", ".join(f"{HEADS[task]} {n}" for task, n in counts.items()) if differ else max(counts.values())
     return f"Seeds: {text}. Figures without a standard error are of one seed."
 
 
