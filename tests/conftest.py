@@ -66,7 +66,9 @@ def fixed_seed():
     numpy.random.seed(0)
     # torch.manual_seed keeps a traceback of each call for each kind of GPU, which takes longer than many a test.
     if torch.cuda.is_available():
-        torch.manual_seed(0)
+        from thinc.api import fix_random_seed
+
+        fix_random_seed(0)  # CuPy's too
     else:
         torch.default_generator.manual_seed(0)
 
