@@ -8,12 +8,12 @@ import sys
 import typer
 
 from ..core.host import cli_util
-from ._command import InOrder, add_commands
+from ._command import Commands, add_commands
 from ._screen import is_main_program, is_ours, show_errors, show_plain_headings
 
 torchopt_cli = typer.Typer(
     name="torchopt",
-    cls=InOrder,
+    cls=Commands,
     help="Make a config from texts, check it before training, and look at runs. Commands are in the order of use.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -13,6 +13,8 @@ from typer import Argument as Arg
 from typer import Option as Opt
 from typer.core import TyperCommand, TyperGroup
 
+from ..core.near_misses import did_you_mean
+
 # Extra arguments override settings of the config, as in spaCy's own commands.
 OVERRIDES: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -25,11 +27,18 @@ CODE = Opt(None, "--code", "-c", help="Path to Python file with additional code 
 GPU = Opt(-1, "--gpu-id", "-g", help="GPU ID or -1 for CPU")
 
 
-class InOrder(TyperGroup):
-    """Commands in the order in which they were added. Older typers list them by name."""
+class Commands(TyperGroup):
+    """Commands in the order in which they were added; for an unknown one, the one that was meant. Older typers list
+    them by name, and suggest none.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command '{args[0]}'.{did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
 
 
 class LazyCommand(TyperCommand):

@@ -151,11 +151,17 @@ def text_of(error: Exception) -> str | None:
         # Leave out the dump of the whole section.
         return str(error.from_error(error, show_config=False)).strip()
     if isinstance(error, NoSuchOption):
-        # spaCy raises it for an override without a dot. A typer with its own click does not catch it.
-        return f"{error.format_message()}{option_meant(error.option_name, _options())}"
+        return no_such_option(error.option_name)
     if isinstance(error, ClickException):
         return error.format_message()
     return None
+
+
+def no_such_option(name: str) -> str:
+    """The message for an override without a dot, for which spaCy raises an error of click. Its words change with
+    click's version, and a typer without a click of its own prints them itself.
+    """
+    return f"No such option '{name}'.{option_meant(name, _options())}"
 
 
 def _options() -> list[str]:

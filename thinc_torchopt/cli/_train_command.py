@@ -1,8 +1,9 @@
-"""`spacy train`, if its config names something of ours: the two functions of `spacy.cli.train` that are replaced.
+"""`spacy train`, if its config names something of ours: the functions of `spacy.cli.train` that are replaced.
 
 - `train`: reports errors of the config in our words. With several processes, it begins only if all functions that
   core/hooks.py lists are replaced, and only rank 0 makes a folder and prints.
 - `init_nlp`: reports errors of the config in our words, and a missing corpus.
+- `parse_config_overrides`: names the option that was meant.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from click import NoSuchOption
 from confection import Config
 from spacy.util import load_config
 
@@ -30,10 +32,12 @@ from ..core.config_checks import (
     names_our_optimizer,
     names_ours,
 )
+from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
 from ..core.launched import is_launched, rank_in_environment
 from ..core.replaced import SPACY, Replaced, replace
 from ..core.text_files import check_encoding, decode
+from ._screen import no_such_option
 
 
 def guide_command() -> None:
@@ -52,6 +56,7 @@ def replaced_in_command() -> list[Replaced]:
     return [
         Replaced(module, "train", "config_path output_path use_gpu overrides", _train, without),
         Replaced(module, "init_nlp", "config use_gpu", _init_nlp, "errors in the config are not in our words"),
+        Replaced(module, "parse_config_overrides", "args env_var", _parse_config_overrides, "no option is suggested"),
     ]
 
 
@@ -95,3 +100,13 @@ def _init_nlp(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(config, use_gpu=use_gpu)
 
     return init_nlp
+
+
+def _parse_config_overrides(original: Callable[..., Any]) -> Callable[..., Any]:
+    def parse_config_overrides(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except NoSuchOption as error:
+            raise ConfigError(no_such_option(error.option_name)) from None
+
+    return parse_config_overrides
