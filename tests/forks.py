@@ -2,6 +2,8 @@
 nothing, and forks for each program.
 
 A server reads requests from stdin as JSON lines, and answers each with a line.
+
+Only on Linux: Windows has no forks, and on macOS they may crash. There each program imports everything anew.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryFile, mkdtemp
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
+FORKS = sys.platform == "linux"
 # Python code, or the arguments of `spacy`.
 Program = str | Sequence[Any]
 # Runs a script, whose path is the first argument.
@@ -148,8 +151,11 @@ def python(program: Program, *arguments: object, check: bool = True) -> subproce
     line and torch are imported, and nothing of this package. It has the environment and the folder of this process.
     """
     program, words = _words(program, arguments)
-    status, stdout, stderr = _server().ask("run", program, words, str(Path.cwd()), _changed_variables())
-    run = subprocess.CompletedProcess([program, *words], status, stdout, stderr)
+    if FORKS:
+        status, stdout, stderr = _server().ask("run", program, words, str(Path.cwd()), _changed_variables())
+        run = subprocess.CompletedProcess([program, *words], status, stdout, stderr)
+    else:
+        run = subprocess.run(_command(program, words), env=_own_process(), capture_output=True, encoding="utf8")
     assert not check or status == 0, stdout + stderr
     return run
 
@@ -170,14 +176,24 @@ class Started:
         weakref.finalize(self, rmtree, folder)
         self._printed, pipe = folder / "printed", folder / "stdin"
         self._printed.touch()
+        self._read = 0
+        program, words = _words(program, arguments)
+        self.stdin: Any
+        if not FORKS:
+            streams: dict[str, Any] = {"stdin": subprocess.PIPE if stdin else subprocess.DEVNULL, "bufsize": 0}
+            with self._printed.open("ab") as file:
+                streams |= {"stdout": file, "stderr": subprocess.STDOUT}
+                process = subprocess.Popen(_command(program, words), env=_own_process() | (variables or {}), **streams)
+            self.pid, self.stdin, self._status = process.pid, process.stdin, process.poll
+            return
         if stdin:
             os.mkfifo(pipe)
         changed = _changed_variables() | (variables or {})
         files = [str(pipe) if stdin else os.devnull, str(self._printed)]
-        self.pid = _server().ask("start", *_words(program, arguments), str(Path.cwd()), changed, *files)
+        self.pid = _server().ask("start", program, words, str(Path.cwd()), changed, *files)
+        self._status = partial(_server().ask, "poll", self.pid)
         # Waits for the program to open it.
         self.stdin = pipe.open("wb", buffering=0) if stdin else None
-        self._read = 0
 
     def __enter__(self) -> Started:
         return self
@@ -188,7 +204,7 @@ class Started:
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = _server().ask("poll", self.pid)
+            self.returncode = self._status()
             if self.returncode is not None and self.stdin is not None:
                 self.stdin.close()
         return self.returncode
@@ -198,7 +214,7 @@ class Started:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        self.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))  # which ends it at once on Windows
 
     def wait(self, timeout: float = 300) -> int:
         """RAISES (TimeoutExpired): It still runs."""
@@ -236,6 +252,17 @@ class Started:
 def _words(program: Program, arguments: Sequence[object]) -> tuple[Program, list[str]]:
     program = program if isinstance(program, str) else [str(word) for word in program]
     return program, [str(argument) for argument in arguments]
+
+
+def _command(program: Program, words: list[str]) -> list[str]:
+    """Of a program that is not forked."""
+    own = ["-c", program] if isinstance(program, str) else ["-m", "spacy", *program]
+    return [sys.executable, *own, *words]
+
+
+def _own_process() -> dict[str, str]:
+    """The environment of a program that is not forked: it prints as those do that are."""
+    return environment() | {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _changed_variables() -> dict[str, str | None]:

@@ -129,7 +129,7 @@ def own_names(tree):
 
 def test_package_private_parts_of_the_hosts_are_known_in_one_place():
     """host.py, beside torch's ops in kernels.py: nobody else reads what is read there, or a name that is not ours."""
-    trees = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
     known = {name for name, _ in private_names(trees["core/host.py"])}
     assert {"_model", "_grad_scaler", "_buffers", "_version", "_util", "_optimizer_step_pre_hooks"} <= known
     ops = {name for name, _ in private_names(trees["core/kernels.py"])}
