@@ -33,7 +33,7 @@ from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products, w
 from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
-from ..models import pipeline_params, toy_examples
+from ..models import LISTENER, pipeline_params, toy_examples
 from ..spacy_cli import QUICK, flags_of, spacy_cli, toy_corpus
 
 ALL = list(Recipe)
@@ -780,6 +780,30 @@ def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, sp
     end = find_end(nlp, 20)
     assert end.spans == pytest.approx(spans / 50)
     assert ("spans are few" in end.reason) is math.isfinite(spans)
+
+
+@pytest.mark.parametrize("length", [10, 49, 51, 200])
+@pytest.mark.parametrize(
+    ("pipeline", "texts"), [(["textcat"], 8), (["textcat_multilabel"], 8), (["textcat", "tagger"], 0), (["ner"], 0)]
+)
+def test_init_best_shows_a_text_classifier_several_texts_at_once(pipeline, texts, length, tmp_path):
+    """It learns from each text once. What learns from words does not need them."""
+    from spacy.cli.init_config import init_config as spacys
+
+    nlp = spacy.blank("en")
+    docs = [nlp.make_doc("one " * length) for _ in range(100)]
+    for number, doc in enumerate(docs):
+        doc.cats = {"A": number % 2, "B": 1 - number % 2}
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    config = spacys(lang="en", pipeline=pipeline, optimize="accuracy")
+    config["paths"] |= {"train": str(tmp_path / "train.spacy"), "vectors": None}
+    draft, new = rewrite(config.to_str(), tmp_path / "config.cfg", Recipe.best, "state")
+    size = Config().from_str(new)["training"]["batcher"]["size"]
+    assert size == max(400, texts * length)
+    assert ("words, 8 texts" in " ".join(draft.changes)) is (size > 400)
+    of_batch = min(draft.end.words / 400, draft.end.texts / 8 if texts else math.inf)
+    rate = block_of(new)["learn_rate"]["initial_rate"]
+    assert rate == pytest.approx(0.002 * of_batch**0.5, rel=0.03) and draft.end.texts >= min(texts, 400 // length) * 0.8
 
 
 @pytest.mark.parametrize(("tagged", "steps"), [(100, 600), (50, 1200), (25, 2400), (1, 3000)])

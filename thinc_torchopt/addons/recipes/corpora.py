@@ -116,7 +116,9 @@ class End:
 
     steps (int): Length in steps, a multiple of `eval_every`: otherwise spaCy does not evaluate the last step.
     eval_every (int): Steps from one evaluation to the next.
+    size (int): `size` in [training.batcher], if batches are to have so many words. 0: they stay as they are.
     words (float): Words of a batch, on average.
+    texts (float): Texts of a batch, on average.
     spans (float): Annotated spans of a batch, on average: of the span categorizer that has the fewest. Infinite:
         none has any.
     reason (str): Why the training ends there, in words.
@@ -124,16 +126,19 @@ class End:
 
     steps: int
     eval_every: int
+    size: int
     words: float
+    texts: float
     spans: float
     reason: str
 
 
-def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> End:
+def find_end(nlp: Language, words: int = 0, texts: int = 0, *, more: float = 0.0) -> End:
     """Count the steps of `EPOCHS` epochs, or of more where spans are rare, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
-    size (int | None): Size of batches. Default: `size` in [training.batcher].
+    words (int): Words of a batch. 0: as [training.batcher] says.
+    texts (int): Texts of a batch at least, on average: where they are long, it has more words.
     more (float): Texts that a teacher annotates, for each one of the corpus.
     RAISES (ConfigError): The corpus is streamed, empty or missing.
     """
@@ -147,9 +152,11 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
             "learn_rate a block with thinc-torchopt.warmup_linear.v1 and warmup_ratio = 0.1: without total_steps, the "
             f"rate falls to the end of the training, max_steps, {end}."
         )
-    block = training["batcher"] if size is None else {**training["batcher"], "size": size}
-    batcher = registry.resolve({"batcher": block})["batcher"]
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
+    of_text = sum(len(example) for example in examples) / len(examples)
+    size = words and max(words, round(texts * of_text))
+    block = {**training["batcher"], "size": size} if size else training["batcher"]
+    batcher = registry.resolve({"batcher": block})["batcher"]
     spans = _count_spans(nlp, training["frozen_components"], examples)
     epochs = EPOCHS if spans is None else min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), EPOCHS), MOST_EPOCHS)
     batches = list(islice(words_of_batches(batcher, examples, epochs), MOST + 1))
@@ -158,9 +165,9 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
             f"Can't find the end of the training: expected batches of the texts in [{training['train_corpus']}], found "
             "none: each text is longer than a batch. Set discard_oversize = false in [training.batcher]."
         )
-    words = sum(len(example) for example in examples)
+    total = sum(len(example) for example in examples)
     few = f" (more than {EPOCHS}, as {spans:,} spans are few)" if epochs > EPOCHS else ""
-    reason = f"{epochs} epochs{few} over {len(examples):,} texts with {words:,} words"
+    reason = f"{epochs} epochs{few} over {len(examples):,} texts with {total:,} words"
     reason += f", and {more:g} of the teacher's for each" * bool(more)
     counted = round(len(batches) * (1 + more))
     share, name = _least_share(nlp, training["frozen_components"], examples)
@@ -172,8 +179,9 @@ def find_end(nlp: Language, size: int | None = None, *, more: float = 0.0) -> En
         reason = f"at most {MOST:,}; {reason} would be more"
     steps = min(max(counted, least), MOST)
     every = min(training["eval_frequency"], -(-steps // _EVALUATIONS))
-    density = math.inf if spans is None else spans / max(words, 1)
-    return End(-(-steps // every) * every, every, mean(batches), mean(batches) * density, reason)
+    batch = mean(batches) / max(total, 1)  # as a part of the corpus
+    spans_of_batch = math.inf if spans is None else spans * batch
+    return End(-(-steps // every) * every, every, size, mean(batches), len(examples) * batch, spans_of_batch, reason)
 
 
 def _count_spans(nlp: Language, frozen: Sequence[str], examples: list[Example]) -> int | None:

@@ -18,9 +18,10 @@ from spacy.language import Language
 from spacy.util import registry
 from thinc.api import Model
 
+from ...core.annotations import LEARNS_FROM
 from ...core.errors import ConfigError
 from ...core.near_misses import did_you_mean
-from ...core.params import all_names, components_with_model, escape, shim_paths
+from ...core.params import all_names, components_with_model, escape, shim_paths, trainable_components
 from ...core.schedules import with_end
 from .config_text import SectionText, SettingText, moved_value
 from .corpora import End, find_end
@@ -39,20 +40,23 @@ class BestSettings:
     """The settings of the recipe best for a kind of pipeline: docs/recipes.md.
 
     words (int): Words of a batch, in place of batches that grow. 0: batches stay as they are.
+    texts (int): Texts of a batch at least, on average: a text classifier learns from each once. 0: does not matter.
     peak (float): The highest rate. With `scales`, it is for batches of 400 words, and grows with the square root of
     their words: gradients of more words have less noise. A span categorizer learns from the annotated spans among its
-    suggestions: with fewer than 18 in a batch, the rate falls with the square root of their number.
+    suggestions: with fewer than 18 in a batch, the rate falls with the square root of their number. It does with fewer
+    than `texts` texts, too.
     """
 
     what: str
     words: int
     peak: float
     scales: bool
+    texts: int = 0
 
     def peak_for(self, end: End) -> float:
         """The highest rate for the batches of a training."""
         low, high = BEST_SCALES
-        size = min(end.words / 400, end.spans / 18)
+        size = min(end.words / 400, end.spans / 18, end.texts / self.texts if self.texts else math.inf)
         return _rounded(self.peak * min(max(math.sqrt(size), low), high)) if self.scales else self.peak
 
     def continued(self) -> BestSettings:
@@ -71,6 +75,7 @@ BEST_WINDOW = 128
 BEST_CONTINUED = 1 / 3
 BEST = {
     "cnn": BestSettings("a network that is trained from scratch", 400, 0.002, True),
+    "texts": BestSettings("a text classifier that is trained from scratch", 400, 0.002, True, texts=8),
     "bow": BestSettings("bags of words", 1000, 0.003, False),
     "transformer": BestSettings("new components on a transformer", 0, 0.001, False),
 }
@@ -236,17 +241,18 @@ class Draft:
         found = find_pretrained(nlp, self.optimizer.config)
         if found.encoders or found.sourced:
             self._check_groups(Recipe.best)
-        best = BEST["transformer" if found.encoders else "bow" if are_bags(all_names(nlp)) else "cnn"]
+        kind = "bow" if are_bags(all_names(nlp)) else "texts" if _classifies(nlp) else "cnn"
+        best = BEST["transformer" if found.encoders else kind]
         goes_on = bool(found.sourced) and not found.heads
         best = best.continued() if goes_on else best
-        size = best.words if best.words and _grows(nlp) else None
-        if size is not None and isinstance(nlp.config["training"]["batcher"], str):
+        words = best.words if _grows(nlp) else 0
+        if words and isinstance(nlp.config["training"]["batcher"], str):
             self.warnings.append(
                 "[training] batcher is a variable, so it stays as it is: batches that grow. The recipe was measured "
-                f"with size = {size}: set that where the variable points to, and use the recipe again."
+                f"with size = {words}: set that where the variable points to, and use the recipe again."
             )
-            size = None
-        end = self.end = find_end(nlp, size, more=self.more_texts)
+            words = 0
+        end = self.end = find_end(nlp, words, best.texts, more=self.more_texts)
         self.optimizer.as_torch(clip_by="param", kept="grad_clip is")
         self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if self.optimizer.kind != TORCH:
@@ -257,7 +263,7 @@ class Draft:
         self._average(end)
         self._rise_and_fall(best, end)
         peak = best.peak_for(end)
-        bags = self._bags_beside(nlp, found.heads, peak) if best == BEST["cnn"] else []
+        bags = self._bags_beside(nlp, found.heads, peak) if best.scales and not goes_on else []
         if found.encoders or (found.sourced and not goes_on):
             # All other new params learn at the one rate that was measured.
             heads = [pattern for pattern in found.heads if pattern not in bags]
@@ -268,11 +274,12 @@ class Draft:
             self._read_in_windows(nlp)
         ends = {"max_steps": end.steps, "max_epochs": 0, "patience": 0, "eval_frequency": end.eval_every}
         self.beside = {f"training.{key}": value for key, value in ends.items()}
-        if size is not None:
-            self.beside["training.batcher.size"] = size
+        if words:
+            self.beside["training.batcher.size"] = end.size
+            texts = f", {end.texts:.0f} texts" * (end.size > words)
             self.changes.append(
-                f"[training.batcher] size = {size}: all batches have about this many words. Before, they grew from "
-                "small ones, whose noisy gradients need more steps."
+                f"[training.batcher] size = {end.size}: all batches have about this many words{texts}. Before, they "
+                "grew from small ones, whose noisy gradients need more steps."
             )
         self.optimizer.changes += [
             f"[training] max_steps = {end.steps}: {end.reason}.",
@@ -537,6 +544,13 @@ def _grows(nlp: Language) -> bool:
     """Whether batches are counted in words and grow by a schedule, as spaCy's default."""
     batcher = nlp.config.interpolate()["training"]["batcher"]
     return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
+
+
+def _classifies(nlp: Language) -> bool:
+    """Whether all that learns, what it listens to aside, classifies texts."""
+    trained = {name for name, _ in trainable_components(nlp, nlp.config["training"]["frozen_components"])}
+    factories = {nlp.get_pipe_meta(name).factory for name in nlp.pipe_names if escape(name) in trained}
+    return {LEARNS_FROM.get(factory) for factory in factories - {"tok2vec"}} == {"categories"}
 
 
 def _comment(section: SectionText, key: str, comment: str) -> None:
