@@ -10,28 +10,17 @@ from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
 from .conftest import CONFIGS
+from .models import TOK2VEC, WIDTH
 
 
 class Crash(Exception):
     """Stands for a power cut: nothing of ours runs after it."""
 
 
-# So small that it takes no time to train, save and load.
-TOK2VEC = {
-    "@architectures": "spacy.HashEmbedCNN.v2",
-    "width": 96,
-    "depth": 2,
-    "embed_size": 200,
-    "window_size": 1,
-    "maxout_pieces": 2,
-    "subword_features": True,
-    "pretrained_vectors": None,
-}
-
-
-def config_for(folder, corpus, *, steps=20, **changes):
+def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     """configs/checkpoint.cfg with a small tok2vec, on the small corpus, for three epochs or so.
 
+    parser (bool): With its parser, which draws from Python's `random`, and takes a third of the time.
     `changes`: config paths with __ for dots; None removes a section.
     """
     config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
@@ -39,6 +28,11 @@ def config_for(folder, corpus, *, steps=20, **changes):
     config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
     config["components"]["tok2vec"]["model"] = TOK2VEC.copy()
     config["components"]["parser"]["model"]["hidden_width"] = 16
+    for name in ("tagger", "parser"):
+        config["components"][name]["model"]["tok2vec"]["width"] = WIDTH
+    if not parser:
+        config["nlp"]["pipeline"].remove("parser")
+        del config["components"]["parser"]
     config["training"] |= {"max_steps": steps, "eval_frequency": 5}
     config["training"]["batcher"]["size"] = 60
     config["training"]["optimizer"]["checkpoint"]["every"] = 3

@@ -40,7 +40,7 @@ def config_of(kind, folder):
     if kind != "cnn":
         needs(kind)
         return config_with(kind, folder, paths, steps=30)
-    config = config_for(folder, paths, steps=30)
+    config = config_for(folder, paths, steps=30, parser=True)
     parser = config["components"]["parser"]
     parser["min_action_freq"] = 1
     model = {**parser["model"], "state_type": "ner"}

@@ -109,6 +109,7 @@ def test_attachment_adds_a_param_saves_state_and_logs(tmp_path, corpus):
         tmp_path / "whole",
         corpus,
         steps=12,
+        parser=True,
         training__optimizer__attachments=BLOCK,
         training__optimizer__algorithm={"@torch_optimizers": "torch.SGD.v1"},
         training__optimizer__grad_clip=0.0,

@@ -18,7 +18,7 @@ from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineEr
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.run import train_while_improving
 
-from ..models import params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ..models import WIDTH, params_of, pipeline_params, same, toy_examples, toy_pipeline
 from ..runs import config_for, contents
 
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
@@ -236,7 +236,7 @@ REFUSED = {
         ConfigError,
         "'tagge/\\*' .* matches none",
     ),
-    "a typo in another": ({"layer_decay": {"parser/*": 0.9}}, ConfigError, "the number of their layer"),
+    "a typo in another": ({"layer_decay": {"tagger/*": 0.9}}, ConfigError, "the number of their layer"),
     "an option of another block's algorithm": (
         {
             "param_groups": {
@@ -293,7 +293,7 @@ def steps_of_a_training(folder=None):
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
-    module = torch.nn.Linear(96, 96)
+    module = torch.nn.Linear(WIDTH, WIDTH)
     tok2vec = nlp.get_pipe("tagger").model.get_ref("tok2vec")
     nlp.get_pipe("tagger").model.replace_node(tok2vec, chain(tok2vec, with_array(PyTorchWrapper(module))))
     checkpoint = None if folder is None else Checkpoint(str(folder))

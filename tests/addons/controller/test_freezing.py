@@ -12,10 +12,10 @@ from thinc.api import Model, PyTorchWrapper, chain, with_array
 from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.loop.run import Run
 
-from ...runs import TOK2VEC
+from ...models import TOK2VEC
 from .test_training import config_for, definition, rule, run, same_params
 
-SMALL = {**TOK2VEC, "width": 32, "depth": 1}
+SMALL = {**TOK2VEC, "depth": 1}
 
 
 class Spoils(torch.nn.Module):

@@ -24,8 +24,8 @@ from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.log_numbers import latest_info
 
 from ...conftest import CONFIGS
-from ...models import pipeline_params, same, toy_examples, toy_pipeline
-from ...runs import TOK2VEC, Crash
+from ...models import TOK2VEC, pipeline_params, same, toy_examples, toy_pipeline
+from ...runs import Crash
 from ...spacy_cli import train as train_by_command
 
 STEP = {"name": "state", "class": "TrainingState"}
@@ -45,7 +45,7 @@ def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer
     config = Config().from_disk(CONFIGS / "controller.cfg", interpolate=False)
     config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"])}
     config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
-    config["components"]["tagger"]["model"]["tok2vec"] = {**TOK2VEC, "width": 32, "depth": 1}
+    config["components"]["tagger"]["model"]["tok2vec"] = {**TOK2VEC, "depth": 1}
     config["training"] |= {"max_steps": steps, "eval_frequency": 4}
     config["training"]["batcher"]["size"] = 60
     config["training"]["optimizer"]["learn_rate"] = 0.01

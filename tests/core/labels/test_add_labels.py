@@ -84,7 +84,7 @@ def new_labels(case):
     return NEW.get(case, ["NEW", "B-2"])
 
 
-def examples_of(nlp, n=24, *, new=()):
+def examples_of(nlp, n=6, *, new=()):
     """Sentences with all kinds of annotation. new (Sequence): New labels, of which every third text has the first."""
     found = []
     for i in range(n):

@@ -13,7 +13,7 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import GradSpikeWarning, NonFiniteGradWarning
 from thinc_torchopt.core.update.buffers import KeptBuffers
 
-from ...models import toy_examples, toy_pipeline
+from ...models import WIDTH, toy_examples, toy_pipeline
 
 GOOD = torch.linspace(-1.0, 1.0, 20).reshape(4, 5)
 
@@ -103,7 +103,7 @@ def test_buffers_are_put_back_where_spacy_raises_before_the_gradients():
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
     tagger = nlp.get_pipe("tagger")
-    module = torch.nn.BatchNorm1d(96)
+    module = torch.nn.BatchNorm1d(WIDTH)
     tok2vec, softmax = tagger.model.layers[0], tagger.model.layers[1]
     norm = chain(tok2vec, _on_ragged(module))
     norm._dims.update(tok2vec._dims)
