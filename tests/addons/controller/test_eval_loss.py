@@ -301,7 +301,7 @@ def test_eval_loss_changes_nothing_in_a_training(corpus, tmp_path):
 def test_eval_loss_stops_a_training(corpus, tmp_path):
     rules = definition(
         rule(
-            "low", "on_evaluate", 'dev["examples"] == 7 and 0 < dev["per_word"] < 1.3', "control.should_training_stop"
+            "low", "on_evaluate", 'dev["examples"] == 7 and 0 < dev["per_word"] < 2.3', "control.should_training_stop"
         ),
         rule("each", "on_evaluate", 'state["step"] >= 0', "note.should_log"),
         metrics=[STEP, {**EVAL_LOSS, "arguments": {"max_examples": 7}}],

@@ -45,7 +45,7 @@ def config_for(folder, corpus, rules, *, steps=12, checkpoint=False, **optimizer
     config = Config().from_disk(CONFIGS / "controller.cfg", interpolate=False)
     config["paths"] = {"train": str(corpus["train"]), "dev": str(corpus["dev"])}
     config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
-    config["components"]["tagger"]["model"]["tok2vec"] = {**TOK2VEC, "depth": 1}
+    config["components"]["tagger"]["model"]["tok2vec"] = {**TOK2VEC, "width": 32, "depth": 1}
     config["training"] |= {"max_steps": steps, "eval_frequency": 4}
     config["training"]["batcher"]["size"] = 60
     config["training"]["optimizer"]["learn_rate"] = 0.01
