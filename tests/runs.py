@@ -9,6 +9,8 @@ from confection import Config
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
+from thinc_torchopt.loop.run import train_while_improving
+
 from .conftest import CONFIGS
 from .models import TOK2VEC, WIDTH
 
@@ -93,6 +95,16 @@ def run(config, output, *, crash_at=None, act=lambda step: None):
     except Crash:
         assert crash_at is not None
     return infos
+
+
+def loop_over(nlp, optimizer, batches, evaluate=lambda: (0.0, {}), **settings):
+    """Our training loop over batches, not begun.
+
+    settings: Other than no dropout, no end, and an evaluation of the first step only.
+    """
+    given = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    given |= {"exclude": [], "annotating_components": [], "before_update": None}
+    return train_while_improving(nlp, optimizer, ((0, batch) for batch in batches), evaluate, **given | settings)
 
 
 def digests(folder):
