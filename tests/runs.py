@@ -9,6 +9,7 @@ from confection import Config
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
+from thinc_torchopt.loop.log_numbers import latest_info
 from thinc_torchopt.loop.run import train_while_improving
 
 from .conftest import CONFIGS
@@ -51,29 +52,33 @@ def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     return config
 
 
-def run(config, output, *, crash_at=None, act=lambda step: None):
-    """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the
-    table. act (Callable): Called before each step, with its number.
-    """
+def run(config, output, **options):
+    """`run_and_tell`. RETURNS: what loggers got at each step, without what counts time."""
     infos = {}
+
+    def tell(found):
+        scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
+        # What counts time, and what tells of the disk, is not the same in a run that was stopped.
+        others = {"seconds", "elapsed", "time_spent", "other_scores", "output_path"}
+        others |= {"last_checkpoint", "last_resume", "losses_before"}
+        kept = {key: value for key, value in found.items() if key not in others}
+        infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
+
+    run_and_tell(config, output, tell, **options)
+    return infos
+
+
+def run_and_tell(config, output, tell, *, crash_at=None, act=lambda step: None):
+    """`spacy train` in this process. RETURNS: the pipeline, and the table.
+
+    tell (Callable): Called with what loggers get. act (Callable): Called before each step, with its number.
+    crash_at (int): The step before which the run is stopped.
+    """
+    text = io.StringIO()
 
     @registry.loggers("test-checkpoint.Recorder.v1")
     def recorder():
-        def setup(nlp, stdout, stderr):
-            from thinc_torchopt.loop.log_numbers import latest_info
-
-            def log(info):
-                found = dict(latest_info(nlp))
-                scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
-                # What counts time, and what tells of the disk, is not the same in a run that was stopped.
-                others = {"seconds", "elapsed", "time_spent", "other_scores", "output_path"}
-                others |= {"last_checkpoint", "last_resume", "losses_before"}
-                kept = {key: value for key, value in found.items() if key not in others}
-                infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
-
-            return log, lambda: None
-
-        return setup
+        return lambda nlp, stdout, stderr: (lambda info: tell(dict(latest_info(nlp))), lambda: None)
 
     @registry.callbacks("test-checkpoint.Crash.v1")
     def crash():
@@ -88,13 +93,14 @@ def run(config, output, *, crash_at=None, act=lambda step: None):
     config["training"]["logger"] = {"@loggers": "test-checkpoint.Recorder.v1"}
     config["training"]["before_update"] = {"@callbacks": "test-checkpoint.Crash.v1"}
     nlp = init_nlp(config.interpolate())
-    output.mkdir(parents=True, exist_ok=True)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
     try:
         # From its module: ours is there once an optimizer of ours was made.
-        spacy.training.loop.train(nlp, output, stdout=io.StringIO(), stderr=io.StringIO())
+        spacy.training.loop.train(nlp, output, stdout=text, stderr=io.StringIO())
     except Crash:
         assert crash_at is not None
-    return infos
+    return nlp, text.getvalue()
 
 
 def loop_over(nlp, optimizer, batches, evaluate=lambda: (0.0, {}), **settings):
