@@ -156,13 +156,13 @@ def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
     """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started
     again.
     """
-    config = config_for(tmp_path, corpus, training__optimizer__learn_rate=[0.01] * 6 + [30.0] * 30)
+    config = config_for(tmp_path, corpus, parser=True, training__optimizer__learn_rate=[0.01] * 6 + [30.0] * 30)
     run(config, tmp_path / "out", crash_at=18)
     best = json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"]
     run(config, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"] == best
     last = json.loads((tmp_path / "out" / "model-last" / "meta.json").read_text())["performance"]
-    assert last["tag_acc"] < best["tag_acc"]
+    assert last["dep_uas"] < best["dep_uas"]
     spacy.load(tmp_path / "out" / "model-best")
 
 
@@ -405,8 +405,13 @@ def train(config, output, function=spacy_train):
     function(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
 
 
+# Models of megabytes.
+LARGE = {f"components__{name}__model__tok2vec__width": 96 for name in ("tagger", "parser")}
+LARGE |= {"components__tok2vec__model__width": 96, "components__tok2vec__model__embed_size": 200, "parser": True}
+
+
 def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
-    config = config_for(tmp_path, corpus, steps=7)
+    config = config_for(tmp_path, corpus, steps=7, **LARGE)
     (tmp_path / "out").mkdir()
     train(config, tmp_path / "out")
     config["training"]["max_steps"] = 8
@@ -424,7 +429,7 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
 
 def test_checkpoint_counts_the_room_of_all_that_is_written(corpus, small_disk, tmp_path):
     """Against the files of a run on a disk with room."""
-    config = config_for(tmp_path, corpus, steps=7)
+    config = config_for(tmp_path, corpus, steps=7, **LARGE)
     train(config, tmp_path / "out")
 
     def size(folder):
@@ -717,7 +722,8 @@ def test_checkpoint_survives_signals(number, unbroken, corpus, tmp_path):
 
 def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
     """Until the disk is larger: then the run goes on from the newest that could be written, to the same end."""
-    config = config_for(tmp_path, corpus, training__eval_frequency=10, training__optimizer__checkpoint__keep=3)
+    changes = {"training__eval_frequency": 10, "training__optimizer__checkpoint__keep": 3, **LARGE}
+    config = config_for(tmp_path, corpus, **changes)
     expected = run_whole(config, tmp_path)
     states = [read_folder(path) for path in steps_of(tmp_path / "state")]
     size = sum(path.stat().st_size for path in steps_of(tmp_path / "state")[0].iterdir())

@@ -109,13 +109,13 @@ def test_training_by_hand(corpus):
 def test_training_on_the_treebank(tmp_path):
     """It learns: a third of the tags after 60 steps, where a guess is right for one in ten."""
     corpus = {name: SHARED / "data" / f"ud-english-ewt-{name}.spacy" for name in ("train", "dev")}
-    steps = {"training__max_steps": 60, "training__eval_frequency": 60, "training__batcher__size": 500}
+    steps = {"training__max_steps": 60, "training__eval_frequency": 60, "training__batcher__size": 200}
     train(
         "cnn.cfg",
         tmp_path,
         corpus,
-        corpora__train__limit=200,
-        corpora__dev__limit=20,
+        corpora__train__limit=100,
+        corpora__dev__limit=10,
         training__optimizer__use_averages=False,
         **steps,
     )

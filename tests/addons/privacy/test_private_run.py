@@ -110,7 +110,7 @@ def test_private_run_that_was_killed_ends_as_one_that_was_not(tmp_path, corpus, 
 def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corpus):
     from opacus.accountants import PRVAccountant, RDPAccountant
 
-    settings = {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 2.5}
+    settings = {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 2.0}
     config = private(tmp_path, corpus, steps=500, training__optimizer__privacy=settings, training__patience=0)
     infos = run(config, tmp_path / "output")
     steps, rate = max(infos) + 1, 5 / population(corpus)
@@ -119,7 +119,7 @@ def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corp
         accountant.history = [(1.0, rate, n)]
         return accountant.get_epsilon(delta=1e-4)
 
-    assert epsilon(PRVAccountant(), steps) <= 2.5 < epsilon(PRVAccountant(), steps + 1)
+    assert epsilon(PRVAccountant(), steps) <= 2.0 < epsilon(PRVAccountant(), steps + 1)
     last = entry(infos[max(infos)])
     assert last["epsilon"] == pytest.approx(epsilon(PRVAccountant(), steps))
     assert last["privacy"]["epsilon_rdp"] == pytest.approx(epsilon(RDPAccountant(), steps))
