@@ -33,7 +33,7 @@ from thinc_torchopt.loop.progress import Progress
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..core.state.test_files import damage
 from ..forks import Started
-from ..runs import Crash, config_for, contents, digests, run
+from ..runs import LARGE, Crash, config_for, contents, digests, run
 from ..spacy_cli import spacy_cli
 
 VARIANTS = {
@@ -403,11 +403,6 @@ def test_checkpoint_best_model_is_verified(corpus, tmp_path):
 def train(config, output, function=spacy_train):
     """`spacy train` in this process, with the logger of the config."""
     function(init_nlp(config.interpolate()), output, stdout=io.StringIO(), stderr=io.StringIO())
-
-
-# Models of megabytes.
-LARGE = {f"components__{name}__model__tok2vec__width": 96 for name in ("tagger", "parser")}
-LARGE |= {"components__tok2vec__model__width": 96, "components__tok2vec__model__embed_size": 200, "parser": True}
 
 
 def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
