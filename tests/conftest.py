@@ -8,12 +8,12 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import catalogue
 import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from srsly import msgpack
+
+from .forks import look_up_once
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -25,13 +25,7 @@ HAS_MUON = hasattr(torch.optim, "Muon")  # since torch 2.9
 needs_muon = pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-# For each message that it reads or writes, and for each function of a config, catalogue looks through the entry points
-# of all installed packages. In trainings as small as ours that would be half of the time.
-entry_points = catalogue.AVAILABLE_ENTRY_POINTS
-if hasattr(entry_points, "select"):
-    catalogue.AVAILABLE_ENTRY_POINTS = {group: list(entry_points.select(group=group)) for group in entry_points.groups}
-for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
-    coders.get_all = cache(coders.get_all)
+look_up_once()
 
 # To remove a folder from a disk is to wait, and to give the processor to other programs; checkpoints are many folders.
 # So tests write to memory, where there is room for what a whole session keeps.

@@ -1,6 +1,5 @@
 """Small models, pipelines and training data for the tests."""
 
-import copy
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -16,7 +15,19 @@ from thinc.util import to_numpy
 
 from .conftest import SHARED
 
-LISTENER = {"model": {"tok2vec": {"@architectures": "spacy.Tok2VecListener.v1", "width": 96, "upstream": "*"}}}
+# Of tok2vecs so small that it takes no time to train, save and load.
+WIDTH = 16
+TOK2VEC = {
+    "@architectures": "spacy.HashEmbedCNN.v2",
+    "width": WIDTH,
+    "depth": 2,
+    "embed_size": 100,
+    "window_size": 1,
+    "maxout_pieces": 2,
+    "subword_features": True,
+    "pretrained_vectors": None,
+}
+LISTENER = {"@architectures": "spacy.Tok2VecListener.v1", "width": WIDTH, "upstream": "*"}
 
 
 def thinc_model(width: int = 6) -> Model:
@@ -108,11 +119,13 @@ def toy_pipeline(components: Iterable[str] = ("tagger", "ner"), *, shared: bool 
     """A pipeline, not initialized. `shared`: with one tok2vec for all."""
     nlp = spacy.blank("xx")
     if shared:
-        nlp.add_pipe("tok2vec")
+        nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
     for name in components:
-        config = copy.deepcopy(LISTENER) if shared and not name.startswith("textcat") else {}
+        model = {"tok2vec": LISTENER if shared and not name.startswith("textcat") else TOK2VEC}
+        if name.startswith("textcat"):
+            model["linear_model"] = {"length": 4096}
         # A label that is seen less often than 30 times is no label to the parser otherwise.
-        nlp.add_pipe(name, config={**config, "min_action_freq": 1} if name == "parser" else config)
+        nlp.add_pipe(name, config={"model": model} | ({"min_action_freq": 1} if name == "parser" else {}))
     return nlp
 
 

@@ -9,29 +9,26 @@ from confection import Config
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
+from thinc_torchopt.loop.log_numbers import latest_info
+from thinc_torchopt.loop.run import train_while_improving
+
 from .conftest import CONFIGS
+from .models import TOK2VEC, WIDTH
 
 
 class Crash(Exception):
     """Stands for a power cut: nothing of ours runs after it."""
 
 
-# So small that it takes no time to train, save and load.
-TOK2VEC = {
-    "@architectures": "spacy.HashEmbedCNN.v2",
-    "width": 96,
-    "depth": 2,
-    "embed_size": 200,
-    "window_size": 1,
-    "maxout_pieces": 2,
-    "subword_features": True,
-    "pretrained_vectors": None,
-}
+# Changes of `config_for`: models of megabytes, which learn in fewer steps.
+LARGE = {f"components__{name}__model__tok2vec__width": 96 for name in ("tagger", "parser")}
+LARGE |= {"components__tok2vec__model__width": 96, "components__tok2vec__model__embed_size": 200, "parser": True}
 
 
-def config_for(folder, corpus, *, steps=20, **changes):
+def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     """configs/checkpoint.cfg with a small tok2vec, on the small corpus, for three epochs or so.
 
+    parser (bool): With its parser, which draws from Python's `random`, and takes a third of the time.
     `changes`: config paths with __ for dots; None removes a section.
     """
     config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
@@ -39,6 +36,11 @@ def config_for(folder, corpus, *, steps=20, **changes):
     config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
     config["components"]["tok2vec"]["model"] = TOK2VEC.copy()
     config["components"]["parser"]["model"]["hidden_width"] = 16
+    for name in ("tagger", "parser"):
+        config["components"][name]["model"]["tok2vec"]["width"] = WIDTH
+    if not parser:
+        config["nlp"]["pipeline"].remove("parser")
+        del config["components"]["parser"]
     config["training"] |= {"max_steps": steps, "eval_frequency": 5}
     config["training"]["batcher"]["size"] = 60
     config["training"]["optimizer"]["checkpoint"]["every"] = 3
@@ -55,29 +57,33 @@ def config_for(folder, corpus, *, steps=20, **changes):
     return config
 
 
-def run(config, output, *, crash_at=None, act=lambda step: None):
-    """`spacy train` in this process. RETURNS: what loggers got at each step, without what counts time, and the
-    table. act (Callable): Called before each step, with its number.
-    """
+def run(config, output, **options):
+    """`run_and_tell`. RETURNS: what loggers got at each step, without what counts time."""
     infos = {}
+
+    def tell(found):
+        scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
+        # What counts time, and what tells of the disk, is not the same in a run that was stopped.
+        others = {"seconds", "elapsed", "time_spent", "other_scores", "output_path"}
+        others |= {"last_checkpoint", "last_resume", "losses_before"}
+        kept = {key: value for key, value in found.items() if key not in others}
+        infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
+
+    run_and_tell(config, output, tell, **options)
+    return infos
+
+
+def run_and_tell(config, output, tell, *, crash_at=None, act=lambda step: None):
+    """`spacy train` in this process. RETURNS: the pipeline, and the table.
+
+    tell (Callable): Called with what loggers get. act (Callable): Called before each step, with its number.
+    crash_at (int): The step before which the run is stopped.
+    """
+    text = io.StringIO()
 
     @registry.loggers("test-checkpoint.Recorder.v1")
     def recorder():
-        def setup(nlp, stdout, stderr):
-            from thinc_torchopt.loop.log_numbers import latest_info
-
-            def log(info):
-                found = dict(latest_info(nlp))
-                scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
-                # What counts time, and what tells of the disk, is not the same in a run that was stopped.
-                others = {"seconds", "elapsed", "time_spent", "other_scores", "output_path"}
-                others |= {"last_checkpoint", "last_resume", "losses_before"}
-                kept = {key: value for key, value in found.items() if key not in others}
-                infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
-
-            return log, lambda: None
-
-        return setup
+        return lambda nlp, stdout, stderr: (lambda info: tell(dict(latest_info(nlp))), lambda: None)
 
     @registry.callbacks("test-checkpoint.Crash.v1")
     def crash():
@@ -92,13 +98,24 @@ def run(config, output, *, crash_at=None, act=lambda step: None):
     config["training"]["logger"] = {"@loggers": "test-checkpoint.Recorder.v1"}
     config["training"]["before_update"] = {"@callbacks": "test-checkpoint.Crash.v1"}
     nlp = init_nlp(config.interpolate())
-    output.mkdir(parents=True, exist_ok=True)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
     try:
         # From its module: ours is there once an optimizer of ours was made.
-        spacy.training.loop.train(nlp, output, stdout=io.StringIO(), stderr=io.StringIO())
+        spacy.training.loop.train(nlp, output, stdout=text, stderr=io.StringIO())
     except Crash:
         assert crash_at is not None
-    return infos
+    return nlp, text.getvalue()
+
+
+def loop_over(nlp, optimizer, batches, evaluate=lambda: (0.0, {}), **settings):
+    """Our training loop over batches, not begun.
+
+    settings: Other than no dropout, no end, and an evaluation of the first step only.
+    """
+    given = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
+    given |= {"exclude": [], "annotating_components": [], "before_update": None}
+    return train_while_improving(nlp, optimizer, ((0, batch) for batch in batches), evaluate, **given | settings)
 
 
 def digests(folder):

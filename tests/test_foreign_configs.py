@@ -25,7 +25,7 @@ from .models import pipeline_params, same
 from .runs import digests, run
 from .spacy_cli import spacy_cli
 
-STEPS = 10
+STEPS = 6
 
 # Which components each of them trains.
 TRAINED = {
@@ -73,7 +73,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def with_thinc(files, tmp_path_factory):
     """A training with the optimizer that is in the config, once for all tests."""
-    return cache(lambda name: ten_steps(name, files, tmp_path_factory.mktemp("thinc")))
+    return cache(lambda name: few_steps(name, files, tmp_path_factory.mktemp("thinc")))
 
 
 def as_is(block):
@@ -101,7 +101,7 @@ def flat(params):
 
 
 def config_for(name, files, optimizer=as_is):
-    """A config, with everything that it finds on disk, for ten steps."""
+    """A config, with everything that it finds on disk, for a few steps."""
     if name == "transformer.cfg":
         pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
     config = Config().from_disk(FOLDER / name, interpolate=False)
@@ -113,7 +113,7 @@ def config_for(name, files, optimizer=as_is):
     return config
 
 
-def ten_steps(name, files, folder, optimizer=as_is, output=None):
+def few_steps(name, files, folder, optimizer=as_is, output=None):
     """`spacy train` in this process, and `spacy pretrain` before it where the config has that."""
     losses = []
 
@@ -195,7 +195,7 @@ def test_foreign_configs_are_all_tested():
 @unscored
 def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
     """With the drop-in: step by step the same updates, so about the same losses."""
-    theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, lockstep)
+    theirs, ours = with_thinc(name), few_steps(name, files, tmp_path, lockstep)
     # What `spacy pretrain` made is not the same to the last bit.
     tolerance = 1e-4 if name == "pretrain.cfg" else 0.0
     for component, params in theirs.before.items():
@@ -208,7 +208,7 @@ def test_foreign_configs_train_as_with_thinc(name, files, with_thinc, tmp_path):
 @unscored
 def test_foreign_configs_train_with_a_torch_optimizer(name, files, with_thinc, tmp_path):
     """Every param is updated that thinc's optimizer updates, and no other; what was trained is on disk."""
-    theirs, ours = with_thinc(name), ten_steps(name, files, tmp_path, adamw, output=tmp_path / "out")
+    theirs, ours = with_thinc(name), few_steps(name, files, tmp_path, adamw, output=tmp_path / "out")
     assert [set(losses) for losses in ours.losses] == [set(losses) for losses in theirs.losses] and len(
         ours.losses
     ) == 2
@@ -241,7 +241,7 @@ def test_foreign_configs_resume(name, files, tmp_path):
         return found
 
     run(config(tmp_path / "whole"), tmp_path / "whole" / "out")
-    run(config(tmp_path / "stopped"), tmp_path / "stopped" / "out", crash_at=7)
+    run(config(tmp_path / "stopped"), tmp_path / "stopped" / "out", crash_at=5)
     run(config(tmp_path / "stopped"), tmp_path / "stopped" / "out")
     assert digests(tmp_path / "stopped" / "out") == digests(tmp_path / "whole" / "out")
 

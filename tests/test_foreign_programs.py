@@ -9,7 +9,7 @@ import spacy
 from spacy.tokens import DocBin
 
 from .foreign_programs import Programs, room_of
-from .models import toy_examples, toy_pipeline
+from .models import TOK2VEC, toy_examples, toy_pipeline
 from .spacy_cli import QUICK, flags_of, toy_corpus
 
 # A program that trains nothing of ours needs none of these.
@@ -38,24 +38,13 @@ def folder(tmp_path_factory):
     nlp.to_disk(folder / "pipeline")
     old = spacy.blank("xx")
     # A name that spaCy looks up among the old ones, after it has listed all.
-    old.add_pipe("tok2vec", config={"model": {**HASH_EMBED, "@architectures": "spacy.HashEmbedCNN.v1"}})
+    old.add_pipe("tok2vec", config={"model": {**TOK2VEC, "@architectures": "spacy.HashEmbedCNN.v1"}})
     old.initialize()
     old.to_disk(folder / "old")
     docs = [nlp.make_doc("A text without tags .")] * 3
     DocBin(docs=docs).to_disk(folder / "untagged.spacy")
     (folder / "tags.py").write_text("")
     return folder
-
-
-HASH_EMBED = {
-    "width": 8,
-    "depth": 1,
-    "embed_size": 50,
-    "window_size": 1,
-    "maxout_pieces": 2,
-    "subword_features": True,
-    "pretrained_vectors": None,
-}
 
 
 def in_python(*arguments):

@@ -69,7 +69,7 @@ def test_budget_of_groups_and_of_steps(corpus, tmp_path):
         "training__max_epochs": 5,
         "training__optimizer__param_groups": {
             "tagger": {"params": ["tagger/*"], "learn_rate": 0.004, "weight_decay": 0.5},
-            "scaled": {"params": ["parser/*"], "lr_scale": 0.1},
+            "scaled": {"params": ["tok2vec/*"], "lr_scale": 0.1},
         },
         "training__optimizer__per_param_lr": {"tok2vec/*": {"@schedules": "warmup_linear.v1", "initial_rate": 0.03,
                                                             "warmup_steps": 3000, "total_steps": 9000}},
@@ -81,7 +81,7 @@ def test_budget_of_groups_and_of_steps(corpus, tmp_path):
     assert len(told) == 4
     assert block["param_groups"]["tagger"]["learn_rate"] == {**STABLE, "initial_rate": 0.004, "warmup_steps": 0}
     assert block["param_groups"]["tagger"]["weight_decay"] == 0.5
-    assert block["param_groups"]["scaled"] == {"params": ["parser/*"], "lr_scale": 0.1}
+    assert block["param_groups"]["scaled"] == {"params": ["tok2vec/*"], "lr_scale": 0.1}
     assert block["per_param_lr"]["tok2vec/*"] == {**STABLE, "initial_rate": 0.03, "warmup_steps": 50}
     assert found["training"]["max_steps"] == 999
     assert block["checkpoint"]["path"] == str(tmp_path / "out" / "state")

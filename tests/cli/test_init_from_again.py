@@ -10,7 +10,7 @@ from spacy.training.initialize import init_nlp
 
 from ..addons.fine_tuning.small_transformers import config_with, needs
 from ..models import toy_examples
-from ..runs import config_for, run
+from ..runs import LARGE, config_for, run
 from ..spacy_cli import spacy_cli
 
 SCORES = ("tag_acc", "dep_las", "ents_f")
@@ -40,7 +40,7 @@ def config_of(kind, folder):
     if kind != "cnn":
         needs(kind)
         return config_with(kind, folder, paths, steps=30)
-    config = config_for(folder, paths, steps=30)
+    config = config_for(folder, paths, steps=30, **LARGE)
     parser = config["components"]["parser"]
     parser["min_action_freq"] = 1
     model = {**parser["model"], "state_type": "ner"}

@@ -25,11 +25,10 @@ from thinc_torchopt.core.errors import ConfigArgumentError, ConfigError
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.config_check import collect_values
-from thinc_torchopt.loop.run import train_while_improving
 
 from ..conftest import ROOT
 from ..models import toy_examples, toy_pipeline
-from ..runs import config_for, digests, run
+from ..runs import config_for, digests, loop_over, run
 
 
 @registry.misc("test-attachment.Pull.v1")
@@ -109,6 +108,7 @@ def test_attachment_adds_a_param_saves_state_and_logs(tmp_path, corpus):
         tmp_path / "whole",
         corpus,
         steps=12,
+        parser=True,
         training__optimizer__attachments=BLOCK,
         training__optimizer__algorithm={"@torch_optimizers": "torch.SGD.v1"},
         training__optimizer__grad_clip=0.0,
@@ -154,10 +154,7 @@ def train_with(**blocks):
     examples = toy_examples(nlp)
     optimizer = TorchOptimizer(AdamW(), attachments=blocks)
     nlp.initialize(lambda: examples, sgd=optimizer)
-    given = {"dropout": 0.0, "eval_frequency": 9, "accumulate_gradient": 2, "patience": 0, "max_steps": 0}
-    given |= {"exclude": [], "annotating_components": [], "before_update": None}
-    data = ((0, examples[:4]) for _ in range(4))
-    return list(train_while_improving(nlp, optimizer, data, lambda: (0.5, {}), **given))
+    return list(loop_over(nlp, optimizer, [examples[:4]] * 4, accumulate_gradient=2))
 
 
 def test_attachments_end_once_each_also_after_an_error_of_another():

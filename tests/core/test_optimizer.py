@@ -44,6 +44,7 @@ from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_lin
 from thinc_torchopt.core.schedules.plateau import plateau
 
 from ..models import (
+    WIDTH,
     backprop,
     grads_of,
     mixed_model,
@@ -1116,7 +1117,7 @@ def test_optimizers_let_a_param_grow():
     layer.set_grad("W", wider.copy())
     optimizer.initialize(nlp)
     after = optimizer.torch_optimizers["algorithm"].state[optimizer.params["tagger/output_layer/W"]]["exp_avg"]
-    assert after.shape == (5, 96) and torch.equal(after[:4], before)
+    assert after.shape == (5, WIDTH) and torch.equal(after[:4], before)
     nlp.get_pipe("tagger").finish_update(optimizer)
 
 

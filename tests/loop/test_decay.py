@@ -10,10 +10,9 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ScheduleError
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
-from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import toy_examples, toy_pipeline
-from ..runs import config_for, digests, run
+from ..runs import config_for, digests, loop_over, run
 from .test_total_steps import rates_in
 
 STABLE = {
@@ -107,21 +106,7 @@ def test_decay_is_told_by_a_listener():
         if args["step"] == 5:
             nlp.get_pipe("ner").add_label("NEW")
 
-    loop = train_while_improving(
-        nlp,
-        optimizer,
-        [(0, examples)] * 50,
-        lambda: (0.5, {}),
-        dropout=0.1,
-        eval_frequency=100,
-        accumulate_gradient=1,
-        patience=0,
-        max_steps=40,
-        exclude=[],
-        annotating_components=[],
-        before_update=grow,
-        listeners=[Teller()],
-    )
+    loop = loop_over(nlp, optimizer, [examples] * 50, max_steps=40, before_update=grow, listeners=[Teller()])
     steps = [(info["learn_rates"]["default"], info["learn_rates"]["tagger"], is_best) for _, info, is_best in loop]
     falls = list(islice(warmup_stable_decay(0.2, 0, 4, 8), 8))
     assert [rate for rate, _, _ in steps] == list(islice(warmup_stable_decay(0.1, 2, 4, 8, decay_type="linear"), 8))

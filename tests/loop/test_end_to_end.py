@@ -78,20 +78,6 @@ def test_training_with_frozen_components(cnn, corpus, tmp_path):
     assert not same(before["tagger"], after["tagger"])
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [{"training__accumulate_gradient": 2}, {"training__max_epochs": -1}, {"training__optimizer__clip_by": "component"}],
-    ids=["accumulate", "streamed", "clip_by_component"],
-)
-def test_training_in_other_ways(corpus, tmp_path, overrides):
-    train("cnn.cfg", tmp_path, corpus, **overrides)
-    assert all(
-        param.isfinite().all()
-        for params in pipeline_params(spacy.load(tmp_path / "model-last")).values()
-        for param in params
-    )
-
-
 def test_training_says_what_is_wrong_with_a_config(corpus, tmp_path):
     run = train("cnn.cfg", tmp_path, corpus, check=False, training__optimizer__algorithm__weight_decay=-1.0)
     assert run.returncode != 0 and "training.optimizer.algorithm" in run.stdout + run.stderr
@@ -123,13 +109,13 @@ def test_training_by_hand(corpus):
 def test_training_on_the_treebank(tmp_path):
     """It learns: a third of the tags after 60 steps, where a guess is right for one in ten."""
     corpus = {name: SHARED / "data" / f"ud-english-ewt-{name}.spacy" for name in ("train", "dev")}
-    steps = {"training__max_steps": 60, "training__eval_frequency": 60, "training__batcher__size": 500}
+    steps = {"training__max_steps": 60, "training__eval_frequency": 60, "training__batcher__size": 200}
     train(
         "cnn.cfg",
         tmp_path,
         corpus,
-        corpora__train__limit=200,
-        corpora__dev__limit=20,
+        corpora__train__limit=100,
+        corpora__dev__limit=10,
         training__optimizer__use_averages=False,
         **steps,
     )

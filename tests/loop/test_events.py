@@ -22,10 +22,7 @@ from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.events import EVENT_TYPES, Control, Listeners, Log
 from thinc_torchopt.loop.run import train_while_improving
 
-from ..models import pipeline_params, same, toy_examples
-
-TOK2VEC = {"@architectures": "spacy.HashEmbedCNN.v2", "width": 16, "depth": 1, "embed_size": 50, "window_size": 1}
-TOK2VEC |= {"maxout_pieces": 2, "subword_features": True, "pretrained_vectors": None}
+from ..models import TOK2VEC, pipeline_params, same, toy_examples
 
 
 class Listener:

@@ -20,7 +20,7 @@ from thinc_torchopt.loop.data_check import Corpus
 from thinc_torchopt.loop.label_conflicts import MOST_TEXTS, Comparison, compare, doubts_of_labels
 
 from ..conftest import SHARED
-from ..models import pipeline_params, same
+from ..models import LISTENER, TOK2VEC, pipeline_params, same
 
 NAMES, CITIES = ["Anna", "Ben", "Cleo", "Dina", "Ed"], ["Oslo", "Rome", "Cairo", "Lima", "Paris"]
 
@@ -51,8 +51,8 @@ def trained(component, shared=False):
     kind = "spans" if component == "spancat" else "entities"
     model = {}
     if shared:
-        nlp.add_pipe("tok2vec")
-        model = {"model": {"tok2vec": {"@architectures": "spacy.Tok2VecListener.v1", "width": 96, "upstream": "*"}}}
+        nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
+        model = {"model": {"tok2vec": LISTENER}}
     nlp.add_pipe(component, config=model)
     examples = corpus(nlp, n=25, kind=kind).examples[::6]  # each name and each city once
     if component == "textcat_multilabel":

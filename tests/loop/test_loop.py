@@ -18,8 +18,8 @@ from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineEr
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.run import train_while_improving
 
-from ..models import params_of, pipeline_params, same, toy_examples, toy_pipeline
-from ..runs import config_for, contents
+from ..models import WIDTH, params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ..runs import config_for, contents, loop_over
 
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
@@ -130,11 +130,7 @@ def test_loop_evaluates_the_averages():
         seen.append((layer.get_param("W").copy(), optimizer.averages[layer.id, "W"].copy()))
         return 0.0, {}
 
-    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
-    data = ((0, examples) for _ in range(3))
-    for _ in train_while_improving(
-        nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=None, **options
-    ):
+    for _ in loop_over(nlp, optimizer, [examples] * 3, evaluate, eval_frequency=1):
         assert not numpy.array_equal(layer.get_param("W"), seen[-1][0])
     assert len(seen) == 3 and all(numpy.array_equal(used, average) for used, average in seen)
 
@@ -153,20 +149,11 @@ def test_loop_takes_no_nan_for_the_best_score(scores, best, patience):
     nlp = toy_pipeline(["tagger"])
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
-    settings = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": patience, "max_steps": 0}
-    found, left = [], iter(scores)
-    for _, _, is_best in train_while_improving(
-        nlp,
-        TorchOptimizer(AdamW(), 0.01),
-        ((0, examples[:2]) for _ in scores),
-        lambda: (next(left), {}),
-        exclude=[],
-        annotating_components=[],
-        before_update=None,
-        **settings,
-    ):
-        found.append(is_best)
-    assert found == best
+    left, batches = iter(scores), [examples[:2]] * len(scores)
+    steps = loop_over(
+        nlp, TorchOptimizer(AdamW(), 0.01), batches, lambda: (next(left), {}), eval_frequency=1, patience=patience
+    )
+    assert [is_best for _, _, is_best in steps] == best
 
 
 def test_loop_says_when_there_is_nothing_to_train():
@@ -194,20 +181,7 @@ def test_loop_calls_components_with_models_that_are_not_thincs():
     nlp.initialize(lambda: examples)
     Language.component("foreign", func=(pipe := Pipe()))
     nlp.add_pipe("foreign")
-    options = {
-        "dropout": 0.0,
-        "eval_frequency": 1,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "max_steps": 0,
-        "before_update": None,
-    }
-    data = ((0, examples) for _ in range(3))
-    list(
-        train_while_improving(
-            nlp, TorchOptimizer(AdamW(), 0.01), data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options
-        )
-    )
+    list(loop_over(nlp, TorchOptimizer(AdamW(), 0.01), [examples] * 3, eval_frequency=1))
     assert pipe.finished == 3
 
 
@@ -219,12 +193,7 @@ def test_loop_lets_the_first_hook_put_the_pipeline_in_order():
         if args["step"] == 0:
             nlp.initialize(lambda: examples)
 
-    options = {"dropout": 0.0, "eval_frequency": 1, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
-    data = ((0, examples) for _ in range(2))
-    evaluate = lambda: (0.0, {})  # noqa: E731
-    steps = train_while_improving(
-        nlp, optimizer, data, evaluate, exclude=[], annotating_components=[], before_update=before_update, **options
-    )
+    steps = loop_over(nlp, optimizer, [examples] * 2, eval_frequency=1, before_update=before_update)
     assert len(list(steps)) == 2 and set(optimizer.nr_update.values()) == {2}
 
 
@@ -236,7 +205,7 @@ REFUSED = {
         ConfigError,
         "'tagge/\\*' .* matches none",
     ),
-    "a typo in another": ({"layer_decay": {"parser/*": 0.9}}, ConfigError, "the number of their layer"),
+    "a typo in another": ({"layer_decay": {"tagger/*": 0.9}}, ConfigError, "the number of their layer"),
     "an option of another block's algorithm": (
         {
             "param_groups": {
@@ -271,18 +240,8 @@ def test_loop_refuses_before_spacy_removes_the_models_of_before(case, checkpoint
 
 def test_loop_refuses_a_component_without_params_before_it_begins():
     nlp = toy_pipeline(["tagger"], shared=False)
-    options = {
-        "dropout": 0.0,
-        "eval_frequency": 1,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "max_steps": 0,
-        "before_update": None,
-    }
     with pytest.raises(PipelineError, match="Can't train component 'tagger': expected an initialized model"):
-        train_while_improving(
-            nlp, TorchOptimizer(AdamW()), [], lambda: (0.0, {}), exclude=[], annotating_components=[], **options
-        )
+        loop_over(nlp, TorchOptimizer(AdamW()), [])
 
 
 # ---------------------------------------------------------------------- nobody tells when a training is given up
@@ -293,26 +252,14 @@ def steps_of_a_training(folder=None):
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
-    module = torch.nn.Linear(96, 96)
+    module = torch.nn.Linear(WIDTH, WIDTH)
     tok2vec = nlp.get_pipe("tagger").model.get_ref("tok2vec")
     nlp.get_pipe("tagger").model.replace_node(tok2vec, chain(tok2vec, with_array(PyTorchWrapper(module))))
     checkpoint = None if folder is None else Checkpoint(str(folder))
     optimizer = TorchOptimizer(
         AdamW(), 0.01, param_groups={"x": {"params": ["*/bias"], "freeze": True}}, checkpoint=checkpoint
     )
-    options = {
-        "dropout": 0.0,
-        "eval_frequency": 9,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "max_steps": 3,
-        "before_update": None,
-    }
-    data = ((0, examples) for _ in range(9))
-    steps = train_while_improving(
-        nlp, optimizer, data, lambda: (0.0, {}), exclude=[], annotating_components=[], **options
-    )
-    return steps, module
+    return loop_over(nlp, optimizer, [examples] * 9, max_steps=3), module
 
 
 def test_loop_that_is_given_up_leaves_nothing_changed(tmp_path):
@@ -340,28 +287,9 @@ def test_loop_shows_what_others_write_to_learning_rates():
         if 2 <= args["step"] < 7:
             optimizer.torch_optimizers["algorithm"].param_groups[0]["lr"] = 5.0
 
-    options = {
-        "dropout": 0.0,
-        "eval_frequency": 4,
-        "accumulate_gradient": 1,
-        "patience": 0,
-        "max_steps": 0,
-        "exclude": [],
-    }
-    data = ((0, examples[:3]) for _ in range(9))
+    steps = loop_over(nlp, optimizer, [examples[:3]] * 9, eval_frequency=4, before_update=before_update)
     with pytest.warns(LearnRateWarning, match="expected 0.01, found 5"):
-        infos = [
-            info
-            for _, info, _ in train_while_improving(
-                nlp,
-                optimizer,
-                data,
-                lambda: (0.0, {}),
-                annotating_components=[],
-                before_update=before_update,
-                **options,
-            )
-        ]
+        infos = [info for _, info, _ in steps]
     assert [info["outside_writes"] for info in infos] == [0, 0, 1, 2, 3, 4, 5, 5, 5]
     assert infos[5]["since_evaluation"]["outside_writes"] == 1 and {
         info["learn_rates"]["default"] for info in infos

@@ -25,13 +25,12 @@ from thinc_torchopt.core.state.files import write_folder
 from thinc_torchopt.loop.checkpoint_folder import newest_whole
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.model_state import collect_model, restore_model
-from thinc_torchopt.loop.run import train_while_improving
 
 from ..core.state.test_by_name import JUNK, REMOVED, changed, paths_of
 from ..core.test_optimizer import StoreShim
 from ..doubles.torch_cuda import to_cuda
 from ..models import backprop, grads_of, mixed_model, params_of, same, toy_examples, toy_pipeline
-from ..runs import Crash
+from ..runs import Crash, loop_over
 
 
 class Component:
@@ -88,20 +87,7 @@ def train(nlp, folder, *, steps=8, crash_at=None, before_update=None, every=2, *
             before_update(nlp, args["step"])
 
     examples = toy_examples(nlp, 12)
-    run = train_while_improving(
-        nlp,
-        optimizer,
-        [(0, examples[i : i + 2]) for i in range(steps)],
-        lambda: (0.5, {}),
-        dropout=0.0,
-        eval_frequency=100,
-        accumulate_gradient=1,
-        patience=0,
-        max_steps=0,
-        exclude=[],
-        annotating_components=[],
-        before_update=hook,
-    )
+    run = loop_over(nlp, optimizer, [examples[i : i + 2] for i in range(steps)], before_update=hook)
     try:
         return sum(1 for _ in run)
     except Crash:

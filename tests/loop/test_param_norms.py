@@ -14,9 +14,10 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.controller.controller import trainer_controller
 from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core import kernels
-from thinc_torchopt.loop import param_norms, run
+from thinc_torchopt.loop import param_norms
 
 from ..models import toy_examples, toy_pipeline
+from ..runs import loop_over
 
 GROUPS = {"biases": {"params": ["*/b"], "learn_rate": 0.1}}
 METRICS = [
@@ -57,10 +58,7 @@ def train(rule, metrics, listener, steps=4, *, algorithm="torch.AdamW.v1", at=No
         param_groups=GROUPS,
         **settings,
     )
-    data = ((0, examples[:8]) for _ in range(steps))
-    options = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
-    options |= {"exclude": [], "annotating_components": [], "before_update": None, "listeners": [listener]}
-    for _ in run.train_while_improving(nlp, optimizer, data, lambda: (0.5, {}), **options):
+    for _ in loop_over(nlp, optimizer, [examples[:8]] * steps, listeners=[listener]):
         pass
     return nlp, optimizer
 

@@ -208,9 +208,15 @@ def test_rollback_loses_nothing_when_a_run_ends_in_trouble(corpus, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*may unlearn it")
 def test_rollback_in_a_run_that_began_with_new_labels(corpus, tmp_path):
     """Added before the first step, they are in each checkpoint."""
-    init_nlp(config_for(tmp_path, corpus).interpolate()).to_disk(tmp_path / "old")
+    init_nlp(config_for(tmp_path, corpus, parser=True).interpolate()).to_disk(tmp_path / "old")
     config = config_for(
-        tmp_path, corpus, steps=10, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK
+        tmp_path,
+        corpus,
+        steps=10,
+        parser=True,
+        training__optimizer__learn_rate=rates(8),
+        training__eval_frequency=50,
+        **ROLLBACK,
     )
     config["training"]["optimizer"]["checkpoint"] |= {"every": 5, "keep": 3}
     names = config["nlp"]["pipeline"]
@@ -240,7 +246,7 @@ def test_rollback_does_not_go_back_past_new_labels(corpus, tmp_path, add):
         return before_update
 
     config = config_for(
-        tmp_path, corpus, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK
+        tmp_path, corpus, parser=True, training__optimizer__learn_rate=rates(8), training__eval_frequency=50, **ROLLBACK
     )
     config["training"]["before_update"] = {"@callbacks": "test-rollback.AddLabel.v1"}
     (tmp_path / "out").mkdir()

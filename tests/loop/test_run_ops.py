@@ -16,10 +16,10 @@ from thinc_torchopt.loop.processes import Alone
 from thinc_torchopt.loop.run_ops import RunOps
 
 from ..forks import python
+from ..models import LISTENER
 from ..runs import config_for, digests, run
 
 FASTEST = {"training__optimizer__ops": "fastest"}
-SMALL = {"nlp__pipeline": ["tok2vec", "tagger"], "components__parser": None, **FASTEST}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def chosen(monkeypatch):
 
 NER = {"factory": "ner", "model": {"@architectures": "spacy.TransitionBasedParser.v2", "state_type": "ner"}}
 NER["model"] |= {"extra_state_tokens": False, "hidden_width": 16, "maxout_pieces": 2, "use_upper": True}
-NER["model"]["tok2vec"] = {"@architectures": "spacy.Tok2VecListener.v1", "width": 96, "upstream": "*"}
+NER["model"]["tok2vec"] = LISTENER
 OF_NER = {"nlp__pipeline": ["tok2vec", "ner"], "components__ner": NER, "training__score_weights": {"ents_f": 1.0}}
 OF_NER |= {"components__tagger": None, "components__parser": None}
 
@@ -53,8 +53,8 @@ def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog, change
     choices[0] = library
     changes = FASTEST | changes
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    infos = run(config_for(whole, corpus, steps=12, **changes), whole)
-    config = config_for(stopped, corpus, steps=12, **changes)
+    infos = run(config_for(whole, corpus, steps=12, parser=True, **changes), whole)
+    config = config_for(stopped, corpus, steps=12, parser=True, **changes)
     run(config, stopped, crash_at=8)
     choices[0] = other
     caplog.clear()
@@ -68,17 +68,17 @@ def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog, change
 def test_run_ops_are_in_use(tmp_path, corpus, chosen):
     """The roundings of another library show: a test of equality has something to find."""
     choices, _ = chosen
-    found = []
+    found, wide = [], {"components__tok2vec__model__width": 96, "components__tagger__model__tok2vec__width": 96}
     for choices[0] in ("numpy", "thinc"):
         folder = tmp_path / choices[0]
-        run(config_for(folder, corpus, steps=6, **SMALL), folder)
+        run(config_for(folder, corpus, steps=6, **wide, **FASTEST), folder)
         found.append(digests(folder))
     assert found[0] != found[1]
 
 
 def test_run_ops_from_another_machine(tmp_path, corpus, chosen, recwarn):
     """A checkpoint of a processor that the library takes for another one."""
-    config = config_for(tmp_path, corpus, steps=12, **SMALL)
+    config = config_for(tmp_path, corpus, steps=12, **FASTEST)
     run(config, tmp_path, crash_at=5)
     for step in steps_of(tmp_path / "state"):
         state = read_folder(step)
@@ -117,7 +117,7 @@ def test_run_ops_for_its_time_only(tmp_path, corpus, chosen, caplog, monkeypatch
         "training__optimizer__ops_threads": "auto",
         "training__optimizer__checkpoint": None,
     }
-    config = config_for(tmp_path, corpus, steps=6, **SMALL, **changes)
+    config = config_for(tmp_path, corpus, steps=6, **FASTEST, **changes)
     run(config, tmp_path, crash_at=crash_at, act=begun.append)
     assert seen and all(found == {FastOps} for found in seen)
     assert of_pipeline(pipelines[0]) == {NumpyOps}
@@ -143,7 +143,7 @@ def test_run_ops_reach_a_new_label(tmp_path, corpus, chosen):
         "training__optimizer__checkpoint": None,
         "training__optimizer__ops": "fastest",
     }
-    run(config_for(tmp_path, corpus, steps=4, **changes), tmp_path, act=act)
+    run(config_for(tmp_path, corpus, steps=4, parser=True, **changes), tmp_path, act=act)
     assert seen[1] == {FastOps} and NumpyOps in seen[2] and seen[3] == {FastOps}
 
 
@@ -156,7 +156,7 @@ def test_run_ops_damaged_state():
 
 def test_run_ops_leave_nothing_in_the_model(tmp_path, corpus, chosen):
     """It loads and predicts where this package is missing: the same, to rounding."""
-    config = config_for(tmp_path, corpus, steps=6, **FASTEST)
+    config = config_for(tmp_path, corpus, steps=6, parser=True, **FASTEST)
     run(config, tmp_path)
     code = """
 import json, sys

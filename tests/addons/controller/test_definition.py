@@ -343,7 +343,7 @@ def test_definition_shows_twenty_faults_and_counts_the_others():
 def test_definition_faults_are_short():
     """Also where there is much that could be listed."""
     names = [f"{'metric' * 10}{i}" for i in range(900)]
-    controllers = [GOOD["controllers"][0] | {"name": f"c{i}", "rule": "nope > 1"} for i in range(50)]
+    controllers = [GOOD["controllers"][0] | {"name": f"c{i}", "rule": "nope > 1"} for i in range(25)]
     with pytest.raises(ControllerError) as caught:
         TrainerController(
             {"controller_metrics": [{"name": name, "class": "Loss"} for name in names], "controllers": controllers}

@@ -1,13 +1,15 @@
-"""Metrics and operations of another package, found by its entry points: in processes of their own, as they are read
-when Python starts.
+"""Metrics and operations of another package, found by its entry points. They are read when spaCy is imported: in a
+process of its own, or once more in this one.
 """
 
 import json
 import os
+from importlib.metadata import entry_points
 
+import catalogue
 import pytest
 
-from ...spacy_cli import flags_of, spacy_process
+from ...spacy_cli import flags_of, spacy_cli, spacy_process
 from .test_training import STEP, config_for, definition, rule
 
 MODULE = """
@@ -65,7 +67,7 @@ def test_entry_points_are_found_in_a_run(rules, corpus, tmp_path):
     assert "Controller 'long' took book.should_note on on_step_end at step 2" in run.stdout + run.stderr
 
 
-def test_entry_points_are_checked(rules, tmp_path):
+def test_entry_points_are_checked(rules, tmp_path, monkeypatch):
     """What a package says of its metrics counts; one that it does not have is a fault like others."""
     rules["controllers"][0]["rule"] = "longest['word'] > 3"
     rules["controller_metrics"] += [
@@ -74,7 +76,9 @@ def test_entry_points_are_checked(rules, tmp_path):
     ]
     rules["operations"][0]["arguments"] = {}
     (tmp_path / "rules.json").write_text(json.dumps(rules))
-    run = spacy_process("torchopt", "controller", tmp_path / "rules.json", "--check", check=False)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(catalogue, "AVAILABLE_ENTRY_POINTS", entry_points())
+    run = spacy_cli("torchopt", "controller", tmp_path / "rules.json", "--check", check=False)
     assert run.returncode == 1 and "found 4 faults" in run.stderr and "Traceback" not in run.stderr
     text = " ".join(run.stderr.split())
     assert "a key of longest, found 'word'. Did you mean 'words'?" in text

@@ -12,10 +12,10 @@ from thinc.api import Model, PyTorchWrapper, chain, with_array
 from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.loop.run import Run
 
-from ...runs import TOK2VEC
+from ...models import TOK2VEC, WIDTH
 from .test_training import config_for, definition, rule, run, same_params
 
-SMALL = {**TOK2VEC, "width": 32, "depth": 1}
+SMALL = {**TOK2VEC, "depth": 1}
 
 
 class Spoils(torch.nn.Module):
@@ -49,7 +49,7 @@ def prepared(folder, corpus, rules, *, steps=12, checkpoint=True, **optimizer):
     config["components"]["tagger"]["model"]["tok2vec"] = {
         "@architectures": "test-freezing.Tok2Vec.v1",
         "below": SMALL,
-        "width": 32,
+        "width": WIDTH,
     }
     if checkpoint:
         config["training"]["optimizer"]["checkpoint"] |= {"every": 1, "keep": 99}

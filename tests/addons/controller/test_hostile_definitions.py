@@ -80,8 +80,8 @@ FILES = {
     "an alias to nothing": b"controllers: *nothing",
     "a mapping as its own key": b"? &a {? *a : 1}\n: 1",
     "an anchor of 90,000 letters": b"a: &" + b"x" * 90_000 + b" 1",
-    "many anchors": b"\n".join(b"a%d: &a%d 1" % (i, i) for i in range(6_000)),
-    "many aliases": ALIASES + b"controllers: [" + b"*x, " * 20_000 + b"]",
+    "many anchors": b"\n".join(b"a%d: &a%d 1" % (i, i) for i in range(4_100)),
+    "many aliases": ALIASES + b"controllers: [" + b"*x, " * 4_100 + b"]",
     "a tag of Python": b"controllers: !!python/object/apply:os.system ['true']",
     "a tag of its own": b"controllers: !x []",
     "a tag from elsewhere": b"%TAG ! tag:example.org,2000:\n---\n!x {}",
@@ -102,7 +102,7 @@ FILES = {
     "escapes": b'controllers: "' + b"\\x41" * 20_000 + b'"',
     "a folded text": b"controllers: >\n" + b"  x\n" * 20_000,
     "deep lists": b"- " * 40_000,
-    "deep dicts": b"".join(b" " * i + b"a:\n" for i in range(400)),
+    "deep dicts": b"".join(b" " * i + b"a:\n" for i in range(150)),
     "questions": b"? " * 40_000,
     "brackets": b"[" * 90_000,
     "braces": b"{" * 90_000,
@@ -118,8 +118,8 @@ FILES = {
     "UTF-16": "controllers: []".encode("utf-16"),
     "surrogates": b'{"controllers": "\\ud800"}',
     "a byte order mark": b"\xef\xbb\xbf" * 30_000,
-    "the same key": b"a: 1\n" * 20_000,
-    "keys of one hash": json.dumps({str(i * (2**61 - 1)): i for i in range(3_000)}).encode(),
+    "the same key": b"a: 1\n" * 2_000,
+    "keys of one hash": json.dumps({str(i * (2**61 - 1)): i for i in range(1_000)}).encode(),
     "NaN": b'{"controllers": NaN}',
     "too large": b"x" * 5_000_000,
     "a definition, and more": json.dumps(GOOD).encode() + b"}",
@@ -200,7 +200,7 @@ def named(name, **arguments):
 def test_hostile_arguments_of_rules_by_name(name):
     parameters = inspect.signature(registry.get("controller_rules", f"thinc-torchopt.{name}.v1")).parameters
     needed = {key: value for key, value in NEEDED.items() if key in parameters}
-    texts = [text for text in HOSTILE if len(text) < 200][::27]
+    texts = [text for text in HOSTILE if len(text) < 200][::54]
     for argument in parameters:
         for value in [*VALUES, *texts]:
             if not callable(value) and not isinstance(value, bytes):

@@ -27,6 +27,7 @@ VALUES = {
     "deep": [[[[[[1]]]]]],
     "fired": {"r": {"times": 3, "step": None, "steps_since": None}},
 }
+BEFORE = copy.deepcopy(VALUES)
 M = str(2**61 - 1)
 LINES = "\N{FULLWIDTH LOW LINE}" * 2
 
@@ -239,7 +240,6 @@ def test_hostile_there_are_280():
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:60])
 def test_hostile_is_refused_or_bounded(text):
-    before = copy.deepcopy(VALUES)
     with measured() as done:
         try:
             Rule(text, VALUES).evaluate(VALUES)
@@ -248,7 +248,7 @@ def test_hostile_is_refused_or_bounded(text):
             error.__traceback__ = None
     assert done.codes < MAX_CODES and done.peak < MAX_BYTES, done
     assert set(done.events) <= HARMLESS
-    assert before == VALUES
+    assert BEFORE == VALUES
 
 
 def test_hostile_measure_sees_work_and_memory():

@@ -21,11 +21,10 @@ from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
 from thinc_torchopt.loop.checkpoint_folder import steps_of
-from thinc_torchopt.loop.log_numbers import latest_info
 
 from ...conftest import CONFIGS
-from ...models import pipeline_params, same, toy_examples, toy_pipeline
-from ...runs import TOK2VEC, Crash
+from ...models import TOK2VEC, pipeline_params, same, toy_examples, toy_pipeline
+from ...runs import run_and_tell
 from ...spacy_cli import train as train_by_command
 
 STEP = {"name": "state", "class": "TrainingState"}
@@ -71,40 +70,17 @@ def run(config, output=None, *, crash_at=None, at=None, log_at=None):
     """`spacy train` in this process. at, log_at (dict): Functions to call in a step, and in the logger. RETURNS: the
     pipeline, what loggers got at each step, and the output.
     """
-    infos, text = {}, io.StringIO()
+    infos = {}
 
-    @registry.loggers("test-controller.Recorder.v1")
-    def recorder():
-        def setup(nlp, stdout, stderr):
-            def log(info):
-                found = latest_info(nlp)
-                (log_at or {}).get(found["step"], lambda: None)()
-                infos[found["step"]] = {**found, "losses": dict(found["losses"])}
+    def tell(found):
+        (log_at or {}).get(found["step"], lambda: None)()
+        infos[found["step"]] = {**found, "losses": dict(found["losses"])}
 
-            return log, lambda: None
+    def act(step):
+        (at or {}).get(step, lambda: None)()
 
-        return setup
-
-    @registry.callbacks("test-controller.Crash.v1")
-    def crash():
-        def before_update(nlp, args):
-            (at or {}).get(args["step"], lambda: None)()
-            if args["step"] == crash_at:
-                raise Crash
-
-        return before_update
-
-    config = config.copy()
-    config["training"]["logger"] = {"@loggers": "test-controller.Recorder.v1"}
-    config["training"]["before_update"] = {"@callbacks": "test-controller.Crash.v1"}
-    nlp = init_nlp(config.interpolate())
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-    try:
-        loop.train(nlp, output, stdout=text, stderr=io.StringIO())
-    except Crash:
-        assert crash_at is not None
-    return nlp, infos, text.getvalue()
+    nlp, text = run_and_tell(config, output, tell, crash_at=crash_at, act=act)
+    return nlp, infos, text
 
 
 def firings(infos):

@@ -53,6 +53,6 @@ def launch(folder, *names, ranks=2):
         env=os.environ
         | {"OMP_NUM_THREADS": "1"}
         | ({} if "on_gpu" in names or "on_nccl" in names else {"CUDA_VISIBLE_DEVICES": ""}),
-        timeout=300,
+        timeout=900,
     )
     assert run.returncode == 0, run.stdout + run.stderr

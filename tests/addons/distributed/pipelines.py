@@ -9,21 +9,11 @@ from spacy.training import Example
 from thinc.api import Model, PyTorchWrapper, Softmax, chain, fix_random_seed, warmup_linear, with_array
 from thinc.util import to_numpy
 
+from tests.models import LISTENER, TOK2VEC, WIDTH
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
-LISTENER = {"@architectures": "spacy.Tok2VecListener.v1", "width": 32, "upstream": "*"}
-TOK2VEC = {
-    "@architectures": "spacy.HashEmbedCNN.v2",
-    "width": 32,
-    "depth": 1,
-    "embed_size": 100,
-    "window_size": 1,
-    "maxout_pieces": 2,
-    "subword_features": True,
-    "pretrained_vectors": None,
-}
 # Components whose gradients are sums over the examples of a batch: of two batches together, they are those of each.
 ADDITIVE = ("tagger", "morphologizer", "senter", "textcat_multilabel", "trainable_lemmatizer")
 TAGS = ["A", "B", "C", "D"]
@@ -104,8 +94,8 @@ def recurrent(learning):
 def torch_tagger(batch_norm: bool = False) -> Model:
     """A torch encoder above the tok2vec of the pipeline."""
     torch.manual_seed(0)
-    norm = torch.nn.BatchNorm1d(32) if batch_norm else torch.nn.LayerNorm(32)
-    module = torch.nn.Sequential(torch.nn.Linear(32, 32), norm, torch.nn.GELU(), torch.nn.Linear(32, 16))
+    norm = torch.nn.BatchNorm1d(WIDTH) if batch_norm else torch.nn.LayerNorm(WIDTH)
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), norm, torch.nn.GELU(), torch.nn.Linear(WIDTH, 16))
     listener = spacy.registry.resolve({"listener": LISTENER})["listener"]
     model = chain(listener, with_array(PyTorchWrapper(module)), with_array(Softmax(nI=16)))
     model.set_ref("tok2vec", listener)

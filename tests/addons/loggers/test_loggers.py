@@ -460,7 +460,7 @@ def test_loggers_jsonl_tells_what_is_no_loss_and_the_dev_loss_that_rules_saw(cor
         "triggers": ["on_evaluate"],
         # A firing has what its rule looked up.
         "rule": 'dev["loss"] > one["loss"] and dev["words"] > 0 and dev["examples"] > 0 and '
-        'max(dev["components"]["tagger"], dev["components"]["parser"], dev["components"]["encoder"]) > 0',
+        'max(dev["components"]["tagger"], dev["components"]["encoder"]) > 0',
         "operations": ["control.should_save"],
     }
     config = config_for(tmp_path, corpus)

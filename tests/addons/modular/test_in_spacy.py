@@ -6,7 +6,7 @@ import torch
 from confection import Config
 from spacy.training import Example
 
-from thinc_torchopt import TorchOptimizer, preserve_optimizer_state, train_while_improving
+from thinc_torchopt import TorchOptimizer, preserve_optimizer_state
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.registered import (
     L2SP,
@@ -214,25 +214,6 @@ def test_in_spacy_patterns_limit_modules():
         bad.initialize(nlp)
 
 
-def loop(nlp, optimizer, batches, **settings):
-    return list(
-        train_while_improving(
-            nlp,
-            optimizer,
-            ((0, batch) for batch in batches),
-            lambda: (0.0, {}),
-            dropout=0.0,
-            eval_frequency=100,
-            accumulate_gradient=settings.get("accumulate_gradient", 1),
-            patience=0,
-            max_steps=100,
-            exclude=[],
-            annotating_components=[],
-            before_update=None,
-        )
-    )
-
-
 def test_in_spacy_normalizing_makes_clipping_independent_of_the_batch_size():
     """A batch with every example twice has twice the gradients, and the same update."""
     results = []
@@ -242,7 +223,7 @@ def test_in_spacy_normalizing_makes_clipping_independent_of_the_batch_size():
         nlp = toy_pipeline(["tagger"])
         examples = toy_examples(nlp)
         nlp.initialize(lambda examples=examples: examples)
-        loop(nlp, optimizer, [examples * times] * 2)
+        list(runs.loop_over(nlp, optimizer, [examples * times] * 2))
         assert inner(optimizer).batch_size == sum(map(len, examples)) * times
         assert optimizer.batch_size is None
         results.append(params_of(nlp.get_pipe("tagger").model))

@@ -1,6 +1,5 @@
 """The layer of thinc and spaCy: against torch's modules, against eligibility_gradients, and in spacy train."""
 
-import copy
 import pickle
 
 import numpy
@@ -22,7 +21,7 @@ from thinc_torchopt.core.params.names import walk
 from thinc_torchopt.core.params.pipeline import all_names
 from thinc_torchopt.torch_optimizers import AdamW
 
-from ...models import LISTENER, toy_examples
+from ...models import LISTENER, WIDTH, toy_examples
 from ...runs import config_for, digests, run
 
 # float32, some dozen steps, values around 1.
@@ -466,11 +465,11 @@ def test_online_rnn_warns_of_gates_that_traces_cant_follow(cell, relation):
 
 
 def encoder(**settings):
-    embed = {"@architectures": "spacy.MultiHashEmbed.v2", "width": 96, "attrs": ["NORM"], "rows": [200]}
+    embed = {"@architectures": "spacy.MultiHashEmbed.v2", "width": WIDTH, "attrs": ["NORM"], "rows": [200]}
     return {
         "@architectures": "spacy.Tok2Vec.v2",
         "embed": {**embed, "include_static_vectors": False},
-        "encode": {"@architectures": "thinc-torchopt.OnlineRNNEncoder.v1", "width": 96, "depth": 1, **settings},
+        "encode": {"@architectures": "thinc-torchopt.OnlineRNNEncoder.v1", "width": WIDTH, "depth": 1, **settings},
     }
 
 
@@ -478,7 +477,7 @@ def encoder(**settings):
 def test_online_rnn_encoder_in_a_pipeline():
     nlp = spacy.blank("xx")
     nlp.add_pipe("tok2vec", config={"model": encoder(depth=2)})
-    nlp.add_pipe("tagger", config=copy.deepcopy(LISTENER))
+    nlp.add_pipe("tagger", config={"model": {"tok2vec": LISTENER}})
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
     names = [name for name in all_names(nlp) if "encode" in name]

@@ -25,8 +25,8 @@ from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.loop.checkpoint_folder import newest_whole
 from thinc_torchopt.loop.run import Run
 
-from ...models import params_of
-from ...runs import TOK2VEC, config_for, digests, run
+from ...models import TOK2VEC, WIDTH, params_of
+from ...runs import config_for, digests, run
 
 PRIVACY = {"@misc": "thinc-torchopt.Privacy.v1", "clip": 0.5, "delta": 1e-4, "noise_multiplier": 0.0}
 needs_opacus = pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
@@ -37,8 +37,6 @@ noises = pytest.mark.parametrize("noise", [0.0, pytest.param(1.0, marks=needs_op
 def private(folder, corpus, *, steps=12, size=5, noise=0.0, **changes):
     settings = {"noise_multiplier": noise} if noise is not None else {"noise_multiplier": None}
     changes = {
-        "nlp__pipeline": ["tok2vec", "tagger"],
-        "components__parser": None,
         "training__batcher": {"@batchers": "thinc-torchopt.poisson.v1", "size": size},
         "training__optimizer__grad_clip": 0.0,
         "training__optimizer__privacy": {**PRIVACY, **settings, "seed": 1},
@@ -112,7 +110,7 @@ def test_private_run_that_was_killed_ends_as_one_that_was_not(tmp_path, corpus, 
 def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corpus):
     from opacus.accountants import PRVAccountant, RDPAccountant
 
-    settings = {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 2.5}
+    settings = {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 2.0}
     config = private(tmp_path, corpus, steps=500, training__optimizer__privacy=settings, training__patience=0)
     infos = run(config, tmp_path / "output")
     steps, rate = max(infos) + 1, 5 / population(corpus)
@@ -121,7 +119,7 @@ def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corp
         accountant.history = [(1.0, rate, n)]
         return accountant.get_epsilon(delta=1e-4)
 
-    assert epsilon(PRVAccountant(), steps) <= 2.5 < epsilon(PRVAccountant(), steps + 1)
+    assert epsilon(PRVAccountant(), steps) <= 2.0 < epsilon(PRVAccountant(), steps + 1)
     last = entry(infos[max(infos)])
     assert last["epsilon"] == pytest.approx(epsilon(PRVAccountant(), steps))
     assert last["privacy"]["epsilon_rdp"] == pytest.approx(epsilon(RDPAccountant(), steps))
@@ -402,14 +400,14 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
                     "@architectures": "spacy.Tok2Vec.v2",
                     "embed": {
                         "@architectures": "spacy.MultiHashEmbed.v2",
-                        "width": 96,
+                        "width": WIDTH,
                         "attrs": ["NORM"],
                         "rows": [50],
                         "include_static_vectors": False,
                     },
                     "encode": {
                         "@architectures": "spacy.MishWindowEncoder.v2",
-                        "width": 96,
+                        "width": WIDTH,
                         "depth": 2,
                         "window_size": 1,
                     },

@@ -10,7 +10,7 @@ from thinc_torchopt.addons.streams.undo import Undo
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.loop.model_state import collect_model
 
-from ...models import pipeline_params, same, toy_examples, toy_pipeline
+from ...models import WIDTH, pipeline_params, same, toy_examples, toy_pipeline
 
 
 def pipeline():
@@ -20,7 +20,7 @@ def pipeline():
     nlp.initialize(lambda: toy_examples(nlp))
     nlp.get_pipe("ner").add_label("NEW")
     tagger = nlp.get_pipe("tagger").model
-    module = torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(96))
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(WIDTH))
     tagger._layers.insert(1, with_array(PyTorchWrapper(module)))
     optimizer = TorchOptimizer(AdamW(weight_decay=0.1), 0.01)
     optimizer.initialize(nlp)

@@ -3,14 +3,14 @@
 import spacy
 from spacy.tokens import Doc, Span
 
-from ...runs import TOK2VEC
+from ...models import TOK2VEC
 
 
 def small_pipeline(components=("tagger", "ner")):
     """Not initialized. Each component has a tok2vec of its own."""
     nlp = spacy.blank("xx")
     for name in components:
-        model = {"model": {"tok2vec": {**TOK2VEC, "width": 32}}} if name in ("ner", "tagger") else {}
+        model = {"model": {"tok2vec": TOK2VEC}} if name in ("ner", "tagger") else {}
         nlp.add_pipe(name, config=model)
     return nlp
 

@@ -19,17 +19,8 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, Adafactor, AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, PipelineError
 
 from ...forks import python
+from ...models import TOK2VEC
 
-TOK2VEC = {
-    "@architectures": "spacy.HashEmbedCNN.v2",
-    "pretrained_vectors": None,
-    "width": 16,
-    "depth": 1,
-    "embed_size": 100,
-    "window_size": 1,
-    "maxout_pieces": 2,
-    "subword_features": True,
-}
 TAGGER = {"model": {"tok2vec": TOK2VEC}}
 SPANS = TAGGER | {"suggester": {"@misc": "spacy.ngram_suggester.v1", "sizes": [1, 2]}}
 
@@ -84,7 +75,7 @@ def new_labels(case):
     return NEW.get(case, ["NEW", "B-2"])
 
 
-def examples_of(nlp, n=24, *, new=()):
+def examples_of(nlp, n=6, *, new=()):
     """Sentences with all kinds of annotation. new (Sequence): New labels, of which every third text has the first."""
     found = []
     for i in range(n):

@@ -18,9 +18,9 @@ from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import same, toy_examples, toy_pipeline
+from ...models import TOK2VEC, same, toy_examples, toy_pipeline
 from ...peek import params_in
-from ...runs import TOK2VEC, config_for, digests, run
+from ...runs import config_for, digests, run
 from ...spacy_cli import spacy_cli
 
 RATE = 1e-4
@@ -42,7 +42,7 @@ class InHalf(torch.nn.Module):
 
 @spacy.registry.architectures("test-masters.Tok2Vec.v1")
 def tok2vec_in_half() -> Model:
-    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC | {"width": 16, "depth": 1}})["tok2vec"]
+    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC | {"depth": 1}})["tok2vec"]
     model = chain(tok2vec, with_array(PyTorchWrapper(InHalf(n_in=16, n_out=8))))
     model.set_dim("nO", 8)
     return model

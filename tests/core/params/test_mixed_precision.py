@@ -18,25 +18,14 @@ from thinc.api import Adam, Model, PyTorchGradScaler, PyTorchWrapper, Softmax, c
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD
 
-from ...models import params_of, same, snapshot, toy_examples, toy_pipeline
-
-TOK2VEC = {
-    "@architectures": "spacy.HashEmbedCNN.v2",
-    "width": 8,
-    "depth": 1,
-    "embed_size": 50,
-    "window_size": 1,
-    "maxout_pieces": 2,
-    "subword_features": False,
-    "pretrained_vectors": None,
-}
+from ...models import TOK2VEC, params_of, same, snapshot, toy_examples, toy_pipeline
 
 
 @spacy.registry.architectures("test-mixed-precision.Tagger.v1")
 def torch_tagger(times: int) -> Model:
     """A torch module that is used several times in a forward pass, and another one."""
     torch.manual_seed(0)
-    tok2vec = spacy.registry.resolve({"tok2vec": TOK2VEC})["tok2vec"]
+    tok2vec = spacy.registry.resolve({"tok2vec": {**TOK2VEC, "width": 8, "depth": 1}})["tok2vec"]
     twice = PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()))
     once = PyTorchWrapper(torch.nn.Linear(8, 8))
     model = chain(tok2vec, with_array(chain(*[twice] * times, once)), with_array(Softmax(nI=8)))

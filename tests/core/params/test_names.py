@@ -17,7 +17,7 @@ from thinc_torchopt.core.params.pipeline import all_names
 from thinc_torchopt.core.settings.cascade import layers_of
 
 from ...forks import python
-from ...models import toy_examples, toy_pipeline
+from ...models import TOK2VEC, toy_examples, toy_pipeline
 
 COMPONENTS = ["tagger", "morphologizer", "parser", "ner", "senter", "textcat", "textcat_multilabel", "spancat"]
 ALLOWED = re.compile(r"[A-Za-z0-9_+/-]+")
@@ -221,9 +221,9 @@ def test_names_tell_layers_biases_and_norms_of_real_models():
     nlp.initialize(lambda: toy_examples(nlp))
     walked = [*walk(nlp.get_pipe("tok2vec").model, "tok2vec"), *walk(nlp.get_pipe("tagger").model, "tagger")]
     layers = layers_of([found.name for found in walked])
-    assert {name.split("/")[2] for name, (layer, _) in layers.items() if layer == 3} == {"3"}
+    assert {name.split("/")[2] for name, (layer, _) in layers.items() if layer == 1} == {"1"}
     assert {layer for name, (layer, _) in layers.items() if "embed" in name} == {0}
-    assert {depth for _, depth in layers.values()} == {4}
+    assert {depth for _, depth in layers.values()} == {TOK2VEC["depth"]}
     spared = {found.name.rpartition("/")[2] for found in walked if found.is_bias_or_norm}
     assert spared == {"b", "G"} and {
         found.name.rpartition("/")[2] for found in walked if not found.is_bias_or_norm

@@ -68,7 +68,7 @@ def test_odd_names_of_a_run(corpus, tmp_path):
     def config(folder):
         found = config_for(folder, corpus, steps=10)
         found["components"]["mein tägger"] = found["components"].pop("tagger")
-        found["nlp"]["pipeline"] = ["tok2vec", "mein tägger", "parser"]
+        found["nlp"]["pipeline"] = ["tok2vec", "mein tägger"]
         return found
 
     whole = run(config(tmp_path / "whole"), tmp_path / "whole" / "output")

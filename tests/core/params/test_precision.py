@@ -25,7 +25,7 @@ from thinc_torchopt.core.errors import ConfigError, ConfigWarning, PrecisionWarn
 from thinc_torchopt.core.params.precision import in_float32
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import params_of, same, snapshot, toy_examples, toy_pipeline
+from ...models import TOK2VEC, params_of, same, snapshot, toy_examples, toy_pipeline
 from ...runs import config_for, digests, run
 from ...spacy_cli import toy_corpus
 
@@ -57,20 +57,7 @@ class ByHand(Seen):
 @spacy.registry.architectures("test-precision.Tok2Vec.v1")
 def torch_tok2vec(by_hand: bool) -> Model:
     torch.manual_seed(0)
-    tok2vec = spacy.registry.resolve(
-        {
-            "tok2vec": {
-                "@architectures": "spacy.HashEmbedCNN.v2",
-                "width": 8,
-                "depth": 1,
-                "embed_size": 50,
-                "window_size": 1,
-                "maxout_pieces": 2,
-                "subword_features": False,
-                "pretrained_vectors": None,
-            }
-        }
-    )["tok2vec"]
+    tok2vec = spacy.registry.resolve({"tok2vec": {**TOK2VEC, "width": 8, "depth": 1}})["tok2vec"]
     seen = PyTorchWrapper(ByHand(8) if by_hand else Seen(8))
     seen.set_dim("nO", 8)
     model = chain(tok2vec, with_array(seen))

@@ -25,11 +25,11 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.schedules.curves import warmup_cosine
 from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.settings.cascade import Cascade
-from thinc_torchopt.loop.run import train_while_improving
 
 from ...conftest import CONFIGS, needs_muon
 from ...models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline
 from ...peek import add_params
+from ...runs import loop_over
 from ...spacy_cli import spacy_cli, toy_corpus, train
 
 
@@ -486,20 +486,7 @@ def test_param_groups_loop_freezes_and_puts_back():
         AdamW(), 0.01, param_groups={"lower": {"params": ["trf/*", "tagger/tok2vec/*"], "freeze": True}}
     )
     module = model.layers[0].shims[0]._model
-    loop = train_while_improving(
-        nlp,
-        optimizer,
-        ((0, examples) for _ in range(3)),
-        lambda: (0.5, {}),
-        dropout=0.0,
-        eval_frequency=1,
-        accumulate_gradient=1,
-        patience=0,
-        max_steps=0,
-        exclude=[],
-        annotating_components=[],
-        before_update=None,
-    )
+    loop = loop_over(nlp, optimizer, [examples] * 3, eval_frequency=1)
     before = pipeline_params(nlp)["tagger"]
     seen = []
     nlp.get_pipe("trf").update = lambda *args, **kwargs: seen.append(

@@ -13,7 +13,8 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import GradSpikeWarning, NonFiniteGradWarning
 from thinc_torchopt.core.update.buffers import KeptBuffers
 
-from ...models import toy_examples, toy_pipeline
+from ...models import WIDTH, toy_examples, toy_pipeline
+from ...runs import loop_over
 
 GOOD = torch.linspace(-1.0, 1.0, 20).reshape(4, 5)
 
@@ -97,13 +98,11 @@ def test_buffers_of_all_components_are_put_back_in_a_joint_step():
 
 def test_buffers_are_put_back_where_spacy_raises_before_the_gradients():
     """E940: the tagger's scores are NaN; the component before it has seen the batch."""
-    from thinc_torchopt.loop.run import train_while_improving
-
     nlp = toy_pipeline(["tagger"], shared=False)
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
     tagger = nlp.get_pipe("tagger")
-    module = torch.nn.BatchNorm1d(96)
+    module = torch.nn.BatchNorm1d(WIDTH)
     tok2vec, softmax = tagger.model.layers[0], tagger.model.layers[1]
     norm = chain(tok2vec, _on_ragged(module))
     norm._dims.update(tok2vec._dims)
@@ -115,20 +114,7 @@ def test_buffers_are_put_back_where_spacy_raises_before_the_gradients():
         seen.append(module.running_mean.clone())
         softmax.layers[0].get_param("b")[...] = torch.nan if args["step"] == 2 else 0.0
 
-    found = train_while_improving(
-        nlp,
-        optimizer,
-        ((0, examples) for _ in range(4)),
-        lambda: (0.0, {}),
-        dropout=0.1,
-        eval_frequency=100,
-        accumulate_gradient=1,
-        patience=0,
-        max_steps=0,
-        exclude=[],
-        annotating_components=[],
-        before_update=before_update,
-    )
+    found = loop_over(nlp, optimizer, [examples] * 4, dropout=0.1, before_update=before_update)
     with pytest.warns(NonFiniteGradWarning, match="E940"):
         skipped = [info["skipped_updates"] for _, info, _ in found]
     assert skipped == [0, 0, 1, 1]

@@ -24,10 +24,10 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.update.clipping import grad_norms, total_norm
 from thinc_torchopt.core.update.guard import MIN_UPDATES, GradGuard
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
-from thinc_torchopt.loop.run import train_while_improving
 
 from ...models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 from ...peek import guard_in
+from ...runs import loop_over
 
 W = [Param("tagger/W", 0, None, torch.ones(1))]
 
@@ -250,15 +250,7 @@ def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
 
 
 def loop(nlp, optimizer, batches, before_update=None):
-    data = ((0, batch) for batch in batches)
-    limits = {"dropout": 0.0, "eval_frequency": 100, "accumulate_gradient": 1, "patience": 0, "max_steps": 0}
-    limits |= {"exclude": [], "annotating_components": []}
-    return [
-        info
-        for _, info, _ in train_while_improving(
-            nlp, optimizer, data, lambda: (0.0, {}), before_update=before_update, **limits
-        )
-    ]
+    return [info for _, info, _ in loop_over(nlp, optimizer, batches, before_update=before_update)]
 
 
 @pytest.mark.device
