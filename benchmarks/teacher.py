@@ -385,8 +385,9 @@ def rehearsed(config: Config, task: Task, old: Path) -> tuple[Any, float]:
 
     start = time.process_time()
     nlp = init_nlp(config)
-    nlp.replace_listeners("tok2vec", task.pipe, ["model.tok2vec"])
-    nlp.remove_pipe("tok2vec")
+    if "tok2vec" in nlp.pipe_names:
+        nlp.replace_listeners("tok2vec", task.pipe, ["model.tok2vec"])
+        nlp.remove_pipe("tok2vec")
     add_labels(nlp, task.pipe, task.new)
     seed = config["system"]["seed"]
     fix_random_seed(seed)

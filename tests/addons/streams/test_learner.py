@@ -339,6 +339,22 @@ def test_learner_watches_another_corpus(model, tmp_path):
         assert row.watched_scores["tag_acc"] == scores["tag_acc"]
 
 
+def test_learner_watches_at_an_end_between_two_evaluations(model, tmp_path):
+    """The last block is full, and its row was not due. The row of the end goes when the run goes on."""
+    watched = write_stream(tmp_path / "watched.jsonl", 6)
+    stream = write_stream(tmp_path / "stream.jsonl", 10)
+    for _ in range(2):  # the second time, nothing is new
+        found, _ = learn(model, stream, tmp_path / "out", watched=watched, watch_every=15)
+        assert [(row.texts, row.watched is None, row.is_last) for row in found][-1] == (10, False, True)
+        assert [row["texts"] for row in rows(tmp_path / "out")] == [0, 5, 10, 10]
+    write_stream(stream, 15)
+    found, _ = learn(model, stream, tmp_path / "out", watched=watched, watch_every=15)
+    assert [(row.texts, row.watched is None, row.is_last) for row in found] == [(15, False, False)]
+    whole, _ = learn(model, stream, tmp_path / "whole", watched=watched, watch_every=15)
+    assert [row.texts for row in whole] == [0, 5, 10, 15]
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
+
+
 def test_learner_begins_its_memory_with_old_texts(model, tmp_path):
     stream, old = write_stream(tmp_path / "stream.jsonl", 6), write_stream(tmp_path / "old.jsonl", 10, start=10)
     learner = StreamLearner(*load(model), tmp_path / "out", LearnSettings(replay=2, memory=8), old=old)

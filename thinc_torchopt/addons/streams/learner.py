@@ -146,8 +146,8 @@ class LogRow:
     learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
     watched_old, watched_new: The F score there of all annotations with labels from before the run, and of those with
         labels that were added. None: there are none of them.
-    seconds (float): Since the start of this process. is_last (bool): The stream has ended, or the run was stopped; the
-        block goes on in the next run.
+    seconds (float): Since the start of this process. is_last (bool): The stream has ended, or the run was stopped. The
+        next run goes on with the block, and removes this row.
     """
 
     texts: int
@@ -329,7 +329,8 @@ class StreamLearner:
     def learn(self, source: LineReader) -> Iterator[LogRow]:
         """Learn all texts that are left in the stream.
 
-        RETURNS (Iterator): A row for each block, when it was learned and saved.
+        RETURNS (Iterator): A row for each block, when it was learned and saved; at the end, one with the score of the
+            watched corpus, if the last block has none.
         RAISES (StreamError): A text can't be learned. (StateError): The file has changed. What was learned
             until then is saved.
         """
@@ -350,7 +351,9 @@ class StreamLearner:
                     if self._changes:
                         raise
                     is_over, failed, self._new_labels = True, error, {}
-                if self.texts > self._logged and not self._new_labels:
+                # The end of the stream may come at the end of a block, whose row was not due for the watched corpus.
+                is_unscored = is_over and self._watched is not None and self.texts > self._last_watched
+                if (self.texts > self._logged or is_unscored) and not self._new_labels:
                     row = self._make_row()
                 self._packed = self._pack() if is_over or self._new_labels else []
                 self._scored = []
@@ -807,7 +810,7 @@ class StreamLearner:
         self._skipped, self.rejected = saved.skipped, saved.rejected
         self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
         self._start -= saved.seconds
-        # Texts that are learned again, and a block that goes on, get new rows.
+        # Texts that are learned again, and the end of the run, get new rows.
         trim_rows(self.folder / LOG, "texts", self._logged)
         trim_rows(self.folder / REJECTED, "number", self.rejected)
         restore_random(saved.random)

@@ -21,9 +21,9 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def trim_rows(path: Path, number: str, at_most: int) -> None:
-    """Remove the rows after a number, if the file exists. RAISES (StateError): It is damaged."""
+    """Remove the rows after a number, and that of a run's end. RAISES (StateError): The file is damaged."""
     if path.exists():
-        kept = [row for row in read_rows(path, number) if row[number] <= at_most]
+        kept = [row for row in read_rows(path, number) if row[number] <= at_most and not row.get("is_last")]
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
