@@ -114,7 +114,9 @@ TASKS = {
     "food": Task(("ner",), "efficiency", "food", has_chosen=True),
     "cooking-cnn": Task(("textcat_multilabel",), "accuracy", "cooking", prepare=short_dev, changes=_CNN),
     "docs-issues": Task(("textcat",), "accuracy", "docs-issues", has_chosen=True, prepare=cut, changes=_CNN),
-    "genres-cnn": Task(("textcat_multilabel",), "accuracy", _EWT, prepare=few_with_genres, changes=_CNN),
+    "genres-cnn": Task(
+        ("textcat_multilabel",), "accuracy", _EWT, has_chosen=True, prepare=few_with_genres, changes=_CNN
+    ),
     "brands-spans": Task(("spancat",), "efficiency", "fashion-brands", has_chosen=True, prepare=as_spans),
     "brands": Task(("ner",), "efficiency", "fashion-brands"),
     "ewt": Task(("tagger", "parser"), "efficiency", _EWT, has_test=True, has_chosen=True),
