@@ -33,7 +33,7 @@ from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products, w
 from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
-from ..models import LISTENER, pipeline_params, toy_examples
+from ..models import pipeline_params, toy_examples
 from ..spacy_cli import QUICK, flags_of, spacy_cli, toy_corpus
 
 ALL = list(Recipe)
