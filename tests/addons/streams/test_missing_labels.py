@@ -16,7 +16,7 @@ def model(tmp_path_factory):
     nlp.config["training"]["optimizer"] = OPTIMIZER | {"learn_rate": 0.0002}
     examples = toy_examples(nlp, 4)
     optimizer = nlp.initialize(lambda: examples)
-    for _ in range(40):
+    for _ in range(120):
         nlp.update(examples, sgd=optimizer)
     path = tmp_path_factory.mktemp("model") / "model"
     nlp.to_disk(path)
