@@ -472,7 +472,7 @@ def test_explain_of_the_block_without_a_transformer(corpus, tmp_path):
     [line] = told.stops
     assert line == (
         "Can't use [training.optimizer.fine_tuning]: expected a component with a transformer, of spacy-transformers or "
-        "spacy-curated-transformers, found tok2vec, tagger, parser. Remove the block."
+        "spacy-curated-transformers, found tok2vec, tagger. Remove the block."
     )
     with pytest.raises(ConfigError, match="expected a component with a transformer"):
         trained(config, tmp_path / "out")

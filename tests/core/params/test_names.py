@@ -43,7 +43,7 @@ def test_names_are_as_the_design_says():
     nlp = toy_pipeline(["ner", "tagger"], shared=False)
     nlp.initialize(lambda: toy_examples(nlp))
     names = {name for name, _ in names_of(nlp)}
-    assert {"ner/tok2vec/encode/2/maxout/W", "ner/upper/W", "ner/lower/pad", "tagger/output_layer/b"} <= names
+    assert {"ner/tok2vec/encode/1/maxout/W", "ner/upper/W", "ner/lower/pad", "tagger/output_layer/b"} <= names
 
 
 def test_names_of_torch_modules_are_torchs_with_slashes():
