@@ -697,8 +697,8 @@ TOLD = {
     **{name: ROUNDS for name, (entry, _) in ARGUMENTS.items() if entry.is_of_federation},
     **{f"misc Distributed.v1 {name}": RANKS for name in ("reduce", "shard_state", "scale_learn_rate")},
 }
-# What may show in a step by rounding alone: another kernel, which is told (tests/core/algorithms/test_torch_classes.py),
-# and sums in another order, which some processors round differently.
+# What may show in a step by rounding alone: another kernel (tests/core/algorithms/test_torch_classes.py), and sums in
+# another order, which some processors round differently. The kernel is told.
 ROUNDING = {name for name in ARGUMENTS if name.endswith((" foreach", " fused", " traces"))}
 # What neither shows.
 SAME = "the same gradient, with less memory: tests/addons/online/test_gradients.py"
