@@ -321,7 +321,7 @@ def test_init_refuses_a_config_for_other_annotations(refused, tmp_path):
 
 
 def test_init_takes_the_recipe_that_was_measured(tmp_path):
-    """A text classifier with a CNN is no case for `best`, unless it is asked for."""
+    """`best` for a text classifier with a CNN, and its products; another one if it is asked for."""
     train = write(tmp_path / "train.spacy", [text(i, "categories", "entities") for i in range(4)])
     vectors = tmp_path / "vectors"
     nlp = spacy.blank("en")
@@ -330,15 +330,14 @@ def test_init_takes_the_recipe_that_was_measured(tmp_path):
     args = ("--lang", "en", "--paths.train", train, "--pretrained", "--paths.vectors", vectors)
     told = init(tmp_path, *args).stdout
     assert made(tmp_path)["components"]["textcat"]["model"]["@architectures"] == "spacy.TextCatEnsemble.v2"
-    assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.Adam.v1"
-    assert "Recipe drop-in, as measured for this kind (text classifier with a CNN)" in told and "--recipe best" in told
-    assert "has no setting ops." in told and "ops" not in made(tmp_path)["training"]["optimizer"]
-    told = init(tmp_path, *args, "--force", "--recipe", "best").stdout
     assert 'ops = "fastest"' in told and made(tmp_path)["training"]["optimizer"]["ops"] == "fastest"
     mine = init(tmp_path, *args, "--force", "--recipe", "best", "--training.optimizer.ops", "thinc").stdout
     assert "ops" not in mine and made(tmp_path)["training"]["optimizer"]["ops"] == "thinc"
     assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.TorchOptimizer.v1"
-    assert "Measured for this kind (text classifier with a CNN)" in told
+    assert "Measured for this kind (text classifier with a CNN)" in mine
+    told = init(tmp_path, *args, "--force", "--recipe", "drop-in").stdout
+    assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.Adam.v1"
+    assert "has no setting ops." in told and "ops" not in made(tmp_path)["training"]["optimizer"]
 
 
 # ---------------------------------------------------------------------- a property
