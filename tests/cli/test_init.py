@@ -782,7 +782,7 @@ def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, sp
     assert ("spans are few" in end.reason) is math.isfinite(spans)
 
 
-@pytest.mark.parametrize("length", [10, 49, 51, 200])
+@pytest.mark.parametrize("length", [10, 49, 51, 200, 600])
 @pytest.mark.parametrize(
     ("pipeline", "texts"), [(["textcat"], 8), (["textcat_multilabel"], 8), (["textcat", "tagger"], 0), (["ner"], 0)]
 )
@@ -799,11 +799,12 @@ def test_init_best_shows_a_text_classifier_several_texts_at_once(pipeline, texts
     config["paths"] |= {"train": str(tmp_path / "train.spacy"), "vectors": None}
     draft, new = rewrite(config.to_str(), tmp_path / "config.cfg", Recipe.best, "state")
     size = Config().from_str(new)["training"]["batcher"]["size"]
-    assert size == max(400, texts * length)
-    assert ("words, 8 texts" in " ".join(draft.changes)) is (size > 400)
+    assert size == max(400, min(texts * length, 4_000))
+    assert (" texts. Before" in " ".join(draft.changes)) is (size > 400)
     of_batch = min(draft.end.words / 400, draft.end.texts / 8 if texts else math.inf)
     rate = block_of(new)["learn_rate"]["initial_rate"]
-    assert rate == pytest.approx(0.002 * of_batch**0.5, rel=0.03) and draft.end.texts >= min(texts, 400 // length) * 0.8
+    assert rate == pytest.approx(max(0.002 * of_batch**0.5, 0.001), rel=0.03)
+    assert draft.end.texts >= min(texts, 400 // length, 4_000 // length) * 0.8
 
 
 @pytest.mark.parametrize(("tagged", "steps"), [(100, 600), (50, 1200), (25, 2400), (1, 3000)])

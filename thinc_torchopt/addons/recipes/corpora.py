@@ -39,6 +39,8 @@ LEAST_SHARE = 0.2
 # docs/recipes.md.
 SPANS_SEEN = 8_000
 MOST_EPOCHS = 20
+# Of a batch that is to have several texts: single texts may have 50,000, and all are in memory at once.
+MOST_WORDS = 4_000
 _EVALUATIONS = 10
 
 
@@ -154,7 +156,7 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, more: float = 0.0
         )
     examples = read_corpus(nlp, config, "train_corpus", purpose="find the end of the training")
     of_text = sum(len(example) for example in examples) / len(examples)
-    size = words and max(words, round(texts * of_text))
+    size = words and max(words, min(round(texts * of_text), MOST_WORDS))
     block = {**training["batcher"], "size": size} if size else training["batcher"]
     batcher = registry.resolve({"batcher": block})["batcher"]
     spans = _count_spans(nlp, training["frozen_components"], examples)
