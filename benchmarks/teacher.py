@@ -633,7 +633,7 @@ HEADS = {
     "brands": "food: brands",
     "cooking": "cooking, AUC",
     "tags": "tags: VBG, VBN",
-    "minilm": "MiniLM, EWT: ADJ",
+    "minilm": "MiniLM, ADJ",
     "taught-food": "food, F",
     "taught-cooking": "cooking, AUC",
     "taught-tags": "tags, accuracy",
@@ -648,12 +648,12 @@ def cell(values: list[float]) -> str:
 
 
 def seeds_in(lines: list[dict[str, Any]], tasks: list[str]) -> str:
-    """How many seeds there are: the most of a row, for each task."""
+    """How many seeds there are: the most of a row. Tasks with fewer are named."""
     counts = {
         task: max(len(of_row(lines, task, line["row"])) for line in lines if line["task"] == task) for task in tasks
     }
-    differ = len(set(counts.values())) > 1
-    text = ", ".join(f"{HEADS[task]} {n}" for task, n in counts.items()) if differ else max(counts.values())
+    usual = max(counts.values())
+    text = "; ".join([f"{usual}", *(f"{HEADS[task]}: {n}" for task, n in counts.items() if n != usual)])
     return f"Seeds: {text}. Figures without a standard error are of one seed."
 
 
