@@ -221,9 +221,9 @@ class Tuning:
     length: int = 1
 
     def __str__(self) -> str:
-        batches = "its own batches" if self.own_batches else "the recipe's batches"
+        batches = "own batches" if self.own_batches else "the recipe's batches"
         averages = "averages" if self.averages else "no averages"
-        return f"peak {self.peak:g}, {averages}, {batches}, {self.length} x the recipe's steps"
+        return f"peak {self.peak:g}, {averages}, {batches}, {self.length} x its steps"
 
     def edit(self, config: Config, best: Config) -> None:
         """best (Config): The recipe's, which says how long the training is."""

@@ -215,7 +215,7 @@ def test_score_row_of_a_task(score):
     assert row.seeds == [0, 1] and not score.rows_of(lines[:2])
     printed = "\n".join(score.table([row]))
     assert "| food \\* | saved | 2 | 70.0 | 72.0 | 71.0 | +1.0 ± 0.0 | -1.0 ± 0.0 |" in printed
-    assert "| 0.25 | 0.50 | peak 1, averages, the recipe's batches, 1 x the recipe's steps |" in printed
+    assert "| 0.25 | 0.50 | peak 1, averages, the recipe's batches, 1 x its steps |" in printed
 
 
 # ---------------------------------------------------------------------- the pages
@@ -259,6 +259,18 @@ def test_score_claims_say_which_levers_pass(score_pages):
     lines += lever("half of the peak", 0, 0, 0, 0)
     said = " ".join(score_pages.lever_claims(lines).split())
     assert ": half of the peak; Adam; no clipping. " in said and said.endswith("on none: Adam.")
+
+
+def test_score_claims_say_what_a_teacher_adds(score_pages):
+    lessons = [
+        {"task": "taught-food", "row": row, "seed": seed, "scores": {"F": F}}
+        for row, scores in (("share4", (75.0, 77.0, 80.0)), ("share2", (10.0, 20.0)))
+        for seed, F in enumerate(scores)
+    ]
+    lines = [line("tuned", seed, 7000 + 100 * seed, task="food") for seed in (0, 1)]
+    said = " ".join(score_pages.taught_claims(lines, lessons).split())
+    assert said.endswith("has 77.3 on food: +5.5 ± 0.5 beside `tuned` (2 paired seeds).")
+    assert score_pages.taught_claims(lines[:1], lessons) == ""
 
 
 def test_score_report_writes_the_pages(score_pages, tmp_path, monkeypatch):
