@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy
@@ -14,7 +15,7 @@ from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
 from spacy.vocab import Vocab
 
-from thinc_torchopt.addons.recipes import choose_components
+from thinc_torchopt.addons.recipes import choose_components, measurements
 from thinc_torchopt.core.annotations import survey
 
 from ..spacy_cli import spacy_cli
@@ -320,8 +321,8 @@ def test_init_refuses_a_config_for_other_annotations(refused, tmp_path):
 # ---------------------------------------------------------------------- what was measured
 
 
-def test_init_takes_the_recipe_that_was_measured(tmp_path):
-    """`best` for a text classifier with a CNN, and its products; another one if it is asked for."""
+def test_init_takes_the_recipe_that_was_measured(tmp_path, monkeypatch):
+    """`best` and its products, and whether it was measured; another one if it is asked for."""
     train = write(tmp_path / "train.spacy", [text(i, "categories", "entities") for i in range(4)])
     vectors = tmp_path / "vectors"
     nlp = spacy.blank("en")
@@ -335,6 +336,12 @@ def test_init_takes_the_recipe_that_was_measured(tmp_path):
     assert "ops" not in mine and made(tmp_path)["training"]["optimizer"]["ops"] == "thinc"
     assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.TorchOptimizer.v1"
     assert "Recipe best." in told
+    rows, about = measurements()
+    assert {row.take for row in rows if row.factories} == {"best"}
+    unknown = [replace(row, expect="not measured yet") for row in rows]
+    monkeypatch.setattr("thinc_torchopt.addons.recipes.measured.measurements", lambda: (unknown, about))
+    told = init(tmp_path, *args, "--force").stdout
+    assert "Recipe best, which was not measured for such a pipeline." in told
     told = init(tmp_path, *args, "--force", "--recipe", "drop-in").stdout
     assert made(tmp_path)["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.Adam.v1"
     assert "has no setting ops." in told and "ops" not in made(tmp_path)["training"]["optimizer"]

@@ -53,7 +53,7 @@ _PATHS = ("paths.train", "paths.dev")
 class Wish:
     """The choices of the command line.
 
-    recipes (list[Recipe]): None named: the measured one for this kind of pipeline.
+    recipes (list[Recipe]): None named: `best`.
     split (float | None): Share of the texts to evaluate on.
     teacher (str | None): A pipeline that annotates `texts`, `share` of them for each annotated text.
     source (str | None): A pipeline to go on with. old, old_dev (Path | None): Texts with its labels.
@@ -408,7 +408,7 @@ def write(
     after = {key: before.pop(key) for key in list(before) if key.startswith(later)}
     text = Config().from_str(config.to_str(), interpolate=False, overrides=before).to_str()
     nlp = util.load_model_from_config(Config().from_str(text, interpolate=False), auto_fill=True)
-    recipes, told = (wish.recipes, "") if wish.recipes else _usual_recipe(nlp)
+    recipes = wish.recipes or [Recipe.best]
     names = ", then ".join(recipe.value for recipe in recipes)
     config = Config().from_str(text, interpolate=False)
     config["training"]["logger"] = _loggers(wish.log_path or Path(log), recipes)
@@ -423,7 +423,7 @@ def write(
     text, products = with_fast_products(with_settings(text, after))
     checked = Config().from_str(text, interpolate=False)
     check_training_section(checked)
-    told = told or _told(nlp, recipes)
+    told = "" if Recipe.best not in recipes or _is_measured(nlp) else ", which was not measured for such a pipeline"
     return text, f"Recipe{'s' * (len(recipes) > 1)} {names}{told}.{end}{f' {products}' if products else ''}", warned
 
 
@@ -442,32 +442,11 @@ def _loggers(log_path: Path, recipes: Sequence[Recipe]) -> dict[str, Any]:
     }
 
 
-def _rows(nlp: Language) -> list[Any]:
+def _is_measured(nlp: Language) -> bool:
+    """Whether `best` was measured for a component that is trained."""
     config = nlp.config.interpolate()
     has_encoder = bool(find_pretrained(nlp, config).encoders)
-    return measured_of(nlp, config["training"]["frozen_components"], has_encoder=has_encoder)
-
-
-def _usual_recipe(nlp: Language) -> tuple[list[Recipe], str]:
-    """The recipe that was measured to be right for a kind of pipeline, and why it is not `best`."""
-    worse = [row for row in _rows(nlp) if row.take != Recipe.best.value]
-    if not worse:
-        return [Recipe.best], ""
-    row = worse[0]
-    expect = row.expect.rstrip(".").replace("`", "")
-    return [Recipe.of(row.take)], f", as measured for this kind ({row.train}): {expect}. For best all the same: " + (
-        "--recipe best"
-    )
-
-
-def _told(nlp: Language, recipes: Sequence[Recipe]) -> str:
-    """The measurement of `best` where another recipe is to be taken."""
-    if Recipe.best not in recipes:
-        return ""
-    worse = [row for row in _rows(nlp) if row.take != Recipe.best.value]
-    if worse:
-        return f". Measured for this kind ({worse[0].train}): {worse[0].expect.rstrip('.').replace('`', '')}"
-    return "" if _rows(nlp) else ", which was not measured for this kind of pipeline"
+    return bool(measured_of(nlp, config["training"]["frozen_components"], has_encoder=has_encoder))
 
 
 # ---------------------------------------------------------------------- texts to evaluate on

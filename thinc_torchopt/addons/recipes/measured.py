@@ -37,7 +37,7 @@ def measurements() -> tuple[list[Measured], str]:
 
 
 def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> list[Measured]:
-    """The rows of the components that are trained. There are none for those that were not measured.
+    """The rows of the components that are trained, without those that were not measured yet.
 
     nlp (Language): The pipeline; it need not be initialized.
     has_encoder (bool): Whether the pipeline has a transformer.
@@ -49,7 +49,8 @@ def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> l
         for name in nlp.pipe_names
         if escape(name) in trained
     }
-    return [row for row in rows if any(row.network == kind and factory in row.factories for factory, kind in kinds)]
+    measured = [row for row in rows if row.expect != "not measured yet"]
+    return [row for row in measured if any(row.network == kind and factory in row.factories for factory, kind in kinds)]
 
 
 def network_of(nlp: Language, name: str, *, has_encoder: bool = False) -> str:
