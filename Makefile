@@ -116,8 +116,9 @@ test-curated: $(CURATED)/installed  ## Run the tests of transformers with spacy-
 test-gpu: $(if $(findstring $(GPU)/,$(GPU_PYTHON)),gpu $(GPU)/installed)  ## Run on a GPU the tests of what CUDA changes (ten minutes)
 	$(GPU_PYTHON) -m tests.gpu
 
+SUITES ?= all
 test-hosts: $(VENV)/installed  ## Run spaCy's and thinc's own tests with our drop-ins in place of their optimizers
-	$(BIN)/python -m tests.host_suites all
+	$(BIN)/python -m tests.host_suites $(SUITES)
 
 check: $(VENV)/installed  ## Run the linters: ruff, mypy, import-linter
 	$(BIN)/ruff check .
