@@ -32,11 +32,11 @@ EPOCHS = 5
 LEAST = 600
 MOST = 20_000
 # If a component learns from a part of the texts alone, the least steps grow by the inverse of their share of the words,
-# but not for a share below this one. Fitted on one corpus: docs/recipes.md.
+# but not for a share below this one. Fitted on one corpus: benchmarks/README.md.
 LEAST_SHARE = 0.2
 # A span categorizer learns from the few of its suggestions that are spans. With rare spans there are more epochs, until
 # so many were seen, each as often as there are epochs; but not more epochs than this. Fitted on one corpus:
-# docs/recipes.md.
+# benchmarks/README.md.
 SPANS_SEEN = 8_000
 MOST_EPOCHS = 20
 # Of a batch that is to have several texts: single texts may have 50,000, and all are in memory at once.
