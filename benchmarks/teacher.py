@@ -454,7 +454,7 @@ def lesson_tags() -> tuple[list[Any], list[Any], list[Any]]:
 LESSONS = {
     "taught-food": Lesson("ner", "ents_f", lesson_food, 60, 1200, 400),
     "taught-cooking": Lesson("textcat_multilabel", "cats_score", lesson_posts, 200, 1000, 300),
-    "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 800, 600),
+    "taught-tags": Lesson("tagger", "tag_acc", lesson_tags, 0, 2400, 600),
 }
 TRANSFORMER = "trf"
 
