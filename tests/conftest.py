@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from .forks import look_up_once
+from .forks import save_time
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -25,7 +25,7 @@ HAS_MUON = hasattr(torch.optim, "Muon")  # since torch 2.9
 needs_muon = pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-look_up_once()
+save_time()
 
 # To remove a folder from a disk is to wait, and to give the processor to other programs; checkpoints are many folders.
 # So tests write to memory, where there is room for what a whole session keeps.
