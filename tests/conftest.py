@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -52,6 +53,14 @@ def pytest_collection_finish(session):
 def no_wait_for_the_disk(monkeypatch):
     """What tests write need not outlive a power cut, and waiting for the disk takes longer than to write."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture(autouse=True)
+def privacy_counted_once():
+    """Opacus computes at each order what an update costs, which takes a while, anew for each number of updates."""
+    if "opacus.accountants" in sys.modules:
+        rdp = sys.modules["opacus.accountants.analysis.rdp"]
+        rdp._compute_rdp = cache(getattr(rdp._compute_rdp, "__wrapped__", rdp._compute_rdp))
 
 
 @pytest.fixture(autouse=True)
