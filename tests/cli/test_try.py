@@ -15,13 +15,12 @@ from thinc_torchopt.addons.trials.comparison import compare
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.notebook import compare_recipes
 
+from ..configs import smaller
 from ..conftest import CONFIGS
-from ..models import TOK2VEC, WIDTH
 from ..runs import contents
 from ..spacy_cli import spacy_cli, toy_corpus
 
 CNN = CONFIGS / "cnn.cfg"
-SMALL = Config({"model": TOK2VEC}).to_str().replace("[model]", "[components.tok2vec.model]")
 # In so few steps SGD at this rate learns nothing.
 SLOW = '[training.optimizer]\n@optimizers = "SGD.v1"\n# The rate.\nlearn_rate = 0.000001\n'
 STOPS = """
@@ -46,9 +45,8 @@ PATHS = ["--paths.train", "train.spacy", "--paths.dev", "dev.spacy"]
 def folder(tmp_path, monkeypatch):
     toy_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
-    text = CNN.read_text().replace('["tok2vec", "tagger", "parser"]', '["tok2vec", "tagger"]')  # quicker
-    text = text[: text.index("[training.optimizer]")].replace("width = 96", f"width = {WIDTH}") + SLOW
-    text = text.replace('factory = "tok2vec"\n', f'factory = "tok2vec"\n\n{SMALL}\n')
+    text = smaller(CNN.read_text()).replace('["tok2vec", "tagger", "parser"]', '["tok2vec", "tagger"]')  # quicker
+    text = text[: text.index("[training.optimizer]")] + SLOW
     (tmp_path / "slow.cfg").write_text(text)
     growing = '\n[training.batcher.size]\n@schedules = "compounding.v1"\nstart = 50\nstop = 1000\ncompound = 1.001\n'
     text = text.replace("size = 500\n", "").replace("tolerance = 0.2\n", f"tolerance = 0.2\n{growing}")
