@@ -5,10 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from confection import Config
 
 from thinc_torchopt.core.compat import has_opacus, has_pytorch_optimizer, has_tensorboard, has_torchao
 
 from .conftest import CONFIGS, HAS_MUON
+from .models import TOK2VEC, WIDTH
 from .spacy_cli import Run, flags_of, spacy_cli, spacy_process, toy_corpus
 
 NAMES = sorted(path.name for path in CONFIGS.glob("*.cfg"))
@@ -29,6 +31,13 @@ def skip_without(name: str) -> None:
         pytest.skip("torchao is not installed")
     if name in TRANSFORMERS:
         pytest.importorskip("spacy_transformers", reason="spacy-transformers is not installed")
+
+
+def smaller(text: str, *, depth: int = 2) -> str:
+    """A config of configs/, as text, with a tok2vec that takes no time to train."""
+    model = Config({"model": {**TOK2VEC, "depth": depth}}).to_str().replace("[model]", "[components.tok2vec.model]")
+    text = text.replace("width = 96", f"width = {WIDTH}")
+    return text.replace('factory = "tok2vec"\n', f'factory = "tok2vec"\n\n{model}\n')
 
 
 def commands_in_head(name: str) -> list[list[str]]:

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from .forks import look_up_once
+from .forks import save_time
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -25,7 +26,7 @@ HAS_MUON = hasattr(torch.optim, "Muon")  # since torch 2.9
 needs_muon = pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-look_up_once()
+save_time()
 
 # To remove a folder from a disk is to wait, and to give the processor to other programs; checkpoints are many folders.
 # So tests write to memory, where there is room for what a whole session keeps.
@@ -52,6 +53,14 @@ def pytest_collection_finish(session):
 def no_wait_for_the_disk(monkeypatch):
     """What tests write need not outlive a power cut, and waiting for the disk takes longer than to write."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture(autouse=True)
+def privacy_counted_once():
+    """Opacus computes at each order what an update costs, which takes a while, anew for each number of updates."""
+    if "opacus.accountants" in sys.modules:
+        rdp = sys.modules["opacus.accountants.analysis.rdp"]
+        rdp._compute_rdp = cache(getattr(rdp._compute_rdp, "__wrapped__", rdp._compute_rdp))
 
 
 @pytest.fixture(autouse=True)

@@ -285,11 +285,15 @@ def _server() -> Server:
     return server
 
 
-def look_up_once() -> None:
-    """For each message that it reads or writes, and for each function of a config, catalogue looks through the entry
-    points of all installed packages. In trainings as small as ours that would be half of the time.
+def save_time() -> None:
+    """Leave out what takes more than half of the time of trainings as small as ours.
+
+    For each message that it reads or writes, and for each function of a config, catalogue looks through the entry
+    points of all installed packages. An English pipeline is made with 1,347 exceptions for its tokenizer.
     """
     import catalogue
+    from spacy.lang.en import EnglishDefaults
+    from spacy.language import BaseDefaults
     from srsly import msgpack
 
     points: Any = catalogue.AVAILABLE_ENTRY_POINTS
@@ -298,6 +302,9 @@ def look_up_once() -> None:
     coders: Any
     for coders in (msgpack.msgpack_encoders, msgpack.msgpack_decoders):
         coders.get_all = cache(coders.get_all)
+    defaults: Any
+    for defaults, words in ((EnglishDefaults, ("can't", "it's", "e.g.")), (BaseDefaults, (":)",))):
+        defaults.tokenizer_exceptions = {word: defaults.tokenizer_exceptions[word] for word in words}
 
 
 def import_spacy() -> None:
@@ -327,6 +334,6 @@ def _poll(process: int) -> int | None:
 
 if __name__ == "__main__":
     import_spacy()
-    look_up_once()
+    save_time()
     answers = {"run": _run, "start": _start, "poll": _poll}
     serve(lambda name, *request: answers[name](*request))

@@ -29,7 +29,7 @@ from .addons.streams.streams import make_model, write_stream
 from .configs import NAMES, commands_in_head
 from .conftest import HAS_MUON
 from .forks import RUN_SCRIPT, Started, python
-from .models import pipeline_params, same, toy_examples, toy_pipeline
+from .models import WIDTH, pipeline_params, same, toy_examples, toy_pipeline
 from .runs import config_for
 from .spacy_cli import flags_of, spacy_cli, toy_corpus
 
@@ -122,12 +122,16 @@ def test_docs_config_blocks_resolve(text):
 
 @pytest.fixture(scope="module")
 def plain_config(tmp_path_factory):
-    """What `init` makes of spaCy's config for some components, as text."""
+    """What `init` makes of spaCy's config for some components, with a smaller tok2vec, as text."""
 
     @cache
     def written(components):
         folder = tmp_path_factory.mktemp("init")
         spacy_cli("init", "config", folder / "start.cfg", "--lang", "en", "--pipeline", components)
+        config = Config().from_disk(folder / "start.cfg", interpolate=False)
+        model = config["components"]["tok2vec"]["model"]
+        model["encode"]["width"], model["embed"]["rows"] = WIDTH, [100] * len(model["embed"]["rows"])
+        config.to_disk(folder / "start.cfg")
         toy_corpus(folder)
         paths = ("--paths.train", folder / "train.spacy")
         spacy_cli("torchopt", "init", folder / "start.cfg", folder / "config.cfg", "--recipe", "best", *paths)

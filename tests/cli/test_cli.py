@@ -28,6 +28,7 @@ from thinc_torchopt.core.compat import has_matplotlib
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_linear
 
+from ..configs import smaller
 from ..conftest import CONFIGS
 from ..forks import python
 from ..models import slots
@@ -396,7 +397,7 @@ def test_cli_schedule_without_matplotlib(folder, monkeypatch):
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
 def test_cli_find_lr(folder):
     """What it suggests trains; nothing of the user's is changed, and the picture is the one new file."""
-    shutil.copy(PARAM_GROUPS, folder / "my.cfg")
+    (folder / "my.cfg").write_text(smaller(PARAM_GROUPS.read_text(), depth=4))
     # As it is, each rate learns the toy corpus to the last bit, and there is nothing to suggest.
     for part, rng in (("train", random.Random(0)), ("dev", random.Random(1))):
         docs = list(DocBin().from_disk(folder / f"{part}.spacy").get_docs(spacy.blank("en").vocab))

@@ -68,8 +68,8 @@ def test_explain_numbers():
 def told(config, corpus, *args):
     """The lines by label."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
-    # What stops a training is told first.
-    run = spacy_cli("torchopt", "explain", config, "--all", *paths, *args, check=False)
+    # Each step is counted, and has its rates. What stops a training is told first.
+    run = spacy_cli("torchopt", "explain", config, "--all", "--training.max_steps", 200, *paths, *args, check=False)
     found, label = {}, ""
     for line in run.stdout.splitlines():
         if line.strip() and "====" not in line:
@@ -81,7 +81,7 @@ def told(config, corpus, *args):
 
 def test_explain_param_groups(corpus):
     """The numbers are those of the table that docs/command-line.md shows for this config."""
-    found = told(CONFIGS / "param_groups.cfg", corpus)
+    found = told(CONFIGS / "param_groups.cfg", corpus, "--training.max_steps", "2000")
     assert found["Trains"] == "957,102 numbers in 33 params on the CPU: tok2vec 924,768, tagger 388, ner 31,946."
     assert found["Frozen"].endswith("until step 200, which is the first to train it.")
     rates = found["Learning rate"]
@@ -132,10 +132,10 @@ def test_explain_guards_checkpoints_and_averages(corpus):
 
 def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus):
     """What thinc's warm-up does without an end; and what patience does to an end."""
-    given = "--training.optimizer.learn_rate"
-    found = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "0")
+    given, whole = "--training.optimizer.learn_rate", ("--training.max_steps", "2000")
+    found = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "0", *whole)
     assert "learn_rate" not in found["Note"]
-    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "1600")["Note"]
+    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "1600", *whole)["Note"]
     assert "learn_rate falls until step 2,000, but patience = 1,600 may end the training long before" in note
     text = (CONFIGS / "schedules.cfg").read_text()
     path = tmp_path / "thinc.cfg"
@@ -229,7 +229,7 @@ def test_explain_privacy(corpus):
     """The noise is Opacus' own for the target."""
     utils = pytest.importorskip("opacus.accountants.utils", reason="opacus is not installed")
 
-    config, size = CONFIGS / "privacy.cfg", ["--training.batcher.size", "5"]
+    config, size = CONFIGS / "privacy.cfg", ["--training.batcher.size", "5", "--training.max_steps", "1000"]
     rdp = ["--training.optimizer.privacy.accountant", "rdp"]
     found = told(config, corpus, *size, *rdp)
     n = len(DocBin().from_disk(corpus["train"]))
@@ -284,7 +284,7 @@ def test_explain_settings(corpus):
         "2",
     )
     assert found["Clipping"] == "Where the norm of a component's gradients is above 1, they are scaled down to that."
-    assert found["Ends"].startswith("At step 2,000 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
+    assert found["Ends"].startswith("At step 200 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
 
 
 def test_explain_drop_in_and_thinc(tmp_path, corpus):

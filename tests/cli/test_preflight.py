@@ -26,7 +26,7 @@ def preflight(corpus):
     """Explains a config: gives the exit code, and the JSON."""
 
     def run(config, is_timed=False, **settings):
-        given = {"paths.train": corpus["train"], "paths.dev": corpus["dev"]}
+        given = {"paths.train": corpus["train"], "paths.dev": corpus["dev"], "training.max_steps": 200}
         given |= {key.replace("__", "."): value for key, value in settings.items()}
         timed = ["--time"] * is_timed
         shown = spacy_cli("torchopt", "explain", config, *flags_of(given), *timed, "--json", check=False)
@@ -88,7 +88,7 @@ def test_preflight_streamed_corpus(preflight):
     assert named(found["checked"], "72 texts in [corpora.train]")
     [end] = [line["text"] for line in found["lines"] if line["about"] == "Ends"]
     assert "streamed again and again (max_epochs = -1): its end does not end the training" in end
-    assert found["costs"]["epochs"] is None and found["costs"]["steps"] == 2001
+    assert found["costs"]["epochs"] is None and found["costs"]["steps"] == 201
 
 
 def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
@@ -128,7 +128,7 @@ def test_preflight_nothing_to_train(preflight):
 )
 def test_preflight_notes(settings, words, preflight):
     """Each alone: the config as it is has none of them."""
-    settings = {"training.patience": 0, "training.batcher.tolerance": 0.0, **settings}
+    settings = {"training.max_steps": 2000, "training.patience": 0, "training.batcher.tolerance": 0.0, **settings}
     settings = {key: True if value == "true" else value for key, value in settings.items()}
     found = preflight(CNN, **settings)
     assert len(named(found["notes"], words)) == 1 and not found["stops"]
@@ -150,8 +150,9 @@ def test_preflight_rate_of_an_algorithm_that_finds_its_own(preflight):
 
 def test_preflight_patience_that_no_training_can_lose(preflight):
     """There is a score at step 0, so it ends nothing before its own number of steps."""
-    assert named(preflight(CNN, training__patience=1999)["notes"], "patience = 1,999 may end the training")
-    assert not named(preflight(CNN, training__patience=2000)["notes"], "may end the training")
+    settings = {"training.max_steps": 2000}
+    assert named(preflight(CNN, training__patience=1999, **settings)["notes"], "patience = 1,999 may end the training")
+    assert not named(preflight(CNN, training__patience=2000, **settings)["notes"], "may end the training")
 
 
 def test_preflight_batches_that_there_are_not(preflight):

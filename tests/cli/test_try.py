@@ -15,6 +15,7 @@ from thinc_torchopt.addons.trials.comparison import compare
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.notebook import compare_recipes
 
+from ..configs import smaller
 from ..conftest import CONFIGS
 from ..runs import contents
 from ..spacy_cli import spacy_cli, toy_corpus
@@ -44,7 +45,7 @@ PATHS = ["--paths.train", "train.spacy", "--paths.dev", "dev.spacy"]
 def folder(tmp_path, monkeypatch):
     toy_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
-    text = CNN.read_text().replace('["tok2vec", "tagger", "parser"]', '["tok2vec", "tagger"]')  # quicker
+    text = smaller(CNN.read_text()).replace('["tok2vec", "tagger", "parser"]', '["tok2vec", "tagger"]')  # quicker
     text = text[: text.index("[training.optimizer]")] + SLOW
     (tmp_path / "slow.cfg").write_text(text)
     growing = '\n[training.batcher.size]\n@schedules = "compounding.v1"\nstart = 50\nstop = 1000\ncompound = 1.001\n'

@@ -13,6 +13,7 @@ from thinc_torchopt.cli._setup import open_source
 from thinc_torchopt.cli.tune import _default_space, _short_names
 from thinc_torchopt.core.compat import has_matplotlib, has_optuna
 
+from ..configs import smaller
 from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli, toy_corpus
 
@@ -33,7 +34,7 @@ training.dropout = "0.1|0.3"
 def folder(tmp_path, monkeypatch):
     toy_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
-    text = CNN.read_text()
+    text = smaller(CNN.read_text())
     (tmp_path / "plain.cfg").write_text(text.replace("[training]\n", "[training]\ndropout = 0.1\n"))
     head, sign, rest = (tmp_path / "plain.cfg").read_text().partition("[training.batcher]")
     (tmp_path / "search.cfg").write_text(head.rstrip("\n") + "\n" + SEARCH + sign + rest)
@@ -89,7 +90,7 @@ def test_tune_searches_what_the_config_says_and_goes_on(folder):
 
 
 def test_tune_shows_trials_that_fail(folder):
-    width = "components.tagger.model.tok2vec.width=96|97"  # the tok2vec has 96
+    width = "components.tagger.model.tok2vec.width=16|17"  # the tok2vec has 16
     done = run("plain.cfg", "--set", width, "--steps", 1, "--trials", 3, "--seeds", 0)
     assert "failed or killed" in done.stdout and "to the end" in done.stdout
     assert "Trial 0 has the best score" in done.stdout
@@ -103,7 +104,7 @@ def test_tune_default_space(folder):
 
     decay, dropout = {"training.optimizer.algorithm.weight_decay": "1e-4..0.3:log"}, {"training.dropout": "0.0..0.4"}
     assert space(CNN.read_text()) == {RATE: "0.0002..0.02:log", **decay, **dropout}
-    text = CNN.read_text()
+    text = smaller(CNN.read_text())
     adam = text[: text.index("[training.optimizer]")] + '[training.optimizer]\n@optimizers = "Adam.v1"\n'
     rate, L2 = {"training.optimizer.learn_rate": "0.0001..0.01:log"}, {"training.optimizer.L2": "1e-4..0.3:log"}
     assert space(adam) == {**rate, **L2, **dropout}
@@ -112,7 +113,7 @@ def test_tune_default_space(folder):
 
 
 def test_tune_fails_if_no_trial_comes_to_its_end(folder):
-    width = "components.tagger.model.tok2vec.width=97|98"  # the tok2vec has 96
+    width = "components.tagger.model.tok2vec.width=97|98"  # the tok2vec has 16
     args = ["plain.cfg", "--set", width, "--steps", 1, "--trials", 2, "--seeds", 0, "--output", "best.cfg"]
     done = run(*args, check=False)
     assert done.returncode == 1 and "No trial has finished." in done.stdout

@@ -59,7 +59,7 @@ def main() -> None:
     import thinc_torchopt.addons.trials  # noqa: F401  # what commands import; but not the commands, which look who imports them
 
     torch.set_num_threads(1)
-    forks.look_up_once()
+    forks.save_time()
     spacy.registry.ensure_populated()
     # torch imports more when it makes its first optimizer.
     spacy.registry.resolve({"algorithm": {"@torch_optimizers": "torch.AdamW.v1"}})["algorithm"].trial  # noqa: B018
