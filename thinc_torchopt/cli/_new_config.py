@@ -196,7 +196,7 @@ def apart_from(pipeline: str | None, output: str, stem: str) -> str:
 
 def load_pipeline(name: str, option: str) -> Language:
     """Load a pipeline. option (str): It comes from there. RAISES (ConfigError): It can't be loaded."""
-    if not util.is_package(name) and not (Path(name) / "config.cfg").is_file():
+    if not (name and util.is_package(name)) and not (Path(name) / "config.cfg").is_file():
         found = "a folder without config.cfg" if Path(name).is_dir() else "a file" if Path(name).exists() else "nothing"
         raise ConfigError(
             f"Can't use {option} {name}: expected the folder of a trained pipeline, such as training/model-best, or "

@@ -304,7 +304,7 @@ def _digest(text: str) -> str:
 def _folder_of(name: str, where: str) -> Path:
     """The folder of a pipeline. RAISES (ConfigError): There is none."""
     path = Path(name)
-    if is_package(name):
+    if name and is_package(name):  # with Python 3.10 any package has the name ""
         package = get_package_path(name)
         # The pipeline is in a folder of the package, beside its code. SOURCE: spacy.util.load_model_from_init_py
         folders = [file.parent for file in sorted(package.glob("*/config.cfg"))]

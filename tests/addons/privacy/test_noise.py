@@ -62,8 +62,8 @@ def test_noise_is_the_same_if_an_update_is_repeated_exactly():
         {"about": (4,)},  # the number of the update
         {"about": (3, "another config, or other data")},
         {"std": 0.9},
-        {"sums": numpy.nextafter(numpy.float32(1.0), 2)},  # as on another machine
-        {"params": numpy.nextafter(numpy.float32(1.0), 2)},
+        {"sums": numpy.nextafter(numpy.float32(1.0), numpy.float32(2.0))},  # as on another machine
+        {"params": numpy.nextafter(numpy.float32(1.0), numpy.float32(2.0))},
     ],
 )
 def test_noise_of_updates_that_differ_in_anything_is_independent(changed):

@@ -6,6 +6,7 @@ import math
 import os
 import sqlite3
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,11 @@ def test_study_goes_on_and_draws_the_same(tmp_path):
 def test_study_is_in_the_file_of_its_name(name, tmp_path, monkeypatch):
     """Optuna gets a URL, where these have a meaning. A study is found again, also by another path."""
     monkeypatch.chdir(tmp_path)
+    if "?" in name and version("sqlalchemy").startswith("2.0."):  # the last one for Python 3.10
+        with pytest.raises(ConfigError, match=r"SQLAlchemy before 2\.1 can't open a path with '\?'"):
+            open_study(Path(name))
+        assert not os.listdir(tmp_path)
+        return
     for path, trials in (Path(name), 1), (tmp_path / name, 2):
         opened = open_study(path)
         opened.search(trials, train)

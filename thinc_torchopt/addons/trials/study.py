@@ -168,11 +168,12 @@ class Study:
             else optuna.pruners.MedianPruner(n_startup_trials=_TRIALS_BEFORE_PRUNING, n_warmup_steps=warmup_steps)
         )
         with self._opened(path):
+            url = _url_of(path)  # before a file is made
             path.parent.mkdir(parents=True, exist_ok=True)
             _refuse_others(path)
             self._retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
             storage = optuna.storages.RDBStorage(
-                _url_of(path),
+                url,
                 # How long to wait for other processes that write.
                 engine_kwargs={"connect_args": {"timeout": _GRACE}},
                 heartbeat_interval=_HEARTBEAT,
