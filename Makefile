@@ -24,8 +24,9 @@ DIST := .venv-dist
 export PIP_COMPILE := 0
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 , := ,
-# Two workers with one thread each: torch's own threads would only get into each other's way.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two workers with one thread each: torch's own threads would only get into each other's way. Modules are compiled once,
+# and not by each of the many processes that tests start.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-wheel test-lowest test-federated test-curated test-gpu test-hosts check format docs reference benchmark benchmark-gpu clean

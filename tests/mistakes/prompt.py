@@ -46,15 +46,16 @@ class Prompt:
 
 
 def environment() -> dict[str, str]:
-    """As users have it, but for what would differ from machine to machine."""
+    """As users have it, but for what would differ from machine to machine. Python leaves nothing beside their code."""
     kept = {name: value for name, value in forks.environment().items() if not name.startswith("THINC_TORCHOPT_")}
-    return {**kept, "COLUMNS": str(COLUMNS), "TERM": "xterm"}
+    return {**kept, "COLUMNS": str(COLUMNS), "TERM": "xterm", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def main() -> None:
     import spacy.cli
     import torch
 
+    import thinc_torchopt.addons.preview
     import thinc_torchopt.addons.report
     import thinc_torchopt.addons.trials  # noqa: F401  # what commands import; but not the commands, which look who imports them
 
