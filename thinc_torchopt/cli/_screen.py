@@ -104,13 +104,16 @@ def show_plain_headings() -> None:
 
 @contextmanager
 def errors_shown(*, as_json: bool) -> Iterator[None]:
-    """End the program with the message of an error that the user can fix, instead of a traceback.
+    """End the program with the message of an error that the user can fix, instead of a traceback. After Ctrl-C its
+    exit status is 130.
 
     as_json (bool): Redirect all output to stderr.
     """
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         try:
             yield
+        except KeyboardInterrupt:
+            sys.exit(130)  # older typers end with 1
         except Exception as error:
             from ..core.host_errors import is_spacys_own
 
