@@ -20,8 +20,8 @@ GPU_PYTHON ?= $(GPU)/bin/python
 # What builds the documentation, and what builds a release, needs nothing of the package.
 SITE := .venv-docs
 DIST := .venv-dist
-# pip compiles no modules: each is compiled when it is first imported, and most never are.
-export PIP_COMPILE := 0
+# pip compiles no modules: Python compiles each when it is first imported, and most never are. Unless it may not.
+export PIP_COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),1,0)
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 , := ,
 # Two workers with one thread each: torch's own threads would only get into each other's way. Modules are compiled once,
