@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from configparser import InterpolationError
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ def _check_rest(text: str, new: str, beside: Mapping[str, Any], sections: Sequen
         before = Config().from_str(text, interpolate=interpolate)
         try:
             after = Config().from_str(new, interpolate=interpolate)
-        except ConfigValidationError as error:
-            raise _refers(sections, error.desc or str(error)) from error
+        except (ConfigValidationError, InterpolationError) as error:  # the latter by older confections
+            raise _refers(sections, getattr(error, "desc", None) or str(error)) from error
         for config in (rest := [_without(before, sections), _without(after, sections)]):
             for path, value in beside.items():
                 put(config, path.split("."), value)
