@@ -152,6 +152,13 @@ def test_labels_that_are_given_are_told_with_their_section():
     assert str(plain_error(error, config)).startswith(told)
 
 
+def test_variable_that_is_not_there_is_named_by_any_confection():
+    told = r"option 'max_steps' in section 'training' .* 'vars\.nope'"
+    with pytest.raises(ValueError, match=told) as caught, plain_errors():
+        Config().from_str("[training]\nmax_steps = ${vars.nope}\n")
+    assert isinstance(caught.value, (ConfigError, ConfigValidationError))
+
+
 def test_pretrained_model_that_can_not_be_loaded():
     """Raised in transformers, by a name that is not its: other OSErrors stay as they are."""
     model = {"@architectures": "spacy-transformers.TransformerModel.v3", "name": "no-bert"}

@@ -9,7 +9,12 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from configparser import DuplicateOptionError, DuplicateSectionError, MissingSectionHeaderError
+from configparser import (
+    DuplicateOptionError,
+    DuplicateSectionError,
+    InterpolationMissingOptionError,
+    MissingSectionHeaderError,
+)
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from inspect import getsource, signature
@@ -70,6 +75,8 @@ def plain_error(
     if isinstance(error, (DuplicateSectionError, DuplicateOptionError)):
         # A reader or a component may read files of that format, too.
         return ConfigError(_message_of_duplicate(error, path)) if _raised_by(error) in ("confection", None) else None
+    if isinstance(error, InterpolationMissingOptionError) and _raised_by(error) in ("confection", None):
+        return ConfigError(f"Can't read {_file(path)}: {error}")  # newer confections raise the error below
     if isinstance(error, ConfigValidationError):
         if isinstance(error.__context__, MissingSectionHeaderError) or "no section headers" in str(error):
             return ConfigError(
