@@ -446,7 +446,8 @@ def _is_measured(nlp: Language) -> bool:
     """Whether `best` was measured for a component that is trained."""
     config = nlp.config.interpolate()
     has_encoder = bool(find_pretrained(nlp, config).encoders)
-    return bool(measured_of(nlp, config["training"]["frozen_components"], has_encoder=has_encoder))
+    rows = measured_of(nlp, config["training"]["frozen_components"], has_encoder=has_encoder)
+    return any(row.is_measured for row in rows)
 
 
 # ---------------------------------------------------------------------- texts to evaluate on

@@ -146,7 +146,7 @@ def write_config(folder):
     paths = dict.fromkeys(("train", "dev"), DATA / "ud-english-ewt-train.spacy")
     config = config_for(folder, paths, definition(*rules, metrics=METRICS), steps=STEPS, checkpoint=True)
     config["nlp"] |= {"lang": "en", "pipeline": ["tagger", "morphologizer"]}
-    config["components"]["tagger"]["model"]["tok2vec"]["embed_size"] = 200  # with which each rule fires
+    config["components"]["tagger"]["model"]["tok2vec"]["embed_size"] = 300  # with which each rule fires
     model = {**config["components"]["tagger"]["model"], "@architectures": "spacy.Tagger.v2"}
     config["components"]["morphologizer"] = {"factory": "morphologizer", "model": model}
     config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 120, 30

@@ -28,6 +28,10 @@ class Measured:
     factories: Sequence[str] = ()
     network: str = ""
 
+    @property
+    def is_measured(self) -> bool:
+        return self.expect != "not measured yet"
+
 
 @lru_cache(maxsize=1)
 def measurements() -> tuple[list[Measured], str]:
@@ -37,7 +41,7 @@ def measurements() -> tuple[list[Measured], str]:
 
 
 def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> list[Measured]:
-    """The rows of the components that are trained, without those that were not measured yet.
+    """The rows of the components that are trained. There are none for those of which measured.yaml has no row.
 
     nlp (Language): The pipeline; it need not be initialized.
     has_encoder (bool): Whether the pipeline has a transformer.
@@ -49,8 +53,7 @@ def measured_of(nlp: Language, frozen: Sequence[str], *, has_encoder: bool) -> l
         for name in nlp.pipe_names
         if escape(name) in trained
     }
-    measured = [row for row in rows if row.expect != "not measured yet"]
-    return [row for row in measured if any(row.network == kind and factory in row.factories for factory, kind in kinds)]
+    return [row for row in rows if any(row.network == kind and factory in row.factories for factory, kind in kinds)]
 
 
 def network_of(nlp: Language, name: str, *, has_encoder: bool = False) -> str:

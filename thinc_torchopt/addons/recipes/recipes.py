@@ -533,7 +533,7 @@ class Draft:
 
 def _measured_in_words(nlp: Language, config: Config, *, has_encoder: bool) -> str:
     frozen = config.get("training", {}).get("frozen_components", [])
-    rows = measured_of(nlp, frozen, has_encoder=has_encoder)
+    rows = [row for row in measured_of(nlp, frozen, has_encoder=has_encoder) if row.is_measured]
     if not rows:
         return "Nothing was measured for this kind of pipeline. Compare with spaCy's optimizer: spacy torchopt try."
     told = " ".join(f"{row.train}: {row.expect.rstrip('.')}." for row in rows)
