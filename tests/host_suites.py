@@ -18,6 +18,7 @@ import sys
 import unittest.mock
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
@@ -181,10 +182,13 @@ def main() -> int:
     # spaCy's tests import the package `mock`, of which Python has its own.
     sys.modules.setdefault("mock", unittest.mock)
     ours = OurOps() if args.suite == "ops" else DropIns()
-    return pytest.main(
-        [*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]],
-        plugins=[Seeds()] if args.without else [Seeds(), ours],
-    )
+    # Not here: pytest would load our conftest.py.
+    with TemporaryDirectory() as folder:
+        os.chdir(folder)
+        return pytest.main(
+            [*OPTIONS, *WARNINGS, *rest, "--pyargs", *SUITES[args.suite]],
+            plugins=[Seeds()] if args.without else [Seeds(), ours],
+        )
 
 
 if __name__ == "__main__":
