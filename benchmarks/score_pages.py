@@ -89,6 +89,7 @@ def expected(row: Row) -> str:
 
 def claims(rows: list[Row]) -> str:
     """What README says."""
+    singles = [f"{row.gain('tuned').mean:+.1f} points on {row.task}" for row in rows if len(row.seeds) == 1]
     rows = [row for row in rows if len(row.seeds) > 1]
     if not rows:
         return "Not measured yet."
@@ -104,6 +105,8 @@ def claims(rows: list[Row]) -> str:
         f"than two standard errors on {listed(higher)}, and worse by more than one on {listed(lower)}, in "
         f"{span_of(rows, 'tuned')} of the time."
     )
+    if singles:
+        text += f" With one seed so far: {', '.join(singles)} against that Adam."
     return filled(text)
 
 

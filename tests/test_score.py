@@ -243,6 +243,9 @@ def test_score_claims_count_tasks(score, score_pages):
     assert "worse by more than one on food, brands, cooking, in 0.25" in " ".join(
         score_pages.claims(score.rows_of(lines)).split()
     )
+    lines += [found for found in made_up(-100, task="ewt") if found["seed"] == 0]
+    said = " ".join(score_pages.claims(score.rows_of(lines)).split())
+    assert "measured on 3 of 13" in said and said.endswith("one seed so far: -4.0 points on ewt against that Adam.")
     assert score_pages.claims([]) == "Not measured yet."
 
 
