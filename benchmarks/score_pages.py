@@ -147,7 +147,7 @@ def taught_claims(lines: list[Line], lessons: list[dict[str, Any]]) -> str:
     return filled(
         f"With a [teacher](teacher.md), MiniLM, and 4 unlabelled texts for each annotated one, the same CNN has "
         f"{mean(students.values()):.1f} on food: {mean(gains):+.1f} ± {standard_error(gains):.1f} beside `tuned` "
-        f"({len(gains)} paired seeds)."
+        f"({len(gains)} paired seeds, whose error alone this is)."
     )
 
 

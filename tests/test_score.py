@@ -272,7 +272,7 @@ def test_score_claims_say_what_a_teacher_adds(score_pages):
     ]
     lines = [line("tuned", seed, 7000 + 100 * seed, task="food") for seed in (0, 1)]
     said = " ".join(score_pages.taught_claims(lines, lessons).split())
-    assert said.endswith("has 77.3 on food: +5.5 ± 0.5 beside `tuned` (2 paired seeds).")
+    assert said.endswith("has 77.3 on food: +5.5 ± 0.5 beside `tuned` (2 paired seeds, whose error alone this is).")
     assert score_pages.taught_claims(lines[:1], lessons) == ""
 
 

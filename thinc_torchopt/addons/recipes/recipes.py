@@ -533,8 +533,8 @@ class Draft:
 
 def _measured_in_words(nlp: Language, config: Config, *, has_encoder: bool) -> str:
     frozen = config.get("training", {}).get("frozen_components", [])
-    rows = [row for row in measured_of(nlp, frozen, has_encoder=has_encoder) if row.is_measured]
-    if not rows:
+    rows = measured_of(nlp, frozen, has_encoder=has_encoder)
+    if not any(row.is_measured for row in rows):
         return "Nothing was measured for this kind of pipeline. Compare with spaCy's optimizer: spacy torchopt try."
     told = " ".join(f"{row.train}: {row.expect.rstrip('.')}." for row in rows)
     return f"Measured: {told}"
