@@ -151,7 +151,7 @@ def test_optimizers_leave_a_torch_param_without_gradient_alone(algorithm):
 
 @pytest.mark.parametrize("replace", ["from_bytes", "use_params", "set_param"])
 @pytest.mark.device
-def test_optimizers_notice_replaced_arrays(replace):
+def test_optimizers_notice_replaced_arrays(request, replace):
     """After an array was replaced, the next update is made to the new one, and the state stays with the param."""
     ours, theirs = thinc_model(), thinc_model()
     theirs.from_bytes(ours.to_bytes())
@@ -182,7 +182,11 @@ def test_optimizers_notice_replaced_arrays(replace):
             param.grad = grad
         bare.step()
         ours.finish_update(optimizer)
-    assert same(params_of(ours), [param.detach() for param in params])
+    expected = [param.detach() for param in params]
+    if request.config.getoption("--device", "cpu") == "cuda":
+        torch.testing.assert_close(params_of(ours), expected)  # its kernel rounds in another order
+    else:
+        assert same(params_of(ours), expected)
 
 
 def test_optimizers_notice_use_params_that_ended():

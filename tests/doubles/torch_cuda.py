@@ -261,9 +261,11 @@ class _Creation(TorchFunctionMode):
             copy = kwargs.pop("copy", False)
             device, dtype, _, _ = torch._C._nn._parse_to(*args[1:], **kwargs)
             if device is not None and device.type == "cuda":
+                count("to the GPU")  # from memory that is not pinned
                 return to_cuda(args[0] if dtype is None else args[0].to(dtype))
             return func(*args, copy=copy, **kwargs)
         if func is torch.Tensor.cuda:
+            count("to the GPU")
             return to_cuda(args[0])
         kwargs.pop("pin_memory", None)
         device = kwargs.get("device")

@@ -43,7 +43,7 @@ def waits() -> Iterator[Counter[str]]:
     if not is_installed and torch.cuda.is_available():
         from torch.profiler import ProfilerActivity, profile
 
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
             yield found
         found.update(event.name for event in seen.events() if event.name in _CALLS)
         return

@@ -33,7 +33,7 @@ from thinc_torchopt.loop.progress import Progress
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..core.state.test_files import damage
 from ..forks import Started
-from ..runs import LARGE, Crash, config_for, contents, digests, run
+from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run
 from ..spacy_cli import spacy_cli
 
 VARIANTS = {
@@ -123,8 +123,10 @@ WITH_PARSER = ("plain", "frozen groups", "augmented", "algorithms", "annotating"
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
 )
-def test_checkpoint_resume_is_exact(variant, corpus, tmp_path):
+def test_checkpoint_resume_is_exact(request, variant, corpus, tmp_path):
     changes, stops = {"parser": variant in WITH_PARSER, **VARIANTS[variant]}, STOPS.get(variant, (13,))
+    if request.config.getoption("--device", "cpu") == "cuda":
+        changes |= EXACT_ON_GPU
     whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
     config = config_for(tmp_path / "broken", corpus, **changes)
     parts = [run(config, tmp_path / "broken", crash_at=step) for step in (*stops, None)]

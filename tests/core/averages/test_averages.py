@@ -16,7 +16,7 @@ import torch
 from confection import Config, ConfigValidationError
 from hypothesis import example, given
 from hypothesis import strategies as st
-from thinc.api import PyTorchWrapper, chain
+from thinc.api import PyTorchWrapper, chain, require_cpu, require_gpu
 from thinc.util import to_numpy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -533,17 +533,23 @@ def test_averages_of_the_same_dtype_are_not_copied():
     assert averages.as_thinc([])[param.key].__array_interface__["data"][0] == averages.tensor_of(param.key).data_ptr()
 
 
+@pytest.fixture
+def on_gpu():
+    require_gpu()
+    yield
+    require_cpu()
+
+
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_averages_of_a_gpu_model_can_be_kept_on_the_cpu(device):
+def test_averages_of_a_gpu_model_can_be_kept_on_the_cpu(on_gpu, device):
     module = WithBuffers()
     del module._buffers["mask"]
     model, optimizer = (
         PyTorchWrapper(module),
         TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, warmup="torch", device=device)),
     )
-    module.cuda()  # thinc puts a module that it wraps on the device of its ops, here the CPU
     oracle = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     for _ in train(model, optimizer):
         oracle.update_parameters(module)

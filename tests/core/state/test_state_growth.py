@@ -830,11 +830,12 @@ def test_preserve_optimizer_state_takes_no_hooks_along():
 def test_preserve_optimizer_state_on_a_gpu(name, options):
     """Grown on the device, and moved there while it grows: as grown on the CPU."""
     model = Params(W=(8, 16), b=(8,), c=(3, 3))
-    optimizer = build(name, model.parameters(), options)
+    old = copy.deepcopy(model)  # not the optimizer: where there is a GPU, torch can't use a copy of its Adafactor
+    optimizer, old_optimizer = (build(name, one.parameters(), options) for one in (model, old))
     train(optimizer, model)
+    train(old_optimizer, old)
     wide = {"W": (11, 24), "b": (5,), "c": (3, 3), "new": (4, 2)}
     theirs_model, moved_model = Params(**wide), Params(**wide).cuda()
-    old, old_optimizer = copy.deepcopy((model, optimizer))
     theirs = preserve_optimizer_state(old_optimizer, theirs_model, old)
     moved = preserve_optimizer_state(optimizer, moved_model, model)
     train(moved, moved_model)

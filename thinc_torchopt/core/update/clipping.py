@@ -10,6 +10,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -200,13 +201,8 @@ class _Units:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
-        device = tensors[0].device
-        numbers = [len(tensor) if tensor.ndim > 1 else 1 for tensor in tensors]
-        sizes = [tensor.numel() // number for tensor, number in zip(tensors, numbers)]
         self._n_cells = sum(tensor.numel() for tensor in tensors)
-        self._sizes = (
-            torch.tensor(sizes).to(device).repeat_interleave(torch.tensor(numbers).to(device), output_size=sum(numbers))
-        )
+        self._sizes = _sizes_of_units(tuple(tensor.shape for tensor in tensors), tensors[0].device)
 
     def norms(self, cells: torch.Tensor) -> torch.Tensor:
         """The 2-norm of each unit."""
@@ -216,6 +212,14 @@ class _Units:
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """The value of its unit for each cell."""
         return values.repeat_interleave(self._sizes, output_size=self._n_cells)
+
+
+@lru_cache(maxsize=64)
+def _sizes_of_units(shapes: tuple[torch.Size, ...], device: torch.device) -> torch.Tensor:
+    """The cells of each unit. Kept from step to step: who brings numbers to a GPU waits for it."""
+    numbers = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
+    sizes = [shape.numel() // number for shape, number in zip(shapes, numbers)]
+    return torch.tensor(sizes).repeat_interleave(torch.tensor(numbers)).to(device)
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:
