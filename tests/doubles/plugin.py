@@ -37,3 +37,17 @@ def on_device(request, fixed_seed):
     fix_random_seed(0)
     yield
     require_cpu()
+
+
+@pytest.fixture(autouse=True)
+def memory_of_cupy(request):
+    """thinc lets CuPy take memory from torch from the first torch module on that is wrapped on a GPU: memory of the CPU,
+    in later tests whose ops are the CPU's.
+    """
+    yield
+    if request.config.getoption("--device") == "cuda":
+        import cupy
+        from thinc.backends import context_pools
+
+        context_pools.get().pop("pytorch", None)
+        cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
