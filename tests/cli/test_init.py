@@ -784,10 +784,17 @@ def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, sp
 
 @pytest.mark.parametrize("length", [10, 49, 51, 200, 600])
 @pytest.mark.parametrize(
-    ("pipeline", "texts"), [(["textcat"], 8), (["textcat_multilabel"], 8), (["textcat", "tagger"], 0), (["ner"], 0)]
+    ("pipeline", "texts", "peak"),
+    [
+        (["textcat"], 8, 0.002),
+        (["textcat_multilabel"], 8, 0.001),
+        (["textcat", "textcat_multilabel"], 8, 0.002),
+        (["textcat", "tagger"], 0, 0.002),
+        (["ner"], 0, 0.002),
+    ],
 )
-def test_init_best_shows_a_text_classifier_several_texts_at_once(pipeline, texts, length, tmp_path):
-    """It learns from each text once. What learns from words does not need them."""
+def test_init_best_shows_a_text_classifier_several_texts_at_once(pipeline, texts, peak, length, tmp_path):
+    """It learns from each text once. What learns from words does not need them. Several labels: at half of the rate."""
     from spacy.cli.init_config import init_config as spacys
 
     nlp = spacy.blank("en")
@@ -803,7 +810,8 @@ def test_init_best_shows_a_text_classifier_several_texts_at_once(pipeline, texts
     assert (" texts. Before" in " ".join(draft.changes)) is (size > 400)
     of_batch = min(draft.end.words / 400, draft.end.texts / 8 if texts else math.inf)
     rate = block_of(new)["learn_rate"]["initial_rate"]
-    assert rate == pytest.approx(max(0.002 * of_batch**0.5, 0.001), rel=0.03)
+    assert rate == pytest.approx(peak * max(of_batch**0.5, 0.5), rel=0.03)
+    assert ("several labels" in " ".join(draft.changes)) is (pipeline == ["textcat_multilabel"])
     assert draft.end.texts >= min(texts, 400 // length, 4_000 // length) * 0.8
 
 

@@ -41,7 +41,7 @@ def on_device(request, fixed_seed):
 
 @pytest.fixture(autouse=True)
 def memory_of_cupy(request):
-    """thinc lets CuPy take memory from torch from the first torch module on that is wrapped on a GPU: memory of the CPU,
+    """thinc lets CuPy take memory from torch once a torch module is wrapped on a GPU: memory of the CPU,
     in later tests whose ops are the CPU's.
     """
     yield

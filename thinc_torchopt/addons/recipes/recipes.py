@@ -76,6 +76,7 @@ BEST_CONTINUED = 1 / 3
 BEST = {
     "cnn": BestSettings("a network that is trained from scratch", 400, 0.002, True),
     "texts": BestSettings("a text classifier that is trained from scratch", 400, 0.002, True, texts=8),
+    "labels": BestSettings("a classifier that gives a text several labels", 400, 0.001, True, texts=8),
     "bow": BestSettings("bags of words", 1000, 0.003, False),
     "transformer": BestSettings("new components on a transformer", 0, 0.001, False),
 }
@@ -241,7 +242,7 @@ class Draft:
         found = find_pretrained(nlp, self.optimizer.config)
         if found.encoders or found.sourced:
             self._check_groups(Recipe.best)
-        kind = "bow" if are_bags(all_names(nlp)) else "texts" if _classifies(nlp) else "cnn"
+        kind = "bow" if are_bags(all_names(nlp)) else _kind_of_network(nlp)
         best = BEST["transformer" if found.encoders else kind]
         goes_on = bool(found.sourced) and not found.heads
         best = best.continued() if goes_on else best
@@ -546,11 +547,14 @@ def _grows(nlp: Language) -> bool:
     return batcher["@batchers"] == "spacy.batch_by_words.v1" and isinstance(batcher["size"], Mapping)
 
 
-def _classifies(nlp: Language) -> bool:
-    """Whether all that learns, what it listens to aside, classifies texts."""
+def _kind_of_network(nlp: Language) -> str:
+    """The key of `BEST`. Whether all that learns, what it listens to aside, classifies texts, with several labels."""
     trained = {name for name, _ in trainable_components(nlp, nlp.config["training"]["frozen_components"])}
     factories = {nlp.get_pipe_meta(name).factory for name in nlp.pipe_names if escape(name) in trained}
-    return {LEARNS_FROM.get(factory) for factory in factories - {"tok2vec"}} == {"categories"}
+    factories -= {"tok2vec"}
+    if {LEARNS_FROM.get(factory) for factory in factories} != {"categories"}:
+        return "cnn"
+    return "labels" if factories == {"textcat_multilabel"} else "texts"
 
 
 def _comment(section: SectionText, key: str, comment: str) -> None:
