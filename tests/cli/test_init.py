@@ -811,7 +811,9 @@ def test_init_best_shows_a_text_classifier_several_texts_at_once(pipeline, texts
     of_batch = min(draft.end.words / 400, draft.end.texts / 8 if texts else math.inf)
     rate = block_of(new)["learn_rate"]["initial_rate"]
     assert rate == pytest.approx(peak * max(of_batch**0.5, 0.5), rel=0.03)
-    assert ("several labels" in " ".join(draft.changes)) is (pipeline == ["textcat_multilabel"])
+    gives_several = pipeline == ["textcat_multilabel"]
+    assert ("several labels" in " ".join(draft.changes)) is gives_several
+    assert f"{8 if gives_several else 5} epochs over" in draft.end.reason
     assert draft.end.texts >= min(texts, 400 // length, 4_000 // length) * 0.8
 
 

@@ -135,8 +135,8 @@ class End:
     reason: str
 
 
-def find_end(nlp: Language, words: int = 0, texts: int = 0, *, more: float = 0.0) -> End:
-    """Count the steps of `EPOCHS` epochs, or of more where spans are rare, within bounds.
+def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPOCHS, more: float = 0.0) -> End:
+    """Count the steps of some epochs, or of more where spans are rare, within bounds.
 
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
     words (int): Words of a batch. 0: as [training.batcher] says.
@@ -160,7 +160,9 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, more: float = 0.0
     block = {**training["batcher"], "size": size} if size else training["batcher"]
     batcher = registry.resolve({"batcher": block})["batcher"]
     spans = _count_spans(nlp, training["frozen_components"], examples)
-    epochs = EPOCHS if spans is None else min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), EPOCHS), MOST_EPOCHS)
+    usual = epochs
+    if spans is not None:
+        epochs = min(max(math.ceil(SPANS_SEEN / (spans * (1 + more))), usual), MOST_EPOCHS)
     batches = list(islice(words_of_batches(batcher, examples, epochs), MOST + 1))
     if not batches:
         raise ConfigError(
@@ -168,7 +170,7 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, more: float = 0.0
             "none: each text is longer than a batch. Set discard_oversize = false in [training.batcher]."
         )
     total = sum(len(example) for example in examples)
-    few = f" (more than {EPOCHS}, as {spans:,} spans are few)" if epochs > EPOCHS else ""
+    few = f" (more than {usual}, as {spans:,} spans are few)" if epochs > usual else ""
     reason = f"{epochs} epochs{few} over {len(examples):,} texts with {total:,} words"
     reason += f", and {more:g} of the teacher's for each" * bool(more)
     counted = round(len(batches) * (1 + more))

@@ -24,7 +24,7 @@ from ...core.near_misses import did_you_mean
 from ...core.params import all_names, components_with_model, escape, shim_paths, trainable_components
 from ...core.schedules import with_end
 from .config_text import SectionText, SettingText, moved_value
-from .corpora import End, find_end
+from .corpora import EPOCHS, End, find_end
 from .measured import are_bags, measured_of, network_of
 from .translation import ADAMW, PREFIX, THINC, TORCH, Translation
 
@@ -45,6 +45,7 @@ class BestSettings:
     their words: gradients of more words have less noise. A span categorizer learns from the annotated spans among its
     suggestions: with fewer than 18 in a batch, the rate falls with the square root of their number. It does with fewer
     than `texts` texts, too.
+    epochs (int): Of the training, if it is neither short nor long.
     """
 
     what: str
@@ -52,6 +53,7 @@ class BestSettings:
     peak: float
     scales: bool
     texts: int = 0
+    epochs: int = EPOCHS
 
     def peak_for(self, end: End) -> float:
         """The highest rate for the batches of a training."""
@@ -76,7 +78,7 @@ BEST_CONTINUED = 1 / 3
 BEST = {
     "cnn": BestSettings("a network that is trained from scratch", 400, 0.002, True),
     "texts": BestSettings("a text classifier that is trained from scratch", 400, 0.002, True, texts=8),
-    "labels": BestSettings("a classifier that gives a text several labels", 400, 0.001, True, texts=8),
+    "labels": BestSettings("a classifier that gives a text several labels", 400, 0.001, True, texts=8, epochs=8),
     "bow": BestSettings("bags of words", 1000, 0.003, False),
     "transformer": BestSettings("new components on a transformer", 0, 0.001, False),
 }
@@ -253,7 +255,7 @@ class Draft:
                 f"with size = {words}: set that where the variable points to, and use the recipe again."
             )
             words = 0
-        end = self.end = find_end(nlp, words, best.texts, more=self.more_texts)
+        end = self.end = find_end(nlp, words, best.texts, epochs=best.epochs, more=self.more_texts)
         self.optimizer.as_torch(clip_by="param", kept="grad_clip is")
         self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
         if self.optimizer.kind != TORCH:
