@@ -25,12 +25,20 @@ def measured(*, counts_codes=True):
     global _is_watching
     found = SimpleNamespace(codes=0, peak=0, events=[])
 
+    codes = 0
+
+    def count(frame, event, arg):
+        nonlocal codes
+        if event == "opcode":
+            codes += 1
+            if codes > STOP:
+                raise RuntimeError(f"more than {STOP} byte codes")
+        return count
+
     def trace(frame, event, arg):
+        """Of each function that is called."""
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        found.codes += event == "opcode"
-        if found.codes > STOP:
-            raise RuntimeError(f"more than {STOP} byte codes")
-        return trace
+        return count
 
     if not hasattr(measured, "is_installed"):
         sys.addaudithook(_audit)
@@ -47,6 +55,7 @@ def measured(*, counts_codes=True):
     finally:
         sys.settrace(before)
         _is_watching = False
+        found.codes = codes
         found.peak = tracemalloc.get_traced_memory()[1] - start
         tracemalloc.stop()
         found.events = list(_seen)
