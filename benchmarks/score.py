@@ -112,7 +112,9 @@ _EWT = "ud-english-ewt"
 # In the order that tells most.
 TASKS = {
     "food": Task(("ner",), "efficiency", "food", has_chosen=True),
-    "cooking-cnn": Task(("textcat_multilabel",), "accuracy", "cooking", prepare=short_dev, changes=_CNN),
+    "cooking-cnn": Task(
+        ("textcat_multilabel",), "accuracy", "cooking", has_chosen=True, prepare=short_dev, changes=_CNN
+    ),
     "docs-issues": Task(("textcat",), "accuracy", "docs-issues", has_chosen=True, prepare=cut, changes=_CNN),
     "genres-cnn": Task(
         ("textcat_multilabel",), "accuracy", _EWT, has_chosen=True, prepare=few_with_genres, changes=_CNN
