@@ -141,6 +141,7 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPO
     nlp (Language): The pipeline, with its config filled in. It need not be initialized.
     words (int): Words of a batch. 0: as [training.batcher] says.
     texts (int): Texts of a batch at least, on average: where they are long, it has more words.
+    epochs (int): Of the training, unless spans are rare.
     more (float): Texts that a teacher annotates, for each one of the corpus.
     RAISES (ConfigError): The corpus is streamed, empty or missing.
     """
