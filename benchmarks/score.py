@@ -734,17 +734,10 @@ def gains_of_lever(lines: list[Line], lever: str, other: str = "best") -> dict[s
     return found
 
 
-def late(line: Line) -> float:
-    """The mean score of the last three evaluations on all of dev. It has much less noise than that of one model on one
-    half, which was chosen by the other: good to tell levers apart early.
-    """
-    return mean(half for _, *halves in line["curve"][1:][-3:] for half in halves) / 100
-
-
 def levers(lines: list[Line]) -> Iterator[str]:
     """The levers that were run beside `best`."""
-    yield "| lever | task | seeds | saved | last | last three | seconds | of `best` | saved - tuned |"
-    yield "| --- " * 9 + "|"
+    yield "| lever | task | seeds | saved | last | time | saved - tuned |"
+    yield "| --- " * 7 + "|"
     for lever in LEVERS:
         from_tuned = gains_of_lever(lines, lever, "tuned")
         for task, gains in gains_of_lever(lines, lever).items():
@@ -753,11 +746,10 @@ def levers(lines: list[Line]) -> Iterator[str]:
                 for arm in (lever, "best")
             )
             seeds = sorted(set(ours) & set(best))
-            by_seed = [late(ours[seed]) - late(best[seed]) for seed in seeds]
-            later = f"{mean(by_seed):+.1f} ({', '.join(f'{gain:+.1f}' for gain in by_seed)})"
-            times = [f"{mean(found[seed]['cpu'] for seed in seeds):.0f}" for found in (ours, best)]
+            took, usual = (sum(found[seed]["cpu"] for seed in seeds) for found in (ours, best))
             tuned = str(from_tuned[task]["saved"]) if task in from_tuned else ""
-            cells = [lever, task, str(len(seeds)), str(gains["saved"]), str(gains["last"]), later, *times, tuned]
+            cells = [lever, task, str(len(seeds)), *(str(gains[part]) for part in ("saved", "last"))]
+            cells += [f"{took / usual:.2f}", tuned]
             yield f"| {' | '.join(cells)} |"
 
 

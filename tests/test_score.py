@@ -207,7 +207,7 @@ def test_score_row_of_a_task(score):
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
     lines.append(line("Adam", 1, 7150, cpu=12.0))
     assert list(score.levers(lines))[2:] == [
-        "| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | +0.5 (+0.5) | 12 | 10 | -0.5 (one seed) |"
+        "| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 1.20 | -0.5 (one seed) |"
     ]
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
