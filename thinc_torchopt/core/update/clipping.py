@@ -214,7 +214,7 @@ class _Units:
         return values.repeat_interleave(self._sizes, output_size=self._n_cells)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # blocks have 16M cells at most
 def _sizes_of_units(shapes: tuple[torch.Size, ...], device: torch.device) -> torch.Tensor:
     """The cells of each unit. Kept from step to step: who brings numbers to a GPU waits for it."""
     numbers = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
