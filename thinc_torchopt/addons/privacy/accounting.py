@@ -130,15 +130,29 @@ def least_noise(target_epsilon: float, delta: float, rate: float, steps: int, ki
 
 
 def most_steps(
-    before: PrivacyHistory, target_epsilon: float, delta: float, noise: float, rate: float, kind: Accountant
+    before: PrivacyHistory,
+    target_epsilon: float,
+    delta: float,
+    noise: float,
+    rate: float,
+    kind: Accountant,
+    *,
+    guess: int = 0,
 ) -> int:
-    """How many more updates stay below an epsilon. before (list): The updates so far."""
-    low, high = 0, 1
-    while epsilon_of([*before, (noise, rate, high)], delta, kind) <= target_epsilon:
-        low, high = high, 2 * high
+    """How many more updates stay below an epsilon. before (list): The updates so far. guess (int): A number near to it,
+    which saves time: PRV takes half a second for each number that is tried.
+    """
+
+    def are_allowed(steps: int) -> bool:
+        return epsilon_of([*before, (noise, rate, steps)], delta, kind) <= target_epsilon
+
+    low = guess if guess and are_allowed(guess) else 0
+    high = low + 1
+    while are_allowed(high):
+        low, high = high, high + 2 * (high - low)
     while high - low > 1:
         middle = (low + high) // 2
-        if epsilon_of([*before, (noise, rate, middle)], delta, kind) <= target_epsilon:
+        if are_allowed(middle):
             low = middle
         else:
             high = middle
@@ -208,14 +222,15 @@ def plan_privacy(
             settings.delta,
             "With such a delta, even publishing one of them at random would count as private.",
         )
-    noise, target, rate = settings.noise_multiplier, settings.target_epsilon, size / population
+    noise, target, rate, guess = settings.noise_multiplier, settings.target_epsilon, size / population, 0
     if noise is None:
-        noise = least_noise(target or 0.0, settings.delta, rate, count_steps(), settings.accountant)
+        guess = count_steps()
+        noise = least_noise(target or 0.0, settings.delta, rate, guess, settings.accountant)
     if noise:
         check_opacus()
     last = None
     if target is not None:
-        more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant)
+        more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant, guess=guess)
         if not more and not account.steps:
             section.refuse(
                 "target_epsilon",
