@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -657,38 +657,52 @@ def difference(ours: list[Line], theirs: list[Line], part: str = "saved") -> Dif
 
 @dataclass(frozen=True)
 class Row:
-    """A task. main (dict): The runs of each of the three arms, with the seeds that all have."""
+    """A task. main (dict): The runs of each of the three arms, with seeds that `best` has; those of `best`, with seeds
+    that another one has. A stock training of the treebank takes hours, so it may have fewer.
+    """
 
     task: str
     main: dict[str, list[Line]]
 
+    def seeds(self, *arms: str) -> list[int]:
+        """Those that all of some arms have."""
+        return sorted(set.intersection(*({line["seed"] for line in self.main[arm]} for arm in arms)))
+
     @property
-    def seeds(self) -> list[int]:
-        return sorted(line["seed"] for line in self.main["best"])
+    def counts(self) -> str:
+        """The numbers of seeds of the arms, or of all."""
+        counts = [len(self.seeds(arm)) for arm in MAIN]
+        return ", ".join(map(str, counts)) if len(set(counts)) > 1 else str(counts[0])
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a difference is that of one seed."""
+        return any(len(self.seeds(arm, "best")) == 1 for arm in ("stock", "tuned"))
 
     def gain(self, other: str, part: str = "saved") -> Difference | None:
         """What `best` has more than another arm."""
         return difference(self.main["best"], self.main[other], part)
 
-    def mean_of(self, key: str, arm: str) -> float:
-        return mean(line[key] for line in self.main[arm])
+    def mean_of(self, key: str, arm: str, seeds: Container[int] | None = None) -> float:
+        return mean(line[key] for line in self.main[arm] if seeds is None or line["seed"] in seeds)
 
     def share_of_time(self, other: str) -> float:
-        """CPU time of `best` as a share of that of another arm."""
-        return self.mean_of("cpu", "best") / self.mean_of("cpu", other)
+        """CPU time of `best` as a share of that of another arm, with the same seeds."""
+        seeds = self.seeds("best", other)
+        return self.mean_of("cpu", "best", seeds) / self.mean_of("cpu", other, seeds)
 
 
 def rows_of(lines: list[Line]) -> list[Row]:
-    """The tasks that have runs of all three arms with the same seed."""
+    """The tasks on which `best` has a run with the same seed as each of the other arms."""
     rows = []
     for task in TASKS:
-        runs: dict[str, list[Line]] = {}
-        for line in lines:
-            if line["task"] == task and line["seed"] != TUNE_SEED:
-                runs.setdefault(line["arm"], []).append(line)
-        common = set.intersection(*({line["seed"] for line in runs.get(arm, [])} for arm in MAIN))
-        if common:
-            rows.append(Row(task, {arm: [line for line in runs[arm] if line["seed"] in common] for arm in MAIN}))
+        runs = {
+            arm: {line["seed"]: line for line in lines if (line["task"], line["arm"]) == (task, arm)} for arm in MAIN
+        }
+        shared = {arm: set(runs[arm]) & set(runs["best"]) - {TUNE_SEED} for arm in ("stock", "tuned")}
+        if all(shared.values()):
+            shared["best"] = shared["stock"] | shared["tuned"]
+            rows.append(Row(task, {arm: [runs[arm][seed] for seed in sorted(shared[arm])] for arm in MAIN}))
     return rows
 
 
@@ -705,7 +719,7 @@ def table(rows: list[Row]) -> Iterator[str]:
         for part in (part for part in PARTS if part in row.main["best"][0]):
             cells = [f"{mean(line[part]['score'] for line in row.main[arm]) / 100:.1f}" for arm in MAIN]
             cells += [str(row.gain(other, part)) for other in ("stock", "tuned")]
-            yield f"| {name_of(row.task)} | {part} | {len(row.seeds)} | {' | '.join(cells)} |"
+            yield f"| {name_of(row.task)} | {part} | {row.counts} | {' | '.join(cells)} |"
     yield ""
     yield "| task | steps | seconds | of these evaluating | `best` / stock | `best` / tuned | tuned: what was chosen |"
     yield "| --- " * 7 + "|"
@@ -758,12 +772,11 @@ def repeat(lines: list[Line], task: str, seeds: list[int] | None, path: Path) ->
     row = next((row for row in rows_of(lines) if row.task == task), None)
     if row is None:
         raise SystemExit(f"Can't repeat the row {task}: it was not measured yet. First: run --tasks {task}.")
-    seeds = seeds or row.seeds
-    old = [line for arm in MAIN for line in row.main[arm] if line["seed"] in seeds]
+    seeds = seeds or row.seeds("best")
+    old = [line for seed in seeds for arm in MAIN for line in row.main[arm] if line["seed"] == seed]
     minutes = sum(line["cpu"] + line["evaluating"] + 10 for line in old) / 60
     print(f"{len(old)} trainings, about {max(1, round(minutes))} minutes on one core; they go into {path}.", flush=True)
-    tuning = key_of(row.main["tuned"][0])[3]
-    new = [Runs(path).get(task, arm, seed, tuning if arm == "tuned" else None) for seed in seeds for arm in MAIN]
+    new = [Runs(path).get(*key_of(line)) for line in old]
     for title, found in (("As it was:", old), ("Again:", new)):
         print(title, *table(rows_of(found)), sep="\n")
 

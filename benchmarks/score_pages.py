@@ -89,8 +89,8 @@ def expected(row: Row) -> str:
 
 def claims(rows: list[Row]) -> str:
     """What README says."""
-    singles = [f"{row.gain('tuned').mean:+.1f} points on {row.task}" for row in rows if len(row.seeds) == 1]
-    rows = [row for row in rows if len(row.seeds) > 1]
+    singles = [f"{row.gain('tuned').mean:+.1f} points on {row.task}" for row in rows if row.is_single]
+    rows = [row for row in rows if not row.is_single]
     if not rows:
         return "Not measured yet."
     fresh = [row for row in rows if not TASKS[row.task].has_chosen]

@@ -212,10 +212,25 @@ def test_score_row_of_a_task(score):
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
     assert row.gain("stock").mean == 1.0 and row.gain("tuned").mean == -1.0
-    assert row.seeds == [0, 1] and not score.rows_of(lines[:2])
+    assert row.seeds("best") == [0, 1] and not row.is_single and not score.rows_of(lines[:2])
     printed = "\n".join(score.table([row]))
     assert "| food \\* | saved | 2 | 70.0 | 72.0 | 71.0 | +1.0 ± 0.0 | -1.0 ± 0.0 |" in printed
     assert "| 0.25 | 0.50 | peak 1, averages, the recipe's batches, 1 x its steps |" in printed
+
+
+def test_score_row_with_fewer_seeds_of_one_arm(score):
+    """Each difference, and each share of time, is of the seeds that both arms have."""
+    lines = [line("stock", 1, 7000, cpu=100.0)]
+    for seed in (0, 1, 2):
+        lines.append(line("best", seed, 7100 + 100 * seed, cpu=10.0 * (1 + seed)))
+        lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
+    [row] = score.rows_of(lines)
+    assert row.gain("stock").mean == 2.0 and row.gain("tuned").mean == pytest.approx(0.0) and row.is_single
+    assert row.share_of_time("stock") == 0.2 and row.share_of_time("tuned") == 1.0
+    assert "| food \\* | saved | 1, 3, 3 | 70.0 | 72.0 | 72.0 | +2.0 (one seed) | +0.0 ± 0.6 |" in score.table([row])
+    # No seed of `best` without another arm, and none of another arm without `best`.
+    [row] = score.rows_of([*lines, line("best", 7, 1), line("stock", 8, 1)])
+    assert row.counts == "1, 3, 3" and not score.rows_of([*lines[1:], line("stock", 8, 1)])
 
 
 # ---------------------------------------------------------------------- the pages
