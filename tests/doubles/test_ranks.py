@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ..addons.distributed.conftest import launch
+from ..addons.distributed.conftest import launch_on_gpu
 from ..addons.distributed.test_ranks import assert_close, assert_same_on_both, one_process
 
 
@@ -12,7 +12,7 @@ def test_ranks_on_a_gpu_equal_one_process(request, tmp_path):
     """Both on one GPU: so they tell each other by gloo."""
     if request.config.getoption("--device", "cpu") == "cpu":
         pytest.skip("runs with --device")
-    launch(tmp_path, "on_gpu")
+    launch_on_gpu(tmp_path, "on_gpu")
     found = [torch.load(tmp_path / f"on_gpu-{rank}.pt", weights_only=False) for rank in range(2)]
     assert_same_on_both(*found)
     expected = one_process(["tagger"])
@@ -31,6 +31,6 @@ def test_one_rank_over_nccl(request, tmp_path):
     """NCCL takes one process for each GPU."""
     if request.config.getoption("--device", "cpu") != "cuda":
         pytest.skip("NCCL needs a GPU")
-    launch(tmp_path, "on_nccl", ranks=1)
+    launch_on_gpu(tmp_path, "on_nccl", ranks=1)
     found = torch.load(tmp_path / "on_nccl-0.pt", weights_only=False)
     assert len(found["steps"]) > 3 and found["averages"]

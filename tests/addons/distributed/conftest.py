@@ -1,15 +1,20 @@
 """The one launch of two processes, for all tests that look at what they did."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from ...conftest import ROOT
+from ...forks import Started
 from ...spacy_cli import toy_corpus
+
+WORKER = "tests.addons.distributed.worker"
 
 
 @pytest.fixture(scope="session")
@@ -42,17 +47,34 @@ def ranks(tmp_path_factory):
     return found
 
 
+def variables_of_ranks(size=2):
+    """What torch's launcher sets for each rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    all_have = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    all_have |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    return [all_have | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
 def launch(folder, *names, ranks=2):
+    """Run worker.py. Without torch's launcher, which has tests of its own, ranks need not import everything."""
+    program = f"import runpy; runpy.run_module({WORKER!r}, run_name='__main__', alter_sys=True)"
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(Started(program, folder, *names, variables=variables))
+            for variables in variables_of_ranks(ranks)
+        ]
+        for process in processes:
+            printed, _ = process.communicate(timeout=900)
+            assert process.returncode == 0, printed
+
+
+def launch_on_gpu(folder, *names, ranks=2):
+    """With torch's launcher: a process that has forked can't use CUDA."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", WORKER, str(folder), *names]
     run = subprocess.run(
-        [*command, "-m", "tests.addons.distributed.worker", str(folder), *names],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1"}
-        | ({} if "on_gpu" in names or "on_nccl" in names else {"CUDA_VISIBLE_DEVICES": ""}),
-        timeout=900,
+        command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=900
     )
     assert run.returncode == 0, run.stdout + run.stderr

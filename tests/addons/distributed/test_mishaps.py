@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from confection import Config
 from ...forks import Started, python
 from ...runs import config_for, digests
 from ...spacy_cli import toy_corpus
+from .conftest import variables_of_ranks
 
 CODE = Path(__file__).parent / "mishaps.py"
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -44,13 +44,9 @@ def by_hand(command, *, timeout, more=((), ()), all_end=False):
     more: Further arguments of each. all_end: Wait for both, or else for rank 0. RETURNS: How they ended, and their
     output.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     processes = [
-        Started([*command, *more[rank]], variables=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(2)
+        Started([*command, *own], variables=variables)
+        for own, variables in zip(more, variables_of_ranks(), strict=True)
     ]
     try:
         waited = processes if all_end else processes[:1]

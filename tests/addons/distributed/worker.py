@@ -1,5 +1,5 @@
 """What each rank of tests/addons/distributed/test_ranks.py does: trainings one after the other, whose results it writes
-to a folder. Run by torch's launcher.
+to a folder.
 """
 
 import io
