@@ -24,6 +24,7 @@ from thinc.api import (
     chain,
     constant,
     warmup_linear,
+    with_array,
 )
 
 import thinc_torchopt
@@ -316,6 +317,46 @@ def test_optimizers_rehearse():
     before = pipeline_params(nlp)
     nlp.rehearse(examples, sgd=optimizer)
     assert not same(before["textcat"], pipeline_params(nlp)["textcat"])
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_optimizers_rehearse_a_torch_layer(freeze):
+    """spaCy hands its params over as arrays, with zeros as gradients: they are the same params, decayed or frozen."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    model, module = nlp.get_pipe("tagger").model, torch.nn.Linear(WIDTH, WIDTH)
+    with torch.no_grad():  # another order in memory
+        module.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH).t())
+    model.layers[0] = chain(model.layers[0], with_array(PyTorchWrapper(module)))
+    groups = {"torch": {"params": ["*/weight"], "freeze": freeze}}
+    optimizer = TorchOptimizer(AdamW(weight_decay=0.1), 0.01, param_groups=groups)
+    optimizer.initialize(nlp)
+    nlp.resume_training(sgd=optimizer)
+    names, before = set(optimizer.params), module.weight.detach().clone()
+    assert len(names) == len(params_of(model)) - freeze
+    nlp.rehearse(examples, sgd=optimizer)
+    assert set(optimizer.params) == names and len(optimizer.state_dict()["params"]) == len(params_of(model))
+    torch.testing.assert_close(module.weight.detach(), before if freeze else before * (1 - 0.01 * 0.1))
+
+
+def test_optimizers_given_arrays_of_torch_params():
+    """thinc's interface, as a shim calls it: the update is torch's, and the gradient is zero afterwards."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    module = torch.nn.Linear(5, 3)
+    model = nlp.get_pipe("tagger").model = PyTorchWrapper(module)
+    optimizer = TorchOptimizer(AdamW(), 0.01, grad_clip=0.0)
+    optimizer.initialize(nlp)
+    theirs = copy.deepcopy(module)
+    other = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.01)
+    for step in range(3):
+        for (name, param), plain in zip(module.named_parameters(), theirs.parameters(), strict=True):
+            plain.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(step))
+            grad = plain.grad.numpy().copy()
+            optimizer((model.shims[0].id, name), param.detach().numpy(), grad)
+            assert not grad.any()
+        other.step()
+    assert same(list(module.parameters()), list(theirs.parameters()))
 
 
 # ---------------------------------------------------------------- shims

@@ -10,6 +10,8 @@ SOURCE: thinc/optimizers.py (8.3).
 
 from __future__ import annotations
 
+from typing import Any
+
 from .algorithms import Algorithm, ThincAdam, ThincSGD, check_numbers
 from .algorithms import RAdam as TorchRAdam
 from .checks import OPTIMIZER, known_settings
@@ -34,7 +36,7 @@ def Adam(
     is_decay = OPTIMIZER.flag("L2_is_weight_decay", L2_is_weight_decay)
     options = {"betas": (beta1, beta2), "eps": eps, "L2": L2, "L2_is_weight_decay": is_decay}
     algorithm = Algorithm("thinc-torchopt.Adam.v1", ThincAdam, options)
-    return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
+    return _as_thinc(algorithm, learn_rate, grad_clip=grad_clip, use_averages=use_averages)
 
 
 @known_settings
@@ -53,7 +55,7 @@ def RAdam(
     beta1, beta2, eps, L2 = check_numbers(beta1=beta1, beta2=beta2, eps=eps, L2=L2)
     is_decay = OPTIMIZER.flag("L2_is_weight_decay", L2_is_weight_decay)
     algorithm = TorchRAdam(betas=(beta1, beta2), eps=eps, weight_decay=L2, decoupled_weight_decay=is_decay)
-    return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
+    return _as_thinc(algorithm, learn_rate, grad_clip=grad_clip, use_averages=use_averages)
 
 
 @known_settings
@@ -69,4 +71,9 @@ def SGD(
     (L2,) = check_numbers(L2=L2)
     is_decay = OPTIMIZER.flag("L2_is_weight_decay", L2_is_weight_decay)
     algorithm = Algorithm("thinc-torchopt.SGD.v1", ThincSGD, {"L2": L2, "L2_is_weight_decay": is_decay})
-    return TorchOptimizer(algorithm, learn_rate, grad_clip=grad_clip, clip_by="param", use_averages=use_averages)
+    return _as_thinc(algorithm, learn_rate, grad_clip=grad_clip, use_averages=use_averages)
+
+
+def _as_thinc(algorithm: Algorithm, learn_rate: FloatOrSchedule, **settings: Any) -> TorchOptimizer:
+    """With thinc's clipping, and its rate for params that are added in mid-training."""
+    return TorchOptimizer(algorithm, learn_rate, clip_by="param", new_params_warmup=0, **settings)

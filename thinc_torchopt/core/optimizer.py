@@ -48,6 +48,7 @@ from .params import (
     is_viewable,
     own_copy,
     scaling_all_apart,
+    view_of_param,
     walk_pipeline,
 )
 from .rates import RateWriter
@@ -123,8 +124,8 @@ class TorchOptimizer(Optimizer):
     on_outside_write ("restore" | "adopt" | "raise"): What to do when other code writes learning rates.
     on_growth ("mean" | "zero" | "reset"): How to fill the new cells of the state of a param that grows, for example
         because labels were added. "reset": drop its state.
-    new_params_warmup (int): Params added in mid-training start at a tenth of the learning rate, and warm up to the full
-        rate in this many updates. 0: the full rate from the start.
+    new_params_warmup (int): Params added in mid-training have a tenth of the learning rate, to which they warm up in
+        this many updates. 0: the full rate from the start.
     enable_runtime_guards (bool): Check learning rates for changes by other code.
     precision ("float32" | "bf16" | "tf32"): How torch modules compute while they are trained. "bf16": by
         torch.autocast, in bfloat16 where that is safe. "tf32": float32 with fewer digits, in the matrix products of
@@ -391,6 +392,8 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             check_not_in_use(model, self._trained.table.names)
+            if not self._joint:
+                self._trained.table.follow_renamed()
             try:
                 sees_all = getattr(self.set_grad, "__func__", None) is not TorchOptimizer.set_grad
                 self._noted.collect(self._trained.table, model, self.set_grad, self, sees_all=sees_all)
@@ -413,6 +416,7 @@ class TorchOptimizer(Optimizer):
             if self._joint:  # nested: the outer one updates
                 yield
                 return
+            self._trained.table.follow_renamed()
             self._joint = True
             try:
                 yield
@@ -456,7 +460,7 @@ class TorchOptimizer(Optimizer):
     def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
         """Update one param at once: thinc's own interface.
 
-        key (Key): Thinc's `(node.id, name)`.
+        key (Key): Thinc's `(node.id, name)`, or `(shim.id, name)` of a torch param.
         weights (Any): Array of floats, updated in place if possible.
         gradient (Any): Its gradient; zero afterwards. Shape: as the weights.
         lr_scale (float): Scales the learning rate.
@@ -466,7 +470,8 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             if len(gradient) < 1:
                 return weights, gradient
-            if not isinstance(weights, torch.Tensor) and not is_viewable(weights):
+            param = self._trained.table.torch_param_of(key, weights)
+            if param is None and not isinstance(weights, torch.Tensor) and not is_viewable(weights):
                 weights = own_copy(weights)
             if self._joint and self._step.reduce is not None:
                 raise DistributedError(
@@ -478,8 +483,13 @@ class TorchOptimizer(Optimizer):
             waiting = self._noted, self._joint
             self._noted, self._joint = NotedGrads(), False
             try:
-                self.set_grad(weights, gradient, key=key)
-                self._update(lr_scale)
+                if param is None:
+                    self.set_grad(weights, gradient, key=key)
+                    self._update(lr_scale)
+                else:
+                    self.set_grad(param, grad := view_of_param(gradient, f"{key}"))
+                    self._update(lr_scale)
+                    grad.zero_()
             finally:
                 self._noted, self._joint = waiting
             if self._joint:
@@ -591,6 +601,7 @@ class TorchOptimizer(Optimizer):
         RAISES (ConfigError): No such group, or an invalid factor.
         """
         with self._lock:
+            self._trained.table.follow()
             self._trained.plan.change_rates(groups, factor=factor, min_rate=min_rate, max_rate=max_rate)
 
     def set_learn_rates(self, groups: Sequence[str], rate: float) -> None:
@@ -600,6 +611,7 @@ class TorchOptimizer(Optimizer):
         RAISES (ConfigError): No such group, or an invalid rate.
         """
         with self._lock:
+            self._trained.table.follow()
             self._trained.plan.set_rates(groups, rate)
 
     @property
@@ -623,11 +635,14 @@ class TorchOptimizer(Optimizer):
 
     def check_group_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): A pattern matches no param group."""
-        self._trained.plan.check_group_names(patterns)
+        with self._lock:
+            self._trained.table.follow()
+            self._trained.plan.check_group_names(patterns)
 
     def check_param_names(self, patterns: Sequence[str]) -> None:
         """RAISES (ConfigError): A pattern matches no param."""
-        self._trained.check_patterns(patterns)
+        with self._lock:
+            self._trained.check_patterns(patterns)
 
     # ------------------------------------------------------------------ for inspection
 

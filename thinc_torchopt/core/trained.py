@@ -94,6 +94,7 @@ class TrainedParams:
 
     def check_patterns(self, texts: Sequence[str]) -> None:
         """RAISES (ConfigError): Not a list of patterns, or a pattern matches no param."""
+        self.table.follow()  # components may have other names by now, and layers new labels
         check_texts("freeze or unfreeze params", texts, 'a list of patterns over their names, as in ["tagger/*"]')
         names = [name for param in self.params for name in param.names]
         for text in texts:

@@ -13,11 +13,12 @@ from thinc.api import Linear, PyTorchWrapper, chain
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.settings.changes import FreezeChange, FreezeChanges
 from thinc_torchopt.core.settings.param_settings import ParamSettings
 
-from ...models import backprop, toy_pipeline
+from ...models import backprop, params_of, pipeline_params, same, toy_examples, toy_pipeline
 
 TWO = ("tagger", "morphologizer")
 
@@ -269,3 +270,57 @@ def test_freeze_of_a_component_and_another_name_make_no_new_params(when):
     optimizer.initialize(nlp)
     assert {info.group for info in optimizer.describe()} == {"default"}
     assert {info.name.partition("/")[0] for info in optimizer.describe()} == {"tags", "morphologizer"}
+
+
+def pipeline_and_examples(*components, **options):
+    nlp = toy_pipeline(components, shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    optimizer = told(nlp, **options)
+    nlp.update(examples, sgd=optimizer)
+    return nlp, examples, optimizer
+
+
+@pytest.mark.parametrize("change", ["freeze", "rate", "scale"])
+def test_freeze_changes_reach_a_layer_that_grew_and_waits_for_its_update(change):
+    """Another component, which grew too, was trained in between."""
+    nlp, examples, optimizer = pipeline_and_examples("tagger", "ner", param_groups={"ner": {"params": ["ner/*"]}})
+    for name, label in (("tagger", "XX"), ("ner", "ARTIST")):
+        add_labels(nlp, name, [label])
+    nlp.update(examples, sgd=optimizer, exclude=["ner"])
+    if change == "freeze":
+        optimizer.freeze(["ner/*"])
+    elif change == "rate":
+        optimizer.set_learn_rates(["ner"], 0.0)
+    else:
+        optimizer.scale_learn_rates(["ner"], 1e-30)
+    before = params_of(nlp.get_pipe("ner").model)
+    for _ in range(3):
+        nlp.update(examples, sgd=optimizer)
+    for one, other in zip(before, params_of(nlp.get_pipe("ner").model), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-29 if change == "scale" else 0)  # steps of 1e-32
+
+
+def exchange(nlp, one, other):
+    for old, new in ((one, "both"), (other, one), ("both", other)):
+        nlp.rename_pipe(old, new)
+
+
+@pytest.mark.parametrize("by", ["hand", "rate", "settings"])
+def test_freeze_changes_go_by_the_names_of_now(by):
+    """Two components exchange their names, and nothing else changes. At once, or in the next update."""
+    block = {"params": ["tagger/*"], **({"freeze": True} if by == "settings" else {})}
+    nlp, examples, optimizer = pipeline_and_examples("tagger", "senter", param_groups={"a": block})
+    exchange(nlp, "tagger", "senter")
+    if by == "hand":
+        optimizer.freeze(["tagger/*"])
+    elif by == "rate":
+        optimizer.set_learn_rates(["a"], 0.0)
+    before = pipeline_params(nlp)
+    nlp.update(examples, sgd=optimizer)
+    after = pipeline_params(nlp)
+    assert same(before["tagger"], after["tagger"]) and not same(before["senter"], after["senter"])
+    nlp.rename_pipe("senter", "new")
+    optimizer.freeze(["new/*"])
+    with pytest.raises(ConfigError, match=r"'senter/\*'"):
+        optimizer.check_param_names(["senter/*"])

@@ -2,8 +2,11 @@
 names.
 """
 
+import copy
+
 import numpy
 import pytest
+import spacy
 import torch
 from spacy.training import Example
 from thinc.api import Linear, PyTorchWrapper, chain
@@ -12,6 +15,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.pytorch_optimizer import create
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import ConfigError, GrowthWarning, StateError
+from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.rates.new_params import Warmup
 from thinc_torchopt.core.state.files import read_folder
 
@@ -363,3 +367,26 @@ def test_growth_copied_models_keep_their_state(kind):
         ends.append((values, *looks_at(nlp, optimizer)))
     assert same(ends[0][0], ends[1][0]) and same(ends[0][1], ends[1][1]) and ends[0][2] == ends[1][2]
     assert same(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1] and set(seen[0][1].values()) == {3}
+
+
+@pytest.mark.parametrize("copies", [lambda model: model.copy(), copy.deepcopy], ids=["copy", "deepcopy"])
+def test_growth_of_copied_models_goes_on_too(copies):
+    """A new label after a copy: names, settings by name and states are as without it."""
+    found = []
+    for copied in (False, True):
+        spacy.util.fix_random_seed(0)
+        nlp = toy_pipeline(["tagger"], shared=False)
+        examples = toy_examples(nlp)
+        nlp.initialize(lambda examples=examples: examples)
+        optimizer = TorchOptimizer(AdamW(), 0.01, per_param_lr={"tagger/output_layer/*": 0.02})
+        optimizer.initialize(nlp)
+        pipe = nlp.get_pipe("tagger")
+        for step in range(6):
+            if step == 2 and copied:
+                pipe.model = copies(pipe.model)
+            if step == 4:
+                add_labels(nlp, "tagger", ["XX"])
+            nlp.update(examples, sgd=optimizer)
+        infos = [(info.name, info.updates, info.learn_rate) for info in optimizer.describe()]
+        found.append((params_of(pipe.model), infos, list(optimizer.state_dict()["params"])))
+    assert same(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]

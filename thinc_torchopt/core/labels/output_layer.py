@@ -36,7 +36,7 @@ from thinc.layers.softmax_activation import forward as _softmax_activation
 from thinc.layers.sparselinear import forward as _sparse_linear
 
 from ..errors import PipelineError
-from ..host import forward_of, insertions_into, set_insertions
+from ..host import forward_of, insertions_into, original_refs, set_insertions
 from ..inserted import Insertion
 
 # A tagger on UD English EWT learned two new tags as fast with 0, log 100 and 7: F 84.9 to 86.1 after 200 updates.
@@ -250,3 +250,5 @@ def _replace(model: Model[Any, Any], old: Model[Any, Any], new: Model[Any, Any])
         for name in node.ref_names:
             if node.maybe_get_ref(name) is old:
                 node.set_ref(name, new)
+    for refs in original_refs(model.walk()).values():
+        refs |= {name: new.id for name, target in refs.items() if target == old.id}

@@ -19,7 +19,17 @@ from .names import (
     unique,
     walk,
 )
-from .param import CHUNK, Param, as_one_vector, clear_grads, in_order, is_viewable, own_copy, saved_tensor
+from .param import (
+    CHUNK,
+    Param,
+    as_one_vector,
+    clear_grads,
+    in_order,
+    is_viewable,
+    own_copy,
+    saved_tensor,
+    view_of_param,
+)
 from .pipeline import NamedModel, all_names, components_with_model, trainable_components, walk_pipeline
 from .precision import (
     backprop_apart,
@@ -75,6 +85,7 @@ __all__ = [
     "torch_params",
     "trainable_components",
     "unique",
+    "view_of_param",
     "walk",
     "walk_pipeline",
 ]

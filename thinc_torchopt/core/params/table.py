@@ -90,6 +90,7 @@ class ParamTable:
         self.averages = averages
         self._names = KnownNames(self.pipeline)
         self.names = self._names.by_key
+        self._component_of: dict[int, str] = {}  # by the id of its model
         self._plan = plan
         self._on_growth = on_growth
         self._master_weights = master_weights
@@ -223,6 +224,11 @@ class ParamTable:
 
     # ------------------------------------------------------------------ called at each step
 
+    def follow_renamed(self) -> None:
+        """Follow, if components have other names now, which no new param would show."""
+        if any(self._component_of.get(id(model), name) != name for name, model in self.pipeline.components):
+            self.follow()
+
     def array_of_node(self, node: Model[Any, Any], name: str, model: Model[Any, Any]) -> Any:
         """A node's param, which is in the table afterwards. If it is new or replaced, all such params with a gradient
         are added together.
@@ -251,6 +257,18 @@ class ParamTable:
         if known is not None or param.numel():
             found = self._found_in_shim(param, shim, model)
             self._see_all([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
+        return None
+
+    def torch_param_of(self, key: Key, weights: Any) -> torch.nn.Parameter | None:
+        """The torch param that a shim hands over as an array, as in `nlp.rehearse`. None: none of a known shim.
+
+        key (Key): thinc's `(shim.id, name)`. Nodes have ids of their own, which may be the same numbers.
+        weights (Any): Array or tensor, on the memory of the param.
+        """
+        if isinstance(key, tuple) and key not in self.by_key and (shim := self.shims.get(key[0])) is not None:
+            param = dict(torch_params(shim)).get(key[1])
+            if param is not None and param.data_ptr() == view_of_param(weights, f"{key}").data_ptr():
+                return param
         return None
 
     def see(self, key: Key, source: Any, callback: Callable[[Any], None] | None = None) -> Param | None:
@@ -330,6 +348,8 @@ class ParamTable:
             one, view = due[param.key]
             if param.shape == view.shape:
                 self._replace(param, one.source, view)
+                if one.holder is not None and param.key in self._names.of_pipeline:
+                    self._set_holder(param, one.holder)  # a deep copy has the same ids
             else:
                 self._leave(param, goes_on=self._on_growth != "reset")
         self._add([pair for key, pair in due.items() if key not in self.by_key])
@@ -513,6 +533,7 @@ class ParamTable:
         """Name all params of the pipeline; forget those that are no longer in it. RETURNS: From `walk_pipeline`."""
         walked = self.pipeline.walk() if walked is None else walked
         params = [found for model in walked for found in model.params]
+        self._component_of = {id(model.model): model.component for model in walked}
         names = self._names.note(params)
         embeddings = {found.name for found in params if found.is_embedding}
         are_others = self._plan.see_names([found.name for found in params], embeddings)
