@@ -29,7 +29,7 @@ from thinc_torchopt.addons.fine_tuning import transformers_of
 from thinc_torchopt.addons.recipes.config_text import ConfigText
 from thinc_torchopt.addons.recipes.corpora import EPOCHS, LEAST, MOST_EPOCHS, find_end, words_of_batches
 from thinc_torchopt.addons.recipes.recipes import Recipe
-from thinc_torchopt.addons.recipes.rewrite import rewrite, with_fast_products, with_log
+from thinc_torchopt.addons.recipes.rewrite import not_written, rewrite, with_fast_products, with_log
 from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import CONFIGS, HAS_MUON
@@ -445,7 +445,7 @@ def test_init_fine_tune_with_what_was_trained_before(tmp_path):
 
 def test_init_fine_tune_with_nothing_trained_before(tmp_path):
     draft, block, _ = fine_tuned(OWN, tmp_path)
-    assert "param_groups" not in block and "Nothing in this pipeline was trained before" in " ".join(draft.warnings)
+    assert "param_groups" not in block and "Nothing that learns here was trained before" in " ".join(draft.warnings)
 
 
 # ---------------------------------------------------------------------- a config that has ours
@@ -581,7 +581,7 @@ def test_init_to_stdout_prints_the_config_alone(tmp_path):
     (tmp_path / "own.cfg").write_text(OWN)
     found = spacy_cli("torchopt", "init", tmp_path / "own.cfg", "-", "--recipe", "fine-tune")
     assert found.stdout == with_fast_products(run(OWN, "fine-tune", tmp_path)[1])[0]
-    assert found.stderr.startswith("Warning: Nothing in this pipeline was trained before")
+    assert found.stderr.startswith("Warning: Nothing that learns here was trained before")
 
 
 def test_init_writes_fast_products(tmp_path):
@@ -1004,9 +1004,34 @@ def test_init_best_where_batches_are_a_variable(tmp_path):
 def test_init_tells_of_overrides_that_are_not_written(tmp_path):
     paths = {"paths.train": str(toy_corpus(tmp_path)["train"])}
     given = {**paths, "training.dropout": 0.3, "training.max_steps": 9}
-    draft, _ = rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", given)
-    assert [line for line in draft.warnings if line.startswith("--training.dropout:")]
-    assert not rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", paths)[0].warnings
+    given["training.optimizer.learn_rate"] = 0.1
+    _, new = rewrite(OWN, tmp_path / "config.cfg", Recipe.best, "state", given)
+    lost, not_used = "--training.dropout", "--training.max_steps, --training.optimizer.learn_rate"
+    assert not_written(given, OWN, new) == [
+        f"{lost}: not written to the config. Pass it to the training, too.",
+        f"{not_used}: not used, as the recipe sets its own. Change it in the new config.",
+    ]
+    [told] = not_written(given, OWN, new, in_trials=True)
+    assert told.startswith(f"{lost}, {not_used}: used here, but not written")
+    assert not not_written(paths, OWN, new)
+    assert not not_written({"training.max_steps": Config().from_str(new)["training"]["max_steps"]}, OWN, new)
+
+
+def test_init_with_several_recipes_tells_of_an_override_once(tmp_path, monkeypatch):
+    """The second one finds what the first has written. The command that it shows has the paths that it was given."""
+    toy_corpus(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("own.cfg").write_text(OWN)
+    Path("my train.spacy").symlink_to("train.spacy")
+    args = ["--recipe", "best,robust", "--paths.train", "my train.spacy", "--training.max_steps", 9]
+    printed = spacy_cli("torchopt", "init", "own.cfg", "new.cfg", *args).stdout
+    assert printed.count("--training.max_steps") == 1 and "--training.max_steps: not used" in printed
+    assert printed.splitlines()[-1].endswith("explain new.cfg --paths.train 'my train.spacy' --paths.dev ./dev.spacy")
+    # Paths of the config's own need not be given again.
+    text = Path("new.cfg").read_text().replace("train = null", 'train = "train.spacy"')
+    Path("own.cfg").write_text(text.replace("dev = null", 'dev = "dev.spacy"'))
+    printed = spacy_cli("torchopt", "init", "own.cfg", "new.cfg", "--recipe", "robust").stdout
+    assert printed.splitlines()[-1].endswith("torchopt explain new.cfg")
 
 
 def test_init_best_with_a_transformer(tmp_path):
@@ -1102,6 +1127,7 @@ def test_init_log_keeps_the_loggers_that_are_there(logger, kept):
     logger = f"# Mine.\n[training.logger]\n{logger}\n" if logger else ""
     before = f'[training]\nseed = 1\n\n{logger}[nlp]\nlang = "en"  # English\n'
     text, told = with_log(before, Path("training/log.jsonl"))
+    assert ("takes the place of spaCy's" in told) == ("spacy.ConsoleLogger" in logger)
     found = Config().from_str(text, interpolate=False)
     chain = found["training"].pop("logger")
     assert chain.pop("@loggers") == "spacy.ChainLogger.v1"
@@ -1118,9 +1144,9 @@ def test_init_log_keeps_the_loggers_that_are_there(logger, kept):
 
 def test_init_log_is_written_by_the_training(tmp_path):
     toy_corpus(tmp_path)
-    config, log = tmp_path / "new.cfg", tmp_path / "log.jsonl"
+    config, log = tmp_path / "new.cfg", tmp_path / "my log.jsonl"
     run = spacy_cli("torchopt", "init", CONFIGS / "drop_in.cfg", config, "--recipe", "drop-in", "--log", log)
-    assert f"torchopt report {log}" in " ".join(run.stdout.split())
+    assert f"torchopt report '{log}'" in " ".join(run.stdout.split())
     paths = ["--paths.train", tmp_path / "train.spacy", "--paths.dev", tmp_path / "dev.spacy"]
     spacy_cli("train", config, *paths, *flags_of(QUICK))
     assert log.read_text().startswith('{"step": 0,')

@@ -93,8 +93,20 @@ def test_tune_shows_trials_that_fail(folder):
     width = "components.tagger.model.tok2vec.width=16|17"  # the tok2vec has 16
     done = run("plain.cfg", "--set", width, "--steps", 1, "--trials", 3, "--seeds", 0)
     assert "failed or killed" in done.stdout and "to the end" in done.stdout
-    assert "Trial 0 has the best score" in done.stdout
+    assert "Trial 0 has the best score, 0." in done.stdout
     assert (folder / "tune.db").is_file()
+
+
+def test_tune_verdict_is_of_what_is_saved(folder):
+    """With one other seed: by its score, and not by that of the search."""
+    args = ["search.cfg", "--steps", 4, "--study", "s.db", "--set", "training.dropout=0.1|0.2", "--trials", 2]
+    done = run(*args, "--seeds", 1, "--output", "best.cfg")
+    [name] = re.findall(r"^Saved the config (?:of )?(as it is|trial \d) to best.cfg$", done.stdout, re.MULTILINE)
+    found = json.loads(run(*args, "--seeds", 1, "--json").stdout)
+    scores = {name: score for name, [score] in found["other_seeds"].items()}
+    assert scores[name.removeprefix("trial ")] == max(scores.values())
+    named = "The config as it is" if name == "as it is" else name.capitalize()
+    assert f"{named} has the best score, {max(scores.values()):.4f} with the other seed. One seed" in done.stdout
 
 
 def test_tune_default_space(folder):

@@ -463,7 +463,7 @@ def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | N
     told = f"Evaluates on {count(dev.texts, 'text')} of {paths['dev']}"
     if wish.split is not None:
         told += f", {wish.split:.0%} of the texts, drawn with the seed {wish.seed}; the others are in {paths['train']}"
-    return f"{told}. Logs each step to {wish.log_path or log}."
+    return f"{told}. Logs each step to {wish.overrides.get('training.logger.logger2.path', wish.log_path or log)}."
 
 
 def _without(choice: Choice, paths: Mapping[str, str | None], dev: Annotations | None) -> list[str]:

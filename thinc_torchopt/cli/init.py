@@ -19,9 +19,11 @@ from wasabi.printer import Printer
 from ..addons.recipes import (
     Recipe,
     choose_components,
+    not_written,
     read_corpus,
     read_text,
     rewrite,
+    value_at,
     with_fast_products,
     write_config,
 )
@@ -150,8 +152,13 @@ def init(
     for line in warnings:
         msg.warn(line)
     msg.text("To check it and see what it will do:")
-    quoted = shlex.quote(str(output_path))
-    print(f"{cli_util().COMMAND} torchopt explain {quoted} --paths.train ./train.spacy --paths.dev ./dev.spacy")
+    written = Config().from_str(text, interpolate=False)
+    shown = [cli_util().COMMAND, "torchopt", "explain", shlex.quote(str(output_path))]
+    for part in ("train", "dev"):
+        given = overrides.get(f"paths.{part}")
+        if given is not None or value_at(written, f"paths.{part}") is None:
+            shown += [f"--paths.{part}", shlex.quote(str(given or f"./{part}.spacy"))]
+    print(" ".join(shown))
 
 
 def _print_text(text: str, lines: Sequence[str], warnings: Sequence[str]) -> None:
@@ -253,7 +260,8 @@ def _rewrite_all(
 ) -> tuple[list[str], list[str], str]:
     """Apply recipes, one after the other. RETURNS (tuple): What was done, warnings, and the new text."""
     stem = next((one.stem for one in (output_path, path) if str(one) != "-"), "config")
-    text, changes, warnings = read_text(path), [], []
+    text = before = read_text(path)
+    changes, warnings = [], []
     with config_errors_shown(path):
         if "paths.train" in overrides:
             warnings += _check_annotations(text, path, overrides)
@@ -262,6 +270,7 @@ def _rewrite_all(
             draft, text = rewrite(text, path, recipe, f"training/{stem}-state", overrides, log)
             changes += draft.changes
             warnings += [line for line in draft.warnings if line not in warnings]
+        warnings += not_written(overrides, before, text)
         text, products = with_fast_products(text, overrides)
         changes += [products] * bool(products)
     return changes, warnings, text

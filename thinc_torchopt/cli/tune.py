@@ -17,7 +17,7 @@ from spacy.schemas import ConfigSchemaTraining
 from spacy.util import registry
 from typer import Option as Opt
 
-from ..addons.recipes import ConfigSource, Recipe, rewrite, with_settings, write_config
+from ..addons.recipes import ConfigSource, Recipe, not_written, rewrite, value_at, with_settings, write_config
 from ..addons.report import Point, check_picture, plot_study
 from ..addons.trials import (
     AS_IT_IS,
@@ -111,7 +111,8 @@ def tune(
             state_path = f"training/{(output_path or config_path).stem}-state"
             with config_errors_shown(config_path):
                 draft, text = rewrite(source.text, config_path, Recipe.of(recipe), state_path, source.overrides)
-            source.text, warned = text, draft.warnings
+            warned = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
+            source.text = text
         space = _space(source, given or (), overridden)
         config, notes = shorten(source.load(), steps)
         _check_space(source, space)
@@ -123,7 +124,7 @@ def tune(
             warmup_steps=round(_WARMUP * steps) if prune else None,
         )
         own = _filled(source)
-        study.begin_with({path: _value_at(own, path) for path in space})
+        study.begin_with({path: value_at(own, path) for path in space})
 
         was_stopped, other_seeds = False, [source.seed + 1 + i for i in range(seeds)]
         per_trial = steps + 1
@@ -233,17 +234,17 @@ def _default_space(source: ConfigSource) -> dict[str, str]:
         if len(places) == 1:
             found[".".join(["training", "optimizer", *places[0]])] = f"{peak / _TIMES:.3g}..{peak * _TIMES:.3g}:log"
     for path, text in (*_DEFAULTS.items(), _DROPOUT):
-        if _is_number(_value_at(config, path)):
+        if _is_number(value_at(config, path)):
             found[path] = text
     written = source.load()  # spaCy allows overrides only in existing sections
-    return {path: text for path, text in found.items() if _value_at(written, path.rpartition(".")[0]) is not None}
+    return {path: text for path, text in found.items() if value_at(written, path.rpartition(".")[0]) is not None}
 
 
 def _check_space(source: ConfigSource, space: Space) -> None:
     """Check that each value is valid in the config, as far as that is known without a pipeline."""
     written = source.load()
     for path in space:
-        if isinstance(section := _value_at(written, path), Mapping):
+        if isinstance(section := value_at(written, path), Mapping):
             _SECTION.refuse(
                 "--set",
                 "settings with one value",
@@ -275,14 +276,6 @@ def _settings(config: Config, space: Space) -> dict[str, str]:
 
     collect(config, "")
     return found | {f"--set {path}": str(dimension) for path, dimension in space.items()}
-
-
-def _value_at(config: Mapping[str, Any], path: str) -> Any:
-    """A setting by its dotted path. None: missing."""
-    value: Any = config
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _is_number(value: Any) -> bool:
@@ -347,9 +340,13 @@ class _StudyResult:
             return "No trial has finished."
         compared = self.comparison
         if compared is None or not compared.differences:
+            name, score = f"trial {self.best[0].number}", f"{self.best[0].score:.4f}"
+            if compared is not None:
+                name = f"{'the config ' * (compared.best == compared.base)}{compared.best}"
+                score = f"{compared.means[compared.best]:.4f} with the other seed"
             return (
-                f"Trial {self.best[0].number} has the best score, {self.best[0].score:.4f}. One seed can't tell a "
-                "difference from chance. Try --seeds 2 at least."
+                f"{name.capitalize()} has the best score, {score}. One seed can't tell a difference from chance. Try "
+                "--seeds 2 at least."
             )
         if compared.best == compared.base:
             return "No trial is better than the config as it is, with other seeds."

@@ -35,6 +35,7 @@ from ..recipes import (
     Recipe,
     Stock,
     find_pretrained,
+    not_written,
     open_source,
     read_corpus,
     rewrite,
@@ -339,9 +340,10 @@ def _rewritten(source: ConfigSource, recipe: Recipe, output: Path | None) -> tup
     state_path = f"training/{(output or source.path).stem}-state"
     with config_errors(path=source.path):
         draft, text = rewrite(source.text, source.path, recipe, state_path, source.overrides)
+        warnings = [*draft.warnings, *not_written(source.overrides, source.text, text, in_trials=True)]
         if draft.is_unchanged or source.load(text) == source.load():
-            return source.text, draft.warnings
-        return with_fast_products(text, source.overrides)[0], draft.warnings
+            return source.text, warnings
+        return with_fast_products(text, source.overrides)[0], warnings
 
 
 def _shortened(

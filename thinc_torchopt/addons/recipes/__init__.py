@@ -7,7 +7,7 @@ with. source.py reads and writes the config of a user; corpora.py reads the corp
 measured.yaml says what was measured.
 """
 
-from .config_text import cut_section, nested_in, put, with_settings
+from .config_text import cut_section, nested_in, put, value_at, with_settings
 from .corpora import Setting, read_corpus, words_of_batches
 from .from_pipeline import Learner, Plan, make_config_from, plan_for
 from .from_texts import (
@@ -21,7 +21,7 @@ from .from_texts import (
 )
 from .measured import Measured, measured_of, measurements
 from .recipes import Recipe, find_pretrained
-from .rewrite import rewrite, with_fast_products
+from .rewrite import not_written, rewrite, with_fast_products
 from .source import ConfigSource, open_source, read_text, write_config
 from .split import split_corpus
 from .stock import ENCODER_PEAKS, PEAKS, TUNING_TRIALS, Stock, tune
@@ -51,6 +51,7 @@ __all__ = [
     "measured_of",
     "measurements",
     "nested_in",
+    "not_written",
     "notes_on",
     "notes_on_language",
     "open_source",
@@ -61,6 +62,7 @@ __all__ = [
     "rewrite",
     "split_corpus",
     "tune",
+    "value_at",
     "with_fast_products",
     "with_settings",
     "words_of_batches",

@@ -355,6 +355,14 @@ def moved_value(value: str, interpolated: Any) -> str:
     return value
 
 
+def value_at(config: Mapping[str, Any], path: str) -> Any:
+    """A setting by its dotted path. None: missing."""
+    value: Any = config
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def put(block: dict[str, Any], place: Sequence[str], value: Any) -> None:
     """Set a value in a config. place (Sequence[str]): Its sections, and its key. Missing sections are added."""
     *sections, key = place

@@ -431,8 +431,8 @@ class Draft:
         peak = self._peak_rate()
         if not found.encoders and not found.sourced and not found.vectors:
             self.warnings.append(
-                "Nothing in this pipeline was trained before: no transformer, no static vectors, no component with a "
-                "source, no init_tok2vec. So all params learn at one rate, as with the recipe adamw."
+                "Nothing that learns here was trained before: no transformer, no static vectors, no component with a "
+                "source that is not frozen, no init_tok2vec. So all params learn at one rate, as with the recipe adamw."
             )
         self.optimizer.section.put(
             "skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from configparser import InterpolationError
 from pathlib import Path
@@ -13,7 +14,7 @@ from spacy.util import registry
 
 from ...core.errors import ConfigError
 from ...core.host_errors import plain_errors
-from .config_text import ConfigText, SectionText, SettingText, put, with_settings
+from .config_text import ConfigText, SectionText, SettingText, put, value_at, with_settings
 from .recipes import Draft, Recipe
 from .translation import TORCH, Translation
 
@@ -34,7 +35,8 @@ def rewrite(
     """Rewrite the optimizer in the text of a config.
 
     path (Path): The config's path, for errors. state_path (str): A folder for checkpoints.
-    overrides (Mapping): Values by dotted path, "paths.train" for example. They are used, but not written.
+    overrides (Mapping): Values by dotted path, "paths.train" for example. They are read, but not written: see
+        `not_written`.
     log_path (Path | None): Also let the training write a log there.
     more_texts (float): Those that a teacher annotates, for each text of the corpus.
     RETURNS (tuple[Draft, str]): What was done, and the new text.
@@ -52,11 +54,6 @@ def rewrite(
             more_texts=more_texts,
         )
         draft.apply(recipe)
-    passing = [f"--{key}" for key in overrides or () if key.startswith("training.") and key not in draft.beside]
-    if passing:
-        draft.warnings.append(
-            f"{', '.join(passing)}: used here, but not written to the config. Pass it to the training, too."
-        )
     new = text if draft.is_unchanged else str(lines)
     new = with_settings(new, draft.beside)
     sections = [_SECTION]
@@ -68,6 +65,22 @@ def rewrite(
         checked = _check_rest(text, new, draft.beside, sections)
         registry.resolve({"optimizer": checked["training"]["optimizer"]})
     return draft, new
+
+
+def not_written(overrides: Mapping[str, Any], text: str, new: str, *, in_trials: bool = False) -> list[str]:
+    """Warnings of overrides of [training] that a rewritten config does not have.
+
+    text, new (str): The config, before and after. in_trials (bool): It is tried with the overrides, all the same.
+    """
+    before, after = (Config().from_str(found, interpolate=False) for found in (text, new))
+    lost = [path for path in overrides if path.startswith("training.") and value_at(after, path) != overrides[path]]
+    replaced = [] if in_trials else [path for path in lost if value_at(after, path) != value_at(before, path)]
+    passing = [path for path in lost if path not in replaced]
+    told = {
+        f"{'used here, but ' * in_trials}not written to the config. Pass it to the training, too.": passing,
+        "not used, as the recipe sets its own. Change it in the new config.": replaced,
+    }
+    return [f"{', '.join(f'--{path}' for path in paths)}: {words}" for words, paths in told.items() if paths]
 
 
 def _lines_of(text: str, path: str, verb: str) -> ConfigText:
@@ -148,7 +161,7 @@ def with_log(text: str, path: Path) -> tuple[str, str]:
     RAISES (ConfigError): There is no room in the chain, or the logger is no section.
     """
     lines = _lines_of(text, _LOGGER, "add a log to")
-    logger = lines.section
+    logger, table = lines.section, ""
     if any(f'"{_LOG}' in found for found in _names_of(logger)):
         return text, "The log: as it was, as [training.logger] has a JSONLinesLogger already."
     if not logger.settings.get("@loggers", SettingText("", "")).value.startswith('"spacy.ChainLogger.'):
@@ -156,7 +169,8 @@ def with_log(text: str, path: Path) -> tuple[str, str]:
         for key in [*logger.settings, *logger.sections]:
             if (entry := logger.pop(key)) is not None:
                 inner.add(key, entry)
-        _use_our_console(inner)
+        if _use_our_console(inner):
+            table = " thinc-torchopt.ConsoleLogger.v1 takes the place of spaCy's, with learning rates and norms."
         logger.put("@loggers", "spacy.ChainLogger.v1")
         logger.add("logger1", inner)
     free = [f"logger{i}" for i in range(1, 11) if f"logger{i}" not in logger]
@@ -168,7 +182,8 @@ def with_log(text: str, path: Path) -> tuple[str, str]:
     added = logger.section(free[0])
     added.put("@loggers", f"{_LOG}v1")
     added.put("path", str(path))
-    return str(lines), f"The log of each step: {path}. Draw it: python -m spacy torchopt report {path}"
+    draw = f"python -m spacy torchopt report {shlex.quote(str(path))}"
+    return str(lines), f"The log of each step: {path}.{table} Draw it: {draw}"
 
 
 def _names_of(section: SectionText) -> Iterator[str]:
@@ -178,13 +193,17 @@ def _names_of(section: SectionText) -> Iterator[str]:
         yield from _names_of(inner)
 
 
-def _use_our_console(logger: SectionText) -> None:
-    """Replace spaCy's console logger, or none at all, by ours: the same table, with learning rates and norms."""
+def _use_our_console(logger: SectionText) -> bool:
+    """Replace spaCy's console logger, or none at all, by ours: the same table, with learning rates and norms.
+
+    RETURNS (bool): Whether it was spaCy's.
+    """
     name = logger.settings.get("@loggers")
     if name is not None and not name.value.startswith('"spacy.ConsoleLogger.'):
-        return
+        return False
     logger.put("@loggers", "thinc-torchopt.ConsoleLogger.v1")
     # In v1 and v2 a bar is on or off.
     bar = {"true": "eval", "false": None}
     if "progress_bar" in logger.settings and (value := logger.settings["progress_bar"].value) in bar:
         logger.put("progress_bar", bar[value])
+    return name is not None
