@@ -264,7 +264,7 @@ class Run:
         self._let_join(comes_first=True)
         if listeners or True in differ:
             self._add(self.ranks.same_requests("same requests"))
-        self._add(Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.ranks))
+        self._add(Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.models, self.ranks))
         self._add(self.cooldown, self._log_numbers)
         self._let_join(comes_first=False)
         if False in differ:
