@@ -3,6 +3,7 @@ not stopped.
 """
 
 import json
+import math
 import random
 import signal
 
@@ -208,6 +209,42 @@ def test_events_tell_of_an_update_that_is_skipped():
     with pytest.warns(UserWarning, match="Skipped an update"):
         train(listener, epochs=1)
     assert skipped == [False, True, False] and spoiled == [None] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Skipped an update")
+@pytest.mark.parametrize("how", ["NaN", "E910"])
+def test_events_tell_the_losses_of_a_step_alone_after_a_bad_batch(how):
+    """That of step 1. If a component raises an error there, its loss is unknown, and not 0. The sums for loggers are
+    spaCy's.
+    """
+    known, told = {}, {}
+
+    def on_train_begin(event, control):
+        tagger = event.run.nlp.get_pipe("tagger")
+        update = tagger.update
+
+        def update_with_a_bad_batch(examples, *, losses, **more):
+            own = update(examples, losses={}, **more)["tagger"]
+            if len(known) == 1:
+                if how == "E910":
+                    known[1] = math.nan
+                    raise ValueError("[E910] Encountered NaN value when computing loss for component 'tagger'.")
+                own = math.nan
+            known[len(known)] = own
+            losses["tagger"] = losses.get("tagger", 0.0) + own
+
+        tagger.update = update_with_a_bad_batch
+
+    listener = Listener(
+        on_train_begin=on_train_begin, on_step_end=lambda event, control: told.update({event.step: event.run.losses})
+    )
+    _, infos = train(listener, epochs=2, accumulate_gradient=1)
+    # Sums of single precision among others.
+    assert {step: losses["tagger"] for step, losses in told.items()} == pytest.approx(known, rel=1e-6, nan_ok=True)
+    assert [step for step in told if math.isnan(told[step]["ner"])] == [1] * (how == "E910")
+    sums = [math.nan] * 4 if how == "NaN" else [0.0, known[2], known[2] + known[3], known[2] + known[3] + known[4]]
+    sums = [known[0], *sums, known[5]]  # evaluated at steps 0 and 4
+    assert [info["losses"]["tagger"] for info in infos.values()] == pytest.approx(sums, rel=1e-6, nan_ok=True)
 
 
 def test_events_that_nobody_wants_are_not_made():

@@ -10,6 +10,7 @@ SOURCE: spacy/training/loop.py (3.8), whose results it reproduces.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ class Run:
         self._evaluate = evaluation_of_kept(nlp, evaluate)
         drop = arguments.dropout
         self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
-        # Losses by component: at the end of the last step, and now.
+        # Losses by component: before this step, and with it.
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
@@ -389,6 +390,9 @@ class Run:
         """Compute the gradients of a batch, and update the whole pipeline."""
         nlp, optimizer, arguments = self.nlp, self.optimizer, self.arguments
         all_losses, spoiled_by = self.progress.losses, None
+        # A sum with NaN would hide the losses of this step: it is set aside until the end of the update.
+        not_finite = {name: loss for name, loss in all_losses.items() if not math.isfinite(float(loss))}
+        all_losses |= dict.fromkeys(not_finite, 0.0)
         before = {name: _kept(loss) for name, loss in all_losses.items()}
         self._losses = before, all_losses
         part, losses = self.ranks.begin_update(batch, all_losses, self.batches.checksum)
@@ -432,6 +436,9 @@ class Run:
             self.emit(PreOptimizerStep, spoiled_by)
         optimizer.batch_size = None
         self.ranks.end_update(all_losses)
+        unknown = all_losses if self.ranks.is_spoiled(spoiled_by is not None) else ()  # spaCy stops at the first NaN
+        self._losses = before, {**all_losses, **dict.fromkeys(unknown, math.nan)}
+        all_losses |= {name: loss + all_losses[name] for name, loss in not_finite.items()}
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
 
