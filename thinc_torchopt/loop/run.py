@@ -368,6 +368,9 @@ class Run:
 
     def end(self) -> None:
         """End the run after its last step."""
+        if self.control.should_stop and not self.progress.was_stopped:  # asked for since the step was saved
+            self.progress.was_stopped = True
+            self.control.should_save |= self.checkpoints is not None
         self.ranks.compare_params(self.progress.step)
         self.emit(TrainEnd)
 
