@@ -17,7 +17,7 @@ from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.loggers.files import JSONLinesLogger
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
-from thinc_torchopt.core.errors import ConfigError, RollbackError, RollbackWarning, StateError
+from thinc_torchopt.core.errors import ConfigError, ConfigWarning, RollbackError, RollbackWarning, StateError
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.events import EVENT_TYPES, Control, Listeners, Log
@@ -353,6 +353,27 @@ def test_control_goes_back_to_a_checkpoint(tmp_path):
     assert [info["rollbacks"] for info in infos.values()] == [0] * 5 + [1] * 4 and infos[6]["last_rollback"] == (5, 4)
     with pytest.raises(RollbackError, match=r"asked for it: there is no block \[training.optimizer.checkpoint\]"):
         train(Recorder({("on_step_end", 5): ["should_roll_back"]}))
+
+
+@pytest.mark.parametrize("asked", ["should_roll_back", "should_roll_back_to_best"])
+def test_control_goes_back_when_the_data_ends(asked, tmp_path):
+    """Between steps, but no step comes next. The oracle: a run that ends at the checkpoint, after step 4."""
+    plain, _ = train(folder=tmp_path / "plain", max_steps=4)
+    settings = {"folder": tmp_path / "back", "every": 0, "epochs": 2}
+    with pytest.warns(RollbackWarning, match="params of step 4 after step 5"):
+        back, _ = train(Recorder({("on_epoch_end", 5): [asked]}), **settings)
+    again, infos = train(Recorder(), **settings)
+    assert infos == {} and same_params(back, plain) and same_params(again, plain)
+
+
+@pytest.mark.parametrize(("epochs", "stops"), [(2, []), (3, ["should_stop"])])
+def test_control_evaluates_nothing_when_the_run_is_over(epochs, stops):
+    """It says so: spaCy's loop takes no score after its last step."""
+    recorder = Recorder({("on_epoch_end", 2): ["should_evaluate"], ("on_epoch_end", 5): ["should_evaluate", *stops]})
+    with pytest.warns(ConfigWarning, match="Step 5 is not evaluated, .* Run spacy evaluate with model-last") as warned:
+        train(recorder, epochs=epochs)
+    assert recorder.steps("evaluate") == [0, 3, 4]
+    assert len([one for one in warned if one.category is ConfigWarning]) == 1
 
 
 def test_control_forgets_all_but_the_end():

@@ -16,7 +16,7 @@ from ..core.optimizer import TorchOptimizer
 from ..core.types import RollbackSettings
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedTraining, best_ones, name_of, remove, steps_of, whole_ones
-from .events import Control, Save, StepEnd
+from .events import Control, Save, StepEnd, TrainEnd
 from .model_state import check_model, is_finite, restore_model
 from .processes import Alone
 from .progress import Progress
@@ -62,6 +62,11 @@ class Rollback:
     def on_save(self, event: Save, control: Control) -> None:
         self._do_what_was_asked(control)  # requests since the end of the step
         control.should_roll_back = control.should_roll_back_to_best = False
+
+    def on_train_end(self, event: TrainEnd, control: Control) -> None:
+        """Serve requests since the last step, and save the result: the run does not continue."""
+        control.should_save |= control.should_roll_back
+        self._do_what_was_asked(control)
 
     def _do_what_was_asked(self, control: Control) -> None:
         if control.should_roll_back_to_best:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
-from ..core.errors import ConfigError, PipelineError
+from ..core.errors import ConfigError, ConfigWarning, PipelineError
 from ..core.host_errors import error_of_blank, plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
@@ -371,6 +372,14 @@ class Run:
         if self.control.should_stop and not self.progress.was_stopped:  # asked for since the step was saved
             self.progress.was_stopped = True
             self.control.should_save |= self.checkpoints is not None
+        if self.control.should_evaluate:  # spaCy's loop takes no score after its last step
+            warnings.warn(
+                ConfigWarning(
+                    f"Step {self.progress.step} is not evaluated, although a rule or listener asked for it after this "
+                    "step: it was the last one. Run spacy evaluate with model-last, or ask at on_step_end."
+                ),
+                stacklevel=4,
+            )
         self.ranks.compare_params(self.progress.step)
         self.emit(TrainEnd)
 
