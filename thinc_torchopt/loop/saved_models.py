@@ -213,7 +213,8 @@ class KeptModel:
 
     @property
     def folder(self) -> str:
-        return f"model-{re.sub(r'[^0-9A-Za-z_-]+', '-', self.name)}-{self.step}"
+        name = re.sub(r"[^\w-]+", "-", self.name)
+        return f"model-{name}-{self.step}"
 
     def is_in(self, path: Path) -> bool:
         """Whether a folder is one that this class has saved: of the same operation and step."""
