@@ -247,6 +247,21 @@ def test_events_tell_the_losses_of_a_step_alone_after_a_bad_batch(how):
     assert [info["losses"]["tagger"] for info in infos.values()] == pytest.approx(sums, rel=1e-6, nan_ok=True)
 
 
+@pytest.mark.filterwarnings("ignore:Skipped an update")
+def test_events_tell_the_sums_of_before_when_a_run_goes_on_with_a_bad_batch(tmp_path):
+    """For loggers that write means, though the losses of this step are unknown."""
+
+    def update(examples, **more):
+        raise ValueError("[E910] Encountered NaN value when computing loss for component 'tagger'.")
+
+    def on_train_begin(event, control):
+        event.run.nlp.get_pipe("tagger").update = update
+
+    _, infos = train(folder=tmp_path, until=3)
+    _, more = train(Listener(on_train_begin=on_train_begin), folder=tmp_path, max_steps=3)
+    assert list(more) == [3] and more[3]["losses_before"] == infos[2]["losses"] == more[3]["losses"]
+
+
 def test_events_that_nobody_wants_are_not_made():
     Listeners([]).emit(Log, 0, 0, None)  # without what it carries
     with pytest.raises(TypeError):

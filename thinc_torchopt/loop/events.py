@@ -110,7 +110,7 @@ class RunFacts(Protocol):
 
     @property
     def losses(self) -> Mapping[str, float]:
-        """Losses of this step alone, by component."""
+        """Losses of this step alone, by component. All NaN: one found a value that is not finite, where spaCy stops."""
 
     @property
     def learn_rates(self) -> Mapping[str, float]:
