@@ -3,6 +3,7 @@ not stopped.
 """
 
 import json
+import math
 import random
 import signal
 
@@ -16,7 +17,7 @@ from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.addons.loggers.files import JSONLinesLogger
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
-from thinc_torchopt.core.errors import ConfigError, RollbackError, RollbackWarning, StateError
+from thinc_torchopt.core.errors import ConfigError, ConfigWarning, RollbackError, RollbackWarning, StateError
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.events import EVENT_TYPES, Control, Listeners, Log
@@ -210,6 +211,57 @@ def test_events_tell_of_an_update_that_is_skipped():
     assert skipped == [False, True, False] and spoiled == [None] * 3
 
 
+@pytest.mark.filterwarnings("ignore:Skipped an update")
+@pytest.mark.parametrize("how", ["NaN", "E910"])
+def test_events_tell_the_losses_of_a_step_alone_after_a_bad_batch(how):
+    """That of step 1. If a component raises an error there, its loss is unknown, and not 0. The sums for loggers are
+    spaCy's.
+    """
+    known, told = {}, {}
+
+    def on_train_begin(event, control):
+        tagger = event.run.nlp.get_pipe("tagger")
+        update = tagger.update
+
+        def update_with_a_bad_batch(examples, *, losses, **more):
+            own = update(examples, losses={}, **more)["tagger"]
+            if len(known) == 1:
+                if how == "E910":
+                    known[1] = math.nan
+                    raise ValueError("[E910] Encountered NaN value when computing loss for component 'tagger'.")
+                own = math.nan
+            known[len(known)] = own
+            losses["tagger"] = losses.get("tagger", 0.0) + own
+
+        tagger.update = update_with_a_bad_batch
+
+    listener = Listener(
+        on_train_begin=on_train_begin, on_step_end=lambda event, control: told.update({event.step: event.run.losses})
+    )
+    _, infos = train(listener, epochs=2, accumulate_gradient=1)
+    # Sums of single precision among others.
+    assert {step: losses["tagger"] for step, losses in told.items()} == pytest.approx(known, rel=1e-6, nan_ok=True)
+    assert [step for step in told if math.isnan(told[step]["ner"])] == [1] * (how == "E910")
+    sums = [math.nan] * 4 if how == "NaN" else [0.0, known[2], known[2] + known[3], known[2] + known[3] + known[4]]
+    sums = [known[0], *sums, known[5]]  # evaluated at steps 0 and 4
+    assert [info["losses"]["tagger"] for info in infos.values()] == pytest.approx(sums, rel=1e-6, nan_ok=True)
+
+
+@pytest.mark.filterwarnings("ignore:Skipped an update")
+def test_events_tell_the_sums_of_before_when_a_run_goes_on_with_a_bad_batch(tmp_path):
+    """For loggers that write means, though the losses of this step are unknown."""
+
+    def update(examples, **more):
+        raise ValueError("[E910] Encountered NaN value when computing loss for component 'tagger'.")
+
+    def on_train_begin(event, control):
+        event.run.nlp.get_pipe("tagger").update = update
+
+    _, infos = train(folder=tmp_path, until=3)
+    _, more = train(Listener(on_train_begin=on_train_begin), folder=tmp_path, max_steps=3)
+    assert list(more) == [3] and more[3]["losses_before"] == infos[2]["losses"] == more[3]["losses"]
+
+
 def test_events_that_nobody_wants_are_not_made():
     Listeners([]).emit(Log, 0, 0, None)  # without what it carries
     with pytest.raises(TypeError):
@@ -235,20 +287,19 @@ def test_listeners_change_nothing_by_listening():
         ("on_step_end", 4),
         ("on_evaluate", 4),
         ("on_log", 4),
+        ("on_save", 4),
         ("on_epoch_end", 5),
+        ("on_epoch_begin", 5),
     ],
 )
 def test_control_stops_the_run_after_its_step(event, last, tmp_path, caplog):
     """And it is finished for good: who runs it again finds nothing to do."""
     recorder = Recorder({(event, last): ["should_stop"]})
     _, infos = train(recorder, folder=tmp_path)
-    assert max(infos) == last and recorder.seen[-1] == ("train_end", last, 1)
+    assert max(infos) == last and recorder.seen[-1][:2] == ("train_end", last)
     assert steps_of(tmp_path)[-1].name == f"step-{last:08d}"
-    if (
-        event != "on_epoch_end"
-    ):  # between two steps: what was saved before does not know of it, and all happens once more
-        assert train(Recorder(), folder=tmp_path)[1] == {}
-        assert f"was finished, after step {last}. A rule or listener ended it." in caplog.text
+    assert train(Recorder(), folder=tmp_path)[1] == {}
+    assert f"was finished, after step {last}. A rule or listener ended it." in caplog.text
 
 
 def test_control_stops_before_an_epoch(tmp_path):
@@ -317,6 +368,27 @@ def test_control_goes_back_to_a_checkpoint(tmp_path):
     assert [info["rollbacks"] for info in infos.values()] == [0] * 5 + [1] * 4 and infos[6]["last_rollback"] == (5, 4)
     with pytest.raises(RollbackError, match=r"asked for it: there is no block \[training.optimizer.checkpoint\]"):
         train(Recorder({("on_step_end", 5): ["should_roll_back"]}))
+
+
+@pytest.mark.parametrize("asked", ["should_roll_back", "should_roll_back_to_best"])
+def test_control_goes_back_when_the_data_ends(asked, tmp_path):
+    """Between steps, but no step comes next. The oracle: a run that ends at the checkpoint, after step 4."""
+    plain, _ = train(folder=tmp_path / "plain", max_steps=4)
+    settings = {"folder": tmp_path / "back", "every": 0, "epochs": 2}
+    with pytest.warns(RollbackWarning, match="params of step 4 after step 5"):
+        back, _ = train(Recorder({("on_epoch_end", 5): [asked]}), **settings)
+    again, infos = train(Recorder(), **settings)
+    assert infos == {} and same_params(back, plain) and same_params(again, plain)
+
+
+@pytest.mark.parametrize(("epochs", "stops"), [(2, []), (3, ["should_stop"])])
+def test_control_evaluates_nothing_when_the_run_is_over(epochs, stops):
+    """It says so: spaCy's loop takes no score after its last step."""
+    recorder = Recorder({("on_epoch_end", 2): ["should_evaluate"], ("on_epoch_end", 5): ["should_evaluate", *stops]})
+    with pytest.warns(ConfigWarning, match="Step 5 is not evaluated, .* Run spacy evaluate with model-last") as warned:
+        train(recorder, epochs=epochs)
+    assert recorder.steps("evaluate") == [0, 3, 4]
+    assert len([one for one in warned if one.category is ConfigWarning]) == 1
 
 
 def test_control_forgets_all_but_the_end():

@@ -2,7 +2,7 @@
 update.
 
 It uses the weights that are evaluated (averages, if there are some). Afterwards gradients, random generators, buffers
-of torch modules, gradient scalers and attrs of layers are as before.
+of torch modules, gradient scalers, attrs of layers and labels are as before.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from itertools import islice
 from typing import Any
 
 import numpy
 import torch
 from spacy.language import Language
-from spacy.pipeline import Tagger
+from spacy.pipeline import EditTreeLemmatizer, EntityRecognizer, SpanCategorizer, Tagger
 from spacy.training import Example
 from spacy.training.batchers import minibatch_by_words
 from spacy.util import resolve_dot_names
@@ -29,6 +29,7 @@ from ..core.errors import ControllerError
 from ..core.host import Dropout, buffers_of, module_of, put_buffer_back, scaler_of, swap_grads
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, torch_params, trainable_components
+from .components import is_trained
 from .model_state import is_plain, on_cpu, same_values
 from .random_state import preserved_random
 
@@ -85,11 +86,10 @@ class DevLosses:
             random.seed(0)
             numpy.random.seed(0)
             torch.manual_seed(0)
-            for batch in minibatch_by_words(islice(self._read(), at_most), _WORDS, discard_oversize=False):
+            read = self._known(islice(self._read(), at_most))
+            for batch in minibatch_by_words(read, _WORDS, discard_oversize=False):
                 words, examples = words + sum(map(len, batch)), examples + len(batch)
-                with self._known_tags(batch):
-                    found = self._losses_of(batch)
-                for name, loss in found.items():
+                for name, loss in self._losses_of(batch).items():
                     losses[name] = losses.get(name, 0.0) + float(loss)
         if not examples:
             raise self._no_data("none")
@@ -101,27 +101,28 @@ class DevLosses:
         except (OSError, ValueError) as error:
             raise self._no_data(f"{type(error).__name__}: {error}") from error
 
-    @contextmanager
-    def _known_tags(self, batch: list[Example]) -> Iterator[None]:
-        """Tags that a tagger has not seen in the training data are missing inside: spaCy has no loss for them, and
-        would fail. Its other components leave out unknown labels themselves.
+    def _known(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Copies without labels that a trained component has not seen in the training data, as if they were missing:
+        spaCy would add entities to the NER in training, and has no loss for tags and spans. Its other components leave
+        out unknown labels themselves.
         """
-        taggers = [pipe for _, pipe in self._nlp.pipeline if getattr(type(pipe), "get_loss", None) is Tagger.get_loss]
-        labels = [frozenset(pipe.labels) for pipe in taggers]  # type: ignore[attr-defined]
-        prefixes = tuple({pipe.cfg["neg_prefix"] for pipe in taggers})  # type: ignore[attr-defined]
-        unknown = [
-            (token, token.tag)
-            for example in batch
-            for token in example.reference
-            if token.tag and not all(token.tag_ in one for one in labels) and not token.tag_.startswith(prefixes)
-        ]
-        for token, _ in unknown:
-            token.tag = 0
-        try:
-            yield
-        finally:
-            for token, tag in unknown:
-                token.tag = tag
+        trained: list[Any] = [p for name, p in self._nlp.pipeline if name not in self._exclude and is_trained(p)]
+        known = [(pipe, frozenset(getattr(pipe, "labels", ()))) for pipe in trained]
+        for example in examples:
+            predicted, reference = example.predicted.copy(), example.reference.copy()
+            for pipe, labels in known:
+                if isinstance(pipe, EntityRecognizer):
+                    for doc in (predicted, reference):
+                        unknown = [ent for ent in doc.ents if ent.label_ not in labels]
+                        doc.set_ents([], missing=unknown, default="unmodified")
+                elif isinstance(pipe, SpanCategorizer):
+                    spans = reference.spans.get(pipe.key, ())
+                    reference.spans[pipe.key] = [span for span in spans if span.label_ in labels]
+                elif getattr(type(pipe), "get_loss", None) is Tagger.get_loss:
+                    for token in reference:
+                        if token.tag_.removeprefix(pipe.cfg["neg_prefix"]) not in labels:
+                            token.tag = 0
+            yield Example(predicted, reference)
 
     def _losses_of(self, batch: list[Example]) -> dict[str, Any]:
         losses: dict[str, Any] = {}
@@ -153,6 +154,10 @@ def untouched(nlp: Language) -> Iterator[None]:
     """Turn dropout off and allow gradients inside; restore everything afterwards."""
     with ExitStack() as restore:
         restore.enter_context(preserved_random())
+        for _, pipe in nlp.pipeline:
+            if isinstance(pipe, EditTreeLemmatizer):  # its loss adds the trees of all lemmas
+                restore.callback(setattr, pipe, "trees", pipe.trees)
+                pipe.trees = copy(pipe.trees)
         for _, model in components_with_model(nlp):
             for node in model.walk():
                 _keep_node(node, restore)

@@ -110,7 +110,7 @@ class RunFacts(Protocol):
 
     @property
     def losses(self) -> Mapping[str, float]:
-        """Losses of this step alone, by component."""
+        """Losses of this step alone, by component. All NaN: one found a value that is not finite, where spaCy stops."""
 
     @property
     def learn_rates(self) -> Mapping[str, float]:
@@ -297,7 +297,7 @@ class Control:
     should_log (bool): Log this step, for loggers that don't log each one. Too late from `on_log` on.
     should_save (bool): Save the state after this step; without [training.optimizer.checkpoint], a model.
     should_roll_back (bool): Go back to the last checkpoint at the end of this step. Requests after `on_step_end` are
-        served at `on_save`, if the state is saved.
+        served at `on_save`, if the state is saved, and after the last step at `on_train_end`.
     should_roll_back_to_best (bool): The same, to the checkpoint of the best evaluation. Wins over `should_roll_back`.
     """
 

@@ -72,10 +72,12 @@ class LogNumbers:
         self._checkpoints = checkpoints
         self._nlp: Language | None = None
         self._resumed_at: int | None = None
+        self._losses_before: dict[str, Any] = {}
         self.dev_losses: dict[str, Any] | None = None
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         self._resumed_at = event.step + 1 if event.resumed else None
+        self._losses_before = dict(self._progress.losses)
 
     def on_log(self, event: Log, control: Control) -> None:
         run, info, counts = event.run, event.info, event.run.counts
@@ -88,7 +90,7 @@ class LogNumbers:
         if self._resumed_at is not None:
             info["last_resume"] = self._resumed_at
             if event.step == self._resumed_at:
-                info["losses_before"] = {name: info["losses"][name] - loss for name, loss in run.losses.items()}
+                info["losses_before"] = self._losses_before
         if self.dev_losses is not None:
             info["dev_losses"], self.dev_losses = self.dev_losses, None
         info["since_evaluation"] = {name: count - self._progress.counts.get(name, 0) for name, count in counts.items()}

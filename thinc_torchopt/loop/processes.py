@@ -71,6 +71,10 @@ class Alone:
     def end_update(self, losses: dict[str, Any]) -> None:
         """Add the losses of all ranks."""
 
+    def is_spoiled(self, noted: bool) -> bool:
+        """Whether a component found a value that is not finite in this step. noted (bool): In this process."""
+        return noted
+
     def end_step(self, step: int) -> None:
         """End a step. RAISES (DistributedError): Params differ between ranks."""
 

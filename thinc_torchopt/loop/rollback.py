@@ -16,10 +16,11 @@ from ..core.optimizer import TorchOptimizer
 from ..core.types import RollbackSettings
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedTraining, best_ones, name_of, remove, steps_of, whole_ones
-from .events import Control, Save, StepEnd
+from .events import Control, Save, StepEnd, TrainEnd
 from .model_state import check_model, is_finite, restore_model
 from .processes import Alone
 from .progress import Progress
+from .saved_models import SavedModels
 
 
 class Rollback:
@@ -27,6 +28,7 @@ class Rollback:
 
     nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
     checkpoints (RunCheckpoints | None): The run's. None: it has none, and can't go back.
+    models (SavedModels): Those that were asked for are kept before the run goes back.
     ranks (Alone): This process among several.
     """
 
@@ -38,11 +40,13 @@ class Rollback:
         optimizer: TorchOptimizer,
         progress: Progress,
         checkpoints: RunCheckpoints | None,
+        models: SavedModels,
         ranks: Alone,
     ):
         # Without rollback_after the optimizer never goes back by itself, but a listener may ask for it.
         self.settings = optimizer.rollback or RollbackSettings(after=0, factor=1.0, at_most=optimizer.max_rollbacks)
         self._checkpoints = checkpoints
+        self._models = models
         self._nlp = nlp
         self._optimizer = optimizer
         self._progress = progress
@@ -58,6 +62,11 @@ class Rollback:
     def on_save(self, event: Save, control: Control) -> None:
         self._do_what_was_asked(control)  # requests since the end of the step
         control.should_roll_back = control.should_roll_back_to_best = False
+
+    def on_train_end(self, event: TrainEnd, control: Control) -> None:
+        """Serve requests since the last step, and save the result: the run does not continue."""
+        control.should_save |= control.should_roll_back
+        self._do_what_was_asked(control)
 
     def _do_what_was_asked(self, control: Control) -> None:
         if control.should_roll_back_to_best:
@@ -83,6 +92,7 @@ class Rollback:
                 "Add it."
             )
         folder = self._checkpoints.folder
+        self._models.keep_asked()
         self._checkpoints.wait()
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(

@@ -10,6 +10,8 @@ SOURCE: spacy/training/loop.py (3.8), whose results it reproduces.
 from __future__ import annotations
 
 import itertools
+import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
-from ..core.errors import ConfigError, PipelineError
+from ..core.errors import ConfigError, ConfigWarning, PipelineError
 from ..core.host_errors import error_of_blank, plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, trainable_components
@@ -181,7 +183,7 @@ class Run:
         self._evaluate = evaluation_of_kept(nlp, evaluate)
         drop = arguments.dropout
         self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
-        # Losses by component: at the end of the last step, and now.
+        # Losses by component: before this step, and with it.
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
         self._started = default_timer()
@@ -264,7 +266,7 @@ class Run:
         self._let_join(comes_first=True)
         if listeners or True in differ:
             self._add(self.ranks.same_requests("same requests"))
-        self._add(Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.ranks))
+        self._add(Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.models, self.ranks))
         self._add(self.cooldown, self._log_numbers)
         self._let_join(comes_first=False)
         if False in differ:
@@ -367,6 +369,17 @@ class Run:
 
     def end(self) -> None:
         """End the run after its last step."""
+        if self.control.should_stop and not self.progress.was_stopped:  # asked for since the step was saved
+            self.progress.was_stopped = True
+            self.control.should_save |= self.checkpoints is not None
+        if self.control.should_evaluate:  # spaCy's loop takes no score after its last step
+            warnings.warn(
+                ConfigWarning(
+                    f"Step {self.progress.step} is not evaluated, although a rule or listener asked for it after this "
+                    "step: it was the last one. Run spacy evaluate with model-last, or ask at on_step_end."
+                ),
+                stacklevel=4,
+            )
         self.ranks.compare_params(self.progress.step)
         self.emit(TrainEnd)
 
@@ -389,6 +402,9 @@ class Run:
         """Compute the gradients of a batch, and update the whole pipeline."""
         nlp, optimizer, arguments = self.nlp, self.optimizer, self.arguments
         all_losses, spoiled_by = self.progress.losses, None
+        # A sum with NaN would hide the losses of this step: it is set aside until the end of the update.
+        not_finite = {name: loss for name, loss in all_losses.items() if not math.isfinite(float(loss))}
+        all_losses |= dict.fromkeys(not_finite, 0.0)
         before = {name: _kept(loss) for name, loss in all_losses.items()}
         self._losses = before, all_losses
         part, losses = self.ranks.begin_update(batch, all_losses, self.batches.checksum)
@@ -432,6 +448,9 @@ class Run:
             self.emit(PreOptimizerStep, spoiled_by)
         optimizer.batch_size = None
         self.ranks.end_update(all_losses)
+        unknown = all_losses if self.ranks.is_spoiled(spoiled_by is not None) else ()  # spaCy stops at the first NaN
+        self._losses = before, {**all_losses, **dict.fromkeys(unknown, math.nan)}
+        all_losses |= {name: loss + all_losses[name] for name, loss in not_finite.items()}
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
 

@@ -33,7 +33,7 @@ from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, StateEr
 from ..core.optimizer import TorchOptimizer
 from ..core.schema import AnyNumber, Count, read, write
 from ..core.state import clear_leftovers, crc32_of, replacing
-from .events import Control, Save, TrainEnd
+from .events import Control, EpochBegin, EpochEnd, Save, TrainEnd
 
 # In the copy of the best model: its step, and checksums.
 _MANIFEST = "torchopt-manifest.json"
@@ -213,7 +213,8 @@ class KeptModel:
 
     @property
     def folder(self) -> str:
-        return f"model-{re.sub(r'[^0-9A-Za-z_-]+', '-', self.name)}-{self.step}"
+        name = re.sub(r"[^\w-]+", "-", self.name)
+        return f"model-{name}-{self.step}"
 
     def is_in(self, path: Path) -> bool:
         """Whether a folder is one that this class has saved: of the same operation and step."""
@@ -262,8 +263,15 @@ class SavedModels:
         self._output = None if output is None else output.absolute()
 
     def on_save(self, event: Save, control: Control) -> None:
+        self.keep_asked()
         if control.should_save and self._of_checkpoints is None:
             self._save(f"model-step-{event.step}", event.step)
+
+    def on_epoch_end(self, event: EpochEnd, control: Control) -> None:
+        self.keep_asked()
+
+    def on_epoch_begin(self, event: EpochBegin, control: Control) -> None:
+        self.keep_asked()
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         self.keep_asked()
@@ -272,7 +280,8 @@ class SavedModels:
 
     def keep(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
         """Save the model at the end of the step if it is one of the best, and remove the worst one if there are too
-        many. Of equal ones, the oldest is better. NaN and infinite ones are never good.
+        many. Between steps, and if the run goes back, at once. Of equal ones, the oldest is better. NaN and infinite
+        ones are never good.
 
         name (str): Models with this name are compared.
         """
@@ -280,7 +289,9 @@ class SavedModels:
             self._asked.append(partial(self._keep, name, score, step, at_most, mode))
 
     def keep_asked(self) -> None:
-        """Save what `keep` was called for. Called when spaCy has written the scores to the meta data."""
+        """Save what `keep` was called for. Called when spaCy has written the scores to the meta data, and before params
+        change.
+        """
         asked, self._asked = self._asked, []
         for keep in asked:
             keep()

@@ -137,6 +137,18 @@ def test_named_several_of_a_kind_in_one_config():
     assert [[one.controller for one in firings] for firings in found] == [["both-unfreeze"], ["2-stop"]]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("Größe", "stop--early"), ("стоп", "снизить"), ("stop-early", "stop_early"), ("1", "rule_1"), ("__", "2 x")],
+)
+def test_named_rules_in_blocks_of_any_name(names):
+    """They have metrics of the same name, and names of metrics are ASCII letters, digits and _."""
+    rules = {names[0]: named("stop_early"), names[1]: named("cut_on_plateau")}
+    found = trainer_controller(rules=rules).definition
+    assert [spec.name for spec in found.controllers] == list(names)
+    assert len([name for name in found.metrics if name.endswith("_best_so_far")]) == 2
+
+
 def test_named_own_metrics_are_not_those_of_the_config():
     metrics = {"best_so_far": registry.controller_metrics.get("EvalMetrics")()}
     with pytest.raises(ConfigError, match=r"rules.stop\]: it has a metric 'best_so_far' of its own"):

@@ -4,6 +4,7 @@ of scores, and the same training without a stop.
 
 import os
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import spacy
@@ -23,6 +24,7 @@ from .test_training import STEP, config_for, definition, firings, rule, run, sam
 pytestmark = pytest.mark.filterwarnings("ignore:.*score_weights. counts score_of_test")
 
 SCORES = {"name": "scores", "class": "EvalMetrics"}
+LAST = {"name": "last", "class": "RollbackControl", "arguments": {"to": "last"}}
 EMA = {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.5, "warmup": "ignite", "start_step": 1000}
 FALL = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.01, "warmup_steps": 0}
 
@@ -148,6 +150,29 @@ def test_best_models_are_kept(checkpoint, scores, corpus, tmp_path):  # noqa: F8
     plain = prepared_with_scores(tmp_path / "plain", corpus, None, steps=20)
     run(plain, tmp_path / "plain" / "out")
     assert digests(tmp_path / "out" / "model-top-20").items() >= digests(tmp_path / "plain/out/model-last").items()
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_save", "on_epoch_end", "on_epoch_begin"])
+def test_best_models_are_those_of_their_step(event, scores, corpus, tmp_path):  # noqa: F811
+    """Also if that is over when a rule asks for them, if the training goes back at once, and if it is killed next."""
+    scores(VALUES)
+    goes_back = event in ("on_step_end", "on_save")
+    rules = definition(
+        rule(
+            "keep", event, "state['step'] >= 4", "top.should_keep", *["last.should_rollback"] * goes_back, max_firings=1
+        ),
+        metrics=[STEP, SCORES],
+        operations=[op("top", "KeepBestControl", of="scores['score_of_test']"), *[LAST] * goes_back],
+    )
+    config, out = prepared_with_scores(tmp_path, corpus, rules, steps=9), tmp_path / "out"
+    with pytest.warns(RollbackWarning) if goes_back else nullcontext():
+        _, infos, _ = run(config, out, crash_at=6)
+        _, more, _ = run(config, out)
+    [name] = kept(out)
+    step = int(name.removeprefix("model-top-"))
+    run(prepared_with_scores(tmp_path / "plain", corpus, None, steps=step), tmp_path / "plain" / "out")
+    expected = digests(tmp_path / "plain" / "out" / "model-last")
+    assert digests(out / name).items() >= expected.items() and len(firings(infos | more)) == 1 + goes_back
 
 
 def test_best_models_spare_what_is_not_theirs(scores, corpus, tmp_path):  # noqa: F811

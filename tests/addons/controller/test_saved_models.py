@@ -130,3 +130,14 @@ def test_saved_models_have_a_finite_score(mode, tmp_path):
         models.keep("best", score, step=step, at_most=1, mode=mode)
         models.keep_asked()
     assert [path.name for path in tmp_path.iterdir()] == ["model-best-3"]
+
+
+def test_saved_models_of_names_in_any_script(tmp_path):
+    nlp = toy_pipeline()
+    nlp.initialize(lambda: toy_examples(nlp))
+    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01))
+    models.after_cleaning(tmp_path)
+    for name in ("лучшие", "Größe: die besten", "最好"):
+        models.keep(name, 0.5, step=3, at_most=1, mode="max")
+    models.keep_asked()
+    assert {path.name for path in tmp_path.iterdir()} == {"model-лучшие-3", "model-Größe-die-besten-3", "model-最好-3"}

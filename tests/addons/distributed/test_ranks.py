@@ -3,6 +3,7 @@
 All trainings of the two are in one launch: see worker.py.
 """
 
+import math
 import shutil
 
 import pytest
@@ -132,6 +133,8 @@ def test_ranks_skip_together(ranks, scenario):
         assert [info["counts"]["skipped_updates"] for info in found["infos"]] == [0, 0, 1, 1, 1, 1, 1, 1]
         assert all(torch.equal(value, found["steps"][1][name]) for name, value in found["steps"][2].items())
         assert any(not torch.equal(value, found["steps"][2][name]) for name, value in found["steps"][3].items())
+        if scenario == "e910_on_one_rank":  # a loss that is not known on one
+            assert [math.isnan(loss) for loss in found["of_steps"]] == [i == 2 for i in range(8)]
 
 
 def test_ranks_obey_the_rules_of_rank_0(ranks):

@@ -164,7 +164,15 @@ def nan_on_one_rank(folder):
 def e910_on_one_rank(folder):
     nlp = pipelines.pipeline(["tagger"])
     spoil(nlp, "E910")
-    return train(nlp, pipelines.optimizer())
+    losses = []
+
+    class Losses:
+        name = "losses"
+
+        def on_step_end(self, event, control):
+            losses.append(event.run.losses["tagger"])
+
+    return train(nlp, pipelines.optimizer(), listeners=[Losses()]) | {"of_steps": losses}
 
 
 @scenario

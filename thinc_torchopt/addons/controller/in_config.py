@@ -110,9 +110,12 @@ def _add_definition(found: Blocks, block: str, rule: Mapping[str, Any], metrics:
                 f"Can't use {section()[:-1]}.{place}]: it has a metric '{metric['name']}' of its own, as the config "
                 "has. Rename that of the config."
             )
-    prefix = re.sub(r"\W|__+", "_", block, flags=re.ASCII).strip("_") or "rule"
+    prefix = re.sub(r"[\W_]+", "_", block, flags=re.ASCII).strip("_") or "rule"
     prefix = f"rule_{prefix}" if prefix[0].isdigit() else prefix
+    known = {one["name"] for one in found.content["controller_metrics"]}
     names = {metric["name"]: f"{prefix}_{metric['name']}" for metric in own}
+    if not known.isdisjoint(names.values()):  # the names of blocks differ in other characters alone
+        names = {metric["name"]: f"{prefix}_{len(known)}_{metric['name']}" for metric in own}
     for metric in own:
         arguments = dict(metric.get("arguments", {}))
         if isinstance(arguments.get("of"), str):

@@ -228,6 +228,9 @@ class Ranks(Alone):
         if any(self._reduce.found["new_sets"]):
             self._sets.merge(self.group)
 
+    def is_spoiled(self, noted: bool) -> bool:
+        return any(self._reduce.found["spoiled"])
+
     def end_step(self, step: int) -> None:
         if self.settings.check_every and step % self.settings.check_every == 0:
             self.compare_params(step)
