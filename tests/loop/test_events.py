@@ -308,7 +308,10 @@ def test_control_stops_before_an_epoch(tmp_path):
         ("on_epoch_begin", -1, []),
         ("on_train_begin", -1, []),
     ):
-        assert list(train(Recorder({(event, step): ["should_stop"]}))[1]) == expected
+        folder = tmp_path / f"{event}{step}"
+        assert list(train(Recorder({(event, step): ["should_stop"]}), folder=folder)[1]) == expected
+        written = sorted(path.name for path in folder.glob("step*"))
+        assert written[-1:] == ([f"step-{step:08d}"] if step >= 0 else [])
 
 
 def test_control_ends_an_epoch_early():

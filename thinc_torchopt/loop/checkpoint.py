@@ -334,9 +334,11 @@ class RunCheckpoints:
     # ------------------------------------------------------------------ saving
 
     def end(self, *, again: bool = False) -> None:
-        """Save at the end of the run. again (bool): Also if the last step is saved already."""
+        """Save at the end of the run, if it had a step. again (bool): Also if the last step is saved already."""
         self.output.put_best_back()
         self._writer.wait()
+        if self._progress.step < 0:
+            return
         if again or self.newest != self._progress.step:
             self._save(is_last=True)
             self._writer.wait()
