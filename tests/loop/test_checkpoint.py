@@ -662,9 +662,9 @@ def rows(printed):
     return {int(line.split()[1]): line for line in printed.splitlines() if re.match(r"\s+\d+\s+\d+\s", line)}
 
 
-def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
-    """Kill a training so many times, each time a moment after it wrote a checkpoint, and go on, at last in this
-    process. RETURNS: its rows, how often killed.
+def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL, *, within=0.6):
+    """Kill a training so many times, each time within some seconds after it wrote a checkpoint, and go on, at last in
+    this process. RETURNS: its rows, how often killed.
     """
     found, killed = {}, 0
     while True:
@@ -677,7 +677,7 @@ def kill_and_go_on(args, state, times, rng, number=signal.SIGKILL):
             while process.poll() is None and steps_of(state) == before:
                 time.sleep(0.01)
             if not (done := process.poll() is not None):
-                time.sleep(rng.random() * 0.6)  # also in the middle of writing
+                time.sleep(rng.random() * within)  # also in the middle of writing
                 process.send_signal(number)
                 killed += 1
             printed = process.communicate()[0]
@@ -755,7 +755,7 @@ def test_checkpoint_survives_twenty_kills_on_the_treebank(tmp_path):
         printed = process.communicate()[0]
     assert process.returncode == 0, printed
     broken = command(config_for(tmp_path / "b", treebank, **args), tmp_path, "broken")
-    found, killed = kill_and_go_on(broken, tmp_path / "b" / "state", 20, random.Random(0))
+    found, killed = kill_and_go_on(broken, tmp_path / "b" / "state", 20, random.Random(0), within=0.03)
     assert killed == 20
     assert found == rows(printed) and len(found) == 7
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
