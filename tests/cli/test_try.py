@@ -225,6 +225,7 @@ def test_try_tells_of_recipes_that_fail(folder):
         (["--output", "."], "expected a file, found a folder"),
         (["--training.optimizer.nonsense.rate", 1], "nonsense"),
         (["--corpora.dev.path", "empty.spacy"], "Can't compare recipes: expected texts in [corpora.dev], found none"),
+        (["--nlp.pipeline", '["tagger", "tok2vec"]'], "Can't train 'tagger': it listens to 'tok2vec', which"),
     ],
 )
 def test_try_refuses_early(folder, args, message):

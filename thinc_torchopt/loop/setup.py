@@ -21,6 +21,7 @@ from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
 from ..core.text_files import check_config_file
+from .components import check_listeners
 from .data_stream import count_steps
 from .progress_bars import show_activity
 
@@ -58,6 +59,7 @@ class Setup(NamedTuple):
 
     def initialize(self) -> None:
         """Tell the optimizer its pipeline, as training does. RAISES (TorchOptError): As in training."""
+        check_listeners(self.nlp, self.frozen, self.config["training"].get("annotating_components", []))
         # spaCy also trains a pipeline with nothing to train.
         if trainable_components(self.nlp, self.frozen):
             self.optimizer.initialize(self.nlp, self.frozen)
