@@ -129,6 +129,7 @@ def test_learn_from_standard_input(model, started, tmp_path):
         (["--new-labels", "keep"], "--new-labels"),
         (["--training.optimizer.learn_rate", "x"], "learn_rate"),
         (["--watch", "model/config.cfg"], "expected JSON"),
+        (["--training.dropuot", "0.2"], "no setting 'dropuot', and spaCy would ignore it. Did you mean 'dropout'"),
         (["--training.frozen_components", '["tok2vec"]', "--skip-bad"], "'tagger': it listens .*annotating_components"),
     ],
 )

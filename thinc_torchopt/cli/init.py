@@ -26,6 +26,7 @@ from ..addons.recipes import (
     write_config,
 )
 from ..core.annotations import annotations_of, survey
+from ..core.config_checks import check_names
 from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..core.words import listed
@@ -254,6 +255,7 @@ def _rewrite_all(
     """Apply recipes, one after the other. RETURNS (tuple): What was done, warnings, and the new text."""
     stem = next((one.stem for one in (output_path, path) if str(one) != "-"), "config")
     text, changes, warnings = read_text(path), [], []
+    check_names(overrides)
     with config_errors_shown(path):
         if "paths.train" in overrides:
             warnings += _check_annotations(text, path, overrides)

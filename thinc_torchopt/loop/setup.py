@@ -15,7 +15,7 @@ from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from ..core.config_checks import check_corpora, check_gpu, check_training_section
+from ..core.config_checks import check_corpora, check_gpu, check_names, check_training_section
 from ..core.errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
@@ -85,6 +85,7 @@ def build(
     path = path_of(source)
     if path is not None and path.is_dir():
         with config_errors(path=path), show_activity("Loading the pipeline"):
+            check_names(overrides)
             nlp = spacy.load(path, config=checked_overrides(overrides))
         if reads_dev:
             check_corpora(nlp.config)
