@@ -111,7 +111,11 @@ def check_training_section(config: Mapping[str, Any]) -> None:
 
 
 # The sections in which spaCy knows all settings.
-_SCHEMAS: Final = {"training": ConfigSchemaTraining, "nlp": ConfigSchemaNlp, "initialize": ConfigSchemaInit}
+_SCHEMAS: Final[Mapping[str, Any]] = {
+    "training": ConfigSchemaTraining,
+    "nlp": ConfigSchemaNlp,
+    "initialize": ConfigSchemaInit,
+}
 
 
 def check_names(paths: Iterable[str]) -> None:

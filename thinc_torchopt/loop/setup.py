@@ -16,7 +16,7 @@ from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
 from ..core.config_checks import check_corpora, check_gpu, check_names, check_training_section
-from ..core.errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
+from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
@@ -189,11 +189,11 @@ def config_errors(config: Mapping[str, Any] | None = None, *, path: Path | None 
 
 @contextmanager
 def schedule_notes() -> Iterator[list[str]]:
-    """Collect warnings about schedules, and of settings without effect, in the list that it yields. Other warnings are
-    shown as usual.
+    """Collect warnings about schedules and checkpoints, and of settings without effect, in the list that it yields.
+    Other warnings are shown as usual.
     """
     notes: list[str] = []
-    noted = (ScheduleWarning, ConfigWarning, PrecisionWarning)
+    noted = (ScheduleWarning, CheckpointWarning, ConfigWarning, PrecisionWarning)
     with warnings.catch_warnings(record=True) as caught:
         for category in noted:
             warnings.simplefilter("always", category)
