@@ -8,6 +8,7 @@ import time
 
 import pytest
 from confection import Config
+from spacy.tokens import DocBin
 
 from thinc_torchopt.cli.learn import _optimizer_for_streams
 
@@ -129,6 +130,8 @@ def test_learn_from_standard_input(model, started, tmp_path):
         (["--new-labels", "keep"], "--new-labels"),
         (["--training.optimizer.learn_rate", "x"], "learn_rate"),
         (["--watch", "model/config.cfg"], "expected JSON"),
+        (["--training.dropuot", "0.2"], "no setting 'dropuot', and spaCy would ignore it. Did you mean 'dropout'"),
+        (["--training.frozen_components", '["tok2vec"]', "--skip-bad"], "'tagger': it listens .*annotating_components"),
     ],
 )
 def test_learn_refuses_what_cannot_work(model, tmp_path, monkeypatch, flags, message):
@@ -138,6 +141,14 @@ def test_learn_refuses_what_cannot_work(model, tmp_path, monkeypatch, flags, mes
     output = [] if "--output" in flags else ["--output", "out"]
     run = spacy_cli("torchopt", "learn", "model", "stream.jsonl", *output, *flags, check=False)
     assert run.returncode == 1 and re.search(message, run.stderr), run.stderr
+
+
+def test_learn_refuses_binary_texts(model, tmp_path):
+    DocBin().to_disk(tmp_path / "train.spacy")
+    args = (model, tmp_path / "train.spacy", "--output", tmp_path / "out", "--skip-bad")
+    run = spacy_cli("torchopt", "learn", *args, check=False)
+    assert run.returncode == 1 and "expected a JSONL file" in run.stderr and "found a .spacy file" in run.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

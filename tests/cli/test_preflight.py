@@ -111,6 +111,17 @@ def test_preflight_nothing_to_train(preflight):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"training__frozen_components": '["tok2vec"]'}, "which is frozen and does not annotate"),
+        ({"nlp__pipeline": '["tagger", "tok2vec", "parser"]'}, "which comes after it"),
+    ],
+)
+def test_preflight_components_that_listen(settings, words, preflight):
+    assert named(preflight(CNN, **settings)["stops"], f"Can't train 'tagger': it listens to 'tok2vec', {words}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
         ({f"{RATE}.total_steps": 500}, "is 0 from step 500 on, and the training ends at step 2,000"),
         ({f"{RATE}.total_steps": 9000}, "still at 0.787 of its highest when the training ends at step 2,000"),
         ({f"{RATE}.warmup_steps": 5000, f"{RATE}.total_steps": 9000}, "still rises at step 2,000"),

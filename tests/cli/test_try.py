@@ -225,6 +225,8 @@ def test_try_tells_of_recipes_that_fail(folder):
         (["--output", "."], "expected a file, found a folder"),
         (["--training.optimizer.nonsense.rate", 1], "nonsense"),
         (["--corpora.dev.path", "empty.spacy"], "Can't compare recipes: expected texts in [corpora.dev], found none"),
+        (["--training.dropuot", 0.2], "no setting 'dropuot', and spaCy would ignore it. Did you mean 'dropout'?"),
+        (["--nlp.pipeline", '["tagger", "tok2vec"]'], "Can't train 'tagger': it listens to 'tok2vec', which"),
     ],
 )
 def test_try_refuses_early(folder, args, message):

@@ -23,6 +23,7 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
+from thinc_torchopt.addons.preview import explain
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
 from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
@@ -179,6 +180,35 @@ def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
     assert digests(tmp_path / "out") == before
     longer = config_for(tmp_path, corpus, steps=13)
     assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Resuming after step 10" in caplog.text
+
+
+def test_checkpoint_is_told_by_explain_as_by_the_run(corpus, tmp_path, caplog):
+    """Where it resumes, that it is finished, or why it would be refused. Nothing is written."""
+
+    def told(config):
+        config["training"]["before_update"] = {"@callbacks": "test-checkpoint.Crash.v1"}
+        before = contents(tmp_path / "state")
+        found = explain(config)
+        assert contents(tmp_path / "state") == before
+        return found
+
+    config = config_for(tmp_path, corpus, steps=0, training__max_epochs=1)
+    run(config, tmp_path / "out", crash_at=4)
+    found = told(config)
+    assert not found.stops and f"Resuming after step 3, from the checkpoint in {tmp_path / 'state'}." in found.notes
+    other = config_for(tmp_path, corpus | {"train": corpus["dev"]}, steps=0, training__max_epochs=1)
+    for changed in (config_for(tmp_path, corpus, training__dropout=0.25), other):
+        with pytest.raises(StateError) as caught:
+            run(changed, tmp_path / "out")
+        assert str(caught.value) in told(changed).stops
+    run(config, tmp_path / "out")
+    run(config, tmp_path / "out")
+    [note] = [note for note in told(config).notes if note.startswith("Nothing to do: the training in")]
+    assert note in caplog.text
+    damage(steps_of(tmp_path / "state")[-1], random.Random(0))
+    found = told(config)
+    assert any("The next older checkpoint is used" in note for note in found.notes)
+    assert any(note.startswith("Resuming after step") for note in found.notes)
 
 
 def test_checkpoint_keeps_so_many(corpus, tmp_path):

@@ -28,6 +28,7 @@ from ..addons.recipes import (
     write_config,
 )
 from ..core.annotations import annotations_of, survey
+from ..core.config_checks import check_names
 from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..core.words import listed
@@ -262,6 +263,7 @@ def _rewrite_all(
     stem = next((one.stem for one in (output_path, path) if str(one) != "-"), "config")
     text = before = read_text(path)
     changes, warnings = [], []
+    check_names(overrides)
     with config_errors_shown(path):
         if "paths.train" in overrides:
             warnings += _check_annotations(text, path, overrides)

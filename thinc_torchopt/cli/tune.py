@@ -36,6 +36,7 @@ from ..addons.trials import (
 )
 from ..core.checks import Section
 from ..core.compat import import_optuna
+from ..core.config_checks import check_names, check_training_section
 from ..core.errors import ConfigError
 from ..loop.progress_bars import Bar, Lines, show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
@@ -243,6 +244,7 @@ def _default_space(source: ConfigSource) -> dict[str, str]:
 def _check_space(source: ConfigSource, space: Space) -> None:
     """Check that each value is valid in the config, as far as that is known without a pipeline."""
     written = source.load()
+    check_training_section(written)
     for path in space:
         if isinstance(section := value_at(written, path), Mapping):
             _SECTION.refuse(
@@ -258,6 +260,7 @@ def _check_space(source: ConfigSource, space: Space) -> None:
             shortened, _ = shorten(config, 1)
             with config_errors_shown(source.path, config):
                 registry.resolve(shortened["training"], schema=ConfigSchemaTraining)
+    check_names(space)
 
 
 def _settings(config: Config, space: Space) -> dict[str, str]:

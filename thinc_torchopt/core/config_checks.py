@@ -10,13 +10,13 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from confection import Config
-from spacy.schemas import ConfigSchemaTraining
+from spacy.schemas import ConfigSchemaInit, ConfigSchemaNlp, ConfigSchemaTraining
 from spacy.training.corpus import walk_corpus
 from thinc.api import require_gpu
 
@@ -105,13 +105,30 @@ def check_training_section(config: Mapping[str, Any]) -> None:
             "torchopt init config.cfg --lang en --paths.train train.spacy. Or fill in spaCy's defaults: spacy init "
             "fill-config."
         )
-    known = [*ConfigSchemaTraining.model_fields]
     _check_numbers(config.get("training", {}))
     _check_components(config)
-    for key in config.get("training", {}):
-        if key not in known:
+    check_names(f"training.{key}" for key in config.get("training", {}))
+
+
+# The sections in which spaCy knows all settings.
+_SCHEMAS: Final[Mapping[str, Any]] = {
+    "training": ConfigSchemaTraining,
+    "nlp": ConfigSchemaNlp,
+    "initialize": ConfigSchemaInit,
+}
+
+
+def check_names(paths: Iterable[str]) -> None:
+    """Check the names of settings, by dotted paths: spaCy ignores unknown ones in its own sections.
+
+    RAISES (ConfigError): There is no such setting.
+    """
+    for path in paths:
+        section, _, rest = path.partition(".")
+        key = rest.partition(".")[0]
+        if section in _SCHEMAS and key not in (known := [*_SCHEMAS[section].model_fields]):
             raise ConfigKeyError(
-                f"Can't read [training]: there is no setting '{key}', and spaCy would ignore it."
+                f"Can't read [{section}]: there is no setting '{key}', and spaCy would ignore it."
                 f"{did_you_mean(key, known, is_setting=True) or there_are(known)}"
             )
 

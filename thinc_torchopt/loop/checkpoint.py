@@ -170,6 +170,29 @@ class RunCheckpoints:
         self.output.goes_on = saved is not None
         return self.goes_on
 
+    def look(self, patience: int, max_steps: int) -> str:
+        """Find where `open` would resume, without the lock. Only the optimizer and the stream are changed.
+
+        patience, max_steps (int): From [training].
+        RETURNS (str): Where that is, or that nothing is left to do. Empty: at the beginning.
+        RAISES (StateError): The run would be refused.
+        """
+        self._layout = layout_of(self._nlp, walk_pipeline(self._nlp))
+        saved = self._find()
+        if saved is None:
+            return ""
+        saved.check_place(is_spacys=self._is_spacys)
+        self._load_optimizer(saved)
+        self._progress = saved.progress
+        is_over = saved.progress.is_over(patience, max_steps)
+        if self.stream.max_epochs != -1:  # to read a streamed corpus again may take long
+            self._read_past(saved)
+            is_over |= self.stream.next_epoch is None
+        if self._optimizer.spans_training:
+            may_change = self.settings.on_config_change == "warn"
+            self._optimizer.set_total_steps(self.stream.count_steps(max_steps), may_change=may_change)
+        return self._told(is_over)
+
     def _claim_and_find(self) -> SavedTraining | None:
         self._lock.acquire()
         self._writer.wait_for_earlier_run()
@@ -205,7 +228,7 @@ class RunCheckpoints:
             )
             if self.settings.on_config_change == "refuse":
                 raise StateError(
-                    f"Can't resume: {text}\n{self._how_to_resume(saved, changes)} To start from the beginning: "
+                    f"Can't resume: {text}.\n{self._how_to_resume(saved, changes)} To start from the beginning: "
                     f"{self._setting('resume', 'never')}, or another path."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
@@ -233,24 +256,30 @@ class RunCheckpoints:
         check_generators(saved.data.start)
         restore_model(self._nlp, saved.model, walked)
         restore_setup(self._nlp, saved.model, walked)
-        try:
-            self._optimizer.load_state_dict(saved.optimizer)
-        except ConfigError as error:
-            raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
+        self._load_optimizer(saved)
         with own_errors(f"the training in '{self.folder}'"):
             self._restore_run(saved)
             for _ in range(self._progress.step + 1):
                 next(dropouts)
 
-    def _restore_run(self, saved: SavedTraining) -> None:
-        self.own = saved.own
-        logger.info("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
+    def _load_optimizer(self, saved: SavedTraining) -> None:
+        try:
+            self._optimizer.load_state_dict(saved.optimizer)
+        except ConfigError as error:
+            raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
+
+    def _read_past(self, saved: SavedTraining) -> None:
         try:
             self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar)
         except StateError as error:
             raise StateError(
                 f"{error} Restore the old data, or start again: {self._setting('resume', 'never')}."
             ) from error
+
+    def _restore_run(self, saved: SavedTraining) -> None:
+        self.own = saved.own
+        logger.info("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
+        self._read_past(saved)
         self._progress.go_on_from(saved.progress)
         self._listeners.load_state_dict(saved.listeners)
         self._writer.newest, self.output.best_step = self._progress.step, self._progress.best_step
@@ -281,22 +310,25 @@ class RunCheckpoints:
 
     def report(self, is_over: bool) -> None:
         """Log where a run resumes. is_over (bool): The run was finished."""
-        if is_over:
-            longer = "To train longer, raise max_steps, max_epochs or patience in [training]."
-            if self._optimizer.spans_training:
-                longer = (
-                    "Its learning rate has fallen to the end, so it can't be made longer: start from the beginning "
-                    "with a larger max_steps in [training]."
-                )
-            logger.info(
-                "Nothing to do: the training in %s was finished, after step %d. %s To start from the beginning, add "
-                "--training.optimizer.checkpoint.resume never, or set another path.",
-                self.folder,
-                self._progress.step,
-                "A rule or listener ended it." if self._progress.was_stopped else longer,
+        logger.info("%s", self._told(is_over))
+
+    def _told(self, is_over: bool) -> str:
+        """Where a run resumes, in words."""
+        step = self._progress.step
+        if not is_over:
+            return f"Resuming after step {step}, from the checkpoint in {self.folder}."
+        more = "To train longer, raise max_steps, max_epochs or patience in [training]."
+        if self._progress.was_stopped:
+            more = "A rule or listener ended it."
+        elif self._optimizer.spans_training:
+            more = (
+                "Its learning rate has fallen to the end, so it can't be made longer: start from the beginning with a "
+                "larger max_steps in [training]."
             )
-        else:
-            logger.info("Resuming after step %d, from the checkpoint in %s.", self._progress.step, self.folder)
+        return (
+            f"Nothing to do: the training in {self.folder} was finished, after step {step}. {more} To start from the "
+            "beginning, add --training.optimizer.checkpoint.resume never, or set another path."
+        )
 
     # ------------------------------------------------------------------ as a listener
 

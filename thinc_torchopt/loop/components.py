@@ -3,20 +3,61 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from spacy.language import Language
 from thinc.util import xp2torch
 
-from ..core.errors import PipelineWarning
+from ..core.errors import ConfigError, PipelineWarning
 from ..core.params import torch_params
 
 
 def is_trained(proc: Any) -> bool:
     """Whether spaCy's loop calls a component's `finish_update`."""
     return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
+
+
+def check_listeners(nlp: Language, frozen: Collection[str], annotating: Collection[str]) -> None:
+    """Check that each trained component that listens to a tok2vec or transformer gets its output in a step: by its
+    update, or because it annotates the texts.
+
+    frozen, annotating (Collection[str]): The components that [training] names.
+    RAISES (ConfigError): One does not. spaCy's loop would stop with its error E203.
+    SOURCE: `forward` in spacy/pipeline/tok2vec.py; the same in spacy_transformers/layers/listener.py.
+    """
+    fed: list[Any] = []
+    for name, proc in nlp.pipeline:
+        if name not in frozen and is_trained(proc):
+            for node in proc.model.walk():  # type: ignore[attr-defined]
+                if hasattr(node, "upstream_name") and node not in fed:
+                    raise ConfigError(f"Can't train '{name}': {_why_unfed(nlp, name, node.upstream_name, frozen)}")
+        if name not in frozen:
+            fed += getattr(proc, "listeners", ())
+        # A component of the user's may set the same as they do.
+        if name in annotating and (hasattr(proc, "listeners") or not type(proc).__module__.startswith("spacy.")):
+            return
+
+
+def _why_unfed(nlp: Language, name: str, upstream: str, frozen: Collection[str]) -> str:
+    """Why a listener gets no output, and what to do. upstream (str): The component that it names; "*": any."""
+    heard = [one for one, proc in nlp.pipeline if hasattr(proc, "listeners") and upstream in ("*", one)]
+    before = [one for one in heard if one in nlp.pipe_names[: nlp.pipe_names.index(name)]]
+    if not heard:
+        what = "a tok2vec or transformer" if upstream == "*" else f"'{upstream}'"
+        return f"it listens to {what}, and 'pipeline' in [nlp] has none. Add it before '{name}'."
+    if not before:
+        return f"it listens to '{heard[0]}', which comes after it. Put that before '{name}' in 'pipeline' of [nlp]."
+    if before[-1] in frozen:
+        return (
+            f"it listens to '{before[-1]}', which is frozen and does not annotate. Add '{before[-1]}' to "
+            "annotating_components in [training], or remove it from frozen_components."
+        )
+    return (
+        f"it listens to '{before[-1]}', and spaCy does not connect a new component with one that has a 'source'. Give "
+        "both of them one, or neither."
+    )
 
 
 def sums_of_gradients(nlp: Language) -> list[str]:

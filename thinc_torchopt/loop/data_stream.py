@@ -152,13 +152,21 @@ def count_steps(nlp: Language, config: Config, corpus: Callable[[Language], Iter
 
 def batches_of(nlp: Language, config: Config, corpus: Callable[[Language], Iterable[Example]] | None = None) -> Batches:
     """The batches of a training by its config. nlp, config, corpus: As for `count_steps`."""
+    return Batches(spacys_batches(nlp, config, corpus))
+
+
+def spacys_batches(
+    nlp: Language, config: Config, corpus: Callable[[Language], Iterable[Example]] | None = None
+) -> Iterator[Batch]:
+    """The same, as spaCy draws them."""
     training = config["training"]
     if training["seed"] is not None:
         fix_random_seed(training["seed"])
     wanted = {"training": {name: training[name] for name in ("train_corpus", "batcher")}}
     T = registry.resolve(wanted)["training"]
     [read] = [corpus] if corpus is not None else resolve_dot_names(config, [T["train_corpus"]])
-    return Batches(create_train_batches(nlp, read, T["batcher"], training["max_epochs"]))
+    batches: Iterator[Batch] = create_train_batches(nlp, read, T["batcher"], training["max_epochs"])
+    return batches
 
 
 def _count_steps(max_steps: int, max_epochs: int | None, count_first_epoch: Callable[[], int]) -> int:

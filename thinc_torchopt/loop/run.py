@@ -32,7 +32,7 @@ from ..core.types import BatchSize
 from ..core.update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
 from .checkpoint_settings import Checkpoint
-from .components import grads_of, is_trained, warn_of_nothing_to_train
+from .components import check_listeners, grads_of, is_trained, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream
 from .dev_loss import DevLosses
 from .events import (
@@ -226,6 +226,8 @@ class Run:
         """Let attachments prepare the pipeline, and the optimizer name its params."""
         for attachment in self.optimizer.attachments.values():
             attachment.prepare(self.nlp)
+        if self.arguments.before_update is None:  # otherwise at the first step
+            self._check_listeners()
         try:
             self._introduce()
         except PipelineError:
@@ -295,6 +297,9 @@ class Run:
         if is_something:
             self.optimizer.initialize(self.nlp, self.arguments.exclude)
         return is_something
+
+    def _check_listeners(self) -> None:
+        check_listeners(self.nlp, self.arguments.exclude, self.arguments.annotating_components)
 
     def _tell_end(self) -> None:
         """Tell schedules how many steps there will be."""
@@ -393,6 +398,7 @@ class Run:
         self.ranks.begin_step(self.progress.step, hook)
         if not self._is_ready:
             # Again, as the hook may have changed the pipeline.
+            self._check_listeners()
             if not self._introduce():
                 warn_of_nothing_to_train(self.nlp, self.arguments.exclude)
             self._is_ready = True

@@ -15,12 +15,13 @@ from spacy.language import Language
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from ..core.config_checks import check_corpora, check_gpu, check_training_section
-from ..core.errors import ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
+from ..core.config_checks import check_corpora, check_gpu, check_names, check_training_section
+from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, PrecisionWarning, ScheduleWarning
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
 from ..core.text_files import check_config_file
+from .components import check_listeners
 from .data_stream import count_steps
 from .progress_bars import show_activity
 
@@ -58,6 +59,7 @@ class Setup(NamedTuple):
 
     def initialize(self) -> None:
         """Tell the optimizer its pipeline, as training does. RAISES (TorchOptError): As in training."""
+        check_listeners(self.nlp, self.frozen, self.config["training"].get("annotating_components", []))
         # spaCy also trains a pipeline with nothing to train.
         if trainable_components(self.nlp, self.frozen):
             self.optimizer.initialize(self.nlp, self.frozen)
@@ -83,6 +85,7 @@ def build(
     path = path_of(source)
     if path is not None and path.is_dir():
         with config_errors(path=path), show_activity("Loading the pipeline"):
+            check_names(overrides)
             nlp = spacy.load(path, config=checked_overrides(overrides))
         if reads_dev:
             check_corpora(nlp.config)
@@ -186,11 +189,11 @@ def config_errors(config: Mapping[str, Any] | None = None, *, path: Path | None 
 
 @contextmanager
 def schedule_notes() -> Iterator[list[str]]:
-    """Collect warnings about schedules, and of settings without effect, in the list that it yields. Other warnings are
-    shown as usual.
+    """Collect warnings about schedules and checkpoints, and of settings without effect, in the list that it yields.
+    Other warnings are shown as usual.
     """
     notes: list[str] = []
-    noted = (ScheduleWarning, ConfigWarning, PrecisionWarning)
+    noted = (ScheduleWarning, CheckpointWarning, ConfigWarning, PrecisionWarning)
     with warnings.catch_warnings(record=True) as caught:
         for category in noted:
             warnings.simplefilter("always", category)

@@ -21,10 +21,11 @@ from spacy.language import DEFAULT_CONFIG, Language
 from spacy.util import load_model_from_config, registry
 
 from ...core.checks import Section
-from ...core.config_checks import check_gpu
+from ...core.config_checks import check_gpu, check_training_section
 from ...core.errors import ConfigError, TorchOptError
 from ...core.tables import as_text, html_lines, html_of, html_table, print_table
 from ...core.words import time_in_words
+from ...loop.components import check_listeners
 from ...loop.progress_bars import show_progress
 from ...loop.setup import AnyConfig, config_errors
 from ..recipes import (
@@ -259,10 +260,12 @@ def compare_recipes(
     check_gpu(gpu_id)
     # A recipe starts from the config, overrides of the optimizer included.
     source = open_source(config, overrides).write_overrides("training.optimizer.")
-    source.load()
+    check_training_section(source.load())
     texts, best, notes = _rewritten_by(source, chosen, path)
     with config_errors(source.load(), path=source.path):
         nlp = load_model_from_config(source.load(), auto_fill=True)
+    training = nlp.config.interpolate()["training"]
+    check_listeners(nlp, training["frozen_components"], training["annotating_components"])
     read_corpus(nlp, nlp.config.interpolate(), "dev_corpus", purpose="compare recipes", limit=1)
     if best is not None:
         texts = {_BASE: source.text, _STOCK: best, **texts}  # to be tuned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -16,15 +17,17 @@ from spacy.language import Language
 from spacy.util import registry
 
 from ...core.config_checks import check_corpora, check_training_section
-from ...core.errors import ConfigError, ControllerError, MissingPackageError, ParamError
+from ...core.errors import ConfigError, ControllerError, MissingPackageError, ParamError, TorchOptError
 from ...core.host_errors import is_spacys_own, line_of_others, plain_errors
 from ...core.ops import PipelineOps, fastest, products_by
 from ...core.optimizer import TorchOptimizer
 from ...core.tables import html_details, html_lines, html_of
 from ...core.types import ParamInfo
 from ...core.words import count, plain, size_in_words
+from ...loop.checkpoint import RunCheckpoints
+from ...loop.checkpoint_settings import Checkpoint
 from ...loop.data_check import MOST_WORDS, Corpus, Findings, check_data
-from ...loop.data_stream import count_steps
+from ...loop.data_stream import count_steps, spacys_batches
 from ...loop.label_conflicts import doubts_of_labels
 from ...loop.progress_bars import show_activity
 from ...loop.random_state import preserved_random
@@ -282,6 +285,8 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     # This moves the optimizer's schedules.
     rates = rates_over_steps(setup.optimizer, last)
     trained = trained_groups(now, rates)
+    if train is not None and not unmatched and problem is None:
+        _tell_resuming(told, setup)
     if nothing := why_nothing_is_trained(setup, trained, rates):
         told.stops.append(nothing)
     told.notes += [
@@ -309,6 +314,25 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     if privacy is not None and train is not None:
         _tell_privacy(told, setup, privacy, train, last + 1 if has_end else None)
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
+
+
+def _tell_resuming(told: Description, setup: Setup) -> None:
+    """Say where a run resumes, or why it can't. Reads the newest checkpoint."""
+    settings, training = setup.optimizer.attachments.get("checkpoint"), setup.config["training"]
+    if not isinstance(settings, Checkpoint):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are told of the optimizer that is described
+        optimizer = _resolve(training["optimizer"])
+        optimizer.initialize(setup.nlp, setup.frozen)
+    with preserved_random():
+        checkpoints = RunCheckpoints(settings, setup.nlp, optimizer, spacys_batches(setup.nlp, setup.config))
+        try:
+            place = checkpoints.look(training["patience"], training["max_steps"])
+        except TorchOptError as error:
+            told.stops.append(str(error))
+        else:
+            told.notes += [place] * bool(place)
 
 
 def _tell_privacy(told: Description, setup: Setup, settings: Privacy, train: Corpus, steps: int | None) -> None:

@@ -43,7 +43,7 @@ from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder
-from ...loop.components import is_trained
+from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import (
     Identity,
     collect_defaults,
@@ -227,7 +227,8 @@ class StreamLearner:
     notify (Callable): Called with what the user should know.
     is_stopped (Callable): Asked after each update: whether to end.
     RAISES (StateError): Another run uses the folder, its state is damaged or of another pipeline, or that of this
-        pipeline can't be saved. (PipelineError): There is nothing to train.
+        pipeline can't be saved. (PipelineError): There is nothing to train. (ConfigError): A component would get no
+        output of the one that it listens to.
 
     Public: `texts` (learned so far), `rejected` (left out so far, as they can't be learned), `goes_on` (whether the run
         goes on with an earlier one), `place` (in the stream), `teacher` (or None).
@@ -278,6 +279,7 @@ class StreamLearner:
         self._waiting: list[Line] = []
         self._start = time.monotonic()
         check_parts(nlp)
+        check_listeners(nlp, self._frozen, self._annotating)
         self._lock = RunLock(folder, what="what is learned", setting="--output")
         self._lock.acquire()
         try:
