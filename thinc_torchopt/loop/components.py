@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from spacy.language import Language
+from thinc.api import Model
 from thinc.util import xp2torch
 
 from ..core.errors import ConfigError, PipelineWarning
@@ -29,8 +30,9 @@ def check_listeners(nlp: Language, frozen: Collection[str], annotating: Collecti
     """
     fed: list[Any] = []
     for name, proc in nlp.pipeline:
-        if name not in frozen and is_trained(proc):
-            for node in proc.model.walk():  # type: ignore[attr-defined]
+        model = getattr(proc, "model", None)
+        if name not in frozen and is_trained(proc) and isinstance(model, Model):
+            for node in model.walk():
                 if hasattr(node, "upstream_name") and node not in fed:
                     raise ConfigError(f"Can't train '{name}': {_why_unfed(nlp, name, node.upstream_name, frozen)}")
         if name not in frozen:

@@ -322,7 +322,7 @@ def _tell_resuming(told: Description, setup: Setup) -> None:
     if not isinstance(settings, Checkpoint):
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are told of the optimizer that is described
+        warnings.simplefilter("ignore")  # the optimizer that is described has given the same
         optimizer = _resolve(training["optimizer"])
         optimizer.initialize(setup.nlp, setup.frozen)
     with preserved_random():
