@@ -147,7 +147,7 @@ def test_learn_refuses_binary_texts(model, tmp_path):
     DocBin().to_disk(tmp_path / "train.spacy")
     args = (model, tmp_path / "train.spacy", "--output", tmp_path / "out", "--skip-bad")
     run = spacy_cli("torchopt", "learn", *args, check=False)
-    assert run.returncode == 1 and "expected a JSONL file" in run.stderr and "found a .spacy file" in run.stderr
+    assert run.returncode == 1 and "expected a JSONL file" in run.stderr and "one of spaCy's binary files" in run.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -134,9 +134,9 @@ def _check(
         raise ConfigError(f"Can't learn: expected a JSONL file, or -, as STREAM, found '{stream}'.")
     if stream.suffix == ".spacy":
         raise ConfigError(
-            f"Can't learn from '{stream}': expected a JSONL file, with a text and its labels on each line, found a "
-            f".spacy file. To train {model} on all of it: spacy torchopt init new.cfg --from {model} --paths.train "
-            f"{stream}"
+            f"Can't learn from '{stream}': expected a JSONL file, with a text and its labels on each line, found "
+            f"one of spaCy's binary files. To train {model} on all of it: spacy torchopt init new.cfg --from {model} "
+            f"--paths.train {stream}"
         )
     if follows_stdin:
         raise ConfigError("Can't use --follow with -: standard input is read until it is closed. Remove it.")
