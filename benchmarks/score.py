@@ -622,12 +622,13 @@ def standard_error(values: list[float]) -> float:
 @dataclass(frozen=True)
 class Difference:
     """What an arm has more than another, in points. seeds (float): The standard error over seeds; nan with a single
-    one. texts (float): That of the texts.
+    one. texts (float): That of the texts. count (int): The number of seeds.
     """
 
     mean: float
     seeds: float
     texts: float
+    count: int
 
     @property
     def error(self) -> float:
@@ -652,7 +653,8 @@ def difference(ours: list[Line], theirs: list[Line], part: str = "saved") -> Dif
     by_seed = [(found[0][seed]["score"] - found[1][seed]["score"]) / 100 for seed in seeds]
     pairs = [zip(*(lines[seed]["resampled"] for lines in found)) for seed in seeds]
     by_sample = [mean(one - other for one, other in sample) / 100 for sample in zip(*pairs)]
-    return Difference(mean(by_seed), standard_error(by_seed) if len(seeds) > 1 else float("nan"), stdev(by_sample))
+    of_seeds = standard_error(by_seed) if len(seeds) > 1 else float("nan")
+    return Difference(mean(by_seed), of_seeds, stdev(by_sample), len(seeds))
 
 
 @dataclass(frozen=True)
@@ -733,38 +735,28 @@ def name_of(task: str) -> str:
     return f"{task} \\*" if TASKS[task].has_chosen else task
 
 
-def gains_of_lever(lines: list[Line], lever: str, other: str = "best") -> dict[str, dict[str, Difference]]:
-    """What the recipe with one part changed has more than another arm, over the seeds that both have: by task and
-    part.
-    """
-    found: dict[str, dict[str, Difference]] = {}
+def gains_of_lever(lines: list[Line], lever: str) -> dict[str, Difference]:
+    """What the saved model of the recipe with one part changed has more than that of `best`, by task."""
+    found: dict[str, Difference] = {}
     for task in TASKS:
         ours, theirs = (
-            [line for line in lines if (line["task"], line["arm"]) == (task, arm)] for arm in (lever, other)
+            [line for line in lines if (line["task"], line["arm"]) == (task, arm)] for arm in (lever, "best")
         )
-        for part in PARTS:
-            if ours and part in ours[0] and (gain := difference(ours, theirs, part)) is not None:
-                found.setdefault(task, {})[part] = gain
+        if (gain := difference(ours, theirs)) is not None:
+            found[task] = gain
     return found
 
 
 def levers(lines: list[Line]) -> Iterator[str]:
-    """The levers that were run beside `best`."""
-    yield "| lever | task | seeds | saved | last | time | saved - tuned |"
-    yield "| --- " * 7 + "|"
-    for lever in LEVERS:
-        from_tuned = gains_of_lever(lines, lever, "tuned")
-        for task, gains in gains_of_lever(lines, lever).items():
-            ours, best = (
-                {line["seed"]: line for line in lines if (line["task"], line["arm"]) == (task, arm)}
-                for arm in (lever, "best")
-            )
-            seeds = sorted(set(ours) & set(best))
-            took, usual = (sum(found[seed]["cpu"] for seed in seeds) for found in (ours, best))
-            tuned = str(from_tuned[task]["saved"]) if task in from_tuned else ""
-            cells = [lever, task, str(len(seeds)), *(str(gains[part]) for part in ("saved", "last"))]
-            cells += [f"{took / usual:.2f}", tuned]
-            yield f"| {' | '.join(cells)} |"
+    """What the levers have more than `best`, by the saved model, with the numbers of seeds."""
+    found = {lever: gains for lever in LEVERS if (gains := gains_of_lever(lines, lever))}
+    tasks = [task for task in TASKS if any(task in gains for gains in found.values())]
+    yield f"| lever | {' | '.join(tasks)} |"
+    yield "| --- " * (1 + len(tasks)) + "|"
+    for lever, gains in found.items():
+        there = [gains.get(task) for task in tasks]
+        cells = ["" if gain is None else f"{gain} ({gain.count})" if gain.count > 1 else str(gain) for gain in there]
+        yield f"| {lever} | {' | '.join(cells)} |"
 
 
 def repeat(lines: list[Line], task: str, seeds: list[int] | None, path: Path) -> None:

@@ -119,7 +119,7 @@ def lever_claims(lines: list[Line]) -> str:
     for lever in LEVERS:
         gains = gains_of_lever(lines, lever)
         if set(LEVER_TASKS) <= set(gains):
-            tried[lever] = [gains[task]["saved"] for task in LEVER_TASKS]
+            tried[lever] = [gains[task] for task in LEVER_TASKS]
     passed = [
         lever
         for lever, gains in tried.items()

@@ -206,8 +206,11 @@ def test_score_row_of_a_task(score):
         lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
     lines.append(line("Adam", 1, 7150, cpu=12.0))
-    assert list(score.levers(lines))[2:] == [
-        "| Adam | food | 1 | +0.5 (one seed) | +0.5 (one seed) | 1.20 | -0.5 (one seed) |"
+    assert list(score.levers(lines)) == ["| lever | food |", "| --- | --- |", "| Adam | +0.5 (one seed) |"]
+    more = [line("Adam", 0, 7100), line("best", 7, 7000, task="ewt"), line("no clipping", 7, 7100, task="ewt")]
+    assert list(score.levers([*lines, *more]))[2:] == [
+        "| Adam | +0.2 ± 0.2 (2) |  |",
+        "| no clipping |  | +1.0 (one seed) |",
     ]
     [row] = score.rows_of(lines)
     assert row.share_of_time("stock") == 0.25 and row.share_of_time("tuned") == 0.5
