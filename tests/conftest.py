@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from thinc_torchopt.core.compat import has_opacus, import_opacus_accountants
+
 from .forks import save_time
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -56,9 +58,10 @@ def no_wait_for_the_disk(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def privacy_counted_once():
+def privacy_counted_once(request):
     """Opacus computes at each order what an update costs, which takes a while, anew for each number of updates."""
-    if "opacus.accountants" in sys.modules:
+    if "privacy" in request.node.nodeid and has_opacus:
+        import_opacus_accountants()
         rdp = sys.modules["opacus.accountants.analysis.rdp"]
         rdp._compute_rdp = cache(getattr(rdp._compute_rdp, "__wrapped__", rdp._compute_rdp))
 

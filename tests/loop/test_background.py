@@ -32,7 +32,7 @@ def slow_disk(monkeypatch):
 
     def slow(path, values, tensors):
         now.append(path.name)
-        time.sleep(0.2)
+        time.sleep(0.08)
         write(path, values, tensors)
         now.remove(path.name)
 

@@ -1,6 +1,6 @@
 """Rules that want to break out, take long or take memory. Each is refused, or done after a bounded amount of work.
 
-Not by the clock: byte codes are counted, each of which does a bounded amount of work, since no value that a rule can
+Not by the clock: lines are counted, each of which does a bounded amount of work, since no value that a rule can
 make is large.
 """
 
@@ -15,7 +15,7 @@ from thinc_torchopt.core.errors import ControllerError
 
 from .limits import measured
 
-MAX_CODES = 8_000_000
+MAX_LINES = 1_000_000
 MAX_BYTES = 10_000_000
 # What Python's compiler and eval report of themselves.
 HARMLESS = {"builtins.id", "compile", "exec", "object.__getattr__", "sys._getframe", "sys.settrace"}
@@ -246,7 +246,7 @@ def test_hostile_is_refused_or_bounded(text):
         except (ControllerError, MetricUnavailable) as error:
             assert len(str(error)) < 3_000
             error.__traceback__ = None
-    assert done.codes < MAX_CODES and done.peak < MAX_BYTES, done
+    assert done.lines < MAX_LINES and done.peak < MAX_BYTES, done
     assert set(done.events) <= HARMLESS
     assert BEFORE == VALUES
 
@@ -256,7 +256,7 @@ def test_hostile_measure_sees_work_and_memory():
     with measured() as done:
         open("/dev/null").close()
         assert len([x + 1 for x in range(50_000)]) == 50_000
-    assert done.codes > 50_000 and done.peak > 300_000 and "open" in done.events
+    assert done.lines > 50_000 and done.peak > 300_000 and "open" in done.events
 
 
 LOGS = [

@@ -227,7 +227,7 @@ def test_alone_the_end_of_a_group_does_not_wait_for_itself(monkeypatch):
         from thinc_torchopt.addons.distributed.group import RankGroup
         from thinc_torchopt.distributed import Distributed
         sys.setswitchinterval(100)
-        for _ in range(20):
+        for _ in range(8):
             with socket.create_server(("127.0.0.1", 0)) as free:
                 os.environ["MASTER_PORT"] = str(free.getsockname()[1])
             group = RankGroup.open(Distributed(), on_gpu=False)

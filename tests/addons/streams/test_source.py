@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinc_torchopt.addons.streams import source as source_module
 from thinc_torchopt.addons.streams.records import Memory
 from thinc_torchopt.addons.streams.source import LineReader, Place
 from thinc_torchopt.core.errors import StateError
@@ -15,6 +16,11 @@ from thinc_torchopt.core.errors import StateError
 from ...forks import Started
 
 LINES = st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b" ").replace(b"\r", b" ")), max_size=12)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(source_module, "_PAUSE", 0.05)
 
 
 @given(lines=LINES, cuts=st.lists(st.integers(0, 12), max_size=4), ended=st.booleans())

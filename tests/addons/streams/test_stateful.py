@@ -179,7 +179,7 @@ def without_dropout(found):
 
 def without_watched(found):
     """The rows of texts. A watched corpus may have been away; then its score has a row of its own at the end."""
-    left_out = ("watched", "watched_scores")
+    left_out = ("watched", "watched_scores", "watched_old", "watched_new")
     kept = [row for before, row in itertools.pairwise([{"texts": 0}, *found]) if row["texts"] > before["texts"]]
     return [{name: value for name, value in row.items() if name not in left_out} for row in kept]
 
