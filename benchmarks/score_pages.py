@@ -125,7 +125,9 @@ def lever_claims(lines: list[Line]) -> str:
         for lever, gains in tried.items()
         if any(gain.mean > 2 * gain.error for gain in gains) and not any(gain.is_loss for gain in gains)
     ]
-    text = f"Tried on all of {', '.join(LEVER_TASKS)}: {'; '.join(tried) or 'no lever yet'}."
+    singles = [task for i, task in enumerate(LEVER_TASKS) if any(gains[i].count == 1 for gains in tried.values())]
+    where = ", ".join(LEVER_TASKS) + f" (with one seed on {', '.join(singles)})" * bool(singles)
+    text = f"Tried on all of {where}: {'; '.join(tried) or 'no lever yet'}."
     if tried:
         text += (
             " More than two standard errors above the recipe on one of the four, and more than one below it on none: "
