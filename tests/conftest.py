@@ -37,10 +37,15 @@ if os.path.isdir(MEMORY) and os.access(MEMORY, os.W_OK):
     if disk.f_bavail * disk.f_frsize > 4e9 and not disk.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
-# Examples of a property that says no number itself. No deadline: another program may have the processor.
+# Examples of a property that says no number itself: the same ones each time before a change lands, and others each
+# night. No deadline: another program may have the processor.
 for profile, examples in (("ci", 40), ("nightly", 500)):
     settings.register_profile(
-        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        profile,
+        max_examples=examples,
+        derandomize=profile == "ci",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

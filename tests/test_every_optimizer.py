@@ -50,7 +50,7 @@ from .forks import python
 from .models import same, toy_pipeline
 
 LAYOUTS = ["float32", "bfloat16", "masters", "transposed", "grown", "frozen"]
-# What can't do without, and variants that keep more than the plain ones.
+# What they can't do without, variants that keep more than the plain ones, and what takes less time.
 OPTIONS = {
     "torch.Adagrad.v1": [{"lr_decay": 0.1}],
     "torch.Adam.v1": [{"amsgrad": True}, {"foreach": True}],
@@ -62,8 +62,11 @@ OPTIONS = {
     "sgdw": [{"momentum": 0.9}],
     "pid": [{"momentum": 0.9}],
     "spam": [{"density": 0.5, "update_proj_gap": 4, "warmup_epoch": 3, "grad_accu_steps": 2}],
+    "spectralsphere": [{"solver_max_iterations": 10}],
     "stablespam": [{"t_max": 8, "update_proj_gap": 3}],
 }
+# Not without these.
+NOT_PLAIN = ("ranger21", "spectralsphere")
 # Between them, all modules and regularizers.
 MODULARS = {
     "adam": lambda: {
@@ -144,7 +147,7 @@ def cases(layout):
         )
     for name in library_names():
         if name not in left_out:
-            for options in [*([{}] if name != "ranger21" else []), *OPTIONS.get(name, [])]:
+            for options in [*([] if name in NOT_PLAIN else [{}]), *OPTIONS.get(name, [])]:
                 yield (
                     f"{name} {options}",
                     lambda name=name, options=options: TorchOptimizer(create(name, options), 0.01, **settings),
