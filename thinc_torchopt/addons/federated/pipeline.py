@@ -96,7 +96,7 @@ class FederatedPipeline:
         with self.nlp.select_pipes(disable=[*self.frozen, *resumed]):
             self.nlp.initialize(sgd=self.optimizer)
         self.optimizer.initialize(self.nlp, self.frozen)
-        _check_evaluates_what_it_trains(self.optimizer)
+        check_evaluates_what_it_trains(self.optimizer)
         self.weights = Weights(self.nlp, self.frozen)
         _check_labels(self.nlp, self.frozen)
 
@@ -280,34 +280,32 @@ def _without_averages(training: Mapping[str, Any]) -> dict[str, Any]:
     return {**training, "optimizer": {name: value for name, value in block.items() if name not in averaged}}
 
 
-def _check_evaluates_what_it_trains(optimizer: TorchOptimizer) -> None:
+def check_evaluates_what_it_trains(optimizer: TorchOptimizer, section: str = "training.optimizer") -> None:
     """RAISES (ConfigError): An algorithm evaluates other values than it trains, and continues from both."""
     for name, built in optimizer.torch_optimizers.items():
         if hasattr(built, "eval") and hasattr(built, "train"):
             raise ConfigError(
-                f"Can't train federated with {type(built).__name__} in [training.optimizer.{name}]: expected an "
-                "algorithm whose trained weights are evaluated, found one that evaluates averages of them. The "
-                "server's model can replace only the trained weights. Choose another algorithm."
+                f"Can't train federated with {type(built).__name__} in [{section}.{name}]: expected an algorithm whose "
+                "trained weights are evaluated, found one that evaluates averages of them. Server and clients send "
+                "each other only the trained weights. Choose another algorithm."
             )
+
+
+# Blocks that need more than one round, and why.
+_NOT_IN_ROUNDS = {
+    "checkpoint": "Flower keeps the state of clients. Remove the block.",
+    "controller": "Its rules would begin anew in each round. Remove the block.",
+    "budget": "Each round would be a run with this budget. Remove the block.",
+    "privacy": "It would count the epsilon of one round, not of all. Remove it: [federated.privacy] of the server "
+    "protects clients.",
+}
 
 
 def _optimizer_of(training: Mapping[str, Any]) -> TorchOptimizer:
     optimizer: TorchOptimizer = _OPTIMIZER.kind(
         "@optimizers", training["optimizer"], TorchOptimizer, '"thinc-torchopt.TorchOptimizer.v1"'
     )
-    if (checkpoint := optimizer.attachments.get("checkpoint")) is not None:
-        _OPTIMIZER.refuse(
-            "checkpoint",
-            "null in federated training",
-            checkpoint.path,
-            "Flower keeps the state of clients. Remove the block.",
-        )
-    if "privacy" in optimizer.attachments:
-        _OPTIMIZER.refuse(
-            "privacy",
-            "null in federated training",
-            "a block",
-            "It would count the epsilon of one round, not of all. Remove it: [federated.privacy] of the server "
-            "protects clients.",
-        )
+    for name, why in _NOT_IN_ROUNDS.items():
+        if name in optimizer.attachments:
+            _OPTIMIZER.refuse(name, "null in federated training", "a block", why)
     return optimizer
