@@ -52,9 +52,9 @@ class Outcome:
     weights (Tensors): The new weights.
     aux_vars (Mapping): Auxiliary variables for the server, by name.
     state (Mapping): The optimizer's state, for the next round.
-    examples, steps, words (int): Number of examples of the client, and of steps and words in this round.
+    examples (int): Number of examples of the client.
+    steps, words, skipped (int): Number of steps and words in this round, and of updates that were skipped.
     losses (dict): By component, summed over the steps.
-    skipped (int): Number of skipped updates.
     """
 
     weights: Tensors
@@ -175,7 +175,7 @@ class FederatedPipeline:
         count = _Count(corpus)
         batches = create_train_batches(self.nlp, count.read, T["batcher"], plan.epochs or min(T["max_epochs"], 0))
         losses = _Losses()
-        words = 0
+        words, skipped_before = 0, optimizer.skipped_updates
         for _, info, _ in train_while_improving(
             self.nlp,
             optimizer,
@@ -201,7 +201,7 @@ class FederatedPipeline:
             steps=losses.steps,
             words=words,
             losses=losses.sums,
-            skipped=optimizer.skipped_updates,
+            skipped=optimizer.skipped_updates - skipped_before,
         )
 
     @property
