@@ -97,9 +97,10 @@ def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
     def finish_update(self: thinc.model.Model[Any, Any], optimizer: Any) -> None:
         if isinstance(optimizer, _ours):
             optimizer.finish_update(self)  # type: ignore[attr-defined]
-        else:
+            return
+        if isinstance(optimizer, Optimizer):  # `nlp.rehearse` collects gradients with a function, for any optimizer
             leave_to_others(self)
-            original(self, optimizer)
+        original(self, optimizer)
 
     return finish_update
 

@@ -28,7 +28,7 @@ from thinc.api import Model, Optimizer
 from . import hooks
 from .algorithms import AN_ALGORITHM, Algorithm
 from .attachments import Attachment, collect_attachments, taking_blocks
-from .averages import AverageSettings, check_not_in_use, chosen_averages
+from .averages import AverageSettings, check_not_in_use, check_param_not_in_use, chosen_averages
 from .checks import OPTIMIZER, check_ops_threads, known_settings, own_errors
 from .errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from .host_errors import check_versions
@@ -465,12 +465,14 @@ class TorchOptimizer(Optimizer):
         gradient (Any): Its gradient; zero afterwards. Shape: as the weights.
         lr_scale (float): Scales the learning rate.
         RETURNS (tuple[Any, Any]): Weights and gradient.
-        RAISES (DistributedError): Called during a joint step of several processes.
+        RAISES (ParamError): The averages are in use in place of the param. (DistributedError): Called during a joint
+            step of several processes.
         """
         with self._lock:
             if len(gradient) < 1:
                 return weights, gradient
             param = self._trained.table.torch_param_of(key, weights)
+            check_param_not_in_use(key, param, self._trained.table.names)
             if param is None and not isinstance(weights, torch.Tensor) and not is_viewable(weights):
                 weights = own_copy(weights)
             if self._joint and self._step.reduce is not None:
