@@ -432,9 +432,16 @@ class TorchOptimizer(Optimizer):
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
         with self._lock:
-            self._update(1.0, spoiled_by, epoch)
+            self._update(spoiled_by, epoch)
 
-    def _update(self, lr_scale: float, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
+    def _update(
+        self,
+        spoiled_by: Exception | None = None,
+        epoch: float | None = None,
+        *,
+        lr_scale: float = 1.0,
+        counts: bool = True,
+    ) -> None:
         self._settings.check_end_is_known()
         self._check_settings()
         params, shims = self._noted.pop_all()
@@ -450,15 +457,16 @@ class TorchOptimizer(Optimizer):
                     grad_clip=self.grad_clip,
                     together=JOINT if self._joint else name_of_set(params),
                     lr_scale=lr_scale,
+                    counts=counts,
                     epoch=epoch,
                     spoiled_by=spoiled_by,
                     batch_size=self.batch_size,
                 )
-            if is_made:
+            if is_made and counts:
                 self._settings.count_update()
 
     def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-        """Update one param at once: thinc's own interface.
+        """Update one param at once: thinc's own interface. It counts as a part of a step.
 
         key (Key): Thinc's `(node.id, name)`, or `(shim.id, name)` of a torch param.
         weights (Any): Array of floats, updated in place if possible.
@@ -487,10 +495,10 @@ class TorchOptimizer(Optimizer):
             try:
                 if param is None:
                     self.set_grad(weights, gradient, key=key)
-                    self._update(lr_scale)
+                    self._update(lr_scale=lr_scale, counts=False)
                 else:
                     self.set_grad(param, grad := view_of_param(gradient, f"{key}"))
-                    self._update(lr_scale)
+                    self._update(lr_scale=lr_scale, counts=False)
                     grad.zero_()
             finally:
                 self._noted, self._joint = waiting
