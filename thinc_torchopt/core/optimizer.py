@@ -565,9 +565,10 @@ class TorchOptimizer(Optimizer):
         self._step.reduce = reduce
 
     def keep_buffers(self) -> None:
-        """Save the buffers of torch modules: skipped updates restore them. Every other update saves them again.
+        """Save the buffers of torch modules: skipped updates restore them. Every other update saves them again, and so
+        does the first forward pass since.
 
-        Call it before the forward pass if other code may have written to the buffers since.
+        Call it before a pass that is not thinc's, if other code may have written to the buffers since.
         """
         self._step.buffers.keep()
 

@@ -30,6 +30,11 @@ def is_in_place(tensor: torch.Tensor) -> bool:
     return id(tensor) in _on_averages
 
 
+def are_in_use() -> bool:
+    """Whether averages have replaced the weights of any model."""
+    return bool(_in_place)
+
+
 def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]]) -> None:
     """Check that a model has its own weights now. names (Mapping): Of params, by their keys.
 
