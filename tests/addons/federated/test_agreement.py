@@ -101,7 +101,11 @@ RULE = {"triggers": ["on_step_end"], "rule": "True", "operations": ["hfcontrols.
     ("name", "block", "why"),
     [
         ("checkpoint", {"@misc": "thinc-torchopt.Checkpoint.v1", "path": "state"}, "keeps the state of clients"),
-        ("controller", {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {"once": RULE}}, "anew in each round"),
+        (
+            "controller",
+            {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {"once": RULE}},
+            "again in each round",
+        ),
         ("budget", {"@misc": "thinc-torchopt.Budget.v1", "limit": "1h"}, "round would be a run with this budget"),
         (
             "privacy",

@@ -294,7 +294,7 @@ def check_evaluates_what_it_trains(optimizer: TorchOptimizer, section: str = "tr
 # Blocks that need more than one round, and why.
 _NOT_IN_ROUNDS = {
     "checkpoint": "Flower keeps the state of clients. Remove the block.",
-    "controller": "Its rules would begin anew in each round. Remove the block.",
+    "controller": "Its rules would start again in each round. Remove the block.",
     "budget": "Each round would be a run with this budget. Remove the block.",
     "privacy": "It would count the epsilon of one round, not of all. Remove it: [federated.privacy] of the server "
     "protects clients.",
