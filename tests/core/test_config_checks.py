@@ -88,12 +88,18 @@ def test_corpora_that_are_no_section(config):
     check_corpora(config, ["train_corpus"])
 
 
-def test_training_section_is_checked_against_spacys_schema(config):
+@pytest.mark.parametrize(
+    ("section", "slip", "advice"),
+    [
+        ("training", "zzz", "There are: accumulate_gradient"),
+        ("nlp", "batchsize", "Did you mean 'batch_size'"),
+        ("initialize", "vector", "Did you mean 'vectors'"),
+    ],
+)
+def test_sections_are_checked_against_spacys_schemas(config, section, slip, advice):
     check_training_section(config)
-    config["training"]["zzz"] = 1
-    with pytest.raises(
-        ConfigKeyError, match=r"\[training\]: there is no setting 'zzz'.*There are: accumulate_gradient"
-    ):
+    config.setdefault(section, {})[slip] = 1
+    with pytest.raises(ConfigKeyError, match=rf"\[{section}\]: there is no setting '{slip}'.*{advice}"):
         check_training_section(config)
 
 

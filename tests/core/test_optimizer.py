@@ -43,6 +43,7 @@ from thinc_torchopt.core.errors import (
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_stable_decay
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.schedules.plateau import plateau
+from thinc_torchopt.core.schedules.schedules import IDLE_UPDATES
 
 from ..models import (
     WIDTH,
@@ -311,12 +312,16 @@ def test_optimizers_textcat_update_with_sgd():
 @pytest.mark.device
 def test_optimizers_rehearse():
     """nlp.rehearse calls the optimizer tensor by tensor, by thinc's own interface."""
-    nlp, examples = trained_pipeline(optimizer := plain(), components=["textcat"], shared=False)
+    optimizer = plain(learn_rate=[0.1, 0.2])
+    nlp, examples = trained_pipeline(optimizer, components=["textcat"], shared=False)
     nlp.resume_training(sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
     before = pipeline_params(nlp)
-    nlp.rehearse(examples, sgd=optimizer)
+    steps = optimizer.rates.step_count
+    for _ in range(IDLE_UPDATES // len(optimizer.params) + 1):  # after so many updates a schedule would stand still
+        nlp.rehearse(examples, sgd=optimizer)
     assert not same(before["textcat"], pipeline_params(nlp)["textcat"])
+    assert len(optimizer.rates.history) == optimizer.rates.step_count == steps
 
 
 @pytest.mark.parametrize("freeze", [False, True])

@@ -83,6 +83,25 @@ def agree(nlp, frozen, annotating, said):
         nlp.update(examples, sgd=False, exclude=frozen, annotates=annotating)
 
 
+@pytest.mark.parametrize("order", ["tok2vec tagger", "tagger tok2vec"])
+@pytest.mark.parametrize("set_by_reader", [True, False])
+def test_components_that_get_the_tensors_of_a_corpus(order, set_by_reader):
+    """A reader of the user's may set doc.tensor: what it does not set is refused at the first step."""
+    nlp = pipeline(order.split())
+    nlp.config["corpora"] = {"train": {"@readers": "mine.v1"}, "dev": {"@readers": "spacy.Corpus.v1"}}
+    examples = toy_examples(nlp)
+    for example in examples if set_by_reader else ():
+        sets_tensor(example.predicted)
+    steps = loop_over(nlp, TorchOptimizer(AdamW(), 0.01), [examples] * 2, exclude=["tok2vec"])
+    if set_by_reader:
+        assert len(list(steps)) == 2
+        nlp.update(examples, sgd=False, exclude=["tok2vec"])
+        return
+    with pytest.raises(ConfigError, match="'tagger': it listens to 'tok2vec'"):
+        next(steps)
+    agree(nlp, ["tok2vec"], [], "'tagger': it listens")
+
+
 def test_components_that_a_hook_separates():
     """Before the first step, as the loop refuses it there; after the hook, if there is one."""
     nlp = pipeline(["tok2vec", "tagger"])

@@ -95,9 +95,9 @@ def check_gpu(use_gpu: int) -> None:
 
 
 def check_training_section(config: Mapping[str, Any]) -> None:
-    """Check the keys of [training]: spaCy ignores unknown ones.
+    """Check the keys of [training], and of spaCy's other sections, where it ignores unknown ones.
 
-    RAISES (ConfigError): There is no such section, or no such setting.
+    RAISES (ConfigError): There is no section [training], or no such setting.
     """
     if not isinstance(config.get("training"), Mapping):
         raise ConfigError(
@@ -107,7 +107,7 @@ def check_training_section(config: Mapping[str, Any]) -> None:
         )
     _check_numbers(config.get("training", {}))
     _check_components(config)
-    check_names(f"training.{key}" for key in config.get("training", {}))
+    check_names(f"{section}.{key}" for section in _SCHEMAS for key in config.get(section, {}))
 
 
 # The sections in which spaCy knows all settings.

@@ -4,8 +4,8 @@ Functions are replaced once. Each replacement calls the original, unless the opt
 When TorchOptimizer is first imported (a config that names it does that):
 
 - `thinc.model.Model.finish_update`: passes the model's gradients to the optimizer.
-- `thinc.shims.PyTorchShim.begin_update`: computes in the precision of our optimizer; in thinc's mixed precision, scales
-  each backward pass by itself.
+- `thinc.shims.PyTorchShim.begin_update`: saves the module's buffers, for updates that are skipped; computes in the
+  precision of our optimizer; in thinc's mixed precision, scales each backward pass by itself.
 - `spacy.training.loop.train_while_improving`: runs our loop.
 - `spacy.training.loop.train` and `clean_output_dir`: tell our loop the output folder, and when the training ends. With
   several processes, only rank 0 has an output folder, a logger and printed output. The line about the first learning
@@ -50,7 +50,7 @@ from thinc.api import Optimizer, PyTorchShim
 
 import thinc_torchopt
 
-from .averages import AveragedParams, use_in_model, use_in_pipeline
+from .averages import AveragedParams, are_in_use, use_in_model, use_in_pipeline
 from .config_checks import check_corpora, names_our_optimizer
 from .errors import ConfigError, TorchOptWarning
 from .host import first_optimizer
@@ -58,6 +58,7 @@ from .launched import is_launched, rank_in_environment
 from .params import backprop_apart, begin_update_in_precision, components_with_model, leave_to_others, name_as_original
 from .read_once import read_once_in_initialize
 from .replaced import SPACY, THINC, Replaced, replace
+from .update import keep_before_pass
 
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
 _ours: type[Optimizer] = type("NoOptimizer", (Optimizer,), {})
@@ -97,15 +98,18 @@ def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
     def finish_update(self: thinc.model.Model[Any, Any], optimizer: Any) -> None:
         if isinstance(optimizer, _ours):
             optimizer.finish_update(self)  # type: ignore[attr-defined]
-        else:
+            return
+        if isinstance(optimizer, Optimizer):  # `nlp.rehearse` collects gradients with a function, for any optimizer
             leave_to_others(self)
-            original(self, optimizer)
+        original(self, optimizer)
 
     return finish_update
 
 
 def _begin_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def begin_update(self: PyTorchShim, inputs: Any) -> Any:
+        if not are_in_use():
+            keep_before_pass(self)
         output, backprop = begin_update_in_precision(original, self, inputs)
         return output, backprop_apart(self, backprop)
 
@@ -393,8 +397,8 @@ _THINC = (
             "begin_update",
             "self inputs",
             _begin_update,
-            "the setting precision has no effect, and in mixed precision only the last backward pass before an update "
-            "counts",
+            "the setting precision has no effect, in mixed precision only the last backward pass before an update "
+            "counts, and a skipped update undoes buffers that were loaded before it",
         ),
         Replaced(thinc.model.Model, "copy", "self", _copy, "params of a copied model have other names"),
     ],

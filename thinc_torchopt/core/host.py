@@ -226,6 +226,12 @@ def rehearsal_model_of(pipe: Any) -> Model[Any, Any] | None:
     return model if isinstance(model, Model) else None
 
 
+def components_of(nlp: Language) -> list[tuple[str, Any]]:
+    """The components of a pipeline, by name, disabled ones too: its own list, which may be changed for a while."""
+    found: list[tuple[str, Any]] = nlp._components
+    return found
+
+
 def link_components(nlp: Language) -> None:
     """Connect listeners to their tok2vec, as `Language.initialize` and `select_pipes` expect.
 

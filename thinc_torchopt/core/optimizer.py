@@ -28,7 +28,7 @@ from thinc.api import Model, Optimizer
 from . import hooks
 from .algorithms import AN_ALGORITHM, Algorithm
 from .attachments import Attachment, collect_attachments, taking_blocks
-from .averages import AverageSettings, check_not_in_use, chosen_averages
+from .averages import AverageSettings, check_not_in_use, check_param_not_in_use, chosen_averages
 from .checks import OPTIMIZER, check_ops_threads, known_settings, own_errors
 from .errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from .host_errors import check_versions
@@ -432,9 +432,16 @@ class TorchOptimizer(Optimizer):
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
         with self._lock:
-            self._update(1.0, spoiled_by, epoch)
+            self._update(spoiled_by, epoch)
 
-    def _update(self, lr_scale: float, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
+    def _update(
+        self,
+        spoiled_by: Exception | None = None,
+        epoch: float | None = None,
+        *,
+        lr_scale: float = 1.0,
+        counts: bool = True,
+    ) -> None:
         self._settings.check_end_is_known()
         self._check_settings()
         params, shims = self._noted.pop_all()
@@ -450,27 +457,30 @@ class TorchOptimizer(Optimizer):
                     grad_clip=self.grad_clip,
                     together=JOINT if self._joint else name_of_set(params),
                     lr_scale=lr_scale,
+                    counts=counts,
                     epoch=epoch,
                     spoiled_by=spoiled_by,
                     batch_size=self.batch_size,
                 )
-            if is_made:
+            if is_made and counts:
                 self._settings.count_update()
 
     def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-        """Update one param at once: thinc's own interface.
+        """Update one param at once: thinc's own interface. It counts as a part of a step.
 
         key (Key): Thinc's `(node.id, name)`, or `(shim.id, name)` of a torch param.
         weights (Any): Array of floats, updated in place if possible.
         gradient (Any): Its gradient; zero afterwards. Shape: as the weights.
         lr_scale (float): Scales the learning rate.
         RETURNS (tuple[Any, Any]): Weights and gradient.
-        RAISES (DistributedError): Called during a joint step of several processes.
+        RAISES (ParamError): The averages are in use in place of the param. (DistributedError): Called during a joint
+            step of several processes.
         """
         with self._lock:
             if len(gradient) < 1:
                 return weights, gradient
             param = self._trained.table.torch_param_of(key, weights)
+            check_param_not_in_use(key, param, self._trained.table.names)
             if param is None and not isinstance(weights, torch.Tensor) and not is_viewable(weights):
                 weights = own_copy(weights)
             if self._joint and self._step.reduce is not None:
@@ -485,10 +495,10 @@ class TorchOptimizer(Optimizer):
             try:
                 if param is None:
                     self.set_grad(weights, gradient, key=key)
-                    self._update(lr_scale)
+                    self._update(lr_scale=lr_scale, counts=False)
                 else:
                     self.set_grad(param, grad := view_of_param(gradient, f"{key}"))
-                    self._update(lr_scale)
+                    self._update(lr_scale=lr_scale, counts=False)
                     grad.zero_()
             finally:
                 self._noted, self._joint = waiting
@@ -555,9 +565,10 @@ class TorchOptimizer(Optimizer):
         self._step.reduce = reduce
 
     def keep_buffers(self) -> None:
-        """Save the buffers of torch modules: skipped updates restore them. Every other update saves them again.
+        """Save the buffers of torch modules: skipped updates restore them. Every other update saves them again, and so
+        does the first forward pass since.
 
-        Call it before the forward pass if other code may have written to the buffers since.
+        Call it before a pass that is not thinc's, if other code may have written to the buffers since.
         """
         self._step.buffers.keep()
 

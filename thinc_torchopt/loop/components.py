@@ -11,6 +11,7 @@ from spacy.language import Language
 from thinc.api import Model
 from thinc.util import xp2torch
 
+from ..core.config_checks import sections_of
 from ..core.errors import ConfigError, PipelineWarning
 from ..core.params import torch_params
 
@@ -20,14 +21,27 @@ def is_trained(proc: Any) -> bool:
     return getattr(proc, "is_trainable", False) and proc.model not in (True, False, None)
 
 
-def check_listeners(nlp: Language, frozen: Collection[str], annotating: Collection[str]) -> None:
+def may_read_tensors(nlp: Language) -> bool:
+    """Whether texts may come with `doc.tensor`, the output of a tok2vec: a reader of the user's may set it. spaCy's
+    readers, and ours, don't.
+    """
+    readers = [section.block.get("@readers") for section in sections_of({"corpora": nlp.config.get("corpora", {})})]
+    return any(reader is not None and not str(reader).startswith(("spacy.", "thinc-torchopt.")) for reader in readers)
+
+
+def check_listeners(
+    nlp: Language, frozen: Collection[str], annotating: Collection[str], *, have_tensors: bool = False
+) -> None:
     """Check that each trained component that listens to a tok2vec or transformer gets its output in a step: by its
-    update, or because it annotates the texts.
+    update, or because it annotates the texts, or with the texts.
 
     frozen, annotating (Collection[str]): The components that [training] names.
+    have_tensors (bool): Texts have `doc.tensor`, or may have it.
     RAISES (ConfigError): One does not. spaCy's loop would stop with its error E203.
     SOURCE: `forward` in spacy/pipeline/tok2vec.py; the same in spacy_transformers/layers/listener.py.
     """
+    if have_tensors:
+        return
     fed: list[Any] = []
     for name, proc in nlp.pipeline:
         model = getattr(proc, "model", None)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy
 import torch
 from spacy.language import Language
 from spacy.pipeline import EditTreeLemmatizer, EntityRecognizer, SpanCategorizer, Tagger
+from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.training.batchers import minibatch_by_words
 from spacy.util import resolve_dot_names
@@ -26,7 +28,7 @@ from thinc.api import Model, PyTorchShim
 from torch.nn.parameter import is_lazy
 
 from ..core.errors import ControllerError
-from ..core.host import Dropout, buffers_of, module_of, put_buffer_back, scaler_of, swap_grads
+from ..core.host import Dropout, buffers_of, components_of, module_of, put_buffer_back, scaler_of, swap_grads
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, torch_params, trainable_components
 from .components import is_trained
@@ -87,10 +89,11 @@ class DevLosses:
             numpy.random.seed(0)
             torch.manual_seed(0)
             read = self._known(islice(self._read(), at_most))
-            for batch in minibatch_by_words(read, _WORDS, discard_oversize=False):
-                words, examples = words + sum(map(len, batch)), examples + len(batch)
-                for name, loss in self._losses_of(batch).items():
-                    losses[name] = losses.get(name, 0.0) + float(loss)
+            with _hiding_unknown_entities(nlp, self._trained) as hiding:
+                for batch in minibatch_by_words(read, _WORDS, discard_oversize=False):
+                    words, examples = words + sum(map(len, batch)), examples + len(batch)
+                    for name, loss in self._losses_of(batch, hiding).items():
+                        losses[name] = losses.get(name, 0.0) + float(loss)
         if not examples:
             raise self._no_data("none")
         return {"losses": losses, "words": words, "examples": examples}
@@ -106,15 +109,12 @@ class DevLosses:
         spaCy would add entities to the NER in training, and has no loss for tags and spans. Its other components leave
         out unknown labels themselves.
         """
-        trained: list[Any] = [p for name, p in self._nlp.pipeline if name not in self._exclude and is_trained(p)]
-        known = [(pipe, frozenset(getattr(pipe, "labels", ()))) for pipe in trained]
+        known = [(pipe, frozenset(getattr(pipe, "labels", ()))) for pipe in self._trained.values()]
         for example in examples:
             predicted, reference = example.predicted.copy(), example.reference.copy()
             for pipe, labels in known:
                 if isinstance(pipe, EntityRecognizer):
-                    for doc in (predicted, reference):
-                        unknown = [ent for ent in doc.ents if ent.label_ not in labels]
-                        doc.set_ents([], missing=unknown, default="unmodified")
+                    _hide_unknown_entities(labels, reference)
                 elif isinstance(pipe, SpanCategorizer):
                     spans = reference.spans.get(pipe.key, ())
                     reference.spans[pipe.key] = [span for span in spans if span.label_ in labels]
@@ -124,7 +124,11 @@ class DevLosses:
                             token.tag = 0
             yield Example(predicted, reference)
 
-    def _losses_of(self, batch: list[Example]) -> dict[str, Any]:
+    @property
+    def _trained(self) -> dict[str, Any]:
+        return {name: pipe for name, pipe in self._nlp.pipeline if name not in self._exclude and is_trained(pipe)}
+
+    def _losses_of(self, batch: list[Example], hiding: list[str]) -> dict[str, Any]:
         losses: dict[str, Any] = {}
         try:
             self._nlp.update(
@@ -133,7 +137,7 @@ class DevLosses:
                 losses=losses,
                 sgd=False,  # type: ignore[arg-type]
                 exclude=self._exclude,
-                annotates=self._annotates,
+                annotates=[*self._annotates, *hiding],
             )
         except ValueError as error:
             if not str(error).startswith("[E910]"):
@@ -147,6 +151,30 @@ class DevLosses:
         return ControllerError(
             f"Can't compute the metric EvalLoss: expected examples in [training] dev_corpus, found {found}."
         )
+
+
+@contextmanager
+def _hiding_unknown_entities(nlp: Language, trained: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Inside, a component before each trained NER hides entities that it does not know, those of a ruler too, as if
+    they were missing. Gives the names of these components, which must annotate.
+    """
+    components, hiding = components_of(nlp), []
+    before = [*components]
+    for name, pipe in before:
+        if name in trained and isinstance(pipe, EntityRecognizer):
+            hiding.append(f"entities that '{name}' knows")
+            hide = partial(_hide_unknown_entities, frozenset(pipe.labels))
+            components.insert(components.index((name, pipe)), (hiding[-1], hide))
+    try:
+        yield hiding
+    finally:
+        components[:] = before
+
+
+def _hide_unknown_entities(labels: Collection[str], doc: Doc) -> Doc:
+    unknown = [ent for ent in doc.ents if ent.label_ not in labels]
+    doc.set_ents([], missing=unknown, default="unmodified")
+    return doc
 
 
 @contextmanager

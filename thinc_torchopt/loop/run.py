@@ -32,7 +32,7 @@ from ..core.types import BatchSize
 from ..core.update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
 from .checkpoint_settings import Checkpoint
-from .components import check_listeners, grads_of, is_trained, warn_of_nothing_to_train
+from .components import check_listeners, grads_of, is_trained, may_read_tensors, warn_of_nothing_to_train
 from .data_stream import Batches, DataStream
 from .dev_loss import DevLosses
 from .events import (
@@ -227,7 +227,7 @@ class Run:
         for attachment in self.optimizer.attachments.values():
             attachment.prepare(self.nlp)
         if self.arguments.before_update is None:  # otherwise at the first step
-            self._check_listeners()
+            self._check_listeners(have_tensors=may_read_tensors(self.nlp))
         try:
             self._introduce()
         except PipelineError:
@@ -298,8 +298,9 @@ class Run:
             self.optimizer.initialize(self.nlp, self.arguments.exclude)
         return is_something
 
-    def _check_listeners(self) -> None:
-        check_listeners(self.nlp, self.arguments.exclude, self.arguments.annotating_components)
+    def _check_listeners(self, *, have_tensors: bool) -> None:
+        arguments = self.arguments
+        check_listeners(self.nlp, arguments.exclude, arguments.annotating_components, have_tensors=have_tensors)
 
     def _tell_end(self) -> None:
         """Tell schedules how many steps there will be."""
@@ -398,7 +399,7 @@ class Run:
         self.ranks.begin_step(self.progress.step, hook)
         if not self._is_ready:
             # Again, as the hook may have changed the pipeline.
-            self._check_listeners()
+            self._check_listeners(have_tensors=all(example.predicted.tensor.size for example in batch))
             if not self._introduce():
                 warn_of_nothing_to_train(self.nlp, self.arguments.exclude)
             self._is_ready = True

@@ -21,7 +21,7 @@ from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
 from ..core.text_files import check_config_file
-from .components import check_listeners
+from .components import check_listeners, may_read_tensors
 from .data_stream import count_steps
 from .progress_bars import show_activity
 
@@ -59,7 +59,8 @@ class Setup(NamedTuple):
 
     def initialize(self) -> None:
         """Tell the optimizer its pipeline, as training does. RAISES (TorchOptError): As in training."""
-        check_listeners(self.nlp, self.frozen, self.config["training"].get("annotating_components", []))
+        annotating = self.config["training"].get("annotating_components", [])
+        check_listeners(self.nlp, self.frozen, annotating, have_tensors=may_read_tensors(self.nlp))
         # spaCy also trains a pipeline with nothing to train.
         if trainable_components(self.nlp, self.frozen):
             self.optimizer.initialize(self.nlp, self.frozen)

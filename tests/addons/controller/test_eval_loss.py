@@ -21,7 +21,7 @@ from thinc_torchopt.core.errors import ControllerError
 from thinc_torchopt.loop.dev_loss import DevLosses, untouched
 from thinc_torchopt.loop.random_state import preserved_random
 
-from ...models import LISTENER, TOK2VEC, WIDTH, toy_examples, toy_pipeline
+from ...models import LISTENER, TOK2VEC, WIDTH, params_of, same, toy_examples, toy_pipeline
 from .test_training import STEP, config_for, definition, firings, rule, run, same_params
 
 EVAL_LOSS = {"name": "dev", "class": "EvalLoss"}
@@ -101,6 +101,27 @@ def test_eval_loss_leaves_out_labels_that_the_training_data_has_not(kind):
     assert kind in OF_THEIR_OWN or found == expected
     assert pipe.labels == labels and everything(nlp) == before and (doc.to_json(), doc.to_bytes()) == gold
     assert getattr(pipe, "trees", None) is trees and (trees and trees.to_bytes()) == nodes
+
+
+@pytest.mark.parametrize("place", ["before ner", "after ner", "fails"])
+def test_eval_loss_leaves_out_labels_of_a_ruler(place, monkeypatch):
+    """Those that it has set in no text of the training data: spaCy would add them to the NER."""
+    nlp = toy_pipeline(["ner"])
+    examples = toy_examples(nlp, 4)
+    nlp.initialize(lambda: examples)
+    ruler = nlp.add_pipe("entity_ruler", before=None if place == "after ner" else "ner")
+    dev_losses = DevLosses(nlp, TorchOptimizer(AdamW(), 0.01), (), ["entity_ruler"], examples=examples)
+    expected = dev_losses()
+    ruler.add_patterns([{"label": "NEVER SEEN", "pattern": token.text} for token in examples[1].reference])
+    ner, names = nlp.get_pipe("ner"), nlp.pipe_names
+    labels, params = ner.labels, params_of(ner.model)
+    if place == "fails":
+        monkeypatch.setattr(nlp, "update", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            dev_losses()
+    else:
+        assert dev_losses() == expected
+    assert ner.labels == labels and nlp.pipe_names == names and same(params, params_of(ner.model))
 
 
 def everything(nlp):

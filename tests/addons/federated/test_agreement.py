@@ -3,9 +3,12 @@
 import json
 
 import pytest
+from spacy.util import registry
 
 from thinc_torchopt.addons.federated.agreement import differences
 from thinc_torchopt.addons.federated.pipeline import FederatedPipeline, read_config
+from thinc_torchopt.addons.federated.server_step import ServerStep
+from thinc_torchopt.addons.federated.settings import Federated
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, PipelineError
 
@@ -67,10 +70,7 @@ def test_agreement_wants_labels(texts):
         FederatedPipeline(small_config())
 
 
-def test_agreement_wants_no_checkpoints_and_no_averages(texts, tmp_path):
-    block = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"'checkpoint' in .training.optimizer.: expected null in federated training"):
-        pipeline(texts, config=small_config({"training": {"optimizer": {"checkpoint": block}}}))
+def test_agreement_wants_no_averages(texts):
     with pytest.warns(ConfigWarning, match=r"'use_averages' in .training.optimizer. has no effect"):
         pipeline(texts, config=small_config({"training": {"optimizer": {"use_averages": True}}}))
 
@@ -85,10 +85,41 @@ def test_agreement_wants_no_algorithm_with_averages_of_its_own(texts):
         pipeline(texts, config=small_config({"training": {"optimizer": {"algorithm": algorithm}}}))
 
 
-def test_agreement_wants_no_private_training_of_a_round(texts):
-    block = {"@misc": "thinc-torchopt.Privacy.v1", "clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}
-    with pytest.raises(ConfigError, match=r"'privacy' in .training.optimizer.*epsilon of one round, not of all"):
-        pipeline(texts, config=small_config({"training": {"optimizer": {"privacy": block}}}))
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+def test_agreement_wants_no_algorithm_with_averages_of_its_own_at_the_server(texts):
+    """It would send the clients, and save, the values that it trains."""
+    block = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}
+    settings = Federated(local_steps=1, algorithm=registry.resolve({"algorithm": block})["algorithm"])
+    with pytest.raises(ConfigError, match=r"ScheduleFreeAdamW in \[federated\.algorithm\].*evaluates averages"):
+        ServerStep(pipeline(texts), settings)
+
+
+RULE = {"triggers": ["on_step_end"], "rule": "True", "operations": ["hfcontrols.should_log"], "max_firings": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "why"),
+    [
+        ("checkpoint", {"@misc": "thinc-torchopt.Checkpoint.v1", "path": "state"}, "keeps the state of clients"),
+        (
+            "controller",
+            {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {"once": RULE}},
+            "again in each round",
+        ),
+        ("budget", {"@misc": "thinc-torchopt.Budget.v1", "limit": "1h"}, "round would be a run with this budget"),
+        (
+            "privacy",
+            {"@misc": "thinc-torchopt.Privacy.v1", "clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
+            "epsilon of one round, not of all",
+        ),
+    ],
+)
+def test_agreement_wants_no_blocks_that_need_more_than_a_round(texts, name, block, why):
+    rate = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.01, "warmup_steps": 2}
+    rate |= {"decay_steps": 3, "decay_begins": "when told"}
+    expected = rf"'{name}' in \[training\.optimizer\]: expected null in federated training.*{why}.*Remove"
+    with pytest.raises(ConfigError, match=expected):
+        pipeline(texts, config=small_config({"training": {"optimizer": {"learn_rate": rate, name: block}}}))
 
 
 def test_agreement_config_must_be_there(texts):

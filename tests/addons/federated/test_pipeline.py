@@ -1,5 +1,6 @@
 """One round of local training."""
 
+import numpy
 import pytest
 import torch
 
@@ -53,6 +54,30 @@ def test_pipeline_that_begins_anew_has_the_learning_rate_of_the_others(texts):
     one = pipeline(texts, config=config)
     outcome = one.train(one.weights.collect(), RoundPlan(3, 3, 0), name="north")
     assert outcome.state["step"] == 9
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
+@pytest.mark.parametrize("keeps_process", [True, False])
+def test_pipeline_counts_skipped_updates_of_the_round(texts, keeps_process):
+    """One gradient is NaN, in round 1."""
+    one, state, skipped = pipeline(texts), None, []
+    update, spoiled = one.nlp.update, []
+
+    def spoil(*args, **kwargs):
+        result = update(*args, **kwargs)
+        if not spoiled:
+            node = next(node for node in one.nlp.get_pipe("ner").model.walk() if node.grad_names)
+            node.get_grad(node.grad_names[0])[...] = numpy.nan
+            spoiled.append(node)
+        return result
+
+    one.nlp.update = spoil
+    for round in (1, 2, 3):
+        outcome = one.train(one.weights.collect(), RoundPlan(round, 3, 0), state=state, name="north")
+        state = copied(outcome.state)
+        skipped.append(outcome.skipped)
+        one = one if keeps_process else pipeline(texts)
+    assert skipped == [1, 0, 0]
 
 
 def test_pipeline_does_not_depend_on_what_it_did_before(texts):

@@ -12,6 +12,7 @@ from thinc_torchopt.addons.online.node import recurrent_nodes
 from thinc_torchopt.addons.online.online_rnn import OnlineRNN
 from thinc_torchopt.addons.online.online_trainer import OnlineTrainer
 from thinc_torchopt.core.errors import ConfigError, PipelineError, ShapeError, StateError
+from thinc_torchopt.torch_optimizers import SGD as TorchSGD
 from thinc_torchopt.torch_optimizers import AdamW
 
 T, B = 12, 2
@@ -104,6 +105,29 @@ def test_online_trainer_slow_and_fast_solve_agree(settings, update_every, tmp_pa
     made[True][0].to_disk(tmp_path / "state")
     made[False][0].from_disk(tmp_path / "state")
     assert same(params_of(made[True][0].model), params_of(made[False][0].model))
+
+
+@pytest.mark.parametrize("update_every", [1, 4])
+def test_online_trainer_predicts_with_averages_and_changes_nothing(update_every):
+    """Of each token: by the weights, by the averages, and by both again. Another trainer never looks."""
+    X, dY = some(T, B, 3, seed=1), some(T, B, 4, seed=2)
+    model = layer()
+    models = model, model.copy()
+    looking, other = (
+        OnlineTrainer(m, TorchOptimizer(TorchSGD(), 0.5, use_averages=True), batch_size=B, update_every=update_every)
+        for m in models
+    )
+    for t in range(T):
+        own = looking.predict(X[t])
+        if averages := looking.optimizer.averages:
+            with model.use_params(averages):
+                averaged = looking.predict(X[t])
+            assert t <= update_every or not numpy.array_equal(averaged, own)
+            assert numpy.array_equal(looking.predict(X[t]), own)
+            with model.use_params(averages):
+                assert numpy.array_equal(looking.predict(X[t]), averaged)
+        assert numpy.array_equal(looking.update(X[t], dY[t]), other.update(X[t], dY[t]))
+    assert same(params_of(model), params_of(other.model))
 
 
 def test_online_trainer_reads_one_stream_without_a_dimension_for_it():

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 import torch
-from thinc.api import Model, PyTorchWrapper, chain
+from thinc.api import Model, PyTorchWrapper, chain, with_array
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinc_torchopt import TorchOptimizer
@@ -11,7 +11,17 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.errors import ParamError
 
-from ...models import backprop, mixed_model, params_of, same, thinc_model, torch_model, toy_examples, toy_pipeline
+from ...models import (
+    WIDTH,
+    backprop,
+    mixed_model,
+    params_of,
+    same,
+    thinc_model,
+    torch_model,
+    toy_examples,
+    toy_pipeline,
+)
 from .test_own_store import OwnStore, around
 
 MODELS = {"thinc": thinc_model, "torch": torch_model, "mixed": mixed_model}
@@ -37,6 +47,37 @@ def test_use_params_refuses_updates_of_a_pipeline():
     found = optimizer.state_dict()["averages"]["tensors"]
     assert all((found[name] == value).all() for name, value in averages.items())
     nlp.update(examples, sgd=optimizer)  # the block has ended
+
+
+@pytest.mark.parametrize("is_of_torch", [False, True])
+def test_use_params_refuses_rehearsals(is_of_torch):
+    """They call the optimizer tensor by tensor."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples = toy_examples(nlp, 20)
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    nlp.initialize(lambda: examples)
+    model = nlp.get_pipe("tagger").model
+    if is_of_torch:
+        model.layers[0] = chain(model.layers[0], with_array(PyTorchWrapper(torch.nn.Linear(WIDTH, WIDTH))))
+    nlp.resume_training(sgd=optimizer)
+    for _ in range(2):
+        nlp.update(examples, sgd=optimizer)
+    if is_of_torch:  # the others have no averages then
+        optimizer.freeze([name for name in optimizer.params if not name.endswith(("weight", "bias"))])
+    before = params_of(model)
+    averages = {key: value.clone() for key, value in optimizer.state_dict()["averages"]["tensors"].items()}
+    with (
+        pytest.raises(ParamError, match=r"Can't update param 'tagger/.*found averages in their place"),
+        nlp.use_params(optimizer.averages),
+    ):
+        nlp.rehearse(examples, sgd=optimizer)
+    assert same(before, params_of(model))
+    found = optimizer.state_dict()["averages"]["tensors"]
+    assert all((found[key] == value).all() for key, value in averages.items())
+    nlp.rehearse(examples, sgd=optimizer)  # the block has ended
+    with nlp.use_params(optimizer.averages):
+        optimizer((model.id, "of another"), other := numpy.ones(2, "f"), numpy.ones(2, "f"))
+    assert (other != 1).all()
 
 
 @pytest.mark.parametrize("kind", MODELS)

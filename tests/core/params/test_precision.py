@@ -159,6 +159,17 @@ def test_own_loop_and_another_optimizer_after_it():
     assert seen_in(nlp)[-1] == "float32"
 
 
+def test_rehearse_leaves_the_precision():
+    """It collects gradients with a function in place of an optimizer."""
+    nlp, examples = pipeline(optimizer := TorchOptimizer(SGD(), 0.1, precision="bf16"))
+    nlp.resume_training(sgd=optimizer)
+    for _ in range(2):
+        nlp.rehearse(examples, sgd=optimizer)
+        assert seen_in(nlp)[-1] == "bfloat16"
+        nlp.update(examples, sgd=optimizer)
+        assert seen_in(nlp)[-1] == "bfloat16"
+
+
 def test_error_in_the_forward_pass_leaves_autocast():
     class Broken(torch.nn.Module):
         def __init__(self):

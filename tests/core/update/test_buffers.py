@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from thinc.api import Linear, PyTorchShim, PyTorchWrapper, chain
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import GradSpikeWarning, NonFiniteGradWarning
+from thinc_torchopt.core.host import module_of
 from thinc_torchopt.core.update.buffers import KeptBuffers
 
 from ...models import WIDTH, toy_examples, toy_pipeline
@@ -140,6 +142,34 @@ def test_buffers_that_were_loaded_are_not_undone():
     with pytest.warns(NonFiniteGradWarning):
         model.finish_update(optimizer)
     assert all(torch.equal(value, loaded[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
+@pytest.mark.parametrize("skipped_before", [False, True])
+def test_buffers_that_were_loaded_are_not_undone_in_a_loop_of_thinc(skipped_before):
+    """The first forward pass saves them. One that is inside of `use_params` does not."""
+    model = PyTorchWrapper(normalizing_module())
+    optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
+
+    def update(*factors):
+        for factor in factors:  # of the parts of a batch
+            Y, backprop = model.begin_update(GOOD.numpy() * factor)
+            backprop(Y)
+        model.finish_update(optimizer)
+
+    update(1.0)
+    if skipped_before:
+        update(numpy.nan)
+    other = PyTorchWrapper(normalizing_module())
+    for buffer in module_of(other.shims[0]).buffers():
+        buffer += 7
+    loaded = copy.deepcopy(module_of(other.shims[0]).state_dict())
+    with model.use_params(optimizer.averages):
+        model.begin_update(GOOD.numpy())
+    model.from_bytes(other.to_bytes())
+    update(1.0, numpy.nan)
+    assert optimizer.skipped_updates == 1 + skipped_before
+    assert all(torch.equal(value, loaded[name]) for name, value in module_of(model.shims[0]).state_dict().items())
 
 
 def test_buffers_of_all_kinds_are_put_back():

@@ -52,9 +52,9 @@ class Outcome:
     weights (Tensors): The new weights.
     aux_vars (Mapping): Auxiliary variables for the server, by name.
     state (Mapping): The optimizer's state, for the next round.
-    examples, steps, words (int): Number of examples of the client, and of steps and words in this round.
+    examples (int): Number of examples of the client.
+    steps, words, skipped (int): Number of steps and words in this round, and of updates that were skipped.
     losses (dict): By component, summed over the steps.
-    skipped (int): Number of skipped updates.
     """
 
     weights: Tensors
@@ -96,7 +96,7 @@ class FederatedPipeline:
         with self.nlp.select_pipes(disable=[*self.frozen, *resumed]):
             self.nlp.initialize(sgd=self.optimizer)
         self.optimizer.initialize(self.nlp, self.frozen)
-        _check_evaluates_what_it_trains(self.optimizer)
+        check_evaluates_what_it_trains(self.optimizer)
         self.weights = Weights(self.nlp, self.frozen)
         _check_labels(self.nlp, self.frozen)
 
@@ -175,7 +175,7 @@ class FederatedPipeline:
         count = _Count(corpus)
         batches = create_train_batches(self.nlp, count.read, T["batcher"], plan.epochs or min(T["max_epochs"], 0))
         losses = _Losses()
-        words = 0
+        words, skipped_before = 0, optimizer.skipped_updates
         for _, info, _ in train_while_improving(
             self.nlp,
             optimizer,
@@ -201,7 +201,7 @@ class FederatedPipeline:
             steps=losses.steps,
             words=words,
             losses=losses.sums,
-            skipped=optimizer.skipped_updates,
+            skipped=optimizer.skipped_updates - skipped_before,
         )
 
     @property
@@ -280,34 +280,32 @@ def _without_averages(training: Mapping[str, Any]) -> dict[str, Any]:
     return {**training, "optimizer": {name: value for name, value in block.items() if name not in averaged}}
 
 
-def _check_evaluates_what_it_trains(optimizer: TorchOptimizer) -> None:
+def check_evaluates_what_it_trains(optimizer: TorchOptimizer, section: str = "training.optimizer") -> None:
     """RAISES (ConfigError): An algorithm evaluates other values than it trains, and continues from both."""
     for name, built in optimizer.torch_optimizers.items():
         if hasattr(built, "eval") and hasattr(built, "train"):
             raise ConfigError(
-                f"Can't train federated with {type(built).__name__} in [training.optimizer.{name}]: expected an "
-                "algorithm whose trained weights are evaluated, found one that evaluates averages of them. The "
-                "server's model can replace only the trained weights. Choose another algorithm."
+                f"Can't train federated with {type(built).__name__} in [{section}.{name}]: expected an algorithm whose "
+                "trained weights are evaluated, found one that evaluates averages of them. Server and clients send "
+                "each other only the trained weights. Choose another algorithm."
             )
+
+
+# Blocks that need more than one round, and why.
+_NOT_IN_ROUNDS = {
+    "checkpoint": "Flower keeps the state of clients. Remove the block.",
+    "controller": "Its rules would start again in each round. Remove the block.",
+    "budget": "Each round would be a run with this budget. Remove the block.",
+    "privacy": "It would count the epsilon of one round, not of all. Remove it: [federated.privacy] of the server "
+    "protects clients.",
+}
 
 
 def _optimizer_of(training: Mapping[str, Any]) -> TorchOptimizer:
     optimizer: TorchOptimizer = _OPTIMIZER.kind(
         "@optimizers", training["optimizer"], TorchOptimizer, '"thinc-torchopt.TorchOptimizer.v1"'
     )
-    if (checkpoint := optimizer.attachments.get("checkpoint")) is not None:
-        _OPTIMIZER.refuse(
-            "checkpoint",
-            "null in federated training",
-            checkpoint.path,
-            "Flower keeps the state of clients. Remove the block.",
-        )
-    if "privacy" in optimizer.attachments:
-        _OPTIMIZER.refuse(
-            "privacy",
-            "null in federated training",
-            "a block",
-            "It would count the epsilon of one round, not of all. Remove it: [federated.privacy] of the server "
-            "protects clients.",
-        )
+    for name, why in _NOT_IN_ROUNDS.items():
+        if name in optimizer.attachments:
+            _OPTIMIZER.refuse(name, "null in federated training", "a block", why)
     return optimizer

@@ -15,7 +15,7 @@ import torch
 from ...core.errors import FederationError, StateError
 from ...core.optimizer import TorchOptimizer
 from ..modular import AuxVar, Modular
-from .pipeline import FederatedPipeline, aux_names
+from .pipeline import FederatedPipeline, aux_names, check_evaluates_what_it_trains
 from .settings import SECTION, Federated
 from .weights import Tensors
 
@@ -34,6 +34,7 @@ class ServerStep:
         if settings.algorithm is not None:
             self._optimizer = TorchOptimizer(settings.algorithm, settings.learn_rate, grad_clip=0.0, max_nonfinite=0)
             self._optimizer.initialize(pipeline.nlp, pipeline.frozen)
+            check_evaluates_what_it_trains(self._optimizer, "federated")
             if self._modular is not None and self._modular.normalize is not None:
                 SECTION.refuse("algorithm.normalize", "null", self._modular.normalize, "An average has no batch.")
 

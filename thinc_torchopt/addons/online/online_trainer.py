@@ -145,6 +145,7 @@ class OnlineTrainer:
             _WHERE.refuse("models", "all models that are updated, the OnlineRNN among them", sorted(self.models))
         self._ahead: tuple[Tensor, list[Linearized]] | None = None
         self._block: list[Token] = []
+        self._arrays: list[Any] = []  # thinc's, of which these are the weights
         self._weights: list[Tensor] = []
         self._together = _Together(self.models)  # the optimizer holds it weakly
         if hasattr(optimizer, "initialize"):
@@ -216,13 +217,18 @@ class OnlineTrainer:
         self._block = []
 
     def _steps(self, x: Any) -> tuple[Tensor, list[Linearized]]:
-        """A copy of a token, and the next step of each layer. After `predict` of the same token, they are there."""
+        """A copy of a token, and the next step of each layer. After `predict` of the same token, they are there, unless
+        the nodes have other arrays since: averages, or their own again.
+        """
         tensor = self._given("x", x, self._layers[0].node.get_dim("nI"))
-        if self._ahead is not None and torch.equal(self._ahead[0], tensor):
+        arrays = [layer.node.get_param(name) for layer in self._layers for name in layer.node.param_names]
+        are_others = any(array is not known for array, known in zip(arrays, self._arrays))
+        if self._ahead is not None and not are_others and torch.equal(self._ahead[0], tensor):
             return self._ahead
         given = tensor = _finite("x", tensor).clone()
         found = []
-        if not self._block:
+        if are_others or not self._block:
+            self._arrays = arrays
             for layer in self._layers:
                 layer.traces.weights = weights_of(layer.node, layer.cell)
             self._weights = [weight for layer in self._layers for weight in layer.traces.weights.values()]

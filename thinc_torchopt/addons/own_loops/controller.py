@@ -108,7 +108,8 @@ class LearnRateController(RateWriter):
         self._check(self._optimizers.values())
         if metrics is not None:
             self.observe(metrics)
-        rates = self._write_all(epoch, scale)
+        rates = self._write_all(scale)
+        self._record(epoch, rates)
         for source in self._advancing:
             source.advance()
         self.took("rate_step", started)
@@ -163,11 +164,11 @@ class LearnRateController(RateWriter):
         """The start of some work, for `took`."""
         return self.guards.timer()
 
-    def _write_all(self, epoch: float | None, scale: float) -> dict[str, float]:
+    def _write_all(self, scale: float) -> dict[str, float]:
         # Verify after the hooks of other code before each step: they may write rates.
         for name, hook in self._step_hooks.items():
             run_last(self._optimizers[name].optimizer, hook)
-        return super()._write_all(epoch, scale)
+        return super()._write_all(scale)
 
     def _wanted_rates(self) -> list[float]:
         rates = super()._wanted_rates()

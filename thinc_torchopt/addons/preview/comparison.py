@@ -25,7 +25,7 @@ from ...core.config_checks import check_gpu, check_training_section
 from ...core.errors import ConfigError, TorchOptError
 from ...core.tables import as_text, html_lines, html_of, html_table, print_table
 from ...core.words import time_in_words
-from ...loop.components import check_listeners
+from ...loop.components import check_listeners, may_read_tensors
 from ...loop.progress_bars import show_progress
 from ...loop.setup import AnyConfig, config_errors
 from ..recipes import (
@@ -265,7 +265,8 @@ def compare_recipes(
     with config_errors(source.load(), path=source.path):
         nlp = load_model_from_config(source.load(), auto_fill=True)
     training = nlp.config.interpolate()["training"]
-    check_listeners(nlp, training["frozen_components"], training["annotating_components"])
+    frozen, annotating = training["frozen_components"], training["annotating_components"]
+    check_listeners(nlp, frozen, annotating, have_tensors=may_read_tensors(nlp))
     read_corpus(nlp, nlp.config.interpolate(), "dev_corpus", purpose="compare recipes", limit=1)
     if best is not None:
         texts = {_BASE: source.text, _STOCK: best, **texts}  # to be tuned

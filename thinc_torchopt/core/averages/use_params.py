@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from spacy.language import Language
@@ -30,6 +30,11 @@ def is_in_place(tensor: torch.Tensor) -> bool:
     return id(tensor) in _on_averages
 
 
+def are_in_use() -> bool:
+    """Whether averages have replaced the weights of any model."""
+    return bool(_in_place)
+
+
 def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]]) -> None:
     """Check that a model has its own weights now. names (Mapping): Of params, by their keys.
 
@@ -38,11 +43,25 @@ def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]])
     for node in model.walk() if _in_place else ():
         if node.id in _in_place:
             known = [name for param in node.param_names for name in names.get((node.id, param), ())]
-            raise ParamError(
-                f"Can't update param '{[*known, node.name][0]}': expected its trained weights, found averages in their "
-                "place. This is inside a block of use_params(optimizer.averages), which restores the trained weights "
-                "at its end: the update would be lost. Call it outside of the block."
-            )
+            _refuse_update([*known, node.name][0])
+
+
+def check_param_not_in_use(key: Key, tensor: torch.Tensor | None, names: Mapping[Key, Sequence[str]]) -> None:
+    """Check one param. key (Key): Its key, as thinc calls an optimizer. tensor (Tensor | None): If it is one of torch.
+
+    RAISES (ParamError): An average has replaced it.
+    """
+    is_of_node = tensor is None and isinstance(key, tuple) and key in names and key[0] in _in_place
+    if is_of_node or (tensor is not None and is_in_place(tensor)):
+        _refuse_update([*names.get(key if tensor is None else id(tensor), ()), str(key)][0])
+
+
+def _refuse_update(name: str) -> NoReturn:
+    raise ParamError(
+        f"Can't update param '{name}': expected its trained weights, found averages in their place. This is inside a "
+        "block of use_params(optimizer.averages), which restores the trained weights at its end: the update would be "
+        "lost. Call it outside of the block."
+    )
 
 
 @contextmanager

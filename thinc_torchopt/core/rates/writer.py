@@ -91,14 +91,19 @@ class RateWriter:
         RAISES (ConfigError): A source gives an invalid rate. Nothing is written then. (LearnRateIntegrityError): Other
             code wrote to a group, and `on_outside_write` is "raise".
         """
-        self._check(self._optimizers.values())
-        rates = self._write_all(epoch, scale)
+        rates = self.write(scale)
+        self._record(epoch, rates)
         self.step_count += 1
         return rates
 
-    def _write_all(self, epoch: float | None, scale: float) -> dict[str, float]:
+    def write(self, scale: float) -> dict[str, float]:
+        """Write the rates as `step` does, for a part of a step: it is not counted, and not in the history."""
+        self._check(self._optimizers.values())
+        return self._write_all(scale)
+
+    def _write_all(self, scale: float) -> dict[str, float]:
         """Write the rates of all groups. Arguments and errors are those of `step`."""
-        step, wanted = self.step_count, self._wanted_rates()
+        wanted = self._wanted_rates()
         scale *= self.scale
         for record, rate in zip(self._groups.values(), wanted):
             if not 0.0 <= rate * scale < math.inf:
@@ -107,9 +112,11 @@ class RateWriter:
         for record, rate in zip(self._groups.values(), wanted):
             record.rate = rate
             rates[record.label] = self._write(record, rate * scale)
-        if self._is_recorded(step):
-            self.history.append(Snapshot(epoch, step, rates.copy(), self.checksums, self._clock()))
         return rates
+
+    def _record(self, epoch: float | None, rates: dict[str, float]) -> None:
+        if self._is_recorded(self.step_count):
+            self.history.append(Snapshot(epoch, self.step_count, rates.copy(), self.checksums, self._clock()))
 
     def _wanted_rates(self) -> list[float]:
         """The rates of all groups at the next step, without the scale."""

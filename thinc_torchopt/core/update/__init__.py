@@ -9,7 +9,7 @@ torch optimizer, and has its state; fused.py calls its fused kernel.
 different blocks.
 """
 
-from .buffers import KeptBuffers
+from .buffers import KeptBuffers, keep_before_pass
 from .built_algorithm import OF_GROUP
 from .clipping import grad_norms, total_norm
 from .grads import FrozenGrads, NotedGrads
@@ -30,6 +30,7 @@ __all__ = [
     "Reduce",
     "Step",
     "grad_norms",
+    "keep_before_pass",
     "name_of_set",
     "rollback_settings",
     "total_norm",

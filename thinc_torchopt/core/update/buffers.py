@@ -1,7 +1,7 @@
 """Restore buffers of torch modules after a skipped batch: its NaN must not stay in BatchNorm's running statistics.
 
 A forward pass writes to buffers before the optimizer sees a gradient. So their values are saved after each update, and
-restored after a skipped one.
+again before the first pass since then, as weights may have been loaded. After a skipped update they are restored.
 
 Floats are copied each time: BatchNorm's kernel writes to them without a new version. Others, such as masks and counts,
 are copied if the tensor's version has changed.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from thinc.api import Shim
@@ -19,16 +19,25 @@ from torch.nn.parameter import is_lazy
 
 from ..host import Normalization, buffers_of, module_of, version_of
 
+# Those that have had no forward pass since their buffers were saved or restored, with who did so.
+_unused: WeakKeyDictionary[Shim, WeakSet[KeptBuffers]] = WeakKeyDictionary()
+
+
+def keep_before_pass(shim: Shim) -> None:
+    """Save the buffers of a module again, if a pass is the first one since."""
+    for kept in _unused.pop(shim, ()):
+        kept.keep([shim], is_used=True)
+
 
 class KeptBuffers:
-    """The values of the buffers of modules at the last call of `keep`."""
+    """The values of the buffers of modules at the last call of `keep`, or before the first forward pass since."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[Shim, _Module] = WeakKeyDictionary()
 
     @torch.no_grad()
-    def keep(self, shims: Iterable[Shim] | None = None) -> None:
-        """Save the buffers of modules. Default: of all modules so far."""
+    def keep(self, shims: Iterable[Shim] | None = None, *, is_used: bool = False) -> None:
+        """Save the buffers of modules. Default: of all modules so far. is_used (bool): Their next pass saves none."""
         for shim in list(self._of) if shims is None else shims:
             kept = self._of.get(shim)
             if kept is None or kept.module is not module_of(shim):
@@ -37,6 +46,11 @@ class KeptBuffers:
                 kept = self._of[shim] = _Module(module_of(shim))
             for buffer in kept.buffers:
                 buffer.keep()
+            if kept.buffers and not is_used:
+                self._await_pass(shim)
+
+    def _await_pass(self, shim: Shim) -> None:
+        _unused.setdefault(shim, WeakSet()).add(self)
 
     @torch.no_grad()
     def put_back(self, shims: Iterable[Shim]) -> None:
@@ -46,6 +60,8 @@ class KeptBuffers:
             if kept is not None and kept.module is module_of(shim):
                 for buffer in kept.buffers:
                     buffer.put_back()
+                if kept.buffers:
+                    self._await_pass(shim)
                 if any(buffer.tensor is None for buffer in kept.buffers):  # perhaps the batch created it
                     _reset_statistics(module_of(shim))
             elif module_of(shim) is not None:

@@ -104,6 +104,7 @@ class Step:
         grad_clip: float,
         together: str,
         lr_scale: float = 1.0,
+        counts: bool = True,
         epoch: float | None = None,
         spoiled_by: Exception | None = None,
         batch_size: BatchSize | None = None,
@@ -116,6 +117,7 @@ class Step:
         grad_clip (float): The largest norm, or value. 0: no clipping.
         together (str): The guard's name for the set of params.
         lr_scale (float): Multiplies all learning rates.
+        counts (bool): False: it is a part of a step, of one param by itself.
         epoch (float | None): For the history of learning rates.
         spoiled_by (Exception | None): The error that prevented gradients. The update is skipped then.
         batch_size (BatchSize | None): For algorithms that normalize gradients.
@@ -142,7 +144,10 @@ class Step:
                 if factor is not None:
                     if averages is not None:
                         averages.before_update(params)
-                    trained.writer.step(epoch, scale=lr_scale)
+                    if counts:
+                        trained.writer.step(epoch, scale=lr_scale)
+                    else:
+                        trained.writer.write(lr_scale)
                     shards = None if reduce is None else reduce.shards
                     for algorithm, groups in chosen if shards is None else trained.plan.choose(shards.own(params)):
                         algorithm.step(groups, factor)
