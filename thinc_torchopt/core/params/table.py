@@ -56,7 +56,7 @@ class ParamPlan(Keeper, Protocol):
     """The table's view of the plan, which assigns params to torch optimizers and groups: see core/update/plan.py."""
 
     def sync(
-        self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True
+        self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), outside: Sequence[Param] = ()
     ) -> None: ...
     def move(self, param: Param, new: torch.Tensor) -> None: ...
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool: ...
@@ -434,7 +434,8 @@ class ParamTable:
         """
         changed = [*known, *(param for param in self._changed if param.key in self.by_key)]
         if changed or new or not self._is_synced:
-            self._plan.sync(changed, new=new, names_are_lasting=self.pipeline.is_there)
+            outside = [param for param in (*changed, *new) if param.key not in self._names.of_pipeline]
+            self._plan.sync(changed, new=new, outside=outside)
         self._changed.clear()
         self._is_synced = True
 
