@@ -163,6 +163,9 @@ class TrainedParams:
         self.writer.write_last_rates()
         if self.averages is not None and saved.averages is not None:
             self.averages.load_state_dict(saved.averages, self.params, shims, may_grow=may_grow)
+            for param in self.params:
+                if not param.steps:  # its state could not grow
+                    self.averages.release(param)
         elif (self.averages is None) != (saved.averages is None):
             done = "The saved averages are dropped" if self.averages is None else "The averages start again"
             warnings.warn(

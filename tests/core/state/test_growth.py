@@ -309,9 +309,10 @@ def test_growth_between_saving_and_loading(component, on_growth, tmp_path):
 
 
 def test_growth_of_state_that_cannot_grow():
-    """SOAP keeps a matrix for each dimension."""
+    """SOAP keeps a matrix for each dimension. So it is with a state that is loaded."""
     pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
-    nlp, model, optimizer = torch_pipeline(create("soap"))
+    nlp, model, optimizer = torch_pipeline(create("soap"), use_averages=True)
+    saved = copy.deepcopy(optimizer.state_dict())
     module = model.layers[0].shims[0]._model
     larger = torch.nn.Embedding(6, 5)
     with torch.no_grad():
@@ -323,8 +324,17 @@ def test_growth_of_state_that_cannot_grow():
         optimizer.initialize(nlp)
     updates = {info.name: info.updates for info in optimizer.describe()}
     assert {name for name, n in updates.items() if not n} == {"trf/pytorch/embed/weight"}
-    update(optimizer, model, 1)
-    assert all(param.isfinite().all() for param in optimizer.params.values())
+    resumed = TorchOptimizer(create("soap"), 0.01, use_averages=True)
+    resumed.initialize(nlp)
+    with pytest.warns(
+        GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts without state"
+    ):
+        resumed.load_state_dict(saved, on_growth="mean")
+    assert {info.name: info.updates for info in resumed.describe()} == updates
+    assert averages_of(resumed).keys() == averages_of(optimizer).keys() == updates.keys() - {"trf/pytorch/embed/weight"}
+    for by in (optimizer, resumed):
+        update(by, model, 1)
+        assert all(param.isfinite().all() for param in by.params.values())
 
 
 def looks_at(nlp, optimizer):
