@@ -17,8 +17,9 @@ from ..host import buffers_of, module_of, put_buffer_back
 from ..types import Key
 from .averages import AveragedParams
 
-# Ids of the nodes whose weights, or whose shims' weights, are replaced by averages: in how many nested blocks.
-_in_place: Counter[int] = Counter()
+# The nodes whose weights, or whose shims' weights, are replaced by averages: in how many nested blocks. A deep copy has
+# the same ids.
+_in_place: Counter[Model[Any, Any]] = Counter()
 
 
 # Ids of torch params that are on averages: in how many nested blocks.
@@ -36,7 +37,7 @@ def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]])
     RAISES (ParamError): Averages have replaced them.
     """
     for node in model.walk() if _in_place else ():
-        if node.id in _in_place:
+        if node in _in_place:
             known = [name for param in node.param_names for name in names.get((node.id, param), ())]
             raise ParamError(
                 f"Can't update param '{[*known, node.name][0]}': expected its trained weights, found averages in their "
@@ -46,7 +47,7 @@ def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]])
 
 
 @contextmanager
-def _noted(where: Counter[int], which: int) -> Iterator[None]:
+def _noted(where: Counter[Any], which: Any) -> Iterator[None]:
     where[which] += 1
     try:
         yield
@@ -76,12 +77,12 @@ def use_in_model(model: Model[Any, Any], averages: AveragedParams) -> Iterator[N
         for node in list(model.walk()):
             for name in node.param_names:
                 if (node.id, name) in averages and node.has_param(name):
-                    restore.enter_context(_noted(_in_place, node.id))
+                    restore.enter_context(_noted(_in_place, node))
                     restore.callback(node.set_param, name, node.get_param(name))
                     node.set_param(name, averages[node.id, name])
             for shim in node.shims:
                 if any(_is_of(key, shim) for key in averages):
-                    restore.enter_context(_noted(_in_place, node.id))
+                    restore.enter_context(_noted(_in_place, node))
                 if type(shim).use_params is PyTorchShim.use_params:
                     _use_in_module(module_of(shim), f"pytorch_{shim.id}_", averages, restore)
                 else:
