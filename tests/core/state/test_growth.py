@@ -260,6 +260,30 @@ def test_growth_components_come_go_and_change_their_names():
     nlp.update([Example(nlp.make_doc(e.text), e.reference) for e in examples], sgd=optimizer)
 
 
+@pytest.mark.parametrize("seen_between", [True, False])
+@pytest.mark.parametrize("component", GROWS)
+def test_growth_of_a_component_with_another_name(component, seen_between):
+    """It was renamed between the same two updates. The oracle: one with the old name."""
+    found = []
+    for name in (component, "other"):
+        spacy.util.fix_random_seed(0)
+        nlp, examples, optimizer = trained(component)
+        nlp.get_pipe(component).add_label("NEW")
+        if seen_between:
+            optimizer.initialize(nlp)
+        if name != component:
+            nlp.rename_pipe(component, name)
+        spacy.util.fix_random_seed(1)
+        nlp.update(examples, sgd=optimizer)
+        assert {param.partition("/")[0] for param in optimizer.params} == {name}
+        updates = {info.name.removeprefix(name): info.updates for info in optimizer.describe()}
+        assert max(updates.values()) == 6
+        found.append((updates, {param.removeprefix(name): kept for param, kept in moments(optimizer).items()}))
+    (expected_updates, expected), (updates, ours) = found
+    assert updates == expected_updates
+    assert all(torch.equal(ours[param][key], value) for param in expected for key, value in expected[param].items())
+
+
 def test_growth_of_a_run_that_goes_on(tmp_path):
     """What joined in mid-training is still new after a restart."""
     nlp, model, optimizer = torch_pipeline(AdamW(), new_params_warmup=10)
