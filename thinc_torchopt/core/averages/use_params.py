@@ -111,6 +111,7 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
     ]
     if not swaps:
         return
+    restore.callback(module.register_load_state_dict_pre_hook(_refuse_to_load).remove)
     for owner in module.modules():
         for name, buffer in buffers_of(owner).items():
             if buffer is not None:
@@ -127,6 +128,16 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
     # Copies go to the device of the averages: if the params are elsewhere, there is no room for copies.
     restore.callback(kernels.copy_, live, [old.to(new.device, copy=True) for old, new in copied])
     kernels.copy_(live, [new for _, new in copied])
+
+
+def _refuse_to_load(module: torch.nn.Module, *args: Any) -> None:
+    """RAISES (ParamError): Averages have replaced the values of the module: loading would overwrite them."""
+    if any(map(is_in_place, module.parameters())):  # not in a copy
+        raise ParamError(
+            f"Can't load values into the torch module {type(module).__name__}: expected its trained weights, found "
+            "averages in their place. This is inside a block of use_params(optimizer.averages), which restores the "
+            "trained weights at its end: the values would be lost. Load them outside of the block."
+        )
 
 
 def _can_change_places(old: torch.Tensor, new: torch.Tensor) -> bool:

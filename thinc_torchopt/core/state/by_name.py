@@ -102,8 +102,8 @@ def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
 
 
 def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on_growth: OnGrowth = "mean") -> None:
-    """Restore the states of params in torch, and their masters. A param that has grown starts anew if its state can't
-    grow.
+    """Restore the states of params in torch, and their masters. If the state of a param that has grown can't grow, it
+    starts without state.
     """
     for param in params:
         found = saved[param.name]
