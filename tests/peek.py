@@ -44,7 +44,7 @@ def without_params(optimizer: TorchOptimizer) -> Iterator[None]:
     plan.sync()
     yield
     by_key.update(params)
-    plan.sync(params.values(), names_are_lasting=False)
+    plan.sync(params.values())
 
 
 def add_params(optimizer: TorchOptimizer, params: list[Param]) -> None:

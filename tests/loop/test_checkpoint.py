@@ -34,7 +34,7 @@ from thinc_torchopt.loop.progress import Progress
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..core.state.test_files import damage
 from ..forks import Started
-from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run
+from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run, run_and_tell
 from ..spacy_cli import spacy_cli
 
 VARIANTS = {
@@ -258,11 +258,14 @@ def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp
     )
     assert digests(tmp_path / "out") == before
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    changed["training"]["optimizer"]["learn_rate"]["initial_rate"] = 0.0
+    rates = {}
     with (
         pytest.warns(CheckpointWarning, match="Resuming although the config has changed"),
         pytest.warns(CheckpointWarning, match=r"'default' has other options .*weight_decay is 0\.5, was 0\.01\."),
     ):
-        assert min(run(changed, tmp_path / "out")) == 11
+        run_and_tell(changed, tmp_path / "out", lambda info: rates.update({info["step"]: info["learn_rates"]}))
+    assert min(rates) == 11 and all(rate == {"default": 0.0} for rate in rates.values())
     changed["training"] |= {"max_steps": 22, "eval_frequency": 2, "patience": 5000}
     changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
     assert sorted(run(changed, tmp_path / "out2")) == [21, 22]

@@ -877,7 +877,7 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             self._check_settings()  # what attachments freeze may be unfrozen in the state
             # Built beside the current one, and replaces it once everything has succeeded.
-            trained, guard = self._without_params(state.step), copy(self._step.guard)
+            trained, guard = self._without_params(state.step), self._step.guard.anew()
             with own_errors("the optimizer"), self._frozen_grads.put_aside():
                 paths = saved_state.as_paths(renamed or {})
                 state, walked = trained.load(nlp, exclude, state, on_growth, paths)
@@ -902,7 +902,7 @@ class TorchOptimizer(Optimizer):
             self._trained.roll_back(read(SavedState, saved, WHAT))
             if self.rollback is not None:
                 self._trained.writer.scale *= self.rollback.factor
-            self._step.guard.bad_in_a_row = 0
+            self._step.guard.end_row()
 
     def to_disk(self, path: str | Path) -> None:
         """Write the state: tensors as safetensors, the rest as JSON, with checksums. path (str | Path): A folder."""

@@ -163,6 +163,9 @@ class TrainedParams:
         self.writer.write_last_rates()
         if self.averages is not None and saved.averages is not None:
             self.averages.load_state_dict(saved.averages, self.params, shims, may_grow=may_grow)
+            for param in self.params:
+                if not param.steps:  # its state could not grow
+                    self.averages.release(param)
         elif (self.averages is None) != (saved.averages is None):
             done = "The saved averages are dropped" if self.averages is None else "The averages start again"
             warnings.warn(
@@ -173,7 +176,8 @@ class TrainedParams:
         return saved, walked
 
     def roll_back(self, saved: SavedState) -> None:
-        """Restore the states and averages of all params, and gradient scalers. Learning rates and their history go on.
+        """Restore the states and averages of all params, and gradient scalers. Learning rates and their history go on,
+        and so do averages that were begun since.
 
         saved (SavedState): Of this run.
         RAISES (StateError): Params were added or have grown since. Nothing changes then.
@@ -181,7 +185,10 @@ class TrainedParams:
         by_name.check_params(self.params, saved.params)
         shims = self.table.pipeline.shim_paths()
         if self.averages is not None and saved.averages is not None:
+            had_begun = self.averages.has_begun
             self.averages.load_state_dict(saved.averages, self.params, shims)
+            if had_begun:
+                self.averages.begin()
         thawed_since = [
             param for param in self.params if param.group is not None and not saved.params[param.name].updates
         ]

@@ -919,7 +919,7 @@ def test_averages_refuse_a_state_that_does_not_fit(how):
 
 
 def test_averages_that_were_begun_wait_again_after_an_earlier_state():
-    """A rule may begin them, and a rollback or a resumed run takes that back."""
+    """A rule may begin them, and a resumed run takes that back."""
     weights = torch.nn.Parameter(torch.zeros(3))
     optimizer = TorchOptimizer(torch_optimizers.SGD(), 1.0, averages=EMA(decay=0.5, start_step=100), grad_clip=0.0)
 
@@ -935,3 +935,35 @@ def test_averages_that_were_begun_wait_again_after_an_earlier_state():
     for state, is_begun in ((before, False), (begun, True), (before, False)):
         averages_in(optimizer).load_state_dict(state, params_in(optimizer), {})
         assert bool(update()) == is_begun
+
+
+def test_averages_that_were_begun_go_on_after_a_rollback():
+    """As what was frozen since, and cut rates: a rule that fires once would not begin them again."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, averages=SWA(start_step=100))
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.begin_averages()
+    optimizer.roll_back(saved)
+    assert not optimizer.averages
+    nlp.update(examples, sgd=optimizer)
+    assert optimizer.averages and optimizer.state_dict()["averages"]["has_begun"]
+
+
+def test_averages_of_buffers_begin_when_due_in_a_resumed_run():
+    """They were begun at the third update, and saved before the next value."""
+    model, settings = chain(mixed_model(), PyTorchWrapper(WithBuffers3())), SWA(5, every=10)
+    optimizer = TorchOptimizer(AdamW(), 0.01, averages=settings)
+    train_fully(model, optimizer, 3)
+    averages_in(optimizer).begin()
+    train_fully(model, optimizer, 5)
+    state = averages_in(optimizer).state_dict(paths_of(model))
+    assert state["module_steps"] and not state["tensors"]
+    averages_in(optimizer).load_state_dict(state, params_in(optimizer), paths_of(model))
+    train_fully(model, optimizer, 3)
+    saved = averages_in(optimizer).state_dict(paths_of(model))["tensors"]
+    assert {name for name in saved if name.startswith("buffer:")} == {
+        "buffer:a/pytorch/1.running_mean",
+        "buffer:a/pytorch/1.running_var",
+    }

@@ -1,5 +1,7 @@
 """Averages in place of the weights, for a while."""
 
+import copy
+
 import numpy
 import pytest
 import torch
@@ -113,6 +115,38 @@ def test_use_params_refuses_updates_of_a_shim_with_its_own_store():
     with pytest.raises(ParamError, match="averages in their place"), model.use_params(optimizer.averages):
         model.finish_update(optimizer)
     assert isinstance(model, Model)
+
+
+def test_use_params_of_a_copy_forbids_nothing():
+    """A deep copy has the ids of the original."""
+    model, optimizer = thinc_model(), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    backprop(model, numpy.random.default_rng(0))
+    model.finish_update(optimizer)
+    other = copy.deepcopy(model)
+    before, kept = params_of(model), params_of(other)
+    with other.use_params(optimizer.averages):
+        backprop(model, numpy.random.default_rng(1))
+        model.finish_update(optimizer)
+    assert not same(before, params_of(model)) and same(kept, params_of(other))
+
+
+def test_use_params_refuses_to_load_a_torch_module():
+    """Its params are on the memory of their averages."""
+    model, optimizer = torch_model(), TorchOptimizer(AdamW(), 0.01, use_averages=True)
+    for step in range(2):
+        backprop(model, numpy.random.default_rng(step))
+        model.finish_update(optimizer)
+    saved, before = model.to_bytes(), params_of(model)
+    averages = {key: value.clone() for key, value in optimizer.averages.items()}
+    with model.use_params(optimizer.averages):
+        with pytest.raises(ParamError, match=r"Can't load values into the torch module .*averages in their place"):
+            model.from_bytes(saved)
+        inside = copy.deepcopy(model)
+    assert same(before, params_of(model))
+    assert all(torch.equal(value, averages[key]) for key, value in optimizer.averages.items())
+    model.from_bytes(saved)
+    inside.from_bytes(saved)
+    assert same(before, params_of(inside))
 
 
 def test_use_params_of_nothing_forbids_nothing():

@@ -147,6 +147,26 @@ def test_param_table_another_pipeline_inherits_nothing(forget_the_first):
     assert shared.state_dict()["learn_rates"]["step_count"] == own.state_dict()["learn_rates"]["step_count"]
 
 
+@pytest.mark.parametrize("patterns, raises", [({"tagger/*": 0.0}, True), (None, False)])
+def test_param_table_patterns_do_not_apply_to_params_of_an_earlier_pipeline(patterns, raises):
+    """Two pipelines take turns with one optimizer. Settings by name would hold for the last one only."""
+    optimizer = TorchOptimizer(AdamW(), 0.01, per_param_lr=patterns)
+    first, second = (toy_pipeline(["tagger"], shared=False) for _ in range(2))
+    examples = toy_examples(first)
+    for nlp in (first, second):
+        nlp.initialize(lambda: examples, sgd=optimizer)
+    before = params_of(first.get_pipe("tagger").model)
+    if raises:
+        with pytest.raises(
+            ConfigError, match=r"per_param_lr.* pipeline that .* knows, found 18 of another model, such"
+        ):
+            first.update(examples, sgd=optimizer)
+        second.update(examples, sgd=optimizer)
+    else:
+        first.update(examples, sgd=optimizer)
+    assert same(before, params_of(first.get_pipe("tagger").model)) == raises
+
+
 def test_param_table_the_same_pipeline_inherits_as_ever():
     nlp = toy_pipeline(["tagger"])
     examples = toy_examples(nlp)

@@ -444,14 +444,14 @@ def test_schedules_sequence_passes_scores_on_to_any_schedule_that_watches():
     assert ours.state_dict() == {}
 
 
-PLATEAU_STATE = {"rate": 0.5, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}
+PLATEAU_STATE = {"reductions": 1, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}
 
 
 def test_schedules_plateau_saves_its_state_in_plain_json():
     ours = schedules.plateau(1.0, factor=0.5, patience=1)
     assert json.loads(json.dumps(ours.state_dict(), allow_nan=False)) == {
         **PLATEAU_STATE,
-        "rate": 1.0,
+        "reductions": 0,
         "best": None,
         "bad_evaluations": 0,
     }
@@ -464,10 +464,13 @@ def test_schedules_plateau_saves_its_state_in_plain_json():
     [
         (None, "a dict, found None"),
         (
-            {"rate": 0.5},
-            "a dict with bad_evaluations, best, cooldown_left, rate, found one without bad_evaluations, best, coo",
+            {"reductions": 1},
+            "a dict with bad_evaluations, best, cooldown_left, reductions, found one without bad_evaluations, bes",
         ),
-        ({**PLATEAU_STATE, "rate": -1.0}, "'rate' to be a number of at least 0, found -1.0"),
+        (
+            {**PLATEAU_STATE, "reductions": -1},
+            "'reductions' to be a whole number from 0 to 100,000,000, found -1",
+        ),
         ({**PLATEAU_STATE, "best": math.inf}, "'best' to be a number that is finite, found inf"),
         (
             {**PLATEAU_STATE, "bad_evaluations": -1},

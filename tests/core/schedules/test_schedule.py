@@ -13,6 +13,7 @@ from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.checks import check_number
 from thinc_torchopt.core.errors import ConfigError, ScheduleError, ScheduleWarning, StateError
+from thinc_torchopt.core.schedules.curves import warmup_cosine
 from thinc_torchopt.core.schedules.plateau import plateau
 from thinc_torchopt.core.schedules.schedule import current, is_moving
 from thinc_torchopt.core.schedules.schedules import Schedules
@@ -328,6 +329,43 @@ def test_scheduled_values_load_a_state_that_holds_the_position_too(steps):
     assert run(resumed, [6.0, None, 7.0]) == run(through, [6.0, None, 7.0])
 
 
+@pytest.mark.parametrize(
+    "at",
+    [
+        lambda rate: rate,
+        lambda rate: plateau(rate, factor=0.5, patience=0),
+        lambda rate: warmup_cosine(rate, 2, 50),
+        lambda rate: registry.schedules.get("warmup_linear.v1")(rate, 2, 50),
+        lambda rate: sequence({"a": {"steps": 5, "schedule": rate}, "b": {"schedule": plateau(rate, patience=0)}}),
+    ],
+)
+def test_scheduled_values_of_a_changed_config_count_from_the_first_step(at):
+    scores = [0.5, 0.5, *[None] * 6, 0.5, 0.5]
+    before, expected = (Schedules(learn_rate=at(rate), grad_clip=rate) for rate in (0.5, 0.125))
+    run(before, scores)
+    run(expected, scores)
+    resumed = Schedules(learn_rate=at(0.125), grad_clip=0.125)
+    resumed.load(**before.state_dict())
+    for _ in range(3):
+        assert {name: resumed[name] for name in ("learn_rate", "grad_clip")} == {
+            name: expected[name] for name in ("learn_rate", "grad_clip")
+        }
+        resumed.step()
+        expected.step()
+
+
+@pytest.mark.parametrize("at, in_next_step", [(lambda rate: rate, 0.75), (lambda rate: iter([rate] * 9), 0.125)])
+def test_scheduled_values_set_by_hand_go_on_in_a_resumed_run(at, in_next_step):
+    before, resumed = Schedules(learn_rate=at(0.5), grad_clip=1.0), Schedules(learn_rate=at(0.125), grad_clip=2.0)
+    before.step()
+    before["learn_rate"] = 0.75
+    before.observe({"score": 0.5})
+    resumed.load(**before.state_dict())
+    assert (resumed["learn_rate"], resumed["grad_clip"]) == (0.75, 2.0)
+    resumed.step()
+    assert resumed["learn_rate"] == in_next_step
+
+
 def of_kinds():
     source = plateau(1.0, factor=0.5, patience=0)
     return tracked(
@@ -339,18 +377,18 @@ STATE = {
     "learn_rate": {
         "position": 2,
         "total_steps": None,
-        "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
+        "source": {"reductions": 1, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
     },
     "grad_clip": {"position": 2, "total_steps": None, "source": None},
     "x": {
         "position": 2,
         "total_steps": None,
-        "source": {"rate": 0.5, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
+        "source": {"reductions": 1, "best": 0.25, "bad_evaluations": 0, "cooldown_left": 0},
     },
     "y": {
         "position": 2,
         "total_steps": None,
-        "source": {"a": {"rate": 2.0, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}},
+        "source": {"a": {"reductions": 0, "best": 0.25, "bad_evaluations": 1, "cooldown_left": 0}},
     },
 }
 

@@ -260,6 +260,30 @@ def test_growth_components_come_go_and_change_their_names():
     nlp.update([Example(nlp.make_doc(e.text), e.reference) for e in examples], sgd=optimizer)
 
 
+@pytest.mark.parametrize("seen_between", [True, False])
+@pytest.mark.parametrize("component", GROWS)
+def test_growth_of_a_component_with_another_name(component, seen_between):
+    """It was renamed between the same two updates. The oracle: one with the old name."""
+    found = []
+    for name in (component, "other"):
+        spacy.util.fix_random_seed(0)
+        nlp, examples, optimizer = trained(component)
+        nlp.get_pipe(component).add_label("NEW")
+        if seen_between:
+            optimizer.initialize(nlp)
+        if name != component:
+            nlp.rename_pipe(component, name)
+        spacy.util.fix_random_seed(1)
+        nlp.update(examples, sgd=optimizer)
+        assert {param.partition("/")[0] for param in optimizer.params} == {name}
+        updates = {info.name.removeprefix(name): info.updates for info in optimizer.describe()}
+        assert max(updates.values()) == 6
+        found.append((updates, {param.removeprefix(name): kept for param, kept in moments(optimizer).items()}))
+    (expected_updates, expected), (updates, ours) = found
+    assert updates == expected_updates
+    assert all(torch.equal(ours[param][key], value) for param in expected for key, value in expected[param].items())
+
+
 def test_growth_of_a_run_that_goes_on(tmp_path):
     """What joined in mid-training is still new after a restart."""
     nlp, model, optimizer = torch_pipeline(AdamW(), new_params_warmup=10)
@@ -309,9 +333,10 @@ def test_growth_between_saving_and_loading(component, on_growth, tmp_path):
 
 
 def test_growth_of_state_that_cannot_grow():
-    """SOAP keeps a matrix for each dimension."""
+    """SOAP keeps a matrix for each dimension. So it is with a state that is loaded."""
     pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
-    nlp, model, optimizer = torch_pipeline(create("soap"))
+    nlp, model, optimizer = torch_pipeline(create("soap"), use_averages=True)
+    saved = copy.deepcopy(optimizer.state_dict())
     module = model.layers[0].shims[0]._model
     larger = torch.nn.Embedding(6, 5)
     with torch.no_grad():
@@ -323,8 +348,17 @@ def test_growth_of_state_that_cannot_grow():
         optimizer.initialize(nlp)
     updates = {info.name: info.updates for info in optimizer.describe()}
     assert {name for name, n in updates.items() if not n} == {"trf/pytorch/embed/weight"}
-    update(optimizer, model, 1)
-    assert all(param.isfinite().all() for param in optimizer.params.values())
+    resumed = TorchOptimizer(create("soap"), 0.01, use_averages=True)
+    resumed.initialize(nlp)
+    with pytest.warns(
+        GrowthWarning, match=r"param 'trf/pytorch/embed/weight' to its new shape: .*'\w+'.*It starts without state"
+    ):
+        resumed.load_state_dict(saved, on_growth="mean")
+    assert {info.name: info.updates for info in resumed.describe()} == updates
+    assert averages_of(resumed).keys() == averages_of(optimizer).keys() == updates.keys() - {"trf/pytorch/embed/weight"}
+    for by in (optimizer, resumed):
+        update(by, model, 1)
+        assert all(param.isfinite().all() for param in by.params.values())
 
 
 def looks_at(nlp, optimizer):

@@ -1,5 +1,6 @@
 """Oracles: a spike detector that looks at the whole past each time, and trainings without the update in question."""
 
+import copy
 import json
 import math
 import warnings
@@ -371,6 +372,47 @@ def test_guard_counts_bad_updates_in_a_row_of_what_is_updated_together():
     # In a row they do.
     with pytest.raises(NonFiniteGradError, match="3 updates in a row"):
         loop(nlp, optimizer, [examples] * 3, lambda nlp, args: before_update(nlp, {"step": 1}))
+
+
+def test_guard_counts_anew_after_a_rollback():
+    """Else `max_nonfinite` would end a run that may go back again."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.001, max_nonfinite=3)
+    nlp.initialize(lambda: examples, sgd=optimizer)
+    nlp.update(examples, sgd=optimizer)
+    saved = optimizer.state_dict()
+    bias = nlp.get_pipe("tagger").model.get_ref("output_layer")
+
+    def skip(times):
+        for _ in range(times):
+            nlp.update(examples, sgd=False)
+            bias.get_grad("b")[...] = math.nan
+            nlp.get_pipe("tagger").finish_update(optimizer)
+
+    with pytest.warns(NonFiniteGradWarning):
+        skip(2)
+    optimizer.roll_back(saved)
+    assert optimizer.bad_updates_in_a_row == 0 and optimizer.skipped_updates == 2
+    skip(2)
+    with pytest.raises(NonFiniteGradError, match="3 updates in a row"):
+        skip(1)
+
+
+@pytest.mark.parametrize("make_copy", [copy.copy, copy.deepcopy])
+def test_guard_of_a_copied_optimizer_counts_by_itself(make_copy):
+    def skip(optimizer):
+        optimizer((0, "W"), numpy.ones(2, dtype="f"), numpy.full(2, math.nan, dtype="f"))
+
+    first = TorchOptimizer(SGD(), 0.1, max_nonfinite=2)
+    with pytest.warns(NonFiniteGradWarning):
+        skip(first)
+    second = make_copy(first)
+    assert second.skipped_updates == second.bad_updates_in_a_row == 0
+    with pytest.warns(NonFiniteGradWarning):
+        skip(second)
+    assert first.skipped_updates == second.skipped_updates == 1
+    with pytest.raises(NonFiniteGradError, match="2 updates in a row"):
+        skip(second)
 
 
 @pytest.mark.device

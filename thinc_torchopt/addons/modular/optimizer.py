@@ -313,8 +313,10 @@ class Modular(torch.optim.Optimizer):
         """Normalize gradients in `before_clipping` instead of `step`."""
         self._normalizes_early = True
 
-    def begin_step(self, words: int, examples: int) -> None:
-        """Set the size of the next step's batch. Called by TorchOptimizer. words, examples (int): Numbers of both."""
+    def begin_step(self, words: int | None, examples: int | None) -> None:
+        """Set the size of the next step's batch. Called by TorchOptimizer. words, examples: Numbers of both. None: not
+        known.
+        """
         if self.normalize is not None:
             self.batch_size = words if self.normalize == "words" else examples
 

@@ -41,11 +41,13 @@ class Averages:
     """One average for each updated param, and for each float buffer of the torch modules with such params.
 
     settings (AverageSettings): The formula. Default: thinc's.
+
+    Public: `settings`, `has_begun` (by `begin`).
     """
 
     def __init__(self, settings: AverageSettings = THINC):
         self.settings = self._as_configured = settings
-        self._has_begun = False  # by `begin`
+        self.has_begun = False
         self._of: dict[Key, TensorAverage] = {}
         self._of_buffers: WeakKeyDictionary[Shim, BufferAverages] = WeakKeyDictionary()
 
@@ -60,7 +62,7 @@ class Averages:
 
     def begin(self, *, anew: bool = False) -> None:
         """Begin averages at the next update, without waiting for `start_step`. anew (bool): Drop the current ones."""
-        self._has_begun = True
+        self.has_begun = True
         self.settings = replace(self.settings, start_step=0)
         if anew:
             self._of, self._of_buffers = {}, WeakKeyDictionary()
@@ -196,7 +198,7 @@ class Averages:
         regions = {name: average.regions for name, average in used.items() if average.regions is not None}
         taken = {name: average.taken for name, average in used.items()}
         tensors = {name: average.tensor for name, average in used.items()}
-        return write(AveragesState(self.settings.as_saved(), self._has_begun, taken, regions, steps, tensors))
+        return write(AveragesState(self.settings.as_saved(), self.has_begun, taken, regions, steps, tensors))
 
     @torch.no_grad()
     def load_state_dict(
@@ -256,11 +258,11 @@ class Averages:
             if path in module_steps:
                 buffers = modules[shim] = BufferAverages(module_of(shim))
                 buffers.steps = module_steps[path]
-                for slot in buffers.slots:
-                    average = None if (value := slot.value) is None else restore(_buffer_name(path, slot.path), value)
-                    # A buffer that is missing after the start was left out for good.
-                    if average is not None or buffers.steps > self.settings.start_step:
-                        buffers.averages[slot.path] = average
+                values = {slot.path: value for slot in buffers.slots if (value := slot.value) is not None}
+                averages = {name: restore(_buffer_name(path, name), value) for name, value in values.items()}
+                # All begin at once. One that is missing beside others was left out for good.
+                if any(averages.values()):
+                    buffers.averages = averages
         if unknown:
             names = sorted(unknown)
             raise StateError(
@@ -268,7 +270,7 @@ class Averages:
                 f"({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}). The state is of another pipeline."
             )
         self._of, self._of_buffers = found, modules
-        self._has_begun, self.settings = False, self._as_configured
+        self.has_begun, self.settings = False, self._as_configured
         if saved.has_begun:
             self.begin()
 

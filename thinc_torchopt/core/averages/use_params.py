@@ -17,8 +17,9 @@ from ..host import buffers_of, module_of, put_buffer_back
 from ..types import Key
 from .averages import AveragedParams
 
-# Ids of the nodes whose weights, or whose shims' weights, are replaced by averages: in how many nested blocks.
-_in_place: Counter[int] = Counter()
+# The nodes whose weights, or whose shims' weights, are replaced by averages: in how many nested blocks. A deep copy has
+# the same ids.
+_in_place: Counter[Model[Any, Any]] = Counter()
 
 
 # Ids of torch params that are on averages: in how many nested blocks.
@@ -41,7 +42,7 @@ def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]])
     RAISES (ParamError): Averages have replaced them.
     """
     for node in model.walk() if _in_place else ():
-        if node.id in _in_place:
+        if node in _in_place:
             known = [name for param in node.param_names for name in names.get((node.id, param), ())]
             _refuse_update([*known, node.name][0])
 
@@ -65,7 +66,7 @@ def _refuse_update(name: str) -> NoReturn:
 
 
 @contextmanager
-def _noted(where: Counter[int], which: int) -> Iterator[None]:
+def _noted(where: Counter[Any], which: Any) -> Iterator[None]:
     where[which] += 1
     try:
         yield
@@ -95,12 +96,12 @@ def use_in_model(model: Model[Any, Any], averages: AveragedParams) -> Iterator[N
         for node in list(model.walk()):
             for name in node.param_names:
                 if (node.id, name) in averages and node.has_param(name):
-                    restore.enter_context(_noted(_in_place, node.id))
+                    restore.enter_context(_noted(_in_place, node))
                     restore.callback(node.set_param, name, node.get_param(name))
                     node.set_param(name, averages[node.id, name])
             for shim in node.shims:
                 if any(_is_of(key, shim) for key in averages):
-                    restore.enter_context(_noted(_in_place, node.id))
+                    restore.enter_context(_noted(_in_place, node))
                 if type(shim).use_params is PyTorchShim.use_params:
                     _use_in_module(module_of(shim), f"pytorch_{shim.id}_", averages, restore)
                 else:
@@ -129,6 +130,7 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
     ]
     if not swaps:
         return
+    restore.callback(module.register_load_state_dict_pre_hook(_refuse_to_load).remove)
     for owner in module.modules():
         for name, buffer in buffers_of(owner).items():
             if buffer is not None:
@@ -145,6 +147,16 @@ def _use_in_module(module: Any, prefix: str, averages: AveragedParams, restore: 
     # Copies go to the device of the averages: if the params are elsewhere, there is no room for copies.
     restore.callback(kernels.copy_, live, [old.to(new.device, copy=True) for old, new in copied])
     kernels.copy_(live, [new for _, new in copied])
+
+
+def _refuse_to_load(module: torch.nn.Module, *args: Any) -> None:
+    """RAISES (ParamError): Averages have replaced the values of the module: loading would overwrite them."""
+    if any(map(is_in_place, module.parameters())):  # not in a copy
+        raise ParamError(
+            f"Can't load values into the torch module {type(module).__name__}: expected its trained weights, found "
+            "averages in their place. This is inside a block of use_params(optimizer.averages), which restores the "
+            "trained weights at its end: the values would be lost. Load them outside of the block."
+        )
 
 
 def _can_change_places(old: torch.Tensor, new: torch.Tensor) -> bool:

@@ -123,6 +123,19 @@ class KnownNames:
         self.of_pipeline = {*names, *(key for key in self.of_pipeline if is_key_of_shim(key) and key in self.by_key)}
         self.in_use = {first for first, *_ in names.values()}
 
+    def rename(self, components: Mapping[str, str]) -> dict[Key, tuple[str, ...]]:
+        """Rename components. components (Mapping[str, str]): New names by old ones. RETURNS (dict): All names of each
+        param of the pipeline by its key.
+        """
+        names = {
+            key: tuple(with_component(name, components) for name in found)
+            for key, found in self.by_key.items()
+            if key in self.of_pipeline
+        }
+        self.by_key.update(names)
+        self.in_use = {with_component(name, components) for name in self.in_use}
+        return names
+
     def add(self, key: Key, name: str, *, is_of_pipeline: bool) -> None:
         """Add the name of a param that a shim keeps elsewhere."""
         self.by_key[key] = (name,)
@@ -178,6 +191,14 @@ class KnownNames:
             for key, (name, *_) in self.by_key.items()
         )
         return f"{prefix}-{model.id}" if taken else prefix
+
+
+def with_component(name: str, components: Mapping[str, str]) -> str:
+    """The name of a param whose component may have been renamed. components (Mapping[str, str]): New names by old
+    ones.
+    """
+    component, slash, rest = name.partition("/")
+    return components.get(component, component) + slash + rest
 
 
 def all_names(nlp: Language) -> list[str]:

@@ -23,7 +23,7 @@ from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, clean, shim_paths, torch_params, walk
 from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
-from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train
+from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
 from .precision import scale_passes_apart
 from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 
@@ -56,7 +56,7 @@ class ParamPlan(Keeper, Protocol):
     """The table's view of the plan, which assigns params to torch optimizers and groups: see core/update/plan.py."""
 
     def sync(
-        self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True
+        self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), outside: Sequence[Param] = ()
     ) -> None: ...
     def move(self, param: Param, new: torch.Tensor) -> None: ...
     def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool: ...
@@ -90,7 +90,7 @@ class ParamTable:
         self.averages = averages
         self._names = KnownNames(self.pipeline)
         self.names = self._names.by_key
-        self._component_of: dict[int, str] = {}  # by the id of its model
+        self._component_of: dict[int, str] = {}  # by the id of its model, the first one of a shared model
         self._plan = plan
         self._on_growth = on_growth
         self._master_weights = master_weights
@@ -226,7 +226,7 @@ class ParamTable:
 
     def follow_renamed(self) -> None:
         """Follow, if components have other names now, which no new param would show."""
-        if any(self._component_of.get(id(model), name) != name for name, model in self.pipeline.components):
+        if self._renamed_components():
             self.follow()
 
     def array_of_node(self, node: Model[Any, Any], name: str, model: Model[Any, Any]) -> Any:
@@ -434,7 +434,8 @@ class ParamTable:
         """
         changed = [*known, *(param for param in self._changed if param.key in self.by_key)]
         if changed or new or not self._is_synced:
-            self._plan.sync(changed, new=new, names_are_lasting=self.pipeline.is_there)
+            outside = [param for param in (*changed, *new) if param.key not in self._names.of_pipeline]
+            self._plan.sync(changed, new=new, outside=outside)
         self._changed.clear()
         self._is_synced = True
 
@@ -533,7 +534,8 @@ class ParamTable:
         """Name all params of the pipeline; forget those that are no longer in it. RETURNS: From `walk_pipeline`."""
         walked = self.pipeline.walk() if walked is None else walked
         params = [found for model in walked for found in model.params]
-        self._component_of = {id(model.model): model.component for model in walked}
+        self._rename_components(self._renamed_components())
+        self._component_of = {model.model.id: model.component for model in reversed(walked)}
         names = self._names.note(params)
         embeddings = {found.name for found in params if found.is_embedding}
         are_others = self._plan.see_names([found.name for found in params], embeddings)
@@ -578,6 +580,21 @@ class ParamTable:
                 self._leave(param, goes_on=not has_grown or self._on_growth != "reset")
         self._forget((key for key, _ in outdated), keep_names=False)
         return updates
+
+    def _renamed_components(self) -> dict[str, str]:
+        """New names of components by old ones."""
+        now = {model.id: name for name, model in reversed(self.pipeline.components)}
+        return {old: now[key] for key, old in self._component_of.items() if now.get(key, old) != old}
+
+    def _rename_components(self, components: Mapping[str, str]) -> None:
+        """Rename all params of components, also those whose layers were replaced since: others have their names now.
+
+        components (Mapping[str, str]): New names by old ones.
+        """
+        if components:
+            self._changed += self._rename(self._names.rename(components))
+            self._joined = {with_component(name, components): at for name, at in self._joined.items()}
+            self._released = {with_component(name, components): left for name, left in self._released.items()}
 
     def _rename(self, names: Mapping[Key, tuple[str, ...]]) -> list[Param]:
         """RETURNS (list[Param]): Those with other names than before."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Dict, Literal, Optional
 
-from ..schema import Count, NotNegative, read, write
+from ..schema import Count, read, write
 from .to_the_end import Arguments
 
 Mode = Literal["max", "min"]
@@ -101,8 +101,8 @@ class PlateauSchedule(Iterator[float]):
     lower (Callable): Computes the next value.
     metric (str): The name of the watched score.
 
-    Public: `metric`, `value`, `best` (the best score so far), `bad` (evaluations in a row without improvement),
-        `cooling` (evaluations left of the cooldown).
+    Public: `metric`, `value`, `reductions` (how often it was lowered), `best` (the best score so far), `bad`
+        (evaluations in a row without improvement), `cooling` (evaluations left of the cooldown).
     """
 
     moves_with_steps = False
@@ -118,7 +118,8 @@ class PlateauSchedule(Iterator[float]):
         metric: str = "score",
     ):
         self.metric = metric
-        self.value = value
+        self.value = self._initial_value = value
+        self.reductions = 0
         self._patience = patience
         self._cooldown = cooldown
         self._is_better = is_better
@@ -142,22 +143,29 @@ class PlateauSchedule(Iterator[float]):
             self.cooling -= 1
             self.bad = 0
         if self.bad > self._patience:
-            self.value = self._lower(self.value)
+            self._reduce()
             self.cooling = self._cooldown
             self.bad = 0
+
+    def _reduce(self) -> bool:
+        before, self.value = self.value, self._lower(self.value)
+        self.reductions += self.value != before
+        return self.value != before
 
     def state_dict(self) -> Dict[str, Any]:
         """The state after the scores so far. `best` is None before the first score: JSON has no infinity."""
         best = self.best if math.isfinite(self.best) else None
-        return write(PlateauState(self.value, best, self.bad, self.cooling))
+        return write(PlateauState(self.reductions, best, self.bad, self.cooling))
 
     def load_state_dict(self, state: Any) -> None:
-        """Resume from a saved state. The saved rate counts, even if `initial_rate` was changed.
+        """Resume from a saved state: the initial value is lowered as often as before, even if the config has another.
 
         RAISES (StateError): Not the state of a plateau schedule. Nothing changes then.
         """
         saved = read(PlateauState, state, "the state of the schedule 'thinc-torchopt.plateau.v1'")
-        self.value = saved.rate
+        self.value, self.reductions = self._initial_value, 0
+        while self.reductions < saved.reductions and self._reduce():
+            pass
         self.best = self._worst if saved.best is None else saved.best
         self.bad = saved.bad_evaluations
         self.cooling = saved.cooldown_left
@@ -167,7 +175,7 @@ class PlateauSchedule(Iterator[float]):
 class PlateauState:
     """The saved form of a plateau schedule."""
 
-    rate: NotNegative
+    reductions: Count
     best: Optional[float]
     bad_evaluations: Count
     cooldown_left: Count

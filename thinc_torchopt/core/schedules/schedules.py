@@ -34,27 +34,30 @@ class Schedules:
         self._by_source: dict[int, Schedule] = {}
         self._is_end_known = False
         self._idle_updates: float = 0
-        self._values: dict[str, float] = {}
-        for name, given in settings.items():
-            self[name] = current(self.track(name, given))
+        self._given = {name: self.track(name, given) for name, given in settings.items()}
+        self._set_by_hand: dict[str, float] = {}
+        self._check()
 
     def __copy__(self) -> Schedules:
-        """The same schedules, with values of its own."""
+        """The same schedules, with values of its own that are set by hand."""
         other = Schedules.__new__(Schedules)
-        other.__dict__.update(self.__dict__, _values=dict(self._values))
+        other.__dict__.update(self.__dict__, _set_by_hand=dict(self._set_by_hand))
         return other
 
     def __getitem__(self, setting: str) -> float:
-        return self._values[setting]
+        by_hand = self._set_by_hand.get(setting)
+        return float(current(self._given[setting])) if by_hand is None else by_hand
 
     def __setitem__(self, setting: str, value: float) -> None:
-        """RAISES (ConfigError): Not a number of at least 0."""
-        self._values[setting] = check_number(setting, value)
+        """Set a value by hand. In place of a schedule it holds until the next step.
 
-    def _read(self) -> None:
-        for setting in self._values:
-            if setting in self.by_name:
-                self[setting] = self.by_name[setting].value
+        RAISES (ConfigError): Not a number of at least 0.
+        """
+        self._set_by_hand[setting] = check_number(setting, value)
+
+    def _check(self) -> None:
+        for setting, given in self._given.items():
+            check_number(setting, current(given))
 
     def track(self, name: str, value: Any) -> Any:
         """Replace a list or iterator by a Schedule.
@@ -85,7 +88,8 @@ class Schedules:
         self.step_count += 1
         for schedule in self._by_source.values():
             schedule.step()
-        self._read()
+        self._set_by_hand = {name: value for name, value in self._set_by_hand.items() if name not in self.by_name}
+        self._check()
 
     def count_update(self) -> None:
         """Count an update at these values, and warn once if nobody moves the schedules."""
@@ -115,7 +119,7 @@ class Schedules:
         """
         for schedule in self._by_source.values():
             schedule.observe(scores)
-        self._read()
+        self._check()
 
     # ------------------------------------------------------------------ the length of the training
 
@@ -134,7 +138,7 @@ class Schedules:
         for schedule in self._by_source.values():
             if schedule.spans_training:
                 schedule.set_total_steps(total, may_change=may_change)
-        self._read()
+        self._check()
 
     def check_end_is_known(self) -> None:
         """RAISES (ScheduleError): A schedule ends with the training, and does not know its length."""
@@ -166,7 +170,7 @@ class Schedules:
                 "learn_rate to thinc-torchopt.warmup_stable_decay.v1."
             )
         begins = [schedule.begin_decay(decay_steps) for schedule in self._by_source.values()]
-        self._read()
+        self._check()
         return any(begins)
 
     @property
@@ -178,14 +182,16 @@ class Schedules:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all schedules by config path, and the settings, for JSON. Places that share a schedule have the
-        same state.
+        """The states of all schedules by config path, and the settings that were set by hand, else None, for JSON.
+        Places that share a schedule have the same state.
         """
         states = {name: schedule.state_dict() for name, schedule in self.by_name.items()}
-        return {"step": self.step_count, "settings": dict(self._values), "schedules": states}
+        settings = {**dict.fromkeys(self._given), **self._set_by_hand}
+        return {"step": self.step_count, "settings": settings, "schedules": states}
 
-    def load(self, settings: Mapping[str, float], schedules: Any, step: int) -> None:
-        """Resume from a saved state. Everything is checked before a schedule moves.
+    def load(self, settings: Mapping[str, float | None], schedules: Any, step: int) -> None:
+        """Resume from a saved state. Everything is checked before a schedule moves. Values in the config count, also if
+        they have changed, except where one was set by hand.
 
         settings, schedules, step: The parts of `state_dict`, of the same config. No schedule can be ahead of the step.
         RAISES (StateError): It has other config paths, or a state can't be loaded. (ScheduleError): A state is of an
@@ -202,4 +208,5 @@ class Schedules:
                 refuse(what, name, f"as '{schedule.name}', with which it shares a schedule", "another state")
         for schedule in self._by_source.values():
             schedule.load_state_dict(schedules[schedule.name])
-        self.step_count, self._values = step, dict(settings)
+        self.step_count = step
+        self._set_by_hand = {name: value for name, value in settings.items() if value is not None}

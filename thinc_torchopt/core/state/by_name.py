@@ -20,7 +20,7 @@ from thinc.api import Shim
 
 from .. import kernels
 from ..algorithms import StateBeside, example_state, library_of, restore_beside
-from ..errors import CheckpointWarning, StateError
+from ..errors import CheckpointWarning, GrowthWarning, StateError
 from ..host import drop_grad, is_scaling, scaler_of
 from ..params import NamedModel, NamedParam, Param, inherit_master, saved_tensor
 from ..schedules import current
@@ -102,16 +102,23 @@ def _collect_params(params: Iterable[Param]) -> dict[str, dict[str, Any]]:
 
 
 def _restore_params(params: Iterable[Param], saved: Mapping[str, SavedParam], on_growth: OnGrowth = "mean") -> None:
-    """Restore the masters of params, and their states in torch. RAISES (StateError): A param has grown, and its state
-    can't.
+    """Restore the states of params in torch, and their masters. If the state of a param that has grown can't grow, it
+    starts without state.
     """
     for param in params:
         found = saved[param.name]
-        if found.master is not None:
-            inherit_master(param, found.master)
         if param.group is not None:
             dtype = param.dtype if found.dtype == str(param.dtype) else _dtype_of(found)
-            param.group.owner.states.put(param, found.state, shape=found.shape, dtype=dtype, on_growth=on_growth)
+            try:
+                param.group.owner.states.put(param, found.state, shape=found.shape, dtype=dtype, on_growth=on_growth)
+            except StateError as error:
+                if found.shape == list(param.shape):
+                    raise
+                warnings.warn(GrowthWarning(f"{error} It starts without state."), stacklevel=5)
+                param.steps = 0
+                continue
+        if found.master is not None:
+            inherit_master(param, found.master)
 
 
 def _collect_groups(groups: GroupPlan) -> dict[str, dict[str, Any]]:

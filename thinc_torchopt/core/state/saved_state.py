@@ -72,10 +72,10 @@ class SavedGroup:
 
 @dataclass
 class SavedSettings:
-    """The values of settings that schedules may move."""
+    """The values that were set by hand. None: as in the config."""
 
-    learn_rate: NotNegative
-    grad_clip: NotNegative
+    learn_rate: Optional[NotNegative]
+    grad_clip: Optional[NotNegative]
 
 
 @dataclass

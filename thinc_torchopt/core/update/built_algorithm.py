@@ -135,8 +135,8 @@ class BuiltAlgorithm:
                 if value != group.entry[name]:
                     self.algorithm.ranges.check(name, group.settings.options)
                     group.entry[name] = value
-        if batch_size is not None and hasattr(self.optimizer, "begin_step"):
-            self.optimizer.begin_step(**batch_size._asdict())
+        if hasattr(self.optimizer, "begin_step"):
+            self.optimizer.begin_step(*(batch_size or (None, None)))
         hook = getattr(self.optimizer, "before_clipping", None)
         if hook is not None:
             for group, params in chosen:

@@ -213,11 +213,18 @@ class GradGuard:
                 stacklevel=8,
             )
 
+    def anew(self) -> GradGuard:
+        """One with the same settings that has seen nothing."""
+        return GradGuard(self.max_nonfinite, spike_factor=self.spike_factor, on_spike=self.on_spike)
+
     def begin_anew(self) -> None:
         """Forget averages and bad updates in a row, for other params. Counters are kept."""
-        self.bad_in_a_row = 0
+        self.end_row()
         self.averages = {}
-        self.nonfinite_in_a_row = {}
+
+    def end_row(self) -> None:
+        """Forget bad updates in a row: the training went back to before them."""
+        self.bad_in_a_row, self.nonfinite_in_a_row = 0, {}
 
     # ------------------------------------------------------------------ state
 

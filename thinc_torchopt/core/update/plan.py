@@ -94,24 +94,26 @@ class GroupPlan:
 
     # ------------------------------------------------------------------ deriving it
 
-    def sync(self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), names_are_lasting: bool = True) -> None:
+    def sync(self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), outside: Sequence[Param] = ()) -> None:
         """Bring torch's param groups in line with the params.
 
         changed (Iterable[Param]): Params whose settings may have changed: renamed or replaced ones, for example.
         new (Iterable[Param]): Added params. They get the changes that rules made before, and may be frozen.
-        names_are_lasting (bool): Whether their names are those of a pipeline, so that patterns apply.
-        RAISES (ConfigError): The algorithm can't optimize a param and has no fallback, or patterns can't apply without
-            lasting names. Nothing changes then. (LearnRateIntegrityError): Other code wrote a rate.
+        outside (Sequence[Param]): Those of them that are not in the pipeline: patterns can't apply to their names.
+        RAISES (ConfigError): The algorithm can't optimize a param and has no fallback, or patterns can't apply. Nothing
+            changes then. (LearnRateIntegrityError): Other code wrote a rate.
         """
         for algorithm in self.algorithms:  # changes to a group that is replaced would be lost
             self._writer.check_rates(algorithm.name)
         new = list(new)
         changed = [*changed, *new]
-        if changed and self._cascade.goes_by_name and not names_are_lasting:
+        if outside and self._cascade.goes_by_name:
             raise ConfigError(
                 "Can't use patterns in [training.optimizer] (param_groups, per_param_lr, layer_decay, params of a "
-                "module): expected an optimizer that knows its pipeline, found one without a pipeline, so params have "
-                "no lasting names. Call optimizer.initialize(nlp) before the first update."
+                "module): expected params of the pipeline that the optimizer knows, found "
+                f"{len(outside)} of another model, such as '{outside[0].name.partition('/')[2]}', which have no "
+                "lasting names. Call optimizer.initialize(nlp) before the first update, and train each "
+                "other pipeline or model with an optimizer of its own."
             )
         before = [param.settings for param in changed]
         try:

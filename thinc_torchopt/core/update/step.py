@@ -83,13 +83,9 @@ class Step:
         self.buffers = KeptBuffers()
         self.grad_norm: float | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("buffers", "reduce")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.reduce = None
-        self.forget_buffers()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Settings, for a copy."""
+        return Step, (self.guard.anew(), self.clip_by)
 
     def forget_buffers(self) -> None:
         """Forget saved buffers, for other params."""
