@@ -480,7 +480,7 @@ class TorchOptimizer(Optimizer):
             if len(gradient) < 1:
                 return weights, gradient
             param = self._trained.table.torch_param_of(key, weights)
-            check_param_not_in_use(key, param, self._trained.table.names)
+            check_param_not_in_use(key, weights, param, self._trained.table.names)
             if param is None and not isinstance(weights, torch.Tensor) and not is_viewable(weights):
                 weights = own_copy(weights)
             if self._joint and self._step.reduce is not None:

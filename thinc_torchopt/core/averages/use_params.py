@@ -47,13 +47,20 @@ def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]])
             _refuse_update([*known, node.name][0])
 
 
-def check_param_not_in_use(key: Key, tensor: torch.Tensor | None, names: Mapping[Key, Sequence[str]]) -> None:
-    """Check one param. key (Key): Its key, as thinc calls an optimizer. tensor (Tensor | None): If it is one of torch.
+def check_param_not_in_use(
+    key: Key, weights: Any, tensor: torch.Tensor | None, names: Mapping[Key, Sequence[str]]
+) -> None:
+    """Check one param. key, weights: Its key and values, as thinc calls an optimizer. tensor (Tensor | None): If it is
+    one of torch.
 
     RAISES (ParamError): An average has replaced it.
     """
-    is_of_node = tensor is None and isinstance(key, tuple) and key in names and key[0] in _in_place
-    if is_of_node or (tensor is not None and is_in_place(tensor)):
+    if tensor is not None:
+        is_in_use = is_in_place(tensor)
+    else:
+        arrays = [node.get_param(name) for node in _in_place for name in node.param_names if (node.id, name) == key]
+        is_in_use = key in names and any(array is weights for array in arrays)
+    if is_in_use:
         _refuse_update([*names.get(key if tensor is None else id(tensor), ()), str(key)][0])
 
 
