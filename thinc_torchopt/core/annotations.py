@@ -36,6 +36,7 @@ LEARNS_FROM: Final[dict[str, Kind]] = {
     "spancat_singlelabel": "spans",
     "span_finder": "spans",
 }
+OF_EACH_WORD: Final[frozenset[Kind | None]] = frozenset(("tags", "morphology", "lemmas", "trees", "sentences"))
 _IN_WORDS: Final[dict[Kind, str]] = {
     "morphology": "morphological features",
     "trees": "dependency trees",

@@ -18,7 +18,7 @@ from spacy.language import Language
 from spacy.util import registry
 from thinc.api import Model
 
-from ...core.annotations import LEARNS_FROM
+from ...core.annotations import LEARNS_FROM, OF_EACH_WORD
 from ...core.errors import ConfigError
 from ...core.near_misses import did_you_mean
 from ...core.params import all_names, components_with_model, escape, shim_paths, trainable_components
@@ -77,6 +77,7 @@ BEST_WINDOW = 128
 BEST_CONTINUED = 1 / 3
 BEST = {
     "cnn": BestSettings("a network that is trained from scratch", 400, 0.002, True),
+    "words": BestSettings("a network that is trained from scratch", 400, 0.002, True, epochs=8),
     "texts": BestSettings("a text classifier that is trained from scratch", 400, 0.002, True, texts=8),
     "labels": BestSettings("a classifier that gives a text several labels", 400, 0.001, True, texts=8, epochs=8),
     "bow": BestSettings("bags of words", 1000, 0.003, False),
@@ -550,11 +551,16 @@ def _grows(nlp: Language) -> bool:
 
 
 def _kind_of_network(nlp: Language) -> str:
-    """The key of `BEST`. Whether all that learns, what it listens to aside, classifies texts, with several labels."""
+    """The key of `BEST`, by all that learns, what it listens to aside: whether something is learned of each word, or
+    nothing but categories of texts, with several labels.
+    """
     trained = {name for name, _ in trainable_components(nlp, nlp.config["training"]["frozen_components"])}
     factories = {nlp.get_pipe_meta(name).factory for name in nlp.pipe_names if escape(name) in trained}
     factories -= {"tok2vec"}
-    if {LEARNS_FROM.get(factory) for factory in factories} != {"categories"}:
+    kinds = {LEARNS_FROM.get(factory) for factory in factories}
+    if kinds & OF_EACH_WORD:
+        return "words"
+    if kinds != {"categories"}:
         return "cnn"
     return "labels" if factories == {"textcat_multilabel"} else "texts"
 
