@@ -205,34 +205,40 @@ def recipe_of(config: Config, folder: Path) -> Config:
     return Config().from_disk(after, interpolate=False)
 
 
+def steps_of_recipe(task: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        steps: int = recipe_of(config_of(TASKS[task], TUNE_SEED, Path(folder)), Path(folder))["training"]["max_steps"]
+        return steps
+
+
 # ------------------------------------------------------------------------------------------------------------ the arms
 
+EVALUATIONS = 10
 PEAKS = (0.0005, 0.001, 0.002, 0.004)
 TRANSFORMER_PEAKS = (2e-5, 5e-5, 1e-4, 2e-4)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Settings of spaCy's own optimizer. own_batches (bool): Those of `spacy init config`, not those of the recipe.
-    length (int): Steps, as a multiple of the recipe's.
+    """Settings of spaCy's own optimizer. steps (int): Length of the training. own_batches (bool): Those of `spacy init
+    config`, not those of the recipe.
     """
 
     peak: float
+    steps: int
     averages: bool = True
     own_batches: bool = False
-    length: int = 1
 
     def __str__(self) -> str:
         batches = "own batches" if self.own_batches else "the recipe's batches"
         averages = "averages" if self.averages else "no averages"
-        return f"peak {self.peak:g}, {averages}, {batches}, {self.length} x its steps"
+        return f"peak {self.peak:g}, {averages}, {batches}"
 
     def edit(self, config: Config, best: Config) -> None:
-        """best (Config): The recipe's, which says how long the training is."""
+        """best (Config): The recipe's."""
         training, recipe = config["training"], best["training"]
-        steps = recipe["max_steps"] * self.length
-        training |= {"patience": 0, "max_epochs": 0, "max_steps": steps}
-        training["eval_frequency"] = recipe["eval_frequency"] * self.length
+        training |= {"patience": 0, "max_epochs": 0, "max_steps": self.steps}
+        training["eval_frequency"] = self.steps // EVALUATIONS
         if not self.own_batches:
             training["batcher"] = recipe["batcher"]
         training["optimizer"] |= {
@@ -241,7 +247,7 @@ class Tuning:
                 "@schedules": "warmup_linear.v1",
                 "initial_rate": self.peak,
                 "warmup_steps": round(recipe["max_steps"] * recipe["optimizer"]["learn_rate"]["warmup_ratio"]),
-                "total_steps": steps,
+                "total_steps": self.steps,
             },
         }
 
@@ -249,10 +255,12 @@ class Tuning:
 TUNE_SEED = 100
 
 
-def tune(score_of: Callable[[Tuning], float], peaks: Iterable[float] = PEAKS) -> Tuning:
-    """The best settings, found one after the other. score_of (Callable): The score on the half of dev to choose on."""
-    found = max((Tuning(peak) for peak in peaks), key=score_of)
-    for change in ({"averages": False}, {"own_batches": True}, {"length": 2}):
+def tune(score_of: Callable[[Tuning], float], steps: int, peaks: Iterable[float] = PEAKS) -> Tuning:
+    """The best settings, found one after the other. score_of (Callable): The score on the half of dev to choose on.
+    steps (int): Of the recipe.
+    """
+    found = max((Tuning(peak, steps) for peak in peaks), key=score_of)
+    for change in ({"averages": False}, {"own_batches": True}, {"steps": 2 * steps}):
         found = max(found, replace(found, **change), key=score_of)  # the first one, if both are as good
     return found
 
@@ -449,9 +457,6 @@ def resampled(examples: list[Any], score: Callable[[list[Any]], float]) -> list[
     return [round(10_000 * score([examples[i] for i in some])) for some in drawn]
 
 
-EVALUATIONS = 10
-
-
 def at_shares(steps: list[int]) -> list[int]:
     """Of the steps with an evaluation, those at ten equal shares of the run, or the nearest to them."""
     steps = [step for step in steps if step]
@@ -592,14 +597,16 @@ class Runs:
         return json.loads(text)
 
     def tuned(self, task: str) -> Tuning:
-        """The settings of the arm `tuned`, found in at most seven runs."""
+        """The settings of the arm `tuned`, found in at most seven runs. They stay if the recipe changes."""
+        tunings = [line["tuning"] for line in read(self.path) if (line["task"], line["arm"]) == (task, "tuned")]
+        steps = min((tuning["steps"] for tuning in tunings), default=0) or steps_of_recipe(task)
 
         def score_of(tuning: Tuning) -> float:
             line = self.get(task, "tuned", TUNE_SEED, tuning)
             halves = {step: half for step, half, _ in line["curve"]}
             return halves[line["saved"]["step"]]
 
-        return tune(score_of, TRANSFORMER_PEAKS if TASKS[task].kind == "transformer" else PEAKS)
+        return tune(score_of, steps, TRANSFORMER_PEAKS if TASKS[task].kind == "transformer" else PEAKS)
 
 
 def run(runs: Runs, tasks: Iterable[str], seeds: list[int] | None, arms: list[str]) -> None:

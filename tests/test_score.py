@@ -127,28 +127,28 @@ def test_score_tunes_one_setting_after_the_other(score, numbers):
 
     def score_of(tuning):
         tried.add(tuning)
-        gains = (tuning.averages * numbers[4], tuning.own_batches * numbers[5], (tuning.length - 1) * numbers[6])
+        gains = (tuning.averages * numbers[4], tuning.own_batches * numbers[5], (tuning.steps > 600) * numbers[6])
         return peaks[tuning.peak] + sum(gains)
 
-    found = score.tune(score_of)
+    found = score.tune(score_of, 600)
     everything = [
-        score.Tuning(*values) for values in itertools.product(score.PEAKS, (True, False), (False, True), (1, 2))
+        score.Tuning(*values) for values in itertools.product(score.PEAKS, (600, 1200), (True, False), (False, True))
     ]
     assert score_of(found) == max(map(score_of, everything))
     tried.clear()
-    score.tune(score_of)
+    score.tune(score_of, 600)
     assert len(tried) <= 8
 
 
 def test_score_runs_what_is_missing_alone(score, tmp_path):
     """All runs of `tune` are in the file, so no process is started."""
     path = tmp_path / "score.jsonl"
-    tunings = [score.Tuning(peak) for peak in score.PEAKS]
-    best = score.Tuning(0.002)
+    tunings = [score.Tuning(peak, 600) for peak in score.PEAKS]
+    best = score.Tuning(0.002, 600)
     tunings += [
         score.replace(best, averages=False),
         score.replace(best, own_batches=True),
-        score.replace(best, length=2),
+        score.replace(best, steps=1200),
     ]
     lines = [line("tuned", 100, 7000 + 100 * (tuning == best), tuning=score.asdict(tuning)) for tuning in tunings]
     srsly.write_jsonl(path, lines)
@@ -159,7 +159,7 @@ def test_score_runs_what_is_missing_alone(score, tmp_path):
 
 
 def test_score_repeats_a_row(score, tmp_path, capsys):
-    lines = [line("tuned", 0, 7200, cpu=50.0, tuning=score.asdict(score.Tuning(0.002)))]
+    lines = [line("tuned", 0, 7200, cpu=50.0, tuning=score.asdict(score.Tuning(0.002, 600)))]
     lines += [line("stock", 0, 7000, cpu=30.0), line("best", 0, 7100)]
     srsly.write_jsonl(tmp_path / "again.jsonl", lines)
     score.repeat(lines, "food", None, tmp_path / "again.jsonl")
@@ -200,10 +200,10 @@ def test_score_difference_over_paired_seeds(score):
 
 
 def test_score_row_of_a_task(score):
-    lines = [line("tuned", 100, 9999, cpu=99.0, tuning={"peak": 1.0})]
+    lines = [line("tuned", 100, 9999, cpu=99.0, tuning={"peak": 1.0, "steps": 600})]
     for seed in (0, 1):
         lines += [line("stock", seed, 7000, cpu=40.0), line("best", seed, 7100, cpu=10.0)]
-        lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
+        lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0, "steps": 600}))
     lines.append(line("stock", 2, 9000, cpu=1000.0))  # the others have no such seed
     lines.append(line("Adam", 1, 7150, cpu=12.0))
     assert list(score.levers(lines)) == ["| lever | food |", "| --- | --- |", "| Adam | +0.5 (one seed) |"]
@@ -226,7 +226,7 @@ def test_score_row_with_fewer_seeds_of_one_arm(score):
     lines = [line("stock", 1, 7000, cpu=100.0)]
     for seed in (0, 1, 2):
         lines.append(line("best", seed, 7100 + 100 * seed, cpu=10.0 * (1 + seed)))
-        lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0}))
+        lines.append(line("tuned", seed, 7200, cpu=20.0, tuning={"peak": 1.0, "steps": 600}))
     [row] = score.rows_of(lines)
     assert row.gain("stock").mean == 2.0 and row.gain("tuned").mean == pytest.approx(0.0) and row.is_single
     assert row.share_of_time("stock") == 0.2 and row.share_of_time("tuned") == 1.0
@@ -242,7 +242,7 @@ def test_score_row_with_fewer_seeds_of_one_arm(score):
 def made_up(gain, *, task, share=0.2):
     for seed in (0, 1, 2):
         yield line("stock", seed, 7000, task=task, cpu=100.0)
-        yield line("tuned", seed, 7300, task=task, cpu=40.0, tuning={"peak": 0.001})
+        yield line("tuned", seed, 7300, task=task, cpu=40.0, tuning={"peak": 0.001, "steps": 600})
         yield line("best", seed, 7000 + gain + 10 * seed, task=task, cpu=100.0 * share, spread=(20, 20))
 
 
