@@ -407,13 +407,15 @@ def _check_known(
     if not unknown:
         return
     it = "it" if len(unknown) == 1 else "them"
+    written = f"[{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}]"
+    if any("$" in label for label in unknown):  # which a config reads as part of a variable
+        written = "null"
     text = f"'{name}'{' (sourced)' * is_sourced} does not know {_listed(unknown)}, which [{train.name}] has"
     if is_sourced:
         found.stops.append(
             f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. To add {it} before the training and keep "
             f'what it has learned: @callbacks = "thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} '
-            f"= [{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}] in "
-            "[initialize.after_init.labels]. spacy torchopt init --from writes such a config."
+            f"= {written} in [initialize.after_init.labels]. spacy torchopt init --from writes such a config."
         )
     elif factory in _STRICT:
         found.stops.append(
