@@ -159,6 +159,7 @@ def test_learn_refuses_binary_texts(model, tmp_path):
             {"learn_rate": {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 2}},
             "a stream has no end",
         ),
+        ({"learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.01}}, "one that follows a score"),
     ],
 )  # fmt: skip
 def test_learn_refuses_optimizers_without_an_endless_rate(model, tmp_path, settings, message):

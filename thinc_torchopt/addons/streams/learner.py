@@ -42,6 +42,7 @@ from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder
+from ...core.types import BatchSize
 from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import (
     Identity,
@@ -52,7 +53,7 @@ from ...loop.config_check import (
     compare_identities,
 )
 from ...loop.label_conflicts import MOST_TEXTS, Comparison
-from ...loop.model_state import ModelState, check_model, check_parts, collect_model, restore_model
+from ...loop.model_state import ModelState, check_model, checksum_of, collect_model, restore_model
 from ...loop.random_state import RandomState, check_generators, collect_random, preserved_random, restore_random
 from ...loop.run_lock import RunLock
 from .backward import backward
@@ -75,7 +76,7 @@ from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
-_VERSION = 3
+_VERSION = 4
 _COMMAND = Section("spacy torchopt learn")
 # After so many texts, labels that they should have are told.
 _COMPARED = 10
@@ -141,7 +142,8 @@ class LogRow:
     """A row of the log.
 
     texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far, by their labels or annotators.
-    rejected (int): Texts that could not be learned so far.
+    rejected (int): Texts that could not be learned so far. skipped_updates (int): Those that the optimizer has left out
+        so far, as their gradients were not finite or spiked: nothing was learned of their texts.
     score, scores: Of the texts since the row before, each before it was learned. None: unknown.
     losses (dict): By component, the mean over these texts.
     learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
@@ -155,6 +157,7 @@ class LogRow:
     tokens: int
     skipped: int
     rejected: int
+    skipped_updates: int
     score: float | None
     scores: dict[str, float]
     losses: dict[str, float]
@@ -177,14 +180,25 @@ class TextBlock:
 
 
 @dataclass
+class ComparedTexts:
+    """The saved state of a `Comparison`."""
+
+    predicted: Count
+    texts: Count
+    found: dict[str, dict[str, Count]]
+    there: dict[str, dict[str, Count]]
+
+
+@dataclass
 class LearnerState:
     """The saved state of a run.
 
-    values, settings (dict): Those of the config, and `LearnSettings.lasting`. identity (Identity): Vectors and labels
-        at the start. added (list): Component and label,
-        for those that were added. teacher (str): The digest of the teacher; empty: there is none. scored (list): The
-        docs of the block in spaCy's binary format, as predicted and as they should be. logged, watched (int): The texts
-        at the last row, and at the last evaluation of the watched corpus.
+    values, settings (dict): Those of the config, and `LearnSettings.lasting` with a checksum of the weights. identity
+        (Identity): Vectors and labels at the start. added (list): Component and label, for those that were added.
+        teacher (str): The digest of the teacher; empty: there is none. scored (list): The docs of the block in spaCy's
+        binary format, as predicted and as they should be. logged, watched (int): The texts at the last row, and at the
+        last evaluation of the watched corpus. compared (ComparedTexts | None): None: what is missing was told, or
+        nothing is.
     """
 
     version: Count
@@ -207,6 +221,7 @@ class LearnerState:
     logged: Count
     watched: Count
     seconds: NotNegative
+    compared: ComparedTexts | None
 
 
 class _Text(NamedTuple):
@@ -259,6 +274,7 @@ class StreamLearner:
         self._before_update = registry.resolve({"training": {"before_update": training.get("before_update")}})[
             "training"
         ]["before_update"]
+        self._trained = set(nlp.pipe_names) - set(self._frozen)
         self._values, self._identity = collect_values(nlp), collect_identity(nlp)
         self._added: list[tuple[str, str]] = []
         self.teacher: StreamTeacher | None = None
@@ -271,6 +287,7 @@ class StreamLearner:
         self.texts = self._tokens = self._skipped = self.rejected = 0
         self._logged = self._last_watched = self._saved = 0
         self._undo = Undo(nlp)
+        self._compared: Comparison | None = Comparison(nlp, self._trained)
         self._changes = False  # the weights, at this moment
         self._unwritten: list[dict[str, Any]] = []  # rows of texts that can't be learned
         self._notified: set[str] = set()
@@ -279,15 +296,13 @@ class StreamLearner:
         self._refused_labels: dict[tuple[str, str], str] = {}  # with the reason
         self._waiting: list[Line] = []
         self._start = time.monotonic()
-        check_parts(nlp)
+        self._lasting = {**settings.lasting, "weights of MODEL": f"checksum {checksum_of(collect_model(nlp))}"}
         check_listeners(nlp, self._frozen, self._annotating)
         self._lock = RunLock(folder, what="what is learned", setting="--output")
         self._lock.acquire()
         try:
             clear_leftovers(folder)
             self.goes_on = (folder / STATE).exists()
-            # A run that goes on has told it before.
-            self._compared = None if self.goes_on else Comparison(nlp, set(nlp.pipe_names) - set(self._frozen))
             if self.goes_on:
                 self._restore()
             else:
@@ -295,6 +310,11 @@ class StreamLearner:
         except BaseException:
             self._lock.release()
             raise
+
+    @property
+    def skipped_updates(self) -> int:
+        """The updates that were left out so far, because of their gradients."""
+        return self._optimizer.skipped_updates
 
     def __enter__(self) -> StreamLearner:
         return self
@@ -588,12 +608,14 @@ class StreamLearner:
             old = self.teacher.fill_in_later(old, [n for _, n in known], self._added)
         scored, losses = self._score_and_backprop([text.example for text in found], old)
         self._look_for_missing([text.example for text in found], scored)
+        learned = [*(text.example for text in found), *old]
+        self._optimizer.batch_size = BatchSize(sum(len(example) for example in learned), len(learned))
         with self._optimizer.joint_step():
             for name, proc in self._nlp.pipeline:
                 if name not in self._frozen and is_trained(proc):
                     proc.finish_update(self._optimizer)  # type: ignore[attr-defined]
             self._changes = True
-        self._changes = False
+        self._changes, self._optimizer.batch_size = False, None
         self._optimizer.step_schedules()
         self._scored += scored
         for line, example in found:
@@ -651,6 +673,7 @@ class StreamLearner:
             self._tokens,
             self._skipped,
             self.rejected,
+            self.skipped_updates,
             self._scores.total(scores),
             scores,
             {name: loss / max(1, self._block.n) for name, loss in self._block.losses.items()},
@@ -719,7 +742,7 @@ class StreamLearner:
         state = LearnerState(
             _VERSION,
             self._values,
-            self._settings.lasting,
+            self._lasting,
             self._identity,
             self._added,
             "" if self.teacher is None else self.teacher.digest,
@@ -737,6 +760,7 @@ class StreamLearner:
             self._logged,
             self._last_watched,
             time.monotonic() - self._start,
+            self._compared,  # type: ignore[arg-type]  # is written as such a form
         )
         self._write_rejected()
         with self._on_disk():
@@ -750,7 +774,7 @@ class StreamLearner:
         what = f"the stream in '{self.folder}'"
         check_version(content := read_folder(self.folder / STATE), _VERSION, what)
         saved = read(LearnerState, content, what)
-        found = compare_configs(saved.settings, self._settings.lasting)
+        found = compare_configs(saved.settings, self._lasting)
         found += compare_configs(saved.values, self._values, collect_defaults(self._nlp))
         if found := found + compare_identities(saved.identity, self._identity):
             raise StateError(
@@ -780,6 +804,8 @@ class StreamLearner:
         self._skipped, self.rejected = saved.skipped, saved.rejected
         self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
         self._start -= saved.seconds
+        known = saved.compared
+        self._compared = None if known is None else Comparison(self._nlp, self._trained, **vars(known))
         # Texts that are learned again, and the end of the run, get new rows.
         trim_rows(self.folder / LOG, "texts", self._logged)
         trim_rows(self.folder / REJECTED, "number", self.rejected)
