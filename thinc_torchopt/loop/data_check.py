@@ -224,6 +224,12 @@ def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: S
             advice = other or " Add them, or remove the component from [nlp] pipeline."
             found.stops.append(f"'{name}' has nothing to learn: {what}{advice}")
             found.allowable.append(found.stops[-1])
+    bare = sum(not example.reference.cats for example in train.examples)
+    for name in (name for name in trained if bare and name not in empty and _factory(nlp, name) == "textcat"):
+        found.notes.append(
+            f"'{name}' learns that no category holds in {bare:,} of the {train.told}, as they have none. If they are "
+            "not annotated for it, leave them out, or use textcat_multilabel."
+        )
 
 
 def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpus, found: Findings) -> None:

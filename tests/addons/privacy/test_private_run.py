@@ -409,6 +409,7 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
                     "decay_ratio": 0.2,
                 },
                 "training__max_steps": 0,
+                "training__patience": 0,
             },
             ConfigError,
             "'target_epsilon' in .*could end the training before the learning rate falls",
