@@ -26,7 +26,7 @@ LEAST_SHARE: Final = 0.1
 # The suggester of spaCy's template proposes spans of up to 3 tokens: enough, if at most this share is longer.
 _LONGER: Final = 0.05
 _LONGEST: Final = 12
-# What a component takes a text without its annotations for. Others learn nothing there.
+# Components that learn from texts without their annotations, and how. Others learn nothing there.
 _WITHOUT: Final = {
     "spancat": "it takes them as texts without spans",
     "textcat": "it takes them as texts without a category",

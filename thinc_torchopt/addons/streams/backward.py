@@ -45,8 +45,8 @@ def _without_annotations(nlp: Language, example: Example) -> Iterator[str]:
 def _not_listening(nlp: Language, components: Sequence[str]) -> Iterator[None]:
     """Inside, components don't listen to others.
 
-    SOURCE: `update` in spacy/pipeline/tok2vec.py: the last listener starts the backward pass of what it listens to. If
-    that one is not updated, nothing is learned there. The same in spacy-transformers and spacy-curated-transformers.
+    SOURCE: `update` in spacy/pipeline/tok2vec.py: the last listener starts the backward pass of the layers that all of
+    them hear. If that one is not updated, these learn nothing. The same in spacy-transformers.
     """
     heard: list[Any] = [pipe for _, pipe in nlp.pipeline if hasattr(pipe, "listener_map")]
     kept = [pipe.listener_map for pipe in heard]
