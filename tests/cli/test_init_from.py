@@ -221,6 +221,21 @@ def test_init_from_refusals(args, says, folder):
     assert run.returncode == 1 and says in run.stderr and sorted(folder.rglob("*")) == before
 
 
+def test_init_from_adds_labels_with_dollars(folder):
+    nlp = spacy.load("old")
+    tags = ["PRP$", "$", "a$$b", "${paths.train}"]
+    write(Path("new.spacy"), [Doc(nlp.vocab, ["Anna", "likes", "red", "London"], tags=tags) for _ in range(30)])
+    init("--from", "old", *PATHS, *TWO)
+    assert made()["initialize"]["after_init"]["labels"] == {"tagger": None}  # those of the texts
+    spacy_cli("train", "new.cfg", "--output", "training/new")
+    assert set(tags) <= set(spacy.load("training/new/model-last").get_pipe("tagger").labels)
+    # One that is written by hand, as spaCy reads it.
+    text = Path("new.cfg").read_text().replace("tagger = null", 'tagger = ["PRP$"]')
+    Path("new.cfg").write_text(text)
+    spacy_cli("torchopt", "init", "new.cfg", "other.cfg", "--recipe", "robust")
+    assert 'tagger = ["PRP$"]' in Path("other.cfg").read_text()
+
+
 def test_init_from_refuses_texts_that_teach_it_nothing(folder):
     run = init("--from", "old", "--paths.train", "bare.spacy", check=False)
     assert "expected texts with tags ('tagger') or entities ('ner'), found 30 texts with no annotations" in run.stderr

@@ -143,6 +143,12 @@ def test_learn_refuses_what_cannot_work(model, tmp_path, monkeypatch, flags, mes
     assert run.returncode == 1 and re.search(message, run.stderr), run.stderr
 
 
+def test_learn_tells_of_what_a_terminal_cannot_show(model, tmp_path):
+    stream = write_stream(tmp_path / "stream.jsonl", 3, changed=lambda i, found: {**found, "\ud800": 1})
+    told = spacy_cli("torchopt", "learn", model, stream, "--output", tmp_path / "out").stdout
+    assert r"Note: '\ud800' of texts is not used." in told and "3 texts were learned" in told
+
+
 def test_learn_refuses_binary_texts(model, tmp_path):
     DocBin().to_disk(tmp_path / "train.spacy")
     args = (model, tmp_path / "train.spacy", "--output", tmp_path / "out", "--skip-bad")
@@ -159,6 +165,7 @@ def test_learn_refuses_binary_texts(model, tmp_path):
             {"learn_rate": {"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 2}},
             "a stream has no end",
         ),
+        ({"learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.01}}, "one that follows a score"),
     ],
 )  # fmt: skip
 def test_learn_refuses_optimizers_without_an_endless_rate(model, tmp_path, settings, message):

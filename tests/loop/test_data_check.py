@@ -136,6 +136,17 @@ def test_data_check_counts_texts_without_one_category(held):
     assert [note.split(" have ")[0] for note in notes] == ["1 text in [corpora.dev]"] * (held != 1)
 
 
+@pytest.mark.parametrize("component", ["textcat", "textcat_multilabel"])
+def test_data_check_tells_of_texts_that_are_learned_as_having_no_category(component):
+    nlp = pipeline(component)
+    train = corpus(nlp, GOLD)
+    nlp.initialize(lambda: train.examples)
+    assert not any("no category" in note for note in check(nlp, train).notes)
+    train.examples[1].reference.cats = {}
+    notes = [note for note in check(nlp, train).notes if "no category holds in 1 of the" in note]
+    assert len(notes) == (component == "textcat")
+
+
 def test_data_check_says_once_that_dev_has_no_annotations():
     """Also for several components; and for each by its name if others can be scored."""
     nlp = pipeline("tagger")

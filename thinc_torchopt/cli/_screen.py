@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from configparser import Error as ParserError
 from contextlib import contextmanager, redirect_stdout, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal
@@ -189,6 +190,9 @@ def make_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
     from wasabi.printer import Printer
 
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, TextIOWrapper):  # texts of the user may have characters that a terminal can't show
+        stream.reconfigure(errors="backslashreplace")
     color_system: Literal["auto"] | None = "auto" if Printer(no_print=True).show_color else None
     console = Console(markup=False, emoji=False, highlight=False, color_system=color_system, stderr=stderr)
     if not console.is_terminal:

@@ -17,7 +17,8 @@ from ..addons.streams import LearnSettings, LineReader, LogRow, StreamLearner
 from ..addons.trials import WRITES
 from ..core.errors import ConfigError
 from ..core.optimizer import TorchOptimizer
-from ..loop.setup import resolve_optimizer
+from ..core.words import count
+from ..loop.setup import resolve_optimizer, watching_scores
 from ..loop.signals import Signals
 from ._command import CODE, GPU
 from ._screen import errors_shown, make_console
@@ -149,7 +150,7 @@ def _check(
 def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, notes: list[str]) -> TorchOptimizer:
     """Build the optimizer, without settings for a training with checkpoints.
 
-    RAISES (ConfigError): It is not ours, or a schedule ends with the training.
+    RAISES (ConfigError): It is not ours, or a schedule ends with the training or follows a score.
     """
     without = [name for name in WRITES if block.get(name) and name not in _WITH_OTHERS]
     if without:
@@ -164,6 +165,12 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
             "Can't learn from a stream with this 'learn_rate' in [training.optimizer]: expected a number, or a "
             "schedule with total_steps, found one that ends with the training, and a stream has no end. Set "
             "--learn-rate, for example to a third of the highest rate in training."
+        )
+    if watching := watching_scores(optimizer):
+        raise ConfigError(
+            f"Can't learn from a stream with this schedule of '{watching[0]}' in [training.optimizer]: expected a "
+            "number, or a schedule with total_steps, found one that follows a score, which only spacy train gives it. "
+            "Set --learn-rate."
         )
     if "privacy" in optimizer.attachments:
         raise ConfigError(
@@ -215,5 +222,11 @@ def _tell_end(console: Console, learner: StreamLearner, before: int, output: Pat
         console.print(f"{texts} could not be learned: {output / 'rejected.jsonl'}.", soft_wrap=True)
     if learner.teacher is not None and learner.teacher.filled.texts:
         console.print(f"Filled in by the teacher: {learner.teacher.filled.in_words()}", soft_wrap=True)
+    if learner.skipped_updates:
+        console.print(
+            f"{count(learner.skipped_updates, 'update')} left out, as gradients were not finite or spiked: nothing was "
+            "learned of these texts.",
+            soft_wrap=True,
+        )
     done = f"{learner.texts - before:,} texts were learned" if learner.texts > before else "no text was new"
     console.print(f"{why}: {done}. Pipeline: {output / 'model-last'}. To go on, run the same command.", soft_wrap=True)

@@ -67,6 +67,13 @@ def annotations_of(factory: str, spans_key: str) -> str:
     return "" if kind is None else in_words(kind, spans_key)
 
 
+def has_annotation(doc: Doc, kind: Kind, spans_key: str = "sc") -> bool:
+    """Whether somebody annotated a text, even as having none. kind (Kind): Entities, categories or spans."""
+    if kind == "spans":
+        return spans_key in doc.spans
+    return bool(doc.cats) if kind == "categories" else kind == "entities" and doc.has_annotation("ENT_IOB")
+
+
 @dataclass
 class Found:
     """The annotations of one kind.

@@ -224,6 +224,12 @@ def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: S
             advice = other or " Add them, or remove the component from [nlp] pipeline."
             found.stops.append(f"'{name}' has nothing to learn: {what}{advice}")
             found.allowable.append(found.stops[-1])
+    bare = sum(not example.reference.cats for example in train.examples)
+    for name in (name for name in trained if bare and name not in empty and _factory(nlp, name) == "textcat"):
+        found.notes.append(
+            f"'{name}' learns that no category holds in {bare:,} of the {train.told}, as they have none. If they are "
+            "not annotated for it, leave them out, or use textcat_multilabel."
+        )
 
 
 def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpus, found: Findings) -> None:
@@ -407,13 +413,15 @@ def _check_known(
     if not unknown:
         return
     it = "it" if len(unknown) == 1 else "them"
+    written = f"[{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}]"
+    if any("$" in label for label in unknown):  # which a config reads as part of a variable
+        written = "null"
     text = f"'{name}'{' (sourced)' * is_sourced} does not know {_listed(unknown)}, which [{train.name}] has"
     if is_sourced:
         found.stops.append(
             f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. To add {it} before the training and keep "
             f'what it has learned: @callbacks = "thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} '
-            f"= [{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}] in "
-            "[initialize.after_init.labels]. spacy torchopt init --from writes such a config."
+            f"= {written} in [initialize.after_init.labels]. spacy torchopt init --from writes such a config."
         )
     elif factory in _STRICT:
         found.stops.append(

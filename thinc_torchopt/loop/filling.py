@@ -4,7 +4,8 @@ Texts on which only a new label is annotated say of all else that it is nothing,
 forgets what it knew. So a *teacher*, a frozen pipeline, annotates what is *open*. What an annotator says is never
 changed. For each kind of annotations, a rule says what is open:
 
-    entities, spans   tokens outside of the annotated spans. Afterwards, tokens that nobody names are outside ("O")
+    entities, spans   tokens outside of the annotated spans. Afterwards, tokens that nobody names are outside ("O"). But
+                      in texts with no word on entities they stay missing, if there are labels that the teacher lacks
     categories        labels that the text does not name; exclusive ones: all, if the text names none
     tags, morphology, lemmas, sentences   tokens without
     trees             sentences without any arc: single arcs of another tree could make cycles
@@ -27,7 +28,7 @@ from spacy.morphology import Morphology
 from spacy.pipeline import Morphologizer
 from spacy.tokens import Doc
 
-from ..core.annotations import LEARNS_FROM, Kind
+from ..core.annotations import LEARNS_FROM, Kind, has_annotation
 from ..core.errors import ConfigError
 from ..core.near_misses import did_you_mean, there_are
 from ..core.words import count, listed
@@ -58,7 +59,8 @@ class Rule:
     is_exclusive (bool): Of categories: exactly one holds. threshold (float): Of the others: from this score on.
     spans_key, teachers_key (str): Of spans.
     incorrect_key (str | None): Of entities: the spans under this key are none.
-    closes (bool): Of entities: tokens that nobody names are outside afterwards. False: those that are missing stay so.
+    closes (bool): Of entities: tokens that nobody names are outside afterwards, where somebody knows of all labels.
+        False: those that are missing stay so.
     labels (frozenset[str] | None): Those that may be filled in: both components have them. None: all.
     own (frozenset[str] | None): All labels of the component. None: unknown until it is initialized.
     theirs (frozenset[str] | None): All labels of the teacher's component. None: they are made of others.
@@ -84,6 +86,11 @@ class Rule:
     def may_fill(self, label: str) -> bool:
         """Whether a label is open anywhere."""
         return label not in self.complete and (self.labels is None or label in self.labels)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether the teacher has all labels of the component."""
+        return self.own is not None and self.theirs is not None and self.own <= self.theirs
 
     def stands_for(self, annotated: str, predicted: str) -> bool:
         """Whether an annotated label takes the place of a predicted one: no contradiction."""
@@ -427,7 +434,7 @@ def _fill_entities(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[
             if end < len(doc) and iob[end] == _INSIDE:
                 iob[end] = _BEGIN  # an annotated entity begins here, and goes on being one of its own
             filled[label] += 1
-    if rule.closes:
+    if rule.closes and (rule.knows_all or has_annotation(doc, "entities")):
         iob[iob == 0] = _OUTSIDE
     _set(doc, [ENT_IOB, ENT_TYPE], iob, types)
     return True

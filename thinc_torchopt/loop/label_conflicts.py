@@ -70,8 +70,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.components = [name for name in self.nlp.pipe_names if name in self.names and _forgets(self.nlp, name)]
-        self.found |= {name: Counter() for name in self.components}
-        self.there |= {name: Counter() for name in self.components}
+        self.found = {name: Counter(self.found.get(name)) for name in self.components}
+        self.there = {name: Counter(self.there.get(name)) for name in self.components}
 
     def predict(self, examples: Sequence[Example], *, needs: Collection[str] = ()) -> None:
         """Let the pipeline predict texts, and compare. No text and no weight is changed.

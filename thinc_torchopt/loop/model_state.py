@@ -7,6 +7,7 @@ error.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,17 @@ def collect_model(
             {key: on_cpu(value) for key, value in node.attrs.items() if is_plain(value)} for node in model.walk()
         ]
     return state
+
+
+def checksum_of(model: ModelState) -> str:
+    """A checksum of the weights."""
+    found = 0
+    for tensors in (model.params, *model.modules.values()):
+        for tensor in tensors.values():
+            if isinstance(tensor, torch.Tensor):
+                data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+                found = zlib.crc32(data.numpy().data, found)
+    return f"{found:08x}"
 
 
 # ---------------------------------------------------------------------- checks

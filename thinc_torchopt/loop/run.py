@@ -448,10 +448,8 @@ class Run:
             for name, proc in nlp.pipeline:
                 if name not in arguments.exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
-                    if spoiled_by is not None:
-                        losses.setdefault(
-                            name, 0.0
-                        )  # spaCy's table wants one, also of components behind the one that raised
+                    # spaCy's table wants one, also of an empty batch, and of components behind one that raised.
+                    losses.setdefault(name, 0.0)
             self.emit(PreOptimizerStep, spoiled_by)
         optimizer.batch_size = None
         self.ranks.end_update(all_losses)

@@ -208,12 +208,17 @@ def schedule_notes() -> Iterator[list[str]]:
 
 def note_on_scores(optimizer: TorchOptimizer) -> list[str]:
     """A note on schedules that depend on scores, as their values are unknown before training."""
-    found = [name for name, source in optimizer.schedules.items() if _watches_scores(source)]
+    found = watching_scores(optimizer)
     if not found:
         return []
     return [
         f"These depend on the scores in training: {', '.join(found)}. They are shown as if the score always got better."
     ]
+
+
+def watching_scores(optimizer: TorchOptimizer) -> list[str]:
+    """The schedules that depend on scores."""
+    return [name for name, source in optimizer.schedules.items() if _watches_scores(source)]
 
 
 def _watches_scores(source: Any) -> bool:

@@ -107,7 +107,7 @@ def test_private_run_that_was_killed_ends_as_one_that_was_not(tmp_path, corpus, 
 
 
 @needs_opacus
-def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corpus):
+def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corpus, caplog):
     from opacus.accountants import PRVAccountant, RDPAccountant
 
     settings = {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 2.0}
@@ -125,7 +125,9 @@ def test_private_target_ends_the_training_with_opacus_own_epsilon(tmp_path, corp
     assert last["privacy"]["epsilon_rdp"] == pytest.approx(epsilon(RDPAccountant(), steps))
     assert last["privacy"]["updates"] == steps
     # It is over, also when it is started again.
+    caplog.clear()
     assert run(config, tmp_path / "output") == {}
+    assert "Private training ends: one more update would exceed epsilon 2." in caplog.text
 
 
 @needs_opacus
@@ -162,6 +164,19 @@ def test_private_empty_batches_count_and_get_noise(tmp_path, corpus, noise):
     assert len(sizes) == 11 and 0 in sizes
     if noise:
         assert all(values)
+
+
+def test_table_of_a_run_that_begins_with_an_empty_batch(tmp_path, corpus):
+    """spaCy's table wants a loss for each component, also of a run that is not private."""
+    config = private(tmp_path, corpus, steps=4, training__optimizer__checkpoint=None, training__eval_frequency=1)
+    config["training"]["optimizer"]["privacy"] = None
+    config["training"]["batcher"] = {"@batchers": "test-private.FirstEmpty.v1"}
+
+    @spacy.registry.batchers("test-private.FirstEmpty.v1")
+    def create_batcher():
+        return lambda items: iter([[], list(items)])
+
+    trained(config)
 
 
 def test_private_log_has_no_epsilon_without_noise(tmp_path, corpus):
@@ -373,6 +388,31 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
             {"training__batcher": {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}},
             ConfigError,
             "'size' in .*at most the number of examples",
+        ),
+        (
+            {
+                "training__optimizer__privacy": {**PRIVACY, "noise_multiplier": None, "target_epsilon": 8.0},
+                "training__max_steps": 0,
+                "training__max_epochs": 0,
+            },
+            ConfigError,
+            r"'noise_multiplier' in .*depends on the number of updates, found None\. Set max_steps in",
+        ),
+        (
+            {
+                "training__optimizer__privacy": {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 8.0},
+                "training__optimizer__budget": {"@misc": "thinc-torchopt.Budget.v1", "limit": "30 steps"},
+                "training__optimizer__learn_rate": {
+                    "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
+                    "initial_rate": 0.01,
+                    "warmup_steps": 1,
+                    "decay_ratio": 0.2,
+                },
+                "training__max_steps": 0,
+                "training__patience": 0,
+            },
+            ConfigError,
+            "'target_epsilon' in .*could end the training before the learning rate falls",
         ),
         (
             {"training__optimizer__privacy": {**PRIVACY, "delta": 0.1}},

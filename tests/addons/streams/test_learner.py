@@ -398,3 +398,39 @@ def test_learner_keeps_the_words_of_no_text(model, tmp_path):
 def test_learner_refuses_impossible_settings(arguments, message):
     with pytest.raises(ConfigError, match=message):
         LearnSettings(**arguments)
+
+
+def test_learner_tells_the_optimizer_how_much_is_in_a_batch(tmp_path):
+    """Which divides gradients by it."""
+    words = {"algorithm": {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "words"}}
+    model = make_model(tmp_path / "model", **words)
+    found, _ = learn(model, write_stream(tmp_path / "stream.jsonl", 6), tmp_path / "out", replay=1)
+    assert found[-1].texts == 6 and not files(tmp_path / "out").items() <= files_of(model).items()
+
+
+def files_of(model):
+    return {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
+
+
+def test_learner_counts_updates_that_are_skipped(tmp_path):
+    model = make_model(tmp_path / "model", spike_factor=1.0001, on_spike="skip")
+    stream = write_stream(tmp_path / "stream.jsonl", 40)
+    nlp, optimizer = load(model)
+    with (
+        pytest.warns(Warning, match="spike"),
+        StreamLearner(nlp, optimizer, tmp_path / "out", LearnSettings(every=20)) as learner,
+    ):
+        found = list(learner.learn(LineReader(stream)))
+    # The first 20 norms make the average.
+    assert 0 == found[0].skipped_updates < found[1].skipped_updates == optimizer.skipped_updates
+    assert rows(tmp_path / "out")[-1]["skipped_updates"] == learner.skipped_updates
+
+
+def test_learner_goes_on_only_with_the_weights_that_it_began_with(model, unbroken, tmp_path):
+    stream, expected = unbroken
+    output = shutil.copytree(expected, tmp_path / "out")
+    nlp, _ = load(model)
+    nlp.get_pipe("ner").model.get_ref("upper").get_param("b")[:] += 1
+    nlp.to_disk(tmp_path / "other")
+    with pytest.raises(StateError, match=r"weights of MODEL: checksum \w+ "):
+        learn(tmp_path / "other", stream, output, replay=1, memory=4)

@@ -42,6 +42,16 @@ def test_learner_tells_of_missing_labels(model, tmp_path, prequential):
     assert not learn(model, stream, tmp_path / "whole", prequential=prequential)[1]
 
 
+def test_learner_tells_of_missing_labels_over_several_runs(model, tmp_path):
+    """As with a few texts a day: once, when there are enough of them."""
+    stream = write_stream(tmp_path / "stream.jsonl", 30, changed=without_tags(without_cities))
+    lines, told = stream.read_text().splitlines(keepends=True), []
+    for end in (4, 8, 12, 30):
+        stream.write_text("".join(lines[:end]))
+        told.append([one for one in learn(model, stream, tmp_path / "out")[1] if "CITY" in one])
+    assert [len(one) for one in told] == [0, 0, 1, 0] and "the first 10 texts have no CITY" in told[2][0]
+
+
 def test_learner_looks_without_a_change(model, tmp_path, monkeypatch):
     """Weights are those of a run that does not look, to the bit; and nothing is told if the teacher fills it in."""
     stream = write_stream(tmp_path / "stream.jsonl", 24, changed=without_tags(without_cities))

@@ -177,6 +177,18 @@ def test_teaching_gives_no_category_that_came_later_to_texts_without(tmp_path):
     assert filled.reference.cats == {}
 
 
+def test_teaching_says_nothing_of_new_labels_in_texts_without_annotations(model, tmp_path):
+    """Neither of entities nor of exclusive categories: each of these texts may be of the new kind."""
+    nlp = spacy.load(model)
+    examples = toy_examples(nlp, 2)
+    nlp.add_pipe("textcat").initialize(lambda: examples, nlp=nlp, labels=["A", "B"])
+    StreamTeacher.keep(nlp, tmp_path)
+    add_labels(nlp, "textcat", ["C"])
+    add_labels(nlp, "ner", ["COLOR"])
+    [filled] = StreamTeacher(nlp, tmp_path).fill_in([make_example(nlp, {"words": ["Anna", "likes", "red"]}, "it")])
+    assert filled.reference.cats == {} and [one.ent_iob_ for one in filled.reference] == ["B", "", ""]
+
+
 @pytest.mark.parametrize("new_labels", ["refuse", "skip"])
 def test_teaching_goes_on_where_no_more_labels_are_added(model, streams, tmp_path, new_labels):
     asked = itertools.count()

@@ -28,7 +28,6 @@ from ...core.launched import is_launched
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import Count, NotNegative, read, write
 from ...core.types import Accountant
-from ...loop.components import is_trained
 from ...loop.config_check import collect_values
 from ...loop.data_stream import Batches, DataStream, batches_of, checksums_of
 from ...loop.events import Control, Evaluate, Log, PreOptimizerStep, StepEnd, TrainBegin
@@ -84,7 +83,7 @@ class PrivateUpdates:
         self._exclude = run.arguments.exclude
         self._batches = run.batches
         self._max_steps = run.max_steps
-        self._batcher = _check_all(run.nlp, run.optimizer, run.batches, self._exclude)
+        self._batcher = _check_all(settings, run.nlp, run.optimizer, run.batches, self._exclude)
         self._book = Book(settings.clip)
         self._noise = Noise(settings.seed)
         self._account = Account(settings.delta, settings.accountant)
@@ -119,13 +118,7 @@ class PrivateUpdates:
         return self._book.recording(self._nlp, len(examples), self._exclude, self._optimizer.frozen_keys)
 
     def after_backward(self, losses: dict[str, Any]) -> None:
-        """Add the noise to the sums in the models, and divide them by the size that batches have on average.
-
-        losses (dict): Those of an empty batch are 0, for spaCy's table.
-        """
-        for name, proc in self._nlp.pipeline:
-            if name not in self._exclude and is_trained(proc):
-                losses.setdefault(name, 0.0)
+        """Add the noise to the sums in the models, and divide them by the size that batches have on average."""
         plan = self.plan
         self._noise.add(
             self._nlp,
@@ -150,6 +143,7 @@ class PrivateUpdates:
         logger.info("Private training: %s", self.plan.in_words())
         if self._account.steps:
             logger.info(_GOES_ON, f"{self._account.steps:,}")
+        self._tell_end()
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         control.should_stop |= self._is_over
@@ -158,11 +152,15 @@ class PrivateUpdates:
     def _is_over(self) -> bool:
         return self.plan.last is not None and self._account.steps >= self.plan.last
 
-    def on_step_end(self, event: StepEnd, control: Control) -> None:
+    def _tell_end(self) -> None:
         if self._is_over:
             logger.info(
                 "Private training ends: one more update would exceed epsilon %g.", self._settings.target_epsilon
             )
+
+    def on_step_end(self, event: StepEnd, control: Control) -> None:
+        self._tell_end()
+        if self._is_over:
             control.should_stop = control.should_evaluate = True
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
@@ -212,7 +210,7 @@ def plan_private_training(
     """
     training, account = config["training"], Account(settings.delta, settings.accountant)
     batches = batches_of(nlp, config, corpus)
-    batcher = _check_all(nlp, optimizer, batches, training["frozen_components"])
+    batcher = _check_all(settings, nlp, optimizer, batches, training["frozen_components"])
     return _plan(settings, batches, batcher, training["max_steps"], account)
 
 
@@ -227,8 +225,17 @@ def what_is_not_covered(settings: Privacy, seed: int | None) -> Iterator[str]:
         yield f"Nothing is private from those who know 'seed' in {BLOCK}: set it in experiments only."
 
 
-def _check_all(nlp: Language, optimizer: TorchOptimizer, batches: Batches, exclude: Collection[str]) -> PoissonBatcher:
+def _check_all(
+    settings: Privacy, nlp: Language, optimizer: TorchOptimizer, batches: Batches, exclude: Collection[str]
+) -> PoissonBatcher:
     _check_settings(optimizer)
+    if "budget" in optimizer.attachments and settings.target_epsilon is not None and settings.noise_multiplier:
+        settings.section.refuse(
+            "target_epsilon",
+            "none beside [training.optimizer.budget] and a noise_multiplier",
+            settings.target_epsilon,
+            "The target could end the training before the learning rate falls. Remove it: the log has the epsilon.",
+        )
     batcher = _poisson_of(batches)
     check_layers(nlp, exclude)
     return batcher
@@ -237,6 +244,13 @@ def _check_all(nlp: Language, optimizer: TorchOptimizer, batches: Batches, exclu
 def _plan(
     settings: Privacy, batches: Batches, batcher: PoissonBatcher, max_steps: int, account: Account
 ) -> PrivacyPlan:
+    if settings.noise_multiplier is None and not max_steps and not batches.max_epochs:
+        settings.section.refuse(
+            "noise_multiplier",
+            "a number, or a training with an end: the noise for target_epsilon depends on the number of updates",
+            None,
+            "Set max_steps in [training], or noise_multiplier.",
+        )
     _ = batches.next_epoch  # the batcher has seen all examples then
     return plan_privacy(
         settings,

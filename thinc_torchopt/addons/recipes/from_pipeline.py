@@ -82,10 +82,12 @@ class Plan:
 
     @property
     def to_add(self) -> dict[str, list[str] | None]:
-        """By component, what thinc-torchopt.add_labels.v1 adds. None: what it finds in the texts, which are the edit
-        trees of a lemmatizer.
+        """By component, what thinc-torchopt.add_labels.v1 adds. None: what it finds in the texts. So for the edit trees
+        of a lemmatizer, and for labels with a "$", which a config reads as part of a variable.
         """
-        return {**self.new, **{name: None for name, one in self.learners.items() if one.kind == "lemmas"}}
+        unwritten = [name for name, labels in self.new.items() if any("$" in label for label in labels)]
+        unwritten += [name for name, one in self.learners.items() if one.kind == "lemmas"]
+        return {**self.new, **dict.fromkeys(unwritten)}
 
     @property
     def taught(self) -> list[str]:

@@ -26,6 +26,11 @@ LEAST_SHARE: Final = 0.1
 # The suggester of spaCy's template proposes spans of up to 3 tokens: enough, if at most this share is longer.
 _LONGER: Final = 0.05
 _LONGEST: Final = 12
+# Components that learn from texts without their annotations, and how. Others learn nothing there.
+_WITHOUT: Final = {
+    "spancat": "it takes them as texts without spans",
+    "textcat": "it takes them as texts without a category",
+}
 # Shares of texts, above which there is a note on their language.
 _OTHER_SCRIPT: Final = 0.1
 _OTHER_TOKENS: Final = 0.1
@@ -194,9 +199,7 @@ def notes_on(choice: Choice, found: Annotations) -> list[str]:
         assert of_kind is not None
         if of_kind.texts < found.texts:
             rest = found.texts - of_kind.texts
-            how = (
-                "it takes them as texts without spans" if component.factory == "spancat" else "it learns nothing there"
-            )
+            how = _WITHOUT.get(component.factory, "it learns nothing there")
             notes.append(f"'{component.name}': {rest:,} of {found.texts:,} texts are not annotated for it: {how}.")
         if component.factory == "spancat" and (longest := _longest(found.span_lengths[component.spans_key])) > _LONGEST:
             notes.append(

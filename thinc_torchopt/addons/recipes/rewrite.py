@@ -108,9 +108,9 @@ def _check_rest(text: str, new: str, beside: Mapping[str, Any], sections: Sequen
     """
     found = []
     for interpolate in (False, True):
-        before = Config().from_str(text, interpolate=interpolate)
+        before = _read(text, interpolate=interpolate)
         try:
-            after = Config().from_str(new, interpolate=interpolate)
+            after = _read(new, interpolate=interpolate)
         except (ConfigValidationError, InterpolationError) as error:  # the latter by older confections
             raise _refers(sections, getattr(error, "desc", None) or str(error)) from error
         for config in (rest := [_without(before, sections), _without(after, sections)]):
@@ -121,6 +121,12 @@ def _check_rest(text: str, new: str, beside: Mapping[str, Any], sections: Sequen
             raise _refers(sections, f"other values in [{'], ['.join(changed)}]")
         found.append(after)
     return found[-1]
+
+
+def _read(text: str, *, interpolate: bool) -> Config:
+    # As spaCy does. Variables that are filled in at once would make an error of a "$" in a label.
+    config = Config().from_str(text, interpolate=False)
+    return config.interpolate() if interpolate else config
 
 
 def _refers(sections: Sequence[str], found: str) -> ConfigError:
@@ -144,7 +150,7 @@ def with_fast_products(text: str, overrides: Mapping[str, Any] | None = None) ->
     overrides (Mapping): Values by dotted path, which are not written.
     RETURNS (tuple[str, str]): The new text, and what was done. Empty: nothing, as it is for a GPU, or says how.
     """
-    training = Config().from_str(text, overrides=dict(overrides or {}))["training"]
+    training = Config().from_str(text, interpolate=False, overrides=dict(overrides or {})).interpolate()["training"]
     if training.get("gpu_allocator") or "ops" in training["optimizer"]:
         return text, ""
     if (kind := training["optimizer"]["@optimizers"]) != TORCH:

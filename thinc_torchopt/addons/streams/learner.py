@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,6 @@ from typing import Any, Literal, NamedTuple
 import numpy
 import torch
 from spacy.language import Language
-from spacy.scorer import Scorer
 from spacy.tokens import DocBin
 from spacy.training import Example
 from spacy.util import registry
@@ -43,6 +42,7 @@ from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder
+from ...core.types import BatchSize
 from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import (
     Identity,
@@ -53,13 +53,15 @@ from ...loop.config_check import (
     compare_identities,
 )
 from ...loop.label_conflicts import MOST_TEXTS, Comparison
-from ...loop.model_state import ModelState, check_model, check_parts, collect_model, restore_model
+from ...loop.model_state import ModelState, check_model, checksum_of, collect_model, restore_model
 from ...loop.random_state import RandomState, check_generators, collect_random, preserved_random, restore_random
 from ...loop.run_lock import RunLock
+from .backward import backward
 from .records import (
     Memory,
     Record,
     as_line,
+    in_words,
     is_rejected,
     make_example,
     read_examples,
@@ -68,13 +70,13 @@ from .records import (
     unknown_labels,
 )
 from .rows import append_rows, trim_rows
+from .scores import StreamScores
 from .source import Line, LineReader, Place
 from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
-from .watched import KeepingScorer, added_by_component, old_and_new
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
-_VERSION = 3
+_VERSION = 4
 _COMMAND = Section("spacy torchopt learn")
 # After so many texts, labels that they should have are told.
 _COMPARED = 10
@@ -140,7 +142,8 @@ class LogRow:
     """A row of the log.
 
     texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far, by their labels or annotators.
-    rejected (int): Texts that could not be learned so far.
+    rejected (int): Texts that could not be learned so far. skipped_updates (int): Those that the optimizer has left out
+        so far, as their gradients were not finite or spiked: nothing was learned of their texts.
     score, scores: Of the texts since the row before, each before it was learned. None: unknown.
     losses (dict): By component, the mean over these texts.
     learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
@@ -154,6 +157,7 @@ class LogRow:
     tokens: int
     skipped: int
     rejected: int
+    skipped_updates: int
     score: float | None
     scores: dict[str, float]
     losses: dict[str, float]
@@ -176,14 +180,25 @@ class TextBlock:
 
 
 @dataclass
+class ComparedTexts:
+    """The saved state of a `Comparison`."""
+
+    predicted: Count
+    texts: Count
+    found: dict[str, dict[str, Count]]
+    there: dict[str, dict[str, Count]]
+
+
+@dataclass
 class LearnerState:
     """The saved state of a run.
 
-    values, settings (dict): Those of the config, and `LearnSettings.lasting`. identity (Identity): Vectors and labels
-        at the start. added (list): Component and label,
-        for those that were added. teacher (str): The digest of the teacher; empty: there is none. scored (list): The
-        docs of the block in spaCy's binary format, as predicted and as they should be. logged, watched (int): The texts
-        at the last row, and at the last evaluation of the watched corpus.
+    values, settings (dict): Those of the config, and `LearnSettings.lasting` with a checksum of the weights. identity
+        (Identity): Vectors and labels at the start. added (list): Component and label, for those that were added.
+        teacher (str): The digest of the teacher; empty: there is none. scored (list): The docs of the block in spaCy's
+        binary format, as predicted and as they should be. logged, watched (int): The texts at the last row, and at the
+        last evaluation of the watched corpus. compared (ComparedTexts | None): None: what is missing was told, or
+        nothing is.
     """
 
     version: Count
@@ -206,6 +221,7 @@ class LearnerState:
     logged: Count
     watched: Count
     seconds: NotNegative
+    compared: ComparedTexts | None
 
 
 class _Text(NamedTuple):
@@ -253,11 +269,12 @@ class StreamLearner:
         self._dropout: float = training["dropout"]
         self._frozen: list[str] = training["frozen_components"]
         self._annotating: list[str] = training["annotating_components"]
-        self._weights = {name: weight for name, weight in training["score_weights"].items() if weight}
+        self._scores = StreamScores(nlp, training["score_weights"])
         self._seed: int | None = training["seed"]
         self._before_update = registry.resolve({"training": {"before_update": training.get("before_update")}})[
             "training"
         ]["before_update"]
+        self._trained = set(nlp.pipe_names) - set(self._frozen)
         self._values, self._identity = collect_values(nlp), collect_identity(nlp)
         self._added: list[tuple[str, str]] = []
         self.teacher: StreamTeacher | None = None
@@ -270,6 +287,7 @@ class StreamLearner:
         self.texts = self._tokens = self._skipped = self.rejected = 0
         self._logged = self._last_watched = self._saved = 0
         self._undo = Undo(nlp)
+        self._compared: Comparison | None = Comparison(nlp, self._trained)
         self._changes = False  # the weights, at this moment
         self._unwritten: list[dict[str, Any]] = []  # rows of texts that can't be learned
         self._notified: set[str] = set()
@@ -278,15 +296,13 @@ class StreamLearner:
         self._refused_labels: dict[tuple[str, str], str] = {}  # with the reason
         self._waiting: list[Line] = []
         self._start = time.monotonic()
-        check_parts(nlp)
+        self._lasting = {**settings.lasting, "weights of MODEL": f"checksum {checksum_of(collect_model(nlp))}"}
         check_listeners(nlp, self._frozen, self._annotating)
         self._lock = RunLock(folder, what="what is learned", setting="--output")
         self._lock.acquire()
         try:
             clear_leftovers(folder)
             self.goes_on = (folder / STATE).exists()
-            # A run that goes on has told it before.
-            self._compared = None if self.goes_on else Comparison(nlp, set(nlp.pipe_names) - set(self._frozen))
             if self.goes_on:
                 self._restore()
             else:
@@ -294,6 +310,11 @@ class StreamLearner:
         except BaseException:
             self._lock.release()
             raise
+
+    @property
+    def skipped_updates(self) -> int:
+        """The updates that were left out so far, because of their gradients."""
+        return self._optimizer.skipped_updates
 
     def __enter__(self) -> StreamLearner:
         return self
@@ -474,7 +495,7 @@ class StreamLearner:
         except Exception as error:  # spaCy's, torch's, or of a component of the user's
             if len(found) > 1:
                 return [kept for text in found for kept in self._fill_in([text], rejected)]
-            reason = f"Can't learn from {found[0].line.where}: the teacher can't annotate it. {_in_words(error)}"
+            reason = f"Can't learn from {found[0].line.where}: the teacher can't annotate it. {in_words(error)}"
             if not self._settings.skip_bad:
                 raise StreamError(f"{reason} {self._advice}") from error
             rejected[found[0].line] = reason
@@ -518,13 +539,13 @@ class StreamLearner:
                 raise StreamError(
                     f"Can't learn from {found[-1].line.where}: the update failed while it changed the weights, so "
                     f"nothing since text {self._saved:,} is saved. To go on from there, run the same command. "
-                    f"{_in_words(error)}"
+                    f"{in_words(error)}"
                 ) from error
             self._changes = False
             self._undo.undo()
             bad, bad_old = self._find_bad(found, old, error)
             if not self._settings.skip_bad:
-                first, reason = next(iter(bad.items()), (found[0].line, _in_words(error)))
+                first, reason = next(iter(bad.items()), (found[0].line, in_words(error)))
                 where = first.where if bad else f"a text of the memory, drawn with {first.where}"
                 raise StreamError(f"Can't learn from {where}: {reason} {self._advice}") from error
             for kept in bad_old:
@@ -540,17 +561,17 @@ class StreamLearner:
         RETURNS (tuple): New ones, with reasons; if they all can be learned, old ones.
         """
         if len(found) + len(old) == 1:
-            return {found[0].line: _in_words(error)}, []
+            return {found[0].line: in_words(error)}, []
         bad = {text.line: reason for text in found if (reason := self._why_not(text.example))}
         bad_old = [] if bad else [kept for kept in old if self._why_not(self._read_old(kept[0]))]
-        return bad if bad or bad_old else {text.line: _in_words(error) for text in found}, bad_old
+        return bad if bad or bad_old else {text.line: in_words(error) for text in found}, bad_old
 
     def _why_not(self, example: Example) -> str:
         """Why a text can't be learned by itself, if so. Changes nothing."""
         try:
-            self._score_and_backprop([example], [], {})
+            self._score_and_backprop([example], [])
         except Exception as error:
-            return _in_words(error)
+            return in_words(error)
         finally:
             self._undo.undo()
         return ""
@@ -559,24 +580,21 @@ class StreamLearner:
         return make_example(self._nlp, json.loads(line), "a text of the memory")
 
     def _score_and_backprop(
-        self, examples: list[Example], old: list[Example], losses: dict[str, float]
-    ) -> list[Example]:
-        """Score new texts, then compute the gradients of these and of old ones. RETURNS (list): The scored texts."""
+        self, examples: list[Example], old: list[Example]
+    ) -> tuple[list[Example], dict[str, float]]:
+        """Score new texts, then compute the gradients of these and of old ones.
+
+        RETURNS (tuple): The scored texts, and the losses.
+        """
         scored: list[Example] = []
         if self._settings.prequential:
             docs = self._nlp.pipe([example.predicted.copy() for example in examples])
             scored = [Example(doc, example.reference) for doc, example in zip(docs, examples)]
         if self._before_update is not None:
             self._before_update(self._nlp, {"step": self.texts, "epoch": 0})
-        self._nlp.update(
-            [*examples, *old],
-            drop=self._dropout,
-            losses=losses,
-            sgd=False,  # type: ignore[arg-type]
-            exclude=self._frozen,
-            annotates=self._annotating,
+        return scored, backward(
+            self._nlp, [*examples, *old], drop=self._dropout, exclude=self._frozen, annotates=self._annotating
         )
-        return scored
 
     def _update(self, found: list[_Text], lines: list[tuple[str, int]]) -> None:
         """Score new texts, then make an update with them and some of the memory.
@@ -588,15 +606,16 @@ class StreamLearner:
         old = [example for example, _ in known]
         if self.teacher is not None:
             old = self.teacher.fill_in_later(old, [n for _, n in known], self._added)
-        losses: dict[str, float] = {}
-        scored = self._score_and_backprop([text.example for text in found], old, losses)
+        scored, losses = self._score_and_backprop([text.example for text in found], old)
         self._look_for_missing([text.example for text in found], scored)
+        learned = [*(text.example for text in found), *old]
+        self._optimizer.batch_size = BatchSize(sum(len(example) for example in learned), len(learned))
         with self._optimizer.joint_step():
             for name, proc in self._nlp.pipeline:
                 if name not in self._frozen and is_trained(proc):
                     proc.finish_update(self._optimizer)  # type: ignore[attr-defined]
             self._changes = True
-        self._changes = False
+        self._changes, self._optimizer.batch_size = False, None
         self._optimizer.step_schedules()
         self._scored += scored
         for line, example in found:
@@ -639,7 +658,8 @@ class StreamLearner:
         is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
         if self._watched is not None and (is_due or self._block.texts < self._settings.every):
             try:
-                watched, old, new = self._evaluate(self._watched)
+                with self._averaged():
+                    watched, old, new = self._scores.of_corpus(self._watched, self._added)
                 self._last_watched = self.texts if is_due else self._last_watched
             except StreamError as error:
                 if not self.texts:
@@ -653,11 +673,12 @@ class StreamLearner:
             self._tokens,
             self._skipped,
             self.rejected,
-            self._score(scores),
+            self.skipped_updates,
+            self._scores.total(scores),
             scores,
             {name: loss / max(1, self._block.n) for name, loss in self._block.losses.items()},
             max(rates.values(), default=0.0),
-            self._score(watched),
+            self._scores.total(watched),
             watched,
             old,
             new,
@@ -666,40 +687,10 @@ class StreamLearner:
 
     def _scores_of(self, examples: list[Example]) -> dict[str, float]:
         try:
-            return self._numbers(Scorer(nlp=self._nlp).score(examples))
+            return self._scores.of(examples)
         except Exception as error:  # a scorer's, about annotations that can be learned
-            self._notify_once(f"The texts of a row can't be scored: {_in_words(error)}")
+            self._notify_once(f"The texts of a row can't be scored: {in_words(error)}")
             return {}
-
-    def _evaluate(self, path: Path) -> tuple[dict[str, float], float | None, float | None]:
-        """The scores of a corpus, and those on old labels and on new ones.
-
-        RAISES (StreamError): It can't be read or evaluated.
-        """
-        try:
-            examples = [example for _, example in read_examples(self._nlp, path)]
-            scorer = KeepingScorer(self._nlp)
-            with self._averaged():
-                scores = self._numbers(self._nlp.evaluate(examples, scorer=scorer))
-            added = added_by_component(self._added, self._nlp)
-            return (scores, *(old_and_new(self._nlp, scorer.examples, added) if added else (None, None)))
-        except StreamError:
-            raise
-        except Exception as error:
-            raise StreamError(f"Can't evaluate '{path}' of --watch: {_in_words(error)}") from error
-
-    def _numbers(self, scores: Mapping[str, Any]) -> dict[str, float]:
-        """Those scores that are numbers. `speed` differs from run to run."""
-        return {
-            name: float(value)
-            for name, value in scores.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "speed"
-        }
-
-    def _score(self, scores: Mapping[str, float]) -> float | None:
-        """The weighted sum of scores, as in `spacy train`. None: there is none of those with a weight."""
-        known = [scores[name] * weight for name, weight in self._weights.items() if name in scores]
-        return sum(known) if known else None
 
     def _averaged(self) -> AbstractContextManager[Any]:
         averages = self._optimizer.averages
@@ -751,7 +742,7 @@ class StreamLearner:
         state = LearnerState(
             _VERSION,
             self._values,
-            self._settings.lasting,
+            self._lasting,
             self._identity,
             self._added,
             "" if self.teacher is None else self.teacher.digest,
@@ -769,6 +760,7 @@ class StreamLearner:
             self._logged,
             self._last_watched,
             time.monotonic() - self._start,
+            self._compared,  # type: ignore[arg-type]  # is written as such a form
         )
         self._write_rejected()
         with self._on_disk():
@@ -782,7 +774,7 @@ class StreamLearner:
         what = f"the stream in '{self.folder}'"
         check_version(content := read_folder(self.folder / STATE), _VERSION, what)
         saved = read(LearnerState, content, what)
-        found = compare_configs(saved.settings, self._settings.lasting)
+        found = compare_configs(saved.settings, self._lasting)
         found += compare_configs(saved.values, self._values, collect_defaults(self._nlp))
         if found := found + compare_identities(saved.identity, self._identity):
             raise StateError(
@@ -812,6 +804,8 @@ class StreamLearner:
         self._skipped, self.rejected = saved.skipped, saved.rejected
         self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
         self._start -= saved.seconds
+        known = saved.compared
+        self._compared = None if known is None else Comparison(self._nlp, self._trained, **vars(known))
         # Texts that are learned again, and the end of the run, get new rows.
         trim_rows(self.folder / LOG, "texts", self._logged)
         trim_rows(self.folder / REJECTED, "number", self.rejected)
@@ -847,11 +841,3 @@ class StreamLearner:
             )
             self._scored = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
             self._packed = []
-
-
-def _in_words(error: Exception) -> str:
-    """An error of spaCy, torch or a function of the user's as a sentence."""
-    text = " ".join(str(error).split())
-    if not isinstance(error, TorchOptError) and not text.startswith("[E"):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -26,7 +26,7 @@ from spacy.pipeline import DependencyParser
 from spacy.tokens import Doc, DocBin
 from spacy.training import Example
 
-from ...core.errors import StreamError
+from ...core.errors import StreamError, TorchOptError
 from ...core.schema import Count
 from ...loop.data_check import labels_in
 from ...loop.filling import COMPLETE
@@ -204,6 +204,14 @@ def unknown_labels(nlp: Language, example: Example, exclude: Collection[str]) ->
 def _short(content: bytes) -> str:
     text = content.decode("utf8", errors="replace")
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def in_words(error: Exception) -> str:
+    """An error of spaCy, torch or a function of the user's as a sentence."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, TorchOptError) and not text.startswith("[E"):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 # ---------------------------------------------------------------------- old texts

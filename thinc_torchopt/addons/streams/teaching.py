@@ -42,7 +42,8 @@ class StreamTeacher:
 
     def fill_in(self, examples: Sequence[Example]) -> list[Example]:
         """Fill in what the annotators of texts have left open."""
-        rules = self._rules()
+        # An exclusive category that the teacher lacks may be that of a text without any: the text stays as it is.
+        rules = [rule for rule in self._rules() if not rule.is_exclusive or rule.knows_all]
         if not rules:
             return list(examples)
         predicted = self._teacher.predict([example.reference for example in examples], rules)

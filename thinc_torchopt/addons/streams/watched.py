@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from spacy.language import Language
-from spacy.scorer import Scorer
 from spacy.tokens import Doc
 from spacy.training import Example
 
-from ...core.annotations import LEARNS_FROM
+from ...core.annotations import LEARNS_FROM, has_annotation
 from ...loop.filling import Rule, predicted_in, rules_for
 
 # An annotation: start and end in characters, which are those of the text for one of all of it, and the label.
 _Item = tuple[int, int, str]
-
-
-class KeepingScorer(Scorer):
-    """spaCy's scorer, which keeps the texts with their predictions: `Language.evaluate` copies what it gets.
-
-    nlp (Language): The pipeline.
-
-    Public: `examples`.
-    """
-
-    def __init__(self, nlp: Language):
-        super().__init__(nlp=nlp)
-        self.examples: list[Example] = []
-
-    def score(self, examples: Iterable[Example], *, per_component: bool = False) -> dict[str, Any]:
-        self.examples = list(examples)
-        return super().score(self.examples, per_component=per_component)
 
 
 def old_and_new(
@@ -48,7 +30,7 @@ def old_and_new(
     for example in examples:
         for rule in rules:
             right = set(_items(example.reference, rule))
-            if not right and not _is_annotated(example.reference, rule):
+            if not right and not has_annotation(example.reference, rule.kind, rule.spans_key):
                 continue
             found = set(_items(example.predicted, rule))
             if rule.kind == "categories":  # those that the text does not name are unknown
@@ -63,12 +45,6 @@ def old_and_new(
 
 def _f_score(right: int, predicted: int, annotated: int) -> float | None:
     return 2 * right / (predicted + annotated) if predicted + annotated else None
-
-
-def _is_annotated(doc: Doc, rule: Rule) -> bool:
-    if rule.kind == "spans":
-        return rule.spans_key in doc.spans
-    return bool(doc.cats) if rule.kind == "categories" else rule.kind == "entities" and doc.has_annotation("ENT_IOB")
 
 
 def _items(doc: Doc, rule: Rule) -> Iterator[_Item]:
