@@ -5,7 +5,7 @@ forgets what it knew. So a *teacher*, a frozen pipeline, annotates what is *open
 changed. For each kind of annotations, a rule says what is open:
 
     entities, spans   tokens outside of the annotated spans. Afterwards, tokens that nobody names are outside ("O"). But
-                      in texts with no word on entities they stay missing, if there are labels that the teacher lacks
+                      where nobody but the teacher has a word on entities, they stay missing, if it lacks a label
     categories        labels that the text does not name; exclusive ones: all, if the text names none
     tags, morphology, lemmas, sentences   tokens without
     trees             sentences without any arc: single arcs of another tree could make cycles
@@ -28,7 +28,7 @@ from spacy.morphology import Morphology
 from spacy.pipeline import Morphologizer
 from spacy.tokens import Doc
 
-from ..core.annotations import LEARNS_FROM, Kind, has_annotation
+from ..core.annotations import LEARNS_FROM, Kind
 from ..core.errors import ConfigError
 from ..core.near_misses import did_you_mean, there_are
 from ..core.words import count, listed
@@ -413,6 +413,8 @@ def _fill_entities(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[
     annotated = {(one.start, one.end, one.label_) for one in doc.ents}
     # A token that is "blocked", known to be no part of an entity, begins one without a label.
     taken = (iob == _INSIDE) | (iob == _BEGIN)
+    none = (iob == _OUTSIDE) | taken & (types == 0)
+    closes = rule.closes and (rule.knows_all or none.any() or not annotated.issubset(map(tuple, spans)))
     refused = {
         (one.start, one.end, label)
         for one in (doc.spans.get(rule.incorrect_key, ()) if rule.incorrect_key else ())
@@ -434,7 +436,7 @@ def _fill_entities(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[
             if end < len(doc) and iob[end] == _INSIDE:
                 iob[end] = _BEGIN  # an annotated entity begins here, and goes on being one of its own
             filled[label] += 1
-    if rule.closes and (rule.knows_all or has_annotation(doc, "entities")):
+    if closes:
         iob[iob == 0] = _OUTSIDE
     _set(doc, [ENT_IOB, ENT_TYPE], iob, types)
     return True
