@@ -3,6 +3,7 @@
 import copy
 import gc
 import inspect
+import itertools
 import pickle
 import pydoc
 import re
@@ -1002,6 +1003,19 @@ def test_optimizers_say_when_a_schedule_does_not_move():
             backprop(model, numpy.random.default_rng(0))
             model.finish_update(optimizer)
     assert len(warned) == 1
+
+
+def test_optimizers_say_when_a_schedule_does_not_move_param_by_param():
+    """As `nlp.rehearse` calls them. Not the params are counted, but how often each comes."""
+    optimizer = plain(learn_rate=warmup_linear(0.1, 10, 100))
+
+    def update(n):
+        for _, i in itertools.product(range(n), range(20)):
+            optimizer((i, "W"), numpy.ones(2, "f"), numpy.ones(2, "f"))
+
+    update(50)
+    with pytest.warns(ScheduleWarning, match=r"stayed at 0 for 50 updates in a row"):
+        update(1)
 
 
 def updates_without_schedules(optimizer, n, *, moves_after=()):

@@ -104,9 +104,8 @@ def test_filling_entities_leaves_open_where_an_unknown_label_may_be():
     """Nobody has said a word on entities, and the teacher does not know of an ACT."""
     reference, said, labels = text(default="missing"), text([(3, 4, "CITY")]), frozenset(["PERSON", "CITY"])
     rule = Rule("ner", "entities", labels=labels, own=labels | {"ACT"}, theirs=labels)
-    doc = fill(reference, said, [rule])
-    for filled in (doc, fill(doc, said, [rule])):
-        assert [token.ent_iob_ for token in filled] == ["", "", "", "B", "", "", ""]
+    for rules in ([rule], [rule, rule]):
+        assert [token.ent_iob_ for token in fill(reference, said, rules)] == ["", "", "", "B", "", "", ""]
     rule = Rule("ner", "entities", labels=labels, own=labels, theirs=labels)
     assert [token.ent_iob_ for token in fill(reference, said, [rule])] == ["O", "O", "O", "B", "O", "O", "O"]
 
@@ -381,12 +380,11 @@ def test_filling_never_changes_what_is_annotated_and_is_idempotent(data):
     assert spans[1][: len(spans[0])] == spans[0]
     assert all(doc.cats[name] == value for name, value in reference.cats.items())
     # Nothing is left open but what is complete or has no label of the teacher; and what is filled in is no cycle.
-    has_closed = any(token.ent_iob_ == "O" for token in reference) or not set(ents(reference)) <= set(ents(said))
-    assert all(token.ent_iob for token in doc) or not has_closed
+    assert all(token.ent_iob for token in doc) or not reference.has_annotation("ENT_IOB")
     for token in doc:
         assert len(list(token.ancestors)) < n
-    again = fill(doc, said, RULES)
-    assert contents(again) == contents(doc)
+    if reference.has_annotation("ENT_IOB"):  # else, the second time there is a word on entities
+        assert contents(fill(doc, said, RULES)) == contents(doc)
     # The same from the plain values, as they come from a file.
     assert contents(fill(reference, predicted_in(said, RULES), RULES)) == contents(doc)
 

@@ -50,10 +50,10 @@ from thinc.api import Optimizer, PyTorchShim
 
 import thinc_torchopt
 
-from .averages import AveragedParams, are_in_use, use_in_model, use_in_pipeline
+from .averages import AveragedParams, is_in_use, use_in_model, use_in_pipeline
 from .config_checks import check_corpora, names_our_optimizer
 from .errors import ConfigError, TorchOptWarning
-from .host import first_optimizer
+from .host import first_optimizer, module_of
 from .launched import is_launched, rank_in_environment
 from .params import backprop_apart, begin_update_in_precision, components_with_model, leave_to_others, name_as_original
 from .read_once import read_once_in_initialize
@@ -108,7 +108,7 @@ def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
 
 def _begin_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def begin_update(self: PyTorchShim, inputs: Any) -> Any:
-        if not are_in_use():
+        if not is_in_use(module_of(self)):
             keep_before_pass(self)
         output, backprop = begin_update_in_precision(original, self, inputs)
         return output, backprop_apart(self, backprop)

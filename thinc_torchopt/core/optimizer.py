@@ -440,8 +440,9 @@ class TorchOptimizer(Optimizer):
         epoch: float | None = None,
         *,
         lr_scale: float = 1.0,
-        counts: bool = True,
+        part: Key | None = None,
     ) -> None:
+        """part (Key | None): The key of the only param, if it is updated by itself, as a part of a step."""
         self._settings.check_end_is_known()
         self._check_settings()
         params, shims = self._noted.pop_all()
@@ -457,13 +458,13 @@ class TorchOptimizer(Optimizer):
                     grad_clip=self.grad_clip,
                     together=JOINT if self._joint else name_of_set(params),
                     lr_scale=lr_scale,
-                    counts=counts,
+                    counts=part is None,
                     epoch=epoch,
                     spoiled_by=spoiled_by,
                     batch_size=self.batch_size,
                 )
-            if is_made and counts:
-                self._settings.count_update()
+            if is_made:
+                self._settings.count_update(part)
 
     def __call__(self, key: Key, weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
         """Update one param at once: thinc's own interface. It counts as a part of a step.
@@ -495,10 +496,10 @@ class TorchOptimizer(Optimizer):
             try:
                 if param is None:
                     self.set_grad(weights, gradient, key=key)
-                    self._update(lr_scale=lr_scale, counts=False)
+                    self._update(lr_scale=lr_scale, part=key)
                 else:
                     self.set_grad(param, grad := view_of_param(gradient, f"{key}"))
-                    self._update(lr_scale=lr_scale, counts=False)
+                    self._update(lr_scale=lr_scale, part=key)
                     grad.zero_()
             finally:
                 self._noted, self._joint = waiting

@@ -5,7 +5,7 @@ forgets what it knew. So a *teacher*, a frozen pipeline, annotates what is *open
 changed. For each kind of annotations, a rule says what is open:
 
     entities, spans   tokens outside of the annotated spans. Afterwards, tokens that nobody names are outside ("O"). But
-                      where nobody but the teacher has a word on entities, they stay missing, if it lacks a label
+                      in texts with no word on entities they stay missing, if there are labels that the teacher lacks
     categories        labels that the text does not name; exclusive ones: all, if the text names none
     tags, morphology, lemmas, sentences   tokens without
     trees             sentences without any arc: single arcs of another tree could make cycles
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy
@@ -28,7 +28,7 @@ from spacy.morphology import Morphology
 from spacy.pipeline import Morphologizer
 from spacy.tokens import Doc
 
-from ..core.annotations import LEARNS_FROM, Kind
+from ..core.annotations import LEARNS_FROM, Kind, has_annotation
 from ..core.errors import ConfigError
 from ..core.near_misses import did_you_mean, there_are
 from ..core.words import count, listed
@@ -356,6 +356,8 @@ def fill(reference: Doc, predicted: Doc | Predicted, rules: Sequence[Rule], coun
     doc, is_any_open = reference.copy(), False
     for rule in rules:
         rule = _with_complete(rule, complete)
+        if rule.kind == "entities" and not rule.knows_all and not has_annotation(reference, "entities"):
+            rule = replace(rule, closes=False)
         if rule.labels is None or rule.labels - rule.complete:
             of_rule = said["spans"][rule.teachers_key] if rule.kind == "spans" else said[rule.kind]
             is_any_open |= _FILL[rule.kind](doc, of_rule, rule, *counted.of(rule))
@@ -394,10 +396,7 @@ def _declared(doc: Doc) -> Literal[True] | Collection[str]:
 
 
 def _with_complete(rule: Rule, complete: Collection[str]) -> Rule:
-    if not complete:
-        return rule
-    values = {**vars(rule), "complete": rule.complete | set(complete)}
-    return Rule(**values)
+    return replace(rule, complete=rule.complete | set(complete)) if complete else rule
 
 
 def _column(doc: Doc, attr: int) -> numpy.ndarray:
@@ -413,8 +412,6 @@ def _fill_entities(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[
     annotated = {(one.start, one.end, one.label_) for one in doc.ents}
     # A token that is "blocked", known to be no part of an entity, begins one without a label.
     taken = (iob == _INSIDE) | (iob == _BEGIN)
-    none = (iob == _OUTSIDE) | taken & (types == 0)
-    closes = rule.closes and (rule.knows_all or none.any() or not annotated.issubset(map(tuple, spans)))
     refused = {
         (one.start, one.end, label)
         for one in (doc.spans.get(rule.incorrect_key, ()) if rule.incorrect_key else ())
@@ -436,7 +433,7 @@ def _fill_entities(doc: Doc, spans: Sequence[Span], rule: Rule, filled: Counter[
             if end < len(doc) and iob[end] == _INSIDE:
                 iob[end] = _BEGIN  # an annotated entity begins here, and goes on being one of its own
             filled[label] += 1
-    if closes:
+    if rule.closes:
         iob[iob == 0] = _OUTSIDE
     _set(doc, [ENT_IOB, ENT_TYPE], iob, types)
     return True

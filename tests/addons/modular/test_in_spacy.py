@@ -250,6 +250,8 @@ def test_in_spacy_normalizing_comes_before_the_norm_is_measured_and_needs_the_si
     optimizer.batch_size = None
     with pytest.raises(ConfigError, match=r"number of examples.*batch_size"):
         nlp.update(examples, sgd=optimizer)
+    inner(optimizer).batch_size = len(examples)
+    nlp.update(examples, sgd=optimizer)
 
 
 def everything():

@@ -197,7 +197,7 @@ ROW = {
 }
 NAME = "torch-x/pytorch/pooler/weight"
 BAD = [
-    (("version",), 99, StateError, "expected version 2, found version 99"),
+    (("version",), 99, StateError, "expected version 3, found version 99"),
     (("params",), REMOVED, StateError, "found one without params"),
     (("params",), [1], StateError, "expected 'params' to be a dict, found list"),
     (("params", NAME), REMOVED, StateError, rf"1 missing \({NAME}\)"),

@@ -15,7 +15,7 @@ from thinc_torchopt.core.errors import GradSpikeWarning, NonFiniteGradWarning
 from thinc_torchopt.core.host import module_of
 from thinc_torchopt.core.update.buffers import KeptBuffers
 
-from ...models import WIDTH, toy_examples, toy_pipeline
+from ...models import WIDTH, backprop, torch_model, toy_examples, toy_pipeline
 from ...runs import loop_over
 
 GOOD = torch.linspace(-1.0, 1.0, 20).reshape(4, 5)
@@ -147,14 +147,14 @@ def test_buffers_that_were_loaded_are_not_undone():
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
 @pytest.mark.parametrize("skipped_before", [False, True])
 def test_buffers_that_were_loaded_are_not_undone_in_a_loop_of_thinc(skipped_before):
-    """The first forward pass saves them. One that is inside of `use_params` does not."""
+    """The first forward pass saves them. One that is inside of `use_params` does not, unless it is another model's."""
     model = PyTorchWrapper(normalizing_module())
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
 
     def update(*factors):
         for factor in factors:  # of the parts of a batch
-            Y, backprop = model.begin_update(GOOD.numpy() * factor)
-            backprop(Y)
+            Y, get_dX = model.begin_update(GOOD.numpy() * factor)
+            get_dX(Y)
         model.finish_update(optimizer)
 
     update(1.0)
@@ -167,7 +167,11 @@ def test_buffers_that_were_loaded_are_not_undone_in_a_loop_of_thinc(skipped_befo
     with model.use_params(optimizer.averages):
         model.begin_update(GOOD.numpy())
     model.from_bytes(other.to_bytes())
-    update(1.0, numpy.nan)
+    teacher = torch_model()
+    backprop(teacher, numpy.random.default_rng(0))
+    teacher.finish_update(averaged := TorchOptimizer(AdamW(), 0.01, use_averages=True))
+    with teacher.use_params(averaged.averages):
+        update(1.0, numpy.nan)
     assert optimizer.skipped_updates == 1 + skipped_before
     assert all(torch.equal(value, loaded[name]) for name, value in module_of(model.shims[0]).state_dict().items())
 

@@ -31,9 +31,9 @@ def is_in_place(tensor: torch.Tensor) -> bool:
     return id(tensor) in _on_averages
 
 
-def are_in_use() -> bool:
-    """Whether averages have replaced the weights of any model."""
-    return bool(_in_place)
+def is_in_use(module: torch.nn.Module) -> bool:
+    """Whether averages have replaced the values of any param of a module."""
+    return bool(_on_averages) and any(map(is_in_place, module.parameters()))
 
 
 def check_not_in_use(model: Model[Any, Any], names: Mapping[Key, Sequence[str]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from ..checks import Section, check_number
@@ -34,6 +34,7 @@ class Schedules:
         self._by_source: dict[int, Schedule] = {}
         self._is_end_known = False
         self._idle_updates: float = 0
+        self._parts: set[Hashable] = set()
         self._given = {name: self.track(name, given) for name, given in settings.items()}
         self._set_by_hand: dict[str, float] = {}
         self._check()
@@ -41,7 +42,7 @@ class Schedules:
     def __copy__(self) -> Schedules:
         """The same schedules, with values of its own that are set by hand."""
         other = Schedules.__new__(Schedules)
-        other.__dict__.update(self.__dict__, _set_by_hand=dict(self._set_by_hand))
+        other.__dict__.update(self.__dict__, _set_by_hand=dict(self._set_by_hand), _parts=set())
         return other
 
     def __getitem__(self, setting: str) -> float:
@@ -91,8 +92,16 @@ class Schedules:
         self._set_by_hand = {name: value for name, value in self._set_by_hand.items() if name not in self.by_name}
         self._check()
 
-    def count_update(self) -> None:
-        """Count an update at these values, and warn once if nobody moves the schedules."""
+    def count_update(self, part: Hashable | None = None) -> None:
+        """Count an update at these values, and warn once if nobody moves the schedules.
+
+        part (Hashable | None): What was updated by itself: an update is over once the same part comes again.
+        """
+        if part is not None:
+            if part not in self._parts:
+                self._parts.add(part)
+                return
+            self._parts = {part}
         self._idle_updates += 1
         if self._idle_updates != IDLE_UPDATES:
             return

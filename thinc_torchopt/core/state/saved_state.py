@@ -21,7 +21,7 @@ from ..rates import WriterState
 from ..schema import Count, FirstStep, NotNegative
 from ..settings import FreezeChange, RateChange
 
-VERSION = 2
+VERSION = 3
 WHAT = "the state of the optimizer"
 
 

@@ -74,6 +74,7 @@ class BuiltAlgorithm:
         self._rates = rates
         self._writer = writer
         self._kernel = KERNELS.get(type(optimizer))
+        self._knows_size = False  # the optimizer was told that of the last batch
         # By the `id` of a group: the params of its last step, and the kernel's lists. False: no lists are possible.
         self._last: dict[int, tuple[Sequence[Param], KernelLists | Literal[False] | None]] = {}
         self._names: dict[torch.Tensor, str] = {}
@@ -135,8 +136,10 @@ class BuiltAlgorithm:
                 if value != group.entry[name]:
                     self.algorithm.ranges.check(name, group.settings.options)
                     group.entry[name] = value
-        if hasattr(self.optimizer, "begin_step"):
-            self.optimizer.begin_step(*(batch_size or (None, None)))
+        if (batch_size is not None or self._knows_size) and hasattr(self.optimizer, "begin_step"):
+            words, examples = batch_size or (None, None)
+            self.optimizer.begin_step(words=words, examples=examples)
+            self._knows_size = batch_size is not None
         hook = getattr(self.optimizer, "before_clipping", None)
         if hook is not None:
             for group, params in chosen:
