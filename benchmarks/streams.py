@@ -37,7 +37,7 @@ from spacy.training.loop import train
 from spacy.util import registry
 
 from thinc_torchopt.addons.corpora import PythonDocs
-from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.records import read_examples
 from thinc_torchopt.addons.streams.source import LineReader
 

@@ -23,6 +23,7 @@ from spacy.tokens import Doc, Span
 from spacy.training import Example
 
 from ..core.annotations import LEARNS_FROM
+from ..core.schema import Count
 from ..core.words import count, listed
 from .data_check import Corpus
 from .filling import COMPLETE
@@ -48,6 +49,16 @@ _ADVICE = (
     "Let the pipeline as it was fill {they} in: spacy torchopt init --from PIPELINE new.cfg. If the texts have none, "
     "declare {they} as complete there: in 'complete' of [corpora.train]."
 )
+
+
+@dataclass
+class ComparedTexts:
+    """The counts of a `Comparison`, as a saved state."""
+
+    predicted: Count
+    texts: Count
+    found: dict[str, dict[str, Count]]
+    there: dict[str, dict[str, Count]]
 
 
 @dataclass
@@ -102,6 +113,11 @@ class Comparison:
         self.texts += 1
         for name in self.components:
             self.there[name].update(_labels_in(reference, *_kind_of(self.nlp, name)))
+
+    @property
+    def counts(self) -> ComparedTexts:
+        """What it has counted. With these as arguments, another one goes on."""
+        return ComparedTexts(self.predicted, self.texts, dict(self.found), dict(self.there))
 
     @property
     def missing(self) -> dict[str, Counter[str]]:

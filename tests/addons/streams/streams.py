@@ -9,7 +9,7 @@ from spacy.language import Language
 from spacy.training import Example
 from thinc.api import fix_random_seed
 
-from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.core.optimizer import TorchOptimizer
 

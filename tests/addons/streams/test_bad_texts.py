@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import spacy
 
-from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.core.errors import StreamError
 

@@ -14,7 +14,7 @@ from spacy.scorer import Scorer
 from spacy.training import Example
 from thinc.api import PyTorchWrapper, chain, fix_random_seed, with_array
 
-from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.records import make_example, read_examples
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.core.compat import has_pytorch_optimizer
@@ -301,7 +301,7 @@ def test_learner_goes_on_with_other_features(tmp_path, block):
 )
 def test_learner_saves_the_averages(tmp_path, block):
     """The last pipeline has the averages, and the state the params."""
-    from thinc_torchopt.addons.streams.learner import LearnerState
+    from thinc_torchopt.addons.streams.state import LearnerState
     from thinc_torchopt.core.schema import read
     from thinc_torchopt.core.state.files import read_folder
 

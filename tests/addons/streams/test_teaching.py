@@ -10,7 +10,7 @@ from spacy.training import Example
 from thinc.api import fix_random_seed
 
 from thinc_torchopt import add_labels
-from thinc_torchopt.addons.streams.learner import LearnSettings, StreamLearner
+from thinc_torchopt.addons.streams import LearnSettings, StreamLearner
 from thinc_torchopt.addons.streams.records import as_line, make_example, read_examples
 from thinc_torchopt.addons.streams.source import LineReader
 from thinc_torchopt.addons.streams.teaching import StreamTeacher

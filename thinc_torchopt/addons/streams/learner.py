@@ -24,28 +24,22 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy
-import torch
 from spacy.language import Language
-from spacy.tokens import DocBin
 from spacy.training import Example
 from spacy.util import registry
 from thinc.api import fix_random_seed
 
-from ...core.checks import Section
 from ...core.errors import ConfigError, NonFiniteGradError, PipelineError, StateError, StreamError, TorchOptError
 from ...core.labels import add_labels
 from ...core.optimizer import TorchOptimizer
-from ...core.schema import AnyNumber, Count, NotNegative, Whole, check_version, read, write
+from ...core.schema import check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder
 from ...core.types import BatchSize
 from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import (
-    Identity,
     collect_defaults,
     collect_identity,
     collect_values,
@@ -53,8 +47,8 @@ from ...loop.config_check import (
     compare_identities,
 )
 from ...loop.label_conflicts import MOST_TEXTS, Comparison
-from ...loop.model_state import ModelState, check_model, checksum_of, collect_model, restore_model
-from ...loop.random_state import RandomState, check_generators, collect_random, preserved_random, restore_random
+from ...loop.model_state import check_model, checksum_of, collect_model, restore_model
+from ...loop.random_state import check_generators, collect_random, preserved_random, restore_random
 from ...loop.run_lock import RunLock
 from .backward import backward
 from .records import (
@@ -69,159 +63,21 @@ from .records import (
     unknown_keys,
     unknown_labels,
 )
-from .rows import append_rows, trim_rows
-from .scores import StreamScores
+from .rows import LogRow, append_rows, trim_rows
+from .scores import ScoredTexts, StreamScores
+from .settings import LearnSettings
 from .source import Line, LineReader, Place
+from .state import VERSION, LearnerState, TextBlock
 from .teaching import TEACHER, StreamTeacher
 from .undo import Undo
 
 STATE, LAST, LOG, REJECTED = "state", "model-last", "learn.jsonl", "rejected.jsonl"
-_VERSION = 4
-_COMMAND = Section("spacy torchopt learn")
 # After so many texts, labels that they should have are told.
 _COMPARED = 10
 _ADVICE = (
     "Let the pipeline as it was fill {they} in: --new-labels add, without --no-teacher and with another --output. If "
     "the texts really have none, do nothing."
 )
-_OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
-
-
-@dataclass(frozen=True)
-class LearnSettings:
-    """How to learn.
-
-    batch_size (int): Texts of an update. Texts of the memory come on top.
-    every (int): Texts of a block, which has a score and a row in the log.
-    save_every (int): Texts between two saves, at ends of blocks.
-    watch_every (int): Texts between two evaluations of the watched corpus, at ends of blocks.
-    replay (int): Texts of the memory in each update. 0: there is no memory.
-    memory (int): The most texts in it.
-    new_labels ("refuse" | "add" | "skip"): Whether a label that the pipeline does not have ends the run, is added, or
-        its text is skipped.
-    teacher (bool): If labels are added, let the pipeline as it was at the start fill in what texts leave open. False:
-        they annotate everything.
-    prequential (bool): Score each text before it is learned.
-    skip_bad (bool): Leave out texts that can't be learned, and write them to rejected.jsonl. False: the first one ends
-        the run.
-    RAISES (ConfigError): One is out of its range.
-    """
-
-    batch_size: int = 1
-    every: int = 100
-    save_every: int = 1000
-    watch_every: int = 1000
-    replay: int = 0
-    memory: int = 1000
-    new_labels: Literal["refuse", "add", "skip"] = "refuse"
-    teacher: bool = True
-    prequential: bool = True
-    skip_bad: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "every", "save_every", "watch_every", "memory"):
-            _COMMAND.whole(f"--{name.replace('_', '-')}", getattr(self, name), at_least=1)
-        _COMMAND.whole("--replay", self.replay)
-        _COMMAND.choice("--new-labels", self.new_labels, ("refuse", "add", "skip"))
-
-    @property
-    def is_taught(self) -> bool:
-        """Whether there is a teacher."""
-        return self.teacher and self.new_labels == "add"
-
-    @property
-    def lasting(self) -> dict[str, str]:
-        """Those that a run can't change, by option: with others, the same texts would give other weights."""
-        kept = {"--batch-size": self.batch_size, "--replay": self.replay, "--memory": self.replay and self.memory}
-        kept["--teacher"] = self.teacher
-        return {name: str(value) for name, value in kept.items()}
-
-
-@dataclass
-class LogRow:
-    """A row of the log.
-
-    texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far, by their labels or annotators.
-    rejected (int): Texts that could not be learned so far. skipped_updates (int): Those that the optimizer has left out
-        so far, as their gradients were not finite or spiked: nothing was learned of their texts.
-    score, scores: Of the texts since the row before, each before it was learned. None: unknown.
-    losses (dict): By component, the mean over these texts.
-    learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
-    watched_old, watched_new: The F score there of all annotations with labels from before the run, and of those with
-        labels that were added. None: there are none of them.
-    seconds (float): Since the start of this process. is_last (bool): The stream has ended, or the run was stopped. The
-        next run goes on with the block, and removes this row.
-    """
-
-    texts: int
-    tokens: int
-    skipped: int
-    rejected: int
-    skipped_updates: int
-    score: float | None
-    scores: dict[str, float]
-    losses: dict[str, float]
-    learn_rate: float
-    watched: float | None
-    watched_scores: dict[str, float]
-    watched_old: float | None
-    watched_new: float | None
-    seconds: float
-    is_last: bool = False
-
-
-@dataclass
-class TextBlock:
-    """The texts since the last row. losses (dict): Sums. n (int): Texts of the updates, those of the memory too."""
-
-    texts: Count = 0
-    n: Count = 0
-    losses: dict[str, AnyNumber] = field(default_factory=dict)
-
-
-@dataclass
-class ComparedTexts:
-    """The saved state of a `Comparison`."""
-
-    predicted: Count
-    texts: Count
-    found: dict[str, dict[str, Count]]
-    there: dict[str, dict[str, Count]]
-
-
-@dataclass
-class LearnerState:
-    """The saved state of a run.
-
-    values, settings (dict): Those of the config, and `LearnSettings.lasting` with a checksum of the weights. identity
-        (Identity): Vectors and labels at the start. added (list): Component and label, for those that were added.
-        teacher (str): The digest of the teacher; empty: there is none. scored (list): The docs of the block in spaCy's
-        binary format, as predicted and as they should be. logged, watched (int): The texts at the last row, and at the
-        last evaluation of the watched corpus. compared (ComparedTexts | None): None: what is missing was told, or
-        nothing is.
-    """
-
-    version: Count
-    values: dict[str, str]
-    settings: dict[str, str]
-    identity: Identity
-    added: list[tuple[str, str]]
-    teacher: str
-    model: ModelState
-    optimizer: dict[str, Any]
-    random: RandomState
-    place: Place
-    memory: Memory
-    block: TextBlock
-    scored: list[torch.Tensor]
-    texts: Count
-    tokens: Whole
-    skipped: Count
-    rejected: Count
-    logged: Count
-    watched: Count
-    seconds: NotNegative
-    compared: ComparedTexts | None
 
 
 class _Text(NamedTuple):
@@ -281,9 +137,7 @@ class StreamLearner:
         self.place = Place()
         self._memory = Memory(settings.memory if settings.replay else 0)
         self._block = TextBlock()
-        # The scored texts of the block; outside the memory zone as bytes.
-        self._scored: list[Example] = []
-        self._packed: list[torch.Tensor] = []
+        self._scored = ScoredTexts(nlp.vocab)
         self.texts = self._tokens = self._skipped = self.rejected = 0
         self._logged = self._last_watched = self._saved = 0
         self._undo = Undo(nlp)
@@ -367,7 +221,7 @@ class StreamLearner:
             row: LogRow | None = None
             # spaCy keeps words of the texts, and frees them at the end of the zone.
             with self._nlp.memory_zone():
-                self._unpack()
+                self._scored.unpack()
                 try:
                     is_over = self._learn_block(batches)
                 except (StateError, StreamError) as error:
@@ -378,8 +232,10 @@ class StreamLearner:
                 is_unscored = is_over and self._watched is not None and self.texts > self._last_watched
                 if (self.texts > self._logged or is_unscored) and not self._new_labels:
                     row = self._make_row()
-                self._packed = self._pack() if is_over or self._new_labels else []
-                self._scored = []
+                if is_over or self._new_labels:  # else they are in the row
+                    self._scored.pack()
+                else:
+                    self._scored.clear()
             if self._new_labels:
                 self._add_labels()
                 continue
@@ -617,7 +473,7 @@ class StreamLearner:
             self._changes = True
         self._changes, self._optimizer.batch_size = False, None
         self._optimizer.step_schedules()
-        self._scored += scored
+        self._scored.examples += scored
         for line, example in found:
             self.texts += 1
             self._tokens += len(example.predicted)
@@ -652,7 +508,7 @@ class StreamLearner:
     # ------------------------------------------------------------------ scores
 
     def _make_row(self) -> LogRow:
-        scores = self._scores_of(self._scored) if self._scored else {}
+        scores = self._scores_of(self._scored.examples) if self._scored.examples else {}
         watched: dict[str, float] = {}
         old = new = None
         is_due = not self.texts or self.texts - self._last_watched >= self._settings.watch_every
@@ -740,7 +596,7 @@ class StreamLearner:
         RAISES (StateError): It can't be written. What was saved before is kept.
         """
         state = LearnerState(
-            _VERSION,
+            VERSION,
             self._values,
             self._lasting,
             self._identity,
@@ -752,7 +608,7 @@ class StreamLearner:
             self.place,
             self._memory,
             self._block,
-            self._packed,
+            self._scored.packed,
             self.texts,
             self._tokens,
             self._skipped,
@@ -760,7 +616,7 @@ class StreamLearner:
             self._logged,
             self._last_watched,
             time.monotonic() - self._start,
-            self._compared,  # type: ignore[arg-type]  # is written as such a form
+            None if self._compared is None else self._compared.counts,
         )
         self._write_rejected()
         with self._on_disk():
@@ -772,7 +628,7 @@ class StreamLearner:
     def _restore(self) -> None:
         """RAISES (StateError): The state is damaged, or of another pipeline."""
         what = f"the stream in '{self.folder}'"
-        check_version(content := read_folder(self.folder / STATE), _VERSION, what)
+        check_version(content := read_folder(self.folder / STATE), VERSION, what)
         saved = read(LearnerState, content, what)
         found = compare_configs(saved.settings, self._lasting)
         found += compare_configs(saved.values, self._values, collect_defaults(self._nlp))
@@ -798,7 +654,7 @@ class StreamLearner:
         self._optimizer.keep_buffers()
         if self._settings.is_taught and self.teacher is None:  # labels are added from now on
             self._begin_teacher()
-        self.place, self._block, self._packed = saved.place, saved.block, list(saved.scored)
+        self.place, self._block, self._scored.packed = saved.place, saved.block, list(saved.scored)
         self._memory = saved.memory
         self.texts, self._tokens = saved.texts, saved.tokens
         self._skipped, self.rejected = saved.skipped, saved.rejected
@@ -824,20 +680,3 @@ class StreamLearner:
                 f"learn on with '{self.folder / LAST}' as MODEL and another --output."
             )
         return teacher
-
-    def _pack(self) -> list[torch.Tensor]:
-        """The scored docs of the block."""
-        packed = []
-        for docs in ([one.predicted for one in self._scored], [one.reference for one in self._scored]):
-            has_deps = any(doc.has_annotation("DEP") for doc in docs)
-            binary = DocBin(attrs=[*_OF_TOKENS, *(("HEAD", "DEP") if has_deps else ("SENT_START",))], docs=docs)
-            packed.append(torch.from_numpy(numpy.frombuffer(binary.to_bytes(), dtype="uint8").copy()))
-        return packed if self._scored else []
-
-    def _unpack(self) -> None:
-        if self._packed:
-            predicted, reference = (
-                DocBin().from_bytes(one.numpy().tobytes()).get_docs(self._nlp.vocab) for one in self._packed
-            )
-            self._scored = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
-            self._packed = []

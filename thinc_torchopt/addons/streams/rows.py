@@ -5,11 +5,45 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import StateError
 from ...core.state import write_text
+
+
+@dataclass
+class LogRow:
+    """A row of the log.
+
+    texts, tokens (int): Learned so far. skipped (int): Texts that were left out so far, by their labels or annotators.
+    rejected (int): Texts that could not be learned so far. skipped_updates (int): Those that the optimizer has left out
+        so far, as their gradients were not finite or spiked: nothing was learned of their texts.
+    score, scores: Of the texts since the row before, each before it was learned. None: unknown.
+    losses (dict): By component, the mean over these texts.
+    learn_rate (float): The highest of all param groups. watched, watched_scores: Of the watched corpus.
+    watched_old, watched_new: The F score there of all annotations with labels from before the run, and of those with
+        labels that were added. None: there are none of them.
+    seconds (float): Since the start of this process. is_last (bool): The stream has ended, or the run was stopped. The
+        next run goes on with the block, and removes this row.
+    """
+
+    texts: int
+    tokens: int
+    skipped: int
+    rejected: int
+    skipped_updates: int
+    score: float | None
+    scores: dict[str, float]
+    losses: dict[str, float]
+    learn_rate: float
+    watched: float | None
+    watched_scores: dict[str, float]
+    watched_old: float | None
+    watched_new: float | None
+    seconds: float
+    is_last: bool = False
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

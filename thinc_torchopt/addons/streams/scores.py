@@ -6,14 +6,57 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
 from spacy.language import Language
 from spacy.scorer import Scorer
+from spacy.tokens import DocBin
 from spacy.training import Example
+from spacy.vocab import Vocab
 
 from ...core.annotations import LEARNS_FROM, has_annotation
 from ...core.errors import StreamError
 from .records import in_words, read_examples
 from .watched import added_by_component, old_and_new
+
+_OF_TOKENS = ["ORTH", "SPACY", "TAG", "POS", "MORPH", "LEMMA", "ENT_IOB", "ENT_TYPE", "ENT_KB_ID", "ENT_ID"]
+
+
+class ScoredTexts:
+    """Texts of a block, each as it was predicted before it was learned. A memory zone frees their words, so between two
+    zones they are packed.
+
+    vocab (Vocab): The pipeline's.
+
+    Public: `examples`; `packed` (list[torch.Tensor]: the docs in spaCy's binary format, as predicted and as they should
+    be). One of them is empty.
+    """
+
+    def __init__(self, vocab: Vocab):
+        self._vocab = vocab
+        self.examples: list[Example] = []
+        self.packed: list[torch.Tensor] = []
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.examples, self.packed = [], []
+
+    def pack(self) -> None:
+        """Before the end of a zone."""
+        examples, self.examples = self.examples, []
+        for docs in ([one.predicted for one in examples], [one.reference for one in examples]) if examples else ():
+            has_deps = any(doc.has_annotation("DEP") for doc in docs)
+            binary = DocBin(attrs=[*_OF_TOKENS, *(("HEAD", "DEP") if has_deps else ("SENT_START",))], docs=docs)
+            self.packed.append(torch.from_numpy(numpy.frombuffer(binary.to_bytes(), dtype="uint8").copy()))
+
+    def unpack(self) -> None:
+        """In the next zone."""
+        if self.packed:
+            predicted, reference = (
+                DocBin().from_bytes(one.numpy().tobytes()).get_docs(self._vocab) for one in self.packed
+            )
+            self.examples = [Example(doc, gold) for doc, gold in zip(predicted, reference)]
+            self.packed = []
 
 
 class StreamScores:
