@@ -316,7 +316,7 @@ def test_score_report_writes_the_pages(score_pages, tmp_path, monkeypatch):
         for train, tasks in score_pages.MEASURED.items():
             if said := score_pages.expectation(score_pages.rows_of(lines), tasks):
                 assert rows[train] == said
-    assert "food: +3.1 ± 0.3 points" in rows["NER"] and rows["any pipeline, and results must not change"]
+    assert "food +3.1 ± 0.3 points" in rows["NER"] and rows["any pipeline, and results must not change"]
     assert "<svg" in (tmp_path / "docs" / "recipes.svg").read_text("utf8")
 
 

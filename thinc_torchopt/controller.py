@@ -3,6 +3,7 @@
 from .addons.controller import (
     Metric,
     Operation,
+    RunHandle,
     TrainerController,
     controller_metrics,
     controller_operations,
@@ -14,6 +15,7 @@ __all__ = [
     "Control",
     "Metric",
     "Operation",
+    "RunHandle",
     "TrainerController",
     "controller_metrics",
     "controller_operations",

@@ -113,7 +113,7 @@ class TorchOptimizer(Optimizer):
     on_spike ("skip" | "clip"): Skip spikes, or scale them down to `spike_factor` times the average.
     rollback_after (int): Go back to the last checkpoint after this many non-finite updates or spikes in a row. 0:
         never.
-    rollback_factor (float): Each rollback multiplies all learning rates by this.
+    rollback_factor (float): A rollback after bad updates multiplies all learning rates by this.
     max_rollbacks (int): Training stops after this many rollbacks. Those of rules count too.
     param_groups (dict): Blocks of settings for some of the params. Each has `params` (a list of patterns over names, or
         "re:" and a regular expression), and any of `algorithm`, `learn_rate`, `lr_scale`, `freeze`, `unfreeze_at` (a
@@ -889,20 +889,19 @@ class TorchOptimizer(Optimizer):
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
 
-    def roll_back(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state and the averages of all params from a checkpoint, and multiply the learning rates by
-        `rollback_factor`. The caller restores the values of params: see loop/rollback.py.
+    def roll_back(self, saved: Mapping[str, Any], factor: float = 1.0) -> None:
+        """Restore the state and the averages of all params from a checkpoint. The caller restores the values of params:
+        see loop/rollback.py.
 
         Schedules, history and counters are not restored.
 
-        saved (Mapping): From `state_dict`, of this run.
+        saved (Mapping): From `state_dict`, of this run. factor (float): Multiplies all learning rates.
         RAISES (StateError): Params were added or have grown since. Nothing changes then.
         """
         with self._lock:
             self._trained.table.pipeline.get()
             self._trained.roll_back(read(SavedState, saved, WHAT))
-            if self.rollback is not None:
-                self._trained.writer.scale *= self.rollback.factor
+            self._trained.writer.scale *= factor
             self._step.guard.end_row()
 
     def to_disk(self, path: str | Path) -> None:

@@ -116,7 +116,7 @@ class Comparison:
 
     @property
     def counts(self) -> ComparedTexts:
-        """What it has counted. With these as arguments, another one goes on."""
+        """The counts so far. With these as arguments, another one goes on."""
         return ComparedTexts(self.predicted, self.texts, dict(self.found), dict(self.there))
 
     @property

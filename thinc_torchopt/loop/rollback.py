@@ -54,7 +54,8 @@ class Rollback:
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         if 0 < self.settings.after <= self._optimizer.bad_updates_in_a_row:
-            self._go_back(f"the last {self.settings.after} updates had gradients that are not finite, or spikes")
+            bad = f"the last {self.settings.after} updates had gradients that are not finite, or spikes"
+            self._go_back(bad, factor=self.settings.factor)
         else:
             self._do_what_was_asked(control)
         control.should_roll_back = control.should_roll_back_to_best = False
@@ -77,10 +78,10 @@ class Rollback:
         elif control.should_roll_back:
             self._go_back("a rule or listener asked for it")
 
-    def _go_back(self, what: str, *, to_best: bool = False) -> None:
+    def _go_back(self, what: str, *, factor: float = 1.0, to_best: bool = False) -> None:
         """Restore model and optimizer from the newest good checkpoint; from an older one, if that was used last time.
 
-        what (str): The reason, for messages.
+        what (str): The reason, for messages. factor (float): For all learning rates. A rule cuts them by itself.
         to_best (bool): Use the good checkpoint with the best evaluation, even if it was used last time.
         RAISES (RollbackError): There is no checkpoint, the model has grown since, or the training went back
             `max_rollbacks` times already.
@@ -113,7 +114,7 @@ class Rollback:
         step = saved.progress.step
         try:
             check_model(self._nlp, saved.model)
-            self._optimizer.roll_back(saved.optimizer)
+            self._optimizer.roll_back(saved.optimizer, factor)
         except StateError as error:
             raise RollbackError(
                 f"Can't go back to the checkpoint of step {step}, although {what}: the model has grown since. Lower "
@@ -124,7 +125,6 @@ class Rollback:
             paths = steps_of(folder)
             remove(paths[paths.index(folder / name_of(step)) + 1 :])
         progress.rollbacks.append((progress.step, step))
-        factor = self.settings.factor
         rates = "" if factor == 1.0 else f" Learning rates are now {factor:g} times what they were."
         warnings.warn(
             RollbackWarning(

@@ -82,9 +82,11 @@ def state_of(folder, step):
     return read_folder(folder / "state" / f"step-{step:08d}")
 
 
-def test_best_is_raw_params_and_state_of_the_best_evaluation(scores, corpus, tmp_path):
+@pytest.mark.parametrize("guard", [{}, {"rollback_after": 3}])
+def test_best_is_raw_params_and_state_of_the_best_evaluation(guard, scores, corpus, tmp_path):
     """All is as an equal training without rules had it there: params, not their averages, moments and averages. Of two
-    equal scores the first counts, which is older than `keep` allows. The rates stay as they were cut.
+    equal scores the first counts, which is older than `keep` allows. The rates stay as they were cut: the guard's
+    `rollback_factor` is for bad updates.
     """
     scores(RISE_AND_FALL)
     run(prepared(tmp_path / "plain", corpus, None, keep=9, use_averages=True))
@@ -92,7 +94,7 @@ def test_best_is_raw_params_and_state_of_the_best_evaluation(scores, corpus, tmp
     with pytest.warns(
         RollbackWarning, match=r"params of step 4 after step 15: a rule or listener asked for the best one\. This"
     ):
-        _, infos, _ = run(prepared(tmp_path / "rules", corpus, rules, use_averages=True))
+        _, infos, _ = run(prepared(tmp_path / "rules", corpus, rules, use_averages=True, **guard))
     best, back = state_of(tmp_path / "plain", 4), state_of(tmp_path / "rules", 15)
     assert numbers(back["model"]) == numbers(best["model"])
     cut = {name: {**found, "rate_factor": 0.5} for name, found in best["optimizer"]["params"].items()}

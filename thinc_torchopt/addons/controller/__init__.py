@@ -13,7 +13,7 @@ from typing import Final
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
 from .definition import RULE_KEYS, ControllerSpec
 from .metrics import Metric, controller_metrics
-from .operations import HFControls, Operation, controller_operations
+from .operations import HFControls, Operation, RunHandle, controller_operations
 from .sandbox import MetricUnavailable
 from .values import value_at
 
@@ -28,6 +28,7 @@ __all__ = [
     "Metric",
     "MetricUnavailable",
     "Operation",
+    "RunHandle",
     "TrainerController",
     "controller_metrics",
     "controller_operations",

@@ -8,6 +8,7 @@ nodes (node.py); online_trainer.py trains it on streams.
 from typing import Final
 
 from .cells import Cell
+from .eligibility import ParamDimTraces
 from .gradients import eligibility_gradients
 from .node import describe
 from .online_rnn import OnlineRNN, OnlineRNNEncoder, copy_torch_weights
@@ -23,6 +24,7 @@ __all__ = [
     "OnlineRNN",
     "OnlineRNNEncoder",
     "OnlineTrainer",
+    "ParamDimTraces",
     "copy_torch_weights",
     "describe",
     "eligibility_gradients",

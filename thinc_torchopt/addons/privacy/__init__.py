@@ -6,7 +6,7 @@ noise, accounting.py plans it and counts. The part of a training run is private_
 
 from typing import Final
 
-from .accounting import Account, PrivacyHistory, PrivacyPlan, epsilon_of, plan_privacy
+from .accounting import Account, PrivacyHistory, PrivacyPlan, epsilon_of, least_noise, most_steps, plan_privacy
 from .book import clip_each_example
 from .noise import Noise
 from .settings import PoissonBatcher, Privacy, poisson
@@ -22,6 +22,8 @@ __all__ = [
     "PrivacyPlan",
     "clip_each_example",
     "epsilon_of",
+    "least_noise",
+    "most_steps",
     "plan_privacy",
     "poisson",
 ]

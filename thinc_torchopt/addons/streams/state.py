@@ -1,4 +1,4 @@
-"""What a run saves to go on."""
+"""Saved state of a run, with which another one goes on."""
 
 from __future__ import annotations
 
