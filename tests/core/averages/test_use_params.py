@@ -4,11 +4,13 @@ import copy
 
 import numpy
 import pytest
+import spacy
 import torch
 from thinc.api import Model, PyTorchWrapper, chain, with_array
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.pytorch_optimizer import create
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.errors import ParamError
@@ -80,6 +82,34 @@ def test_use_params_refuses_rehearsals(is_of_torch):
     with nlp.use_params(optimizer.averages):
         optimizer((model.id, "of another"), other := numpy.ones(2, "f"), numpy.ones(2, "f"))
     assert (other != 1).all()
+
+
+@pytest.mark.parametrize("copied_before", [True, False])
+@pytest.mark.parametrize("kind", ["averages", "evaluation form", "own store"])
+def test_use_params_leaves_a_frozen_layer_of_which_a_copy_is_trained(kind, copied_before):
+    """nlp.replace_listeners copies a layer's shim with its id."""
+    frozen = around(OwnStore()) if kind == "own store" else torch_model()
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("tagger").model = frozen
+    nlp.add_pipe("ner").model = trained = frozen.copy() if copied_before else torch_model()
+    algorithm = create("schedulefreeadamw", {}) if kind == "evaluation form" else AdamW()
+    optimizer = TorchOptimizer(algorithm, 0.1, use_averages=kind != "evaluation form")
+    optimizer.initialize(nlp, exclude=["tagger"])
+    if not copied_before:
+        nlp.get_pipe("ner").model = trained = frozen.copy()
+
+    def values_of(model):
+        [shim] = model.shims
+        return [torch.tensor(shim.values["W"])] if kind == "own store" else params_of(model)
+
+    for _ in range(3):
+        if kind != "own store":
+            backprop(trained, numpy.random.default_rng(0))
+        trained.finish_update(optimizer)
+    before, at_start = values_of(trained), values_of(frozen)
+    with nlp.use_params(optimizer.averages):
+        assert same(values_of(frozen), at_start)
+        assert not any(torch.equal(*both) for both in zip(values_of(trained), before))
 
 
 @pytest.mark.parametrize("kind", MODELS)

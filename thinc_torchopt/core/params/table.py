@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -313,7 +313,8 @@ class ParamTable:
         """
         key = ("shim", shim.id, name)
         if key not in self.names:
-            self._name_below(model)  # another shim may have been in its place
+            self._name_below(model)  # another shim may have been in its place, or have its id
+            key = ("shim", shim.id, name)
             paths = (path for path, found in shim_paths(model, self._names.prefix_of(model)) if found is shim)
             is_of_pipeline = any(found is model for _, found in self.pipeline.components)
             path = next(paths, clean(model.name))
@@ -500,12 +501,7 @@ class ParamTable:
                 self.averages.pass_on_buffers(old, holder, all_of_them=True)
 
     def _add_shim(self, shim: Shim) -> None:
-        if self.shims.get(shim.id, shim) is not shim:
-            # A copied layer: thinc copies the id as well, and averages go by it.
-            with Shim.global_id_lock:
-                Shim.global_id += 1
-                shim.id = Shim.global_id
-        self.shims[shim.id] = shim
+        _note_id(shim, self.shims)
 
     def _inherit(self, param: Param, old: Released) -> None:
         """Give a param the values that another one released.
@@ -527,12 +523,14 @@ class ParamTable:
         if any(found is model for _, found in self.pipeline.components):
             self._name_pipeline()
         else:
+            self._tell_apart(shim for node in model.walk() for shim in node.shims)
             for key, names in self._names.note(walk(model, self._names.prefix_of(model))).items():
                 self.names.setdefault(key, names)
 
     def _name_pipeline(self, walked: list[NamedModel] | None = None) -> list[NamedModel]:
         """Name all params of the pipeline; forget those that are no longer in it. RETURNS: From `walk_pipeline`."""
         walked = self.pipeline.walk() if walked is None else walked
+        self._tell_apart(shim for model in walked for _, shim in model.shims)
         params = [found for model in walked for found in model.params]
         self._rename_components(self._renamed_components())
         self._component_of = {model.model.id: model.component for model in reversed(walked)}
@@ -549,6 +547,12 @@ class ParamTable:
             self._note_new_names(names, updates)
         self._names.update(names)
         return walked
+
+    def _tell_apart(self, shims: Iterable[Shim]) -> None:
+        """Give shims different ids, also those without params in this table, such as frozen ones."""
+        known = dict(self.shims)
+        for shim in shims:
+            _note_id(shim, known)
 
     def _remove_outdated(self, params: Iterable[NamedParam], names: Mapping[Key, tuple[str, ...]]) -> int:
         """Forget params that are no longer in the pipeline. Those whose names other params have now leave them their
@@ -623,6 +627,17 @@ class ParamTable:
 def _keys_in(walked: Iterable[NamedModel], models: Collection[int]) -> set[Key]:
     """The keys of all params of models. models (Collection[int]): The `id` of each."""
     return {found.key for model in walked if id(model.model) in models for found in model.params}
+
+
+def _note_id(shim: Shim, by_id: MutableMapping[int, Shim]) -> None:
+    """Note a shim by its id; by a new one, if another shim has it: thinc copies the id of a copied layer as well, and
+    averages go by it.
+    """
+    if by_id.setdefault(shim.id, shim) is not shim:
+        with Shim.global_id_lock:
+            Shim.global_id += 1
+            shim.id = Shim.global_id
+        by_id[shim.id] = shim
 
 
 def _switched_on(param: Param) -> Iterator[str]:
