@@ -276,7 +276,7 @@ class TorchOptimizer(Optimizer):
             check_versions(nlp, exclude)
             restore_trees(nlp)
             walked = walk_pipeline(nlp)
-            self._trained.plan.check([found.name for model in walked for found in model.params])
+            self._trained.plan.check(walked)
             self._reset_if_other(nlp)
             self._trained.table.add_all(nlp, exclude, walked=walked)
             self._tell_attachments(nlp, exclude)
@@ -318,7 +318,7 @@ class TorchOptimizer(Optimizer):
         if not self._is_checked and self._trained.table.pipeline.is_there:
             nlp, exclude = self._trained.table.pipeline.get()
             walked = walk_pipeline(nlp)
-            self._trained.plan.check([found.name for model in walked for found in model.params])
+            self._trained.plan.check(walked)
             self._tell_attachments(nlp, exclude)
             self._check_precision(walked, exclude)
 

@@ -12,13 +12,14 @@ from spacy.util import registry
 from thinc_torchopt.addons.fine_tuning import FineTuning
 from thinc_torchopt.addons.fine_tuning.attention import attending
 from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
+from thinc_torchopt.addons.fine_tuning.layers import names_to_freeze
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
 from thinc_torchopt.core.errors import ConfigError, RollbackWarning, StateError
 
 from ...models import toy_examples
 from ...peek import averages_in, params_in
 from ...runs import digests, run
-from .small_transformers import LAYERS, config_with, kind  # noqa: F401
+from .small_transformers import LAYERS, config_with, kind, needs  # noqa: F401
 
 ALL = {"gradient_checkpointing": True, "freeze_layers": 2, "attention": "eager"}
 
@@ -149,6 +150,23 @@ def test_frozen_layers_do_not_move(tmp_path, corpus, kind):  # noqa: F811
     for name, param in transformers_of(trained)[0].module.named_parameters():
         is_frozen = "embeddings" in name or any(f".{i}." in name for i in (0, 1))
         assert torch.equal(param, before[name]) is (is_frozen or "pooler" in name), name
+
+
+def test_frozen_layers_inside_of_a_component(tmp_path, corpus):
+    """In the names of an NER's params, the number of a part comes before those of layers: ner/tok2vec/0/..."""
+    needs("spacy")
+    config = config_with("spacy", tmp_path, corpus, names=("ner",))
+    model = config["components"].pop("transformer")["model"]
+    model |= {"@architectures": "spacy-transformers.Tok2VecTransformer.v3", "pooling": {"@layers": "reduce_mean.v1"}}
+    config["components"]["ner"]["model"]["tok2vec"] = model | {"tokenizer_config": {"use_fast": True}}
+    config["nlp"]["pipeline"] = ["ner"]
+    nlp = init_nlp(config.interpolate())
+    names = names_to_freeze(nlp, [], 2)
+    assert {name.split("/")[2] for name in names} == {"0"}
+    [found] = transformers_of(nlp)
+    own = {name.replace(".", "/") for name, _ in found.module.named_parameters()}
+    lowest = {name for name in own if "embeddings" in name or any(f"/{i}/" in name for i in (0, 1))}
+    assert {next(one for one in own if name.endswith(one)) for name in names} == lowest
 
 
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.TorchOptWarning")

@@ -683,7 +683,7 @@ def test_param_groups_are_checked_once_and_with_all_params_of_the_pipeline(monke
     blocks = {"x": {"params": ["tagger/*", "morphologizer/*", "textcat/pytorch/0/weight"], "learn_rate": 0.1}}
     optimizer, examples = TorchOptimizer(AdamW(), 0.01, param_groups=blocks), toy_examples(nlp)
     walks = []
-    monkeypatch.setattr(Cascade, "check", lambda self, names: walks.append(names))
+    monkeypatch.setattr(Cascade, "check", lambda self, names, modules: walks.append(names))
     nlp.initialize(lambda: examples, sgd=optimizer)
     with nlp.select_pipes(disable=["morphologizer"]):
         for _ in range(3):
@@ -918,6 +918,23 @@ def test_param_groups_refuse_a_name_that_is_also_that_of_two_blocks():
     with pytest.raises(ConfigError, match=r"block 'a\+b' .*'\+' is not allowed beside the block 'a'"):
         TorchOptimizer(SGD(), 0.1, param_groups=blocks)
     TorchOptimizer(SGD(), 0.1, param_groups=dict.fromkeys(("a+b", "c", "a+", "ab"), blocks["a"]))
+
+
+def test_param_groups_decay_by_the_layers_of_a_module_below_a_numbered_part():
+    """As a transformer's inside of an NER: ner/tok2vec/0/... Oracle: the rates of the module by itself."""
+
+    def rates_of(nest):
+        nlp, model = encoder_pipeline()
+        nlp.get_pipe("trf").model = nest(model)
+        optimizer = TorchOptimizer(SGD(), 0.125, layer_decay={"trf/*": 0.5})
+        optimizer.initialize(nlp)
+        return {info.name: info.learn_rate for info in optimizer.describe()}
+
+    alone = rates_of(lambda model: model)
+    nested = rates_of(lambda model: chain(model, Linear(2, 2).initialize()))
+    in_module = {name: rate for name, rate in alone.items() if "/pytorch/" in name}
+    assert {name: nested[name.replace("trf/", "trf/0/")] for name in in_module} == in_module
+    assert len(set(in_module.values())) == 4 and nested["trf/linear/W"] == alone["trf/linear/W"]
 
 
 def test_param_groups_decay_by_the_layers_that_there_are_now(tmp_path):

@@ -26,12 +26,13 @@ def names_to_freeze(nlp: Language, exclude: Collection[str], layers: int) -> lis
     shims = {id(found.shim): found.component for found in transformers_of(nlp) if found.component not in exclude}
     found: list[str] = []
     for model in walk_pipeline(nlp):
-        for _, shim in model.shims:
+        for path, shim in model.shims:
             name = shims.pop(id(shim), None)
             if name is None:
                 continue
             params = [param for param in model.params if param.owner is shim]
-            places = layers_of([param.name for param in params], {param.name for param in params if param.is_embedding})
+            embeddings = {param.name for param in params if param.is_embedding}
+            places = layers_of([param.name for param in params], embeddings, [path])
             depth = max((depth for _, depth in places.values()), default=0)
             if layers > depth:
                 Section(BLOCK).refuse("freeze_layers", f"at most {depth}, the number of layers of '{name}'", layers)

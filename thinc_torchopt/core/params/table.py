@@ -59,7 +59,9 @@ class ParamPlan(Keeper, Protocol):
         self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), outside: Sequence[Param] = ()
     ) -> None: ...
     def move(self, param: Param, new: torch.Tensor) -> None: ...
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool: ...
+    def see_names(
+        self, names: Sequence[str], embeddings: Collection[str] = (), modules: Collection[str] = ()
+    ) -> bool: ...
 
 
 class ParamTable:
@@ -536,7 +538,8 @@ class ParamTable:
         self._component_of = {model.model.id: model.component for model in reversed(walked)}
         names = self._names.note(params)
         embeddings = {found.name for found in params if found.is_embedding}
-        are_others = self._plan.see_names([found.name for found in params], embeddings)
+        modules = [path for model in walked for path, _ in model.shims]
+        are_others = self._plan.see_names([found.name for found in params], embeddings, modules)
         updates = self._remove_outdated(params, names)
         renamed = self._rename(names)
         self._changed += self.by_key.values() if are_others else renamed

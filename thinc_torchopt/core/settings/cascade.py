@@ -119,17 +119,18 @@ class Cascade:
             if is_moving(value)
         }
 
-    def check(self, names: Sequence[str]) -> None:
+    def check(self, names: Sequence[str], modules: Collection[str]) -> None:
         """Check that every pattern matches a name, that every pattern of [layer_decay] matches a name with a layer, and
         that every block sets only options that its params have.
 
+        names, modules: As for `see_names`.
         RAISES (ConfigError): A pattern matches no param, or an option belongs to another algorithm.
         """
         for pattern in self.patterns:
             pattern.check(names)
         self._check_options(names)
         self._warn_of_beaten(names)
-        layers = layers_of(names)
+        layers = layers_of(names, modules=modules)
         for pattern, _ in self._layer_decay:
             found = [name for name in names if pattern(name)]
             if not any(name in layers for name in found):
@@ -179,13 +180,13 @@ class Cascade:
                         stacklevel=2,
                     )
 
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool:
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = (), modules: Collection[str] = ()) -> bool:
         """Set all names of the pipeline, and count the layers of each component.
 
-        embeddings (Collection[str]): The names of embeddings.
+        embeddings (Collection[str]): The names of embeddings. modules (Collection[str]): The paths of torch modules.
         RETURNS (bool): Whether the names differ from before.
         """
-        before, self._layers = self._layers, layers_of(names, embeddings) if self._layer_decay else {}
+        before, self._layers = self._layers, layers_of(names, embeddings, modules) if self._layer_decay else {}
         return before != self._layers
 
     def settings_of(self, param: Param) -> ParamSettings:
@@ -285,7 +286,9 @@ def _check_joined(names: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- layers, for [training.optimizer.layer_decay]
 
 
-def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+def layers_of(
+    names: Iterable[str], embeddings: Collection[str] = (), modules: Collection[str] = ()
+) -> dict[str, tuple[int, int]]:
     """The layer of each param.
 
     A component's layers are its numbered parts, e.g. `encoder/layer/0` to `encoder/layer/11`. Of several such stacks,
@@ -296,6 +299,7 @@ def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[st
     names (Iterable[str]): All names.
     embeddings (Collection[str]): The names of embeddings. Names with "embed" in them count too, e.g. the norm of the
         embeddings.
+    modules (Collection[str]): The paths of torch modules. One with numbered parts holds its own layers, wherever it is.
     RETURNS (dict[str, tuple[int, int]]): Layer and depth of each name. Components without layers are left out.
     """
     of_component: dict[str, list[str]] = {}
@@ -303,7 +307,8 @@ def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[st
         of_component.setdefault(name.partition("/")[0], []).append(name)
     found: dict[str, tuple[int, int]] = {}
     for members in of_component.values():
-        placed = {name: place for name in members if (place := _place_in_stack(name)) is not None}
+        stacked = [path for path in modules if any(_has_number_below(path, name) for name in members)]
+        placed = {name: place for name in members if (place := _place_in_stack(name, stacked)) is not None}
         depths = _depths_of_stacks(placed)
         for name in members if depths else ():
             stack, layer = placed.get(name, ("", 0))
@@ -315,14 +320,24 @@ def layers_of(names: Iterable[str], embeddings: Collection[str] = ()) -> dict[st
     return found
 
 
-def _place_in_stack(name: str) -> tuple[str, int] | None:
-    """The path of the numbered parts to which a param belongs, and its number there."""
+def _place_in_stack(name: str, modules: Collection[str]) -> tuple[str, int] | None:
+    """The path of the numbered parts to which a param belongs, and its number there.
+
+    modules (Collection[str]): The paths of those whose parts are numbered inside of them.
+    """
     parts = name.split("/")
-    for i, part in enumerate(parts[1:-1], start=1):
+    start = max((path.count("/") + 1 for path in modules if name.startswith(f"{path}/")), default=1)
+    for i, part in enumerate(parts[start:-1], start=start):
         if part.isdigit():
             path = "/".join(parts[:i])
             return None if _says_embed(path) else (path, int(part))
     return None
+
+
+def _has_number_below(path: str, name: str) -> bool:
+    """Whether a param is below a path, in a numbered part."""
+    below = name.removeprefix(f"{path}/")
+    return below != name and any(map(str.isdigit, below.split("/")[:-1]))
 
 
 def _depths_of_stacks(placed: Mapping[str, tuple[str, int]]) -> dict[str, int]:

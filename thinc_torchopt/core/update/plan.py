@@ -21,7 +21,7 @@ import torch
 from ..algorithms import Algorithm, Fill
 from ..checks import Section, check_texts
 from ..errors import ConfigError
-from ..params import Param, Released, master_of, unique
+from ..params import NamedModel, Param, Released, master_of, unique
 from ..rates import RateWriter
 from ..schedules import current
 from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
@@ -248,20 +248,22 @@ class GroupPlan:
         settings = self._cascade.settings_of(param)
         return settings if param.frozen_until is None else replace(settings, frozen_until=param.frozen_until)
 
-    def check(self, names: Sequence[str]) -> None:
+    def check(self, walked: Sequence[NamedModel]) -> None:
         """Check that every pattern matches a name.
 
+        walked (Sequence[NamedModel]): From `walk_pipeline`.
         RAISES (ConfigError): A pattern matches none.
         """
-        self._cascade.check(names)
+        names = [found.name for model in walked for found in model.params]
+        self._cascade.check(names, [path for model in walked for path, _ in model.shims])
 
-    def see_names(self, names: Sequence[str], embeddings: Collection[str] = ()) -> bool:
+    def see_names(self, names: Sequence[str], embeddings: Collection[str] = (), modules: Collection[str] = ()) -> bool:
         """Set the names of all params of the pipeline.
 
-        embeddings (Collection[str]): The names of embeddings.
+        embeddings (Collection[str]): The names of embeddings. modules (Collection[str]): The paths of torch modules.
         RETURNS (bool): Whether settings of params may have changed.
         """
-        return self._cascade.see_names(names, embeddings)
+        return self._cascade.see_names(names, embeddings, modules)
 
     # ------------------------------------------------------------------ the state of a param
 
