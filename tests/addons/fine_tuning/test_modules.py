@@ -318,7 +318,7 @@ def test_refusals(tmp_path, corpus, kind, block, says):  # noqa: F811
 
 
 @pytest.mark.parametrize("window", [None, 24])
-@pytest.mark.parametrize("one", [{"freeze_layers": 1}, {"gradient_checkpointing": True}, {"attention": "eager"}])
+@pytest.mark.parametrize("one", [{}, {"freeze_layers": 1}, {"gradient_checkpointing": True}, {"attention": "eager"}])
 def test_refuses_a_frozen_transformer(tmp_path, corpus, kind, one, window):  # noqa: F811
     """Nothing of the block is ignored, also beside windows."""
     config = config_with(kind, tmp_path, corpus, block={**one, "window_pieces": window})

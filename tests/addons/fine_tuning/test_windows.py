@@ -406,6 +406,31 @@ def test_windows_meet_other_ways_to_listen(case, tmp_path):
     assert [token.tag_ for token in loaded(text)] == [token.tag_ for token in nlp(text)]
 
 
+def test_windows_of_a_frozen_transformer_stay(tmp_path):
+    """As `init --from` writes it: the NER has a copy of its own. The tagger and what it listens to stay as before."""
+    needs("spacy")
+    corpus = texts_of(tmp_path)
+    before = init_nlp(config_with("spacy", tmp_path, corpus).interpolate())
+    before.to_disk(tmp_path / "before")
+    config = config_with("spacy", tmp_path, corpus, block=BLOCK, steps=3, settings={"use_averages": False})
+    source = {"source": str(tmp_path / "before")}
+    config["components"] = {
+        "transformer": source,
+        "tagger": source,
+        "ner": source | {"replace_listeners": ["model.tok2vec"]},
+    }
+    config["training"]["frozen_components"] = ["transformer", "tagger"]
+    config["initialize"]["components"] = {}
+    config["training"]["annotating_components"] = ["transformer", "tagger"]
+    trained(config, tmp_path / "out")
+    after = spacy.load(tmp_path / "out" / "model-last")
+    configs = [nlp.config["components"] for nlp in (before, after)]
+    assert configs[0]["transformer"] == configs[1]["transformer"] and "'window': 24" in str(configs[1]["ner"])
+    docs = [nlp.get_pipe("transformer")(nlp.make_doc("ab cde f . ghab " * 12)) for nlp in (before, after)]
+    scores = [nlp.get_pipe("tagger").model.predict([doc])[0] for nlp, doc in zip((before, after), docs)]
+    assert numpy.array_equal(*scores)
+
+
 # ---------------------------------------------------------------------- bad input
 
 

@@ -23,7 +23,7 @@ def names_to_freeze(nlp: Language, exclude: Collection[str], layers: int) -> lis
     exclude (Collection[str]): Components that are not trained. layers (int): How many of each transformer are frozen.
     RAISES (ConfigError): One has fewer.
     """
-    shims = {id(found.shim): found.component for found in transformers_of(nlp) if found.component not in exclude}
+    shims = {id(found.shim): found.component for found in transformers_of(nlp, exclude)}
     found: list[str] = []
     for model in walk_pipeline(nlp):
         for path, shim in model.shims:

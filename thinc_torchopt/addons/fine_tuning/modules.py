@@ -29,9 +29,7 @@ class ModulesOfRun:
 
     def before_run(self) -> None:
         settings = self._settings
-        for found in transformers_of(self._run.nlp):
-            if found.component in self._run.arguments.exclude:
-                continue
+        for found in transformers_of(self._run.nlp, self._run.arguments.exclude):
             if settings.attention is not None:
                 self._inside.enter_context(attending(found.shim, settings.attention))
             if settings.gradient_checkpointing:
@@ -44,14 +42,12 @@ class ModulesOfRun:
 def check_modules(settings: FineTuning, nlp: Language, exclude: Collection[str]) -> None:
     """RAISES (ConfigError): No transformer is trained, or one can't compute in this way."""
     check_transformers(nlp)
-    trained = [found for found in transformers_of(nlp) if found.component not in exclude]
-    # Windows are also those of frozen ones: they save memory in evaluations, and in annotating components.
-    is_for_training = bool(settings.gradient_checkpointing or settings.freeze_layers or settings.attention)
-    if not trained and (is_for_training or settings.window_pieces is None):
+    trained = transformers_of(nlp, exclude)
+    if not trained:
         names = " and ".join(f"'{found.component}'" for found in transformers_of(nlp))
         raise ConfigError(
             f"Can't use {BLOCK}: expected a transformer that is trained, found {names} in frozen_components of "
-            "[training]. Train it, or remove the block, or all of it but the windows."
+            "[training]. Train it, or remove the block."
         )
     for found in trained:
         if settings.gradient_checkpointing:

@@ -31,7 +31,8 @@ class RunWindows:
     def __init__(self, settings: FineTuning, run: Run):
         self._settings = settings
         self._run = run
-        self._transformers = transformers_of(run.nlp)
+        # Frozen ones read as before, and are saved so: others may have learned from them.
+        self._transformers = transformers_of(run.nlp, run.arguments.exclude)
         self._covered: list[tuple[Any, Any]] = []
         self._has_begun = False
         self._saved: tuple[int, int] | None = None

@@ -98,7 +98,7 @@ class FineTuning(Attachment):
 
         check_modules(self, nlp, exclude)
         if self.window_pieces is not None:
-            check_window(nlp, self.window_pieces)
+            check_window(nlp, exclude, self.window_pieces)
         if self.freeze_layers:
             optimizer.freeze_by_settings(names_to_freeze(nlp, exclude, self.freeze_layers))
 

@@ -8,6 +8,7 @@ Either may be a component of its own, to which others listen, or a part of one (
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,15 +84,15 @@ class Transformer:
         return found[0] if found else None
 
 
-def transformers_of(nlp: Language) -> list[Transformer]:
+def transformers_of(nlp: Language, exclude: Collection[str] = ()) -> list[Transformer]:
     """All transformers of a pipeline, in the order of its components.
 
-    nlp (Language): The pipeline, initialized.
+    nlp (Language): The pipeline, initialized. exclude (Collection[str]): Components to leave out: those not trained.
     """
     found: list[Transformer] = []
     seen: set[int] = set()
     for component, proc in nlp.pipeline:
-        model = getattr(proc, "model", None)
+        model = None if component in exclude else getattr(proc, "model", None)
         for node in model.walk() if isinstance(model, Model) else ():
             if node.id in seen:
                 continue

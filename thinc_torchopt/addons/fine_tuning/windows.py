@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -170,9 +170,9 @@ def count_lost(transformer: Transformer, get_spans: Any, docs: Sequence[Doc], ba
     return Lost(len(lengths), len(excess), sum(lengths), sum(excess))
 
 
-def check_window(nlp: Language, window: int) -> None:
-    """RAISES (ConfigError): A transformer can't read windows so long."""
-    for transformer in transformers_of(nlp):
+def check_window(nlp: Language, exclude: Collection[str], window: int) -> None:
+    """RAISES (ConfigError): A transformer that is trained can't read windows so long."""
+    for transformer in transformers_of(nlp, exclude):
         longest = transformer.longest_input
         if longest is not None and window > longest:
             raise ConfigError(

@@ -32,7 +32,7 @@ _BLOCK = "[training.optimizer.fine_tuning]"
 
 
 def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
-    """Say which windows the transformers read, and what is lost of the training data.
+    """Say which windows the transformers that are trained read, and what is lost of the training data.
 
     RETURNS (tuple): Lines, and notes on what is lost.
     """
@@ -41,7 +41,7 @@ def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
     lines: list[Line] = []
     notes = []
     docs = _first(train)
-    for one in transformers_of(setup.nlp):
+    for one in transformers_of(setup.nlp, setup.frozen):
         text = f"'{one.component}' reads windows of {window} wordpieces, {settings and settings.stride} apart"
         lost = None if one.is_curated else count_lost(one, one.node.attrs["get_spans"], docs)
         if window is not None:
@@ -62,9 +62,8 @@ def tell_windows(setup: Setup, train: Corpus) -> tuple[list[Line], list[str]]:
 
 def tell_batch_memory(setup: Setup, train: Corpus) -> Iterator[str]:
     """Estimate the memory that the largest batch takes in each transformer that is trained."""
-    frozen = setup.frozen
-    for one in transformers_of(setup.nlp):
-        if one.component not in frozen and not one.is_curated and (pieces := _largest_batch(setup, one, train)):
+    for one in transformers_of(setup.nlp, setup.frozen):
+        if not one.is_curated and (pieces := _largest_batch(setup, one, train)):
             again, layers = _layers_again(setup, one)
             told = f", with {again} of its {count(layers, 'layer')} computed again" if again else ""
             yield (
