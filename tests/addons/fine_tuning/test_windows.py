@@ -406,6 +406,23 @@ def test_windows_meet_other_ways_to_listen(case, tmp_path):
     assert [token.tag_ for token in loaded(text)] == [token.tag_ for token in nlp(text)]
 
 
+def test_parts_leave_out_what_is_not_of_windows():
+    """The caches of GPT-2 and XLNet, which spacy-transformers does not take either."""
+
+    class Caching(torch.nn.Module):
+        def forward(self, input_ids, attention_mask):
+            hidden = input_ids[:, :, None].float()
+            cached = hidden[:, None]
+            return {"last_hidden_state": hidden, "mems": (hidden.transpose(0, 1),), "keys": ((cached, cached),)}
+
+    module, mask = Caching(), torch.arange(9) < torch.tensor([[9], [3], [4], [8], [2]])
+    inputs = {"input_ids": torch.arange(1, 46).reshape(5, 9) * mask, "attention_mask": mask.long()}
+    expected = module(**inputs)["last_hidden_state"]
+    run_in_parts(module, 18)
+    found = module(**inputs)
+    assert found.keys() == {"last_hidden_state"} and torch.equal(found["last_hidden_state"], expected)
+
+
 def test_windows_of_a_frozen_transformer_stay(tmp_path):
     """As `init --from` writes it: the NER has a copy of its own. The tagger and what it listens to stay as before."""
     needs("spacy")

@@ -72,11 +72,20 @@ def _hugging_face(self: Any, **inputs: Tensor) -> Any:
         return forward(self, **inputs)
     outputs = [forward(self, **{key: part.of(value) for key, value in inputs.items()}) for part in parts]
     merged = {
-        key: _merge([output[key] for output in outputs], parts, is_square=key.endswith("attentions"))
-        for key, value in outputs[0].items()
-        if isinstance(value, (Tensor, tuple))  # spacy-transformers takes no others
+        key: _merge(found, parts, is_square=key.endswith("attentions"))
+        for key, found in ((key, [output[key] for output in outputs]) for key in outputs[0])
+        if all(_is_by_rows(value, len(part.rows)) for value, part in zip(found, parts))
     }
     return type(outputs[0])(**merged)
+
+
+def _is_by_rows(value: Any, rows: int) -> bool:
+    """Whether an output is of windows: spacy-transformers takes no others, such as GPT-2's and XLNet's caches.
+
+    SOURCE: spacy_transformers/data_classes.py (1.4.0), `FullTransformerBatch.split_by_doc`.
+    """
+    tensors = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(one, Tensor) and one.shape[:1] == (rows,) for one in tensors)
 
 
 def _curated(self: Any, piece_ids: Tensor, attention_mask: Any = None, *others: Any) -> Any:
