@@ -225,11 +225,13 @@ def _keep_shim(shim: PyTorchShim, restore: ExitStack) -> None:
         for name, buffer in buffers_of(module).items():
             if buffer is not None and not is_lazy(buffer):
                 restore.callback(put_buffer_back, module, name, buffer, buffer.clone())
-        # thinc's dropout rate does not reach torch's layers.
-        rate = "p" if isinstance(module, Dropout) else "dropout"
-        if isinstance(module, (Dropout, torch.nn.RNNBase, torch.nn.MultiheadAttention)):
-            restore.callback(setattr, module, rate, getattr(module, rate))
-            setattr(module, rate, 0.0)
+        # thinc's dropout rate does not reach torch's layers, nor the attention of Hugging Face's.
+        rates = {name: value for name, value in vars(module).items() if isinstance(value, float) and "drop" in name}
+        if isinstance(module, Dropout):
+            rates["p"] = module.p
+        for name, value in rates.items():
+            restore.callback(setattr, module, name, value)
+            setattr(module, name, 0.0)
 
 
 def _copy_of(value: Any) -> Any:

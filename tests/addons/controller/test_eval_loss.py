@@ -235,6 +235,29 @@ def test_eval_loss_brings_back_gradient_scalers_and_rates(pipeline):
     assert everything(nlp) == before and lstm.dropout == 0.4
 
 
+def test_eval_loss_is_without_dropout_that_is_a_number(pipeline):
+    """As in the attention of Hugging Face's models, also after an error."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout_prob, self.scale, self.drops = 0.5, 2.0, True
+
+        def forward(self, X):
+            seen.append((self.dropout_prob, self.scale, self.drops))
+            return torch.nn.functional.dropout(X, self.dropout_prob if self.training else 0.0)
+
+    nlp, _, examples = pipeline
+    [shim] = [shim for node in nlp.get_pipe("tok2vec").model.walk() for shim in node.shims]
+    seen, module = [], Attention()
+    shim._model.append(module)
+    with pytest.raises(ZeroDivisionError), untouched(nlp):
+        nlp.update(examples, drop=0.0, sgd=False)
+        raise ZeroDivisionError
+    assert set(seen) == {(0.0, 2.0, True)}
+    assert (module.dropout_prob, module.scale, module.drops) == (0.5, 2.0, True)
+
+
 def test_eval_loss_that_is_nan(pipeline, monkeypatch):
     """spaCy refuses to add it up. A NaN is not smaller than anything, so no rule takes it for good."""
     nlp, optimizer, _ = pipeline
