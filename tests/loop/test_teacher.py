@@ -2,12 +2,14 @@
 
 import json
 import random
+import weakref
 from pathlib import Path
 
 import numpy
 import pytest
 import spacy
 import torch
+from spacy.language import Language
 from spacy.tokens import Doc
 
 from thinc_torchopt.core.errors import ConfigError
@@ -155,6 +157,22 @@ def test_teacher_shows_its_progress(folder, nlp, monkeypatch, capsys):
     assert "The teacher annotates 130 texts" in shown and "0/130" in shown
     Teacher(folder).predict(docs(nlp, 100), rules_for(nlp, nlp))
     assert not capsys.readouterr().err
+
+
+def test_teacher_frees_each_batch(nlp, monkeypatch):
+    """Of a transformer, each text keeps its activations."""
+    monkeypatch.setattr("thinc_torchopt.loop.teacher._BATCH", 4)
+    alive, counts = weakref.WeakSet(), []
+
+    @Language.component("test-teacher-activations")
+    def keep(doc):
+        alive.add(activations := torch.zeros(9))
+        doc.user_data["activations"] = activations
+        return doc
+
+    nlp.add_pipe("test-teacher-activations")
+    found = annotate(nlp, docs(nlp, 40), rules_for(nlp, nlp), lambda: counts.append(len(alive)))
+    assert len(found) == 40 and max(counts) <= 8
 
 
 def test_teacher_leaves_random_generators_alone(folder, nlp):

@@ -256,10 +256,11 @@ def annotate(
     """
     found = []
     with preserved_random(), nlp.select_pipes(enable=_needed(nlp, rules)):
-        copies = [
+        # One by one: a transformer's activations stay with their text.
+        copies = (
             Doc(nlp.vocab, words=[token.text for token in doc], spaces=[bool(token.whitespace_) for token in doc])
             for doc in docs
-        ]
+        )
         for doc in nlp.pipe(copies, batch_size=_BATCH):
             found.append(predicted_in(doc, rules))
             update()
