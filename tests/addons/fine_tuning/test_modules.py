@@ -91,6 +91,31 @@ def test_checkpointing_gives_the_same_gradients(tmp_path, corpus, kind, precisio
     assert not any("forward" in vars(module) for module in found.module.modules())
 
 
+def test_checkpointing_of_the_lowest_layers_that_are_trained():
+    """Whatever froze the others, and as long as they are frozen."""
+    module = torch.nn.Module()
+    module.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4)) for _ in range(4))
+    calls = []
+    for i, layer in enumerate(module.layers):
+        layer[0].register_forward_pre_hook(lambda *_, i=i: calls.append(i))
+
+    def passes():
+        calls.clear()
+        output = torch.ones(1, 4)
+        for layer in module.layers:
+            output = layer(output)
+        output.sum().backward()
+        return [calls.count(i) for i in range(4)]
+
+    with checkpointing(FineTuning(window_pieces=None, gradient_checkpointing=2), module):
+        assert passes() == [2, 2, 1, 1]
+        module.layers[0].requires_grad_(False)
+        assert passes() == [1, 2, 2, 1]
+        module.layers[0].requires_grad_(True)
+        assert passes() == [2, 2, 1, 1]
+    assert passes() == [1, 1, 1, 1]
+
+
 def test_checkpointing_of_a_decoder():
     """It keeps the keys of a pass, which are not there twice when layers are computed again."""
     transformers = pytest.importorskip("transformers")

@@ -9,9 +9,10 @@ SOURCE: torch.utils.checkpoint, without reentrance. Hugging Face's own is for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -49,13 +50,24 @@ def checkpointing(settings: FineTuning, module: torch.nn.Module) -> Iterator[Non
     """
     layers = layers_of(module)
     with ExitStack() as stack:
-        for layer in (layers[i] for i in settings.layers_again(len(layers))):
-            stack.enter_context(with_forward(layer, partial(_checkpointed, layer)))
+        for layer in layers:
+            chosen = partial(_is_chosen, layer, layers, settings.gradient_checkpointing)
+            stack.enter_context(with_forward(layer, partial(_checkpointed, layer, chosen)))
         yield
 
 
-def _checkpointed(layer: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not (layer.training and torch.is_grad_enabled()):
+def _is_chosen(layer: torch.nn.Module, layers: Sequence[torch.nn.Module], at_most: bool | int) -> bool:
+    """Whether a layer is one of the lowest that are trained now. at_most (bool | int): How many. True: all layers."""
+    if at_most is True:
+        return True
+    trained = (one for one in layers if any(param.requires_grad for param in one.parameters()))
+    return any(one is layer for one in islice(trained, at_most))
+
+
+def _checkpointed(
+    layer: torch.nn.Module, is_chosen: Callable[[], bool], forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    if not (layer.training and torch.is_grad_enabled() and is_chosen()):
         return forward(*args, **kwargs)
     args, kwargs = tuple(map(_no_cache, args)), {key: _no_cache(value) for key, value in kwargs.items()}
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)

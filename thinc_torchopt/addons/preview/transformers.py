@@ -131,4 +131,4 @@ def _layers_again(setup: Setup, transformer: Transformer) -> tuple[int, int]:
     """The number of layers that are computed again in the backward pass, and that of all."""
     settings: Any = setup.optimizer.attachments.get("fine_tuning")
     layers = len(layers_of(transformer.module))
-    return 0 if settings is None else len(settings.layers_again(layers)), layers
+    return 0 if settings is None else settings.layers_again(layers), layers
