@@ -1,8 +1,8 @@
 """The loss on the development data, which spaCy does not compute: a backward pass without dropout and without an
 update.
 
-It uses the weights that are evaluated (averages, if there are some). Afterwards gradients, random generators, buffers
-of torch modules, gradient scalers, attrs of layers and labels are as before.
+It uses the weights that are evaluated (averages, if there are some), in float32. Afterwards gradients, random
+generators, buffers of torch modules, gradient scalers, attrs of layers and labels are as before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.nn.parameter import is_lazy
 from ..core.errors import ControllerError
 from ..core.host import Dropout, buffers_of, components_of, module_of, put_buffer_back, scaler_of, swap_grads
 from ..core.optimizer import TorchOptimizer
-from ..core.params import components_with_model, torch_params, trainable_components
+from ..core.params import components_with_model, computing_all_in, torch_params, trainable_components
 from .components import is_trained
 from .model_state import is_plain, on_cpu, same_values
 from .random_state import preserved_random
@@ -83,7 +83,7 @@ class DevLosses:
         words = examples = 0
         nlp, optimizer = self._nlp, self._optimizer
         averages = optimizer.averages if self._averaged else {}
-        with nlp.use_params(averages), untouched(nlp), optimizer.training():
+        with nlp.use_params(averages), untouched(nlp), optimizer.training(), computing_all_in("float32"):
             # Components may draw random numbers even without dropout: draw the same each time.
             random.seed(0)
             numpy.random.seed(0)

@@ -26,7 +26,7 @@ from ..core import hooks
 from ..core.errors import ConfigError, ConfigWarning, PipelineError
 from ..core.host_errors import error_of_blank, plain_error
 from ..core.optimizer import TorchOptimizer
-from ..core.params import components_with_model, trainable_components
+from ..core.params import components_with_model, compute_in, trainable_components
 from ..core.read_once import batches_of_kept, evaluation_of_kept
 from ..core.types import BatchSize
 from ..core.update import grad_norms, total_norm
@@ -332,6 +332,8 @@ class Run:
                 self._is_closed = self._spacys_models.is_over = True
                 self._listeners.close()
         finally:
+            for _, model in components_with_model(self.nlp):
+                compute_in((shim for node in model.walk() for shim in node.shims), "float32")
             self.ranks.close(error)
 
     def emit(self, kind: type[Event], *carried: Any) -> None:

@@ -24,9 +24,10 @@ from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, PrecisionWarning, StateError
 from thinc_torchopt.core.params.precision import in_float32
 from thinc_torchopt.core.state.files import read_folder
+from thinc_torchopt.loop.dev_loss import DevLosses
 
 from ...models import TOK2VEC, params_of, same, snapshot, toy_examples, toy_pipeline
-from ...runs import config_for, digests, run
+from ...runs import config_for, digests, run, run_and_tell
 from ...spacy_cli import toy_corpus
 
 X = numpy.linspace(-1, 1, 24, dtype="f").reshape(4, 6)
@@ -80,7 +81,8 @@ def wrapped(module):
 
 
 def dtypes_of(model):
-    return model.shims[0]._model.dtypes
+    [shim] = [shim for node in model.walk() for shim in node.shims]
+    return shim._model.dtypes
 
 
 def pipeline(sgd, *, mixed=False):
@@ -274,6 +276,24 @@ def test_spacy_trains_in_bf16_and_scores_in_float32(tmp_path):
     last = json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"]
     assert round(found["tag_acc"], 6) == round(last["tag_acc"], 6) > 0
     assert max(infos) == 8
+
+
+def test_bf16_ends_with_the_training_of_spacy(tmp_path):
+    config = config_of(tmp_path, toy_corpus(tmp_path), "bf16", steps=2)
+    nlp, _ = run_and_tell(config, None, lambda info: None)
+    model = nlp.get_pipe("tagger").model
+    model.begin_update([nlp.make_doc("red cars")])
+    assert "bfloat16" in dtypes_of(model) and dtypes_of(model)[-1] == "float32"
+
+
+def test_loss_on_development_data_is_of_float32():
+    optimizer = TorchOptimizer(AdamW(), 0.01, precision="bf16")
+    nlp, examples = pipeline(optimizer)
+    nlp.update(examples, sgd=optimizer)
+    model = nlp.get_pipe("tagger").model
+    before = len(dtypes_of(model))
+    DevLosses(nlp, optimizer, [], [], examples=examples)()
+    assert set(dtypes_of(model)[before:]) == {"float32"}
 
 
 def test_bf16_changes_the_weights_a_little():
