@@ -194,6 +194,24 @@ def test_frozen_layers_inside_of_a_component(tmp_path, corpus):
     assert {next(one for one in own if name.endswith(one)) for name in names} == lowest
 
 
+def test_frozen_layers_of_deberta_read_nothing_that_is_trained(tmp_path, corpus):
+    """Its encoder has a norm of positions, which all layers read, and a convolution above the lowest layer."""
+    needs("spacy")
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    config = config_with("spacy", tmp_path, corpus, names=("tagger",))
+    sizes = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 64}
+    positions = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"}
+    settings = DebertaV2Config(**sizes, **positions, vocab_size=80, position_buckets=16, conv_kernel_size=3)
+    DebertaV2Model(settings).save_pretrained(tmp_path / "bert")
+    config["components"]["transformer"]["model"]["transformer_config"] = {}
+    nlp = init_nlp(config.interpolate())
+    [found] = transformers_of(nlp)
+    trained = {f"transformer/{name.replace('.', '/')}" for name, _ in found.module.named_parameters()}
+    trained -= {*names_to_freeze(nlp, [], 2)}
+    assert {name.rpartition("/layer/")[2].partition("/")[0] for name in trained} == {"2"}
+
+
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.errors.TorchOptWarning")
 def test_other_frozen_layers_are_not_ignored(tmp_path, corpus, kind):  # noqa: F811
     """As with freeze = true of a group: a state of other params can't be loaded. Rules can train frozen layers."""
