@@ -29,6 +29,7 @@ from ..core.checks import own_errors
 from ..core.errors import CheckpointWarning, ConfigError, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
+from ..core.read_once import Reader
 from ..core.schema import write
 from ..core.state import clear_leftovers
 from .checkpoint_folder import (
@@ -45,7 +46,7 @@ from .checkpoint_folder import (
 )
 from .checkpoint_settings import CHECKPOINT, Checkpoint
 from .config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
-from .data_stream import DataStream
+from .data_stream import DataStream, identity_of_texts
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import check_layout, check_model, check_parts, collect_model, layout_of, restore_model, restore_setup
 from .processes import Alone
@@ -69,6 +70,7 @@ class RunCheckpoints:
     settings (Checkpoint): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
+    dev (Reader | None): The development data. A resumed run compares scores with earlier ones, of the same texts.
     own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
     ranks (Alone): This process among several. Rank 0 reads and writes.
 
@@ -86,6 +88,7 @@ class RunCheckpoints:
         optimizer: TorchOptimizer,
         batches: Iterator[Any],
         *,
+        dev: Reader | None = None,
         own: dict[str, Any] | None = None,
         ranks: Alone | None = None,
     ):
@@ -109,8 +112,10 @@ class RunCheckpoints:
         self._random: RandomState | None = None
         self._layout: dict[str, Any] = {}
         self._values, self._identity = collect_values(nlp, optimizer.attachments), collect_identity(nlp)
-        name = nlp.config["training"].get("train_corpus", "")
-        self._values |= {f"{name}, {what}": value for what, value in self.stream.identity_of_reader(nlp).items()}
+        train_name, dev_name = (nlp.config["training"].get(name, "") for name in ("train_corpus", "dev_corpus"))
+        self._values |= {f"{train_name}, {what}": value for what, value in self.stream.identity_of_reader(nlp).items()}
+        self._values |= {f"{dev_name}, {what}": value for what, value in identity_of_texts(dev, nlp).items()}
+        self._of_scores = (f"{dev_name}.", f"{dev_name}, ", "training.dev_corpus", "training.score_weights")
 
     @property
     def newest(self) -> int | None:
@@ -230,6 +235,12 @@ class RunCheckpoints:
                 raise StateError(
                     f"Can't resume: {text}.\n{self._how_to_resume(saved, changes)} To start from the beginning: "
                     f"{self._setting('resume', 'never')}, or another path."
+                )
+            if any(change.startswith(self._of_scores) for change in changes):
+                saved.progress.results.clear()
+                text += (
+                    "\nScores can't be compared with earlier ones: the best model, its score and patience begin anew "
+                    "at the next evaluation."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
         check_model(self._nlp, saved.model, self._layout)

@@ -25,6 +25,7 @@ from spacy.util import registry, resolve_dot_names
 from thinc.api import fix_random_seed
 
 from ..core.errors import ConfigError, StateError
+from ..core.read_once import Reader, as_in_files
 from ..core.schema import Count, Positive
 from .progress_bars import show_progress
 from .random_state import GeneratorStates, OwnGenerators, load_generators, read_generators, save_generators
@@ -314,6 +315,17 @@ class StreamState:
     position: Count
     checksum: int
     sizes: list[tuple[Positive, Count]]
+
+
+def identity_of_texts(reader: Reader | None, nlp: Language) -> dict[str, str]:
+    """The texts of a reader, in any order, with their annotations: a summary, by its name. Empty: they may not be read
+    for that, or there is no reader.
+    """
+    reader = as_in_files(reader)
+    if reader is None:
+        return {}
+    found = sorted(checksums_of(reader(nlp)))
+    return {"texts": f"{len(found)} with checksum {zlib.crc32(repr(found).encode('utf8')):08x}"}
 
 
 def checksums_of(examples: Iterable[Example]) -> list[int]:
