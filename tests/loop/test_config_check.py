@@ -134,7 +134,7 @@ def test_run_config_knows_where_the_order_counts(section):
         block = nlp._config
         for name in path:
             block = block.setdefault(name, {})
-            block |= {argument: "x" for argument in arguments}
+            block |= dict.fromkeys(arguments, "x")
         block[key] = {name: ORDERED[section][name] for name in order}
         return collect_values(nlp)
 
@@ -161,7 +161,7 @@ def test_run_config_of_several_processes():
 
     def differences(**changes):
         one, other = (collect_values_of_all(with_config(**changed)) for changed in ({}, changes))
-        return compare_configs(one, other, words=("here", "there"), left_out=())
+        return compare_configs(one, other, words=("here", "there"))
 
     assert differences(paths__vectors="c", paths__train="d", corpora__train__path="e") == []
     assert differences(training__max_steps=30) == [

@@ -13,7 +13,6 @@ from spacy.training.augment import create_lower_casing_augmenter
 from spacy.training.loop import create_train_batches
 from spacy.util import registry
 
-from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.core.read_once import ReadOnce
 from thinc_torchopt.loop import data_stream, random_state
 from thinc_torchopt.loop.data_stream import DataStream, identity_of_texts
@@ -155,15 +154,14 @@ def test_data_stream_notices_changed_data(make, change):
     stream = DataStream(make(examples=examples))
     drawn = [batch for _, batch in islice(stream, 40)]
     saved = stream.snapshot()
-    DataStream(make(examples=toy_examples(NLP, 30))).go_on_from(saved)  # read again
+    assert DataStream(make(examples=toy_examples(NLP, 30))).go_on_from(saved)  # read again
     if change == "tag":
         drawn[-1][-1].reference[0].tag_ = "other"
     elif change == "order":
         examples = [examples[1], examples[0], *examples[2:]]
     else:
         examples = examples[:-1]
-    with pytest.raises(StateError, match="expected the same 40 batches as in the saved run"):
-        DataStream(make(examples=examples)).go_on_from(saved)
+    assert not DataStream(make(examples=examples)).go_on_from(saved)
 
 
 def test_data_stream_tells_all_examples_also_of_one_epoch():

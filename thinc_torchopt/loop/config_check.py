@@ -148,18 +148,16 @@ def compare_configs(
     at_default: Collection[str] = (),
     *,
     words: tuple[str, str] = BEFORE_AND_NOW,
-    left_out: tuple[str, ...] = _MAY_CHANGE,
 ) -> list[str]:
     """List the settings that differ, and the sections whose order does, one line each.
 
     at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
         no change: this version has it, and the saved run's version had not.
-    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...]): Prefixes of paths to skip.
+    words (tuple[str, str]): How the two runs are called.
     """
-    paths = (path for path in before.keys() | now.keys() if not path.startswith(left_out))
     changed = sorted(
         path
-        for path in paths
+        for path in before.keys() | now.keys()
         if before.get(path) != now.get(path) and (before.get(path, "{}") != "{}" or path not in at_default)
     )
     was, is_now = words
@@ -167,7 +165,7 @@ def compare_configs(
         f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed
     ]
     orders = _orders(before), _orders(now)
-    for section in sorted(path for path in orders[0].keys() & orders[1].keys() if not path.startswith(left_out)):
+    for section in sorted(orders[0].keys() & orders[1].keys()):
         keys, others = (order[section] for order in orders)
         old, new = ([key for key in one if key in other] for one, other in ((keys, others), (others, keys)))
         if old != new:
