@@ -358,7 +358,7 @@ def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):
     best = newest_whole(tmp_path / "state").progress.best_score
     changed = with_dev("wrong", all_wrong, training__optimizer__checkpoint__on_config_change="warn")
     changed["training"]["patience"] = 5  # over, by the old scores
-    with pytest.warns(CheckpointWarning, match="the best model, its score and patience begin anew"):
+    with pytest.warns(CheckpointWarning, match="the best model, its score and patience start again"):
         run(changed, tmp_path / "out")
     progress = newest_whole(tmp_path / "state").progress
     assert [step for _, step in progress.results] == [15, 20] and progress.best_score < best

@@ -244,7 +244,7 @@ class RunCheckpoints:
             if any(change.startswith(self._of_scores) for change in changes):
                 saved.progress.results.clear()
                 text += (
-                    "\nScores can't be compared with earlier ones: the best model, its score and patience begin anew "
+                    "\nScores can't be compared with earlier ones: the best model, its score and patience start again "
                     "at the next evaluation."
                 )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
