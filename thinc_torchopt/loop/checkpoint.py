@@ -73,7 +73,7 @@ class RunCheckpoints:
     settings (Checkpoint): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
-    dev (Reader | None): The development data. A resumed run compares scores with earlier ones, of the same texts.
+    dev (Reader | None): The development data: scores of other texts can't be compared with earlier ones.
     own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
     ranks (Alone): This process among several. Rank 0 reads and writes.
 
@@ -118,7 +118,7 @@ class RunCheckpoints:
         train_name, dev_name = (nlp.config["training"].get(name, "") for name in ("train_corpus", "dev_corpus"))
         self._values |= {f"{train_name}, {what}": value for what, value in self.stream.identity_of_reader(nlp).items()}
         self._values |= {f"{dev_name}, {what}": value for what, value in identity_of_texts(dev, nlp).items()}
-        if self.stream.max_epochs is not None:  # it may change, but to stream the corpus or not
+        if self.stream.max_epochs is not None:  # a limit may change; a stream has other batches
             self._values["training.max_epochs"] = "-1" if self.stream.max_epochs == -1 else "0 or more"
         self._of_batches = (f"{train_name}.", f"{train_name}, ", *_OF_BATCHES)
         self._of_scores = (f"{dev_name}.", f"{dev_name}, ", *_OF_SCORES)

@@ -149,7 +149,7 @@ def compare_configs(
     *,
     words: tuple[str, str] = BEFORE_AND_NOW,
 ) -> list[str]:
-    """List the settings that differ, and the sections whose order does, one line each.
+    """List the settings that differ, and the sections in another order, one line each.
 
     at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
         no change: this version has it, and the saved run's version had not.
