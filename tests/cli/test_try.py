@@ -223,6 +223,7 @@ def test_try_tells_of_recipes_that_fail(folder):
         (["--steps", 0], "Can't use '--steps' in spacy torchopt try: expected a whole number of at least 1, found 0."),
         (["--seeds", 0], "Can't use '--seeds' in spacy torchopt try"),
         (["--output", "."], "expected a file, found a folder"),
+        (["--output", "train.spacy"], "found that of texts"),
         (["--training.optimizer.nonsense.rate", 1], "nonsense"),
         (["--corpora.dev.path", "empty.spacy"], "Can't compare recipes: expected texts in [corpora.dev], found none"),
         (["--training.dropuot", 0.2], "no setting 'dropuot', and spaCy would ignore it. Did you mean 'dropout'?"),

@@ -62,12 +62,6 @@ def open_source(path: Path, args: Sequence[str], *, code_path: Path | None, use_
     return open_config(path, overrides)
 
 
-def check_output_file(path: Path | None) -> None:
-    """Check early that a config can be written. RAISES (ConfigError): It can't."""
-    if path is not None and path.is_dir():
-        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
-
-
 @contextmanager
 def config_errors_shown(
     path: Path, config: Mapping[str, Any] | None = None, *, hint_fill: bool = False

@@ -35,6 +35,7 @@ from ..recipes import (
     ConfigSource,
     Recipe,
     Stock,
+    check_output,
     find_pretrained,
     not_written,
     open_source,
@@ -257,6 +258,8 @@ def compare_recipes(
     if not chosen:
         _SECTION.refuse("--recipes", "names of recipes with commas between them", "none")
     path = None if output is None else Path(output)
+    if path is not None:
+        check_output(path)
     check_gpu(gpu_id)
     # A recipe starts from the config, overrides of the optimizer included.
     source = open_source(config, overrides).write_overrides("training.optimizer.")

@@ -167,7 +167,8 @@ def replacing(path: Path) -> Iterator[Path]:
     old content, and nobody else can read the new one before it has them.
 
     path (Path): A folder, a file, or a link to a file. Its parents are created.
-    RAISES (OSError): It can't be written. Nothing changes then, nor after any other error inside.
+    RAISES (OSError): It can't be written, as a file where a folder is, or a folder where a file is. Nothing changes
+        then, nor after any other error inside.
     """
     if not path.is_dir():
         path = path.resolve()
@@ -179,7 +180,10 @@ def replacing(path: Path) -> Iterator[Path]:
     unfinished = closed / path.name
     try:
         yield unfinished
-        if path.exists() and path.is_dir() == unfinished.is_dir():
+        if path.exists():
+            if path.is_dir() != unfinished.is_dir():
+                kind = errno.EISDIR if path.is_dir() else errno.ENOTDIR
+                raise OSError(kind, os.strerror(kind), str(path))
             # The owner must be able to move a folder.
             unfinished.chmod(stat.S_IMODE(path.stat().st_mode) | (stat.S_IRWXU if path.is_dir() else 0))
         for part in (*unfinished.rglob("*"), unfinished):
