@@ -13,7 +13,6 @@ from spacy import util
 from ..addons.recipes import ConfigSource
 from ..addons.recipes import open_source as open_config
 from ..core.config_checks import check_gpu
-from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer

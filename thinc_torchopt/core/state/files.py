@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,6 +35,8 @@ _UNFINISHED = ".unfinished-"
 _NEW, _OLD = f"{_UNFINISHED}new-", f"{_UNFINISHED}old-"
 # A manifest is a few hundred bytes.
 _LARGEST_MANIFEST = 100_000
+# Errors of a full disk.
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a system that can't sync folders.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 # Bytes that are read at once.
@@ -152,6 +154,13 @@ def crc32_of(path: Path) -> int:
         while size := file.readinto(block):
             found = zlib.crc32(block[:size], found)
     return found
+
+
+def advice_on(error: OSError) -> str:
+    """What to do about an error while something was written, to end a message with; empty if it is not known."""
+    # shutil tells the errors of its copies only in words.
+    is_full = error.errno in FULL or any(os.strerror(code) in str(error) for code in FULL)
+    return " Make room on the disk." if is_full else ""
 
 
 # ---------------------------------------------------------------------- replacing
