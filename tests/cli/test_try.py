@@ -195,7 +195,11 @@ def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
     text = (folder / "slow.cfg").read_text()
     hook = f'\n[training.before_update]\n@callbacks = "test_try.stop.v1"\ntrial = {trial}\n'
     (folder / "stops.cfg").write_text(text + hook)
-    done = run("stops.cfg", "--recipes", "adamw", "--steps", 3, "--code", "stops.py", check=False)
+    (folder / "better.cfg").write_text("# of an earlier comparison")
+    args = ("--recipes", "adamw", "--steps", 3, "--code", "stops.py", "--output", "better.cfg")
+    done = run("stops.cfg", *args, check=False)
+    is_kept = (folder / "better.cfg").read_text() == "# of an earlier comparison"
+    assert is_kept == (trial < 6) and ("Saved" not in done.stdout) == is_kept
     assert done.returncode == 130 and "Traceback" not in done.stderr
     if told is None:
         assert not done.stdout

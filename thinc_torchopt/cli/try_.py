@@ -51,6 +51,7 @@ def try_(
         found.print(console)
         print_notes(console, found.notes)
         if output_path is not None:
-            console.print(f"Saved {found.winner_told} to {output_path}")
+            saved = f"Saved {found.winner_told}" if found.is_decided else "Nothing is saved"
+            console.print(f"{saved} to {output_path}")
     if found.was_stopped:
         sys.exit(130)
