@@ -111,8 +111,8 @@ class SpacysModels:
             elif not self._has_saved and error.errno not in _PASSING:
                 self.is_next_best = False  # spaCy tries once more, after the error
                 raise StateError(
-                    f"Can't save the model to '{path}': {error}. It is the first of this training, which would go on "
-                    "without any saved model, and so ends."
+                    f"Can't save the model to '{path}': {error}. It is the first of this training, and the next "
+                    "would fail too, so the training ends here."
                 ) from error
             elif self.is_over:
                 raise StateError(

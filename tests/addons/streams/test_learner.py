@@ -430,10 +430,10 @@ def test_learner_counts_updates_that_are_skipped(tmp_path):
     ("name", "told"),
     [
         *(
-            (name, f"found {name}. They would be")
+            (name, f"out': {name} is there without the state of an earlier run")
             for name in ("model-last", "learn.jsonl", "rejected.jsonl", "teacher")
         ),
-        ("link to state", "found state. They would be"),
+        ("link to state", "out': state is there"),
         ("state/step-00000010", "the checkpoints of a training are in '.*state'"),
         ("step-00000010", "the checkpoints of a training are in '.*out'"),
     ],

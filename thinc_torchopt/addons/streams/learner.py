@@ -646,8 +646,8 @@ class StreamLearner:
             ours = (STATE, LAST, LOG, REJECTED, TEACHER)
             if found := [name for name in ours if os.path.lexists(self.folder / name)]:
                 raise StateError(
-                    f"{cant} expected none of its files there, or all of an earlier run with its state, found "
-                    f"{listed(found)}. They would be overwritten. Give another --output."
+                    f"{cant} {listed(found)} {'is' if len(found) == 1 else 'are'} there without the state of an "
+                    "earlier run, and would be overwritten. Give another --output."
                 )
             return None
         what = f"the stream in '{self.folder}'"

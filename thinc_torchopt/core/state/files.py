@@ -157,7 +157,7 @@ def crc32_of(path: Path) -> int:
 
 
 def advice_on(error: OSError) -> str:
-    """What to do about an error while something was written, to end a message with; empty if it is not known."""
+    """Advice about an error in writing, to end a message with. Empty: there is none."""
     # shutil tells the errors of its copies only in words.
     is_full = error.errno in FULL or any(os.strerror(code) in str(error) for code in FULL)
     return " Make room on the disk." if is_full else ""
