@@ -11,6 +11,7 @@ from confection import Config
 from spacy.schemas import ConfigSchemaInit, ConfigSchemaTraining
 from spacy.tokens import Doc, DocBin, Span
 from spacy.training import Example
+from spacy.training.initialize import init_nlp
 from spacy.util import load_config, load_model_from_config
 from thinc.api import fix_random_seed
 
@@ -234,6 +235,17 @@ def test_init_from_adds_labels_with_dollars(folder):
     Path("new.cfg").write_text(text)
     spacy_cli("torchopt", "init", "new.cfg", "other.cfg", "--recipe", "robust")
     assert 'tagger = ["PRP$"]' in Path("other.cfg").read_text()
+
+
+@pytest.mark.parametrize(("name", "without"), [("ner:2", []), ("a=b", ["tagger"]), ("[ner]", []), ("#1", ["tagger"])])
+def test_init_from_adds_labels_to_components_of_any_name(folder, name, without):
+    """As keys, they would be read as other names, or not at all. Without a tagger, the tok2vec learns too."""
+    nlp = spacy.load("old", exclude=without)
+    nlp.rename_pipe("ner", name)
+    nlp.to_disk("old")
+    init("--from", "old", *PATHS)
+    nlp = init_nlp(load_config("new.cfg"))
+    assert nlp.get_pipe(name).labels == ("CITY", "COLOR", "PERSON")
 
 
 def test_init_from_refuses_texts_that_teach_it_nothing(folder):

@@ -18,6 +18,7 @@ from spacy.vocab import Vocab
 from thinc_torchopt.addons.recipes import choose_components, measurements
 from thinc_torchopt.core.annotations import survey
 
+from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli
 
 KINDS = ("tags", "morphology", "lemmas", "trees", "sentences", "entities", "spans", "categories")
@@ -288,7 +289,18 @@ def test_init_needs_a_name_for_the_config(refused, tmp_path):
         said = refused("new.cfg", "--lang", "en", "--paths.train", "a$b.spacy", *more)
         assert "reads $ in a path as the start of a variable" in " ".join(said.split())
     said = " ".join(refused("train.spacy", *args, "--force").split())
-    assert "found that of texts" in said and "init config.cfg --lang en --paths.train train.spacy" in said
+    assert "found that of texts" in said and "Name the config, and the texts by an option: --paths.train train" in said
+
+
+@pytest.mark.parametrize(
+    ("output", "told"), [("project", "expected a file, found a folder"), ("train.spacy", "found that of texts")]
+)
+def test_init_writes_no_config_over_a_folder_or_texts(output, told, refused, tmp_path):
+    write(tmp_path / "train.spacy", [text(0, "entities")])
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "notes.txt").write_text("precious")
+    shutil.copy(CONFIGS / "cnn.cfg", tmp_path / "in.cfg")
+    assert told in " ".join(refused("in.cfg", output, "--recipe", "adamw").split())
 
 
 def test_init_prints_commands_for_a_shell(tmp_path, monkeypatch):

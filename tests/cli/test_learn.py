@@ -127,6 +127,7 @@ def test_learn_from_standard_input(model, started, tmp_path):
         (["--every", "0"], "--every"),
         (["--old", "stream.jsonl"], "Set --replay 1"),
         (["--output", "model"], "it is MODEL itself"),
+        (["--output", "linked"], "its model-last is MODEL, which would be overwritten"),
         (["--new-labels", "keep"], "--new-labels"),
         (["--training.optimizer.learn_rate", "x"], "learn_rate"),
         (["--watch", "model/config.cfg"], "expected JSON"),
@@ -137,6 +138,8 @@ def test_learn_from_standard_input(model, started, tmp_path):
 def test_learn_refuses_what_cannot_work(model, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").symlink_to(model)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "model-last").symlink_to(model)
     write_stream(tmp_path / "stream.jsonl", 3)
     output = [] if "--output" in flags else ["--output", "out"]
     run = spacy_cli("torchopt", "learn", "model", "stream.jsonl", *output, *flags, check=False)

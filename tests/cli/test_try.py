@@ -195,7 +195,11 @@ def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
     text = (folder / "slow.cfg").read_text()
     hook = f'\n[training.before_update]\n@callbacks = "test_try.stop.v1"\ntrial = {trial}\n'
     (folder / "stops.cfg").write_text(text + hook)
-    done = run("stops.cfg", "--recipes", "adamw", "--steps", 3, "--code", "stops.py", check=False)
+    (folder / "better.cfg").write_text("# of an earlier comparison")
+    args = ("--recipes", "adamw", "--steps", 3, "--code", "stops.py", "--output", "better.cfg")
+    done = run("stops.cfg", *args, check=False)
+    is_kept = (folder / "better.cfg").read_text() == "# of an earlier comparison"
+    assert is_kept == (trial < 6) and ("Saved" not in done.stdout) == is_kept
     assert done.returncode == 130 and "Traceback" not in done.stderr
     if told is None:
         assert not done.stdout
@@ -223,6 +227,7 @@ def test_try_tells_of_recipes_that_fail(folder):
         (["--steps", 0], "Can't use '--steps' in spacy torchopt try: expected a whole number of at least 1, found 0."),
         (["--seeds", 0], "Can't use '--seeds' in spacy torchopt try"),
         (["--output", "."], "expected a file, found a folder"),
+        (["--output", "train.spacy"], "found that of texts"),
         (["--training.optimizer.nonsense.rate", 1], "nonsense"),
         (["--corpora.dev.path", "empty.spacy"], "Can't compare recipes: expected texts in [corpora.dev], found none"),
         (["--training.dropuot", 0.2], "no setting 'dropuot', and spaCy would ignore it. Did you mean 'dropout'?"),

@@ -150,6 +150,8 @@ def test_tune_fails_if_no_trial_comes_to_its_end(folder):
         (["--training.dropout", "0.2"], "expected settings that have no value from the command line"),
         (["--set", "training.max_steps=10..20"], "expected settings that change what a trial learns"),
         (["--recipe", "nonsense"], "Can't use the recipe 'nonsense'"),
+        (["--output", "."], "expected a file, found a folder"),
+        (["--output", "train.spacy"], "found that of texts"),
         (["--trials", 0], "Can't use '--trials' in spacy torchopt tune"),
         (["--seeds", -1], "Can't use '--seeds' in spacy torchopt tune"),
         (["--study", "train.spacy"], "Can't open the study 'train.spacy': it is not a file"),

@@ -307,6 +307,65 @@ def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpu
     assert digests(tmp_path / "out") == before
 
 
+UNFIT = {
+    "training__batcher__size": 40,
+    "corpora__train__limit": 10,
+    "training__max_epochs": -1,
+    "training__frozen_components": ["tagger"],
+    "training__optimizer__algorithm__amsgrad": True,
+}
+
+
+@pytest.mark.parametrize("path", UNFIT)
+def test_checkpoint_advises_what_helps(path, corpus, tmp_path):
+    """Against other batches, and a state that does not fit, no setting does; and these are named as the cause."""
+    batches = not path.startswith("training__optimizer") and "frozen" not in path
+    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=6)
+    changed = config_for(tmp_path, corpus, **{path: UNFIT[path]})
+    setting = path.replace("__", ".")
+    with pytest.raises(StateError, match=f"(?s){setting}: .* To resume, ") as caught:
+        run(changed, tmp_path / "out")
+    assert "on_config_change" not in str(caught.value)
+    assert (f"To resume, set back: {setting}." in str(caught.value)) is batches
+    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    cause = f"The likely cause is the change of {setting}. Undo it, or start again" if batches else "optimizer"
+    with pytest.warns(CheckpointWarning, match=setting), pytest.raises(StateError, match=cause):
+        run(changed, tmp_path / "out")
+    if path == "training__max_epochs":
+        assert min(run(config_for(tmp_path, corpus, training__max_epochs=9), tmp_path / "out", crash_at=7)) == 6
+
+
+def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):
+    """Other development data: the best score so far is of other texts. At another path, in another order: the same."""
+
+    def with_dev(name, change=lambda docs: docs, **changes):
+        docs = list(DocBin(store_user_data=True).from_disk(corpus["dev"]).get_docs(spacy.blank("xx").vocab))
+        DocBin(docs=change(docs), store_user_data=True).to_disk(tmp_path / f"{name}.spacy")
+        return config_for(tmp_path, {**corpus, "dev": tmp_path / f"{name}.spacy"}, **changes)
+
+    def all_wrong(docs):
+        for token in docs[0]:
+            token.tag_ = "WRONG"
+        return docs[:1]
+
+    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=12)
+    before = digests(tmp_path / "out")
+    with pytest.raises(StateError, match=r"corpora\.dev, texts: \d+ with checksum .* before, 1 with checksum .* now"):
+        run(with_dev("wrong", all_wrong), tmp_path / "out")
+    assert digests(tmp_path / "out") == before
+    assert min(run(with_dev("same", lambda docs: docs[::-1]), tmp_path / "out", crash_at=14)) == 11
+
+    best = newest_whole(tmp_path / "state").progress.best_score
+    changed = with_dev("wrong", all_wrong, training__optimizer__checkpoint__on_config_change="warn")
+    changed["training"]["patience"] = 5  # over, by the old scores
+    with pytest.warns(CheckpointWarning, match="the best model, its score and patience start again"):
+        run(changed, tmp_path / "out")
+    progress = newest_whole(tmp_path / "state").progress
+    assert [step for _, step in progress.results] == [15, 20] and progress.best_score < best
+    kept = json.loads((tmp_path / "state" / "best" / "torchopt-manifest.json").read_text())
+    assert kept["step"] in (15, 20)  # equal scores: spaCy keeps the newest
+
+
 def test_checkpoint_must_and_never(corpus, tmp_path):
     config = config_for(tmp_path, corpus, steps=7)
     config["training"]["optimizer"]["checkpoint"]["resume"] = "must"

@@ -68,7 +68,7 @@ def saved_run(step):
             version=VERSION,
             values={},
             identity=Identity("none", {}),
-            progress=Progress(step, results=[(0.5, 5)], losses={"ner": numpy.float32(1.0)}),
+            progress=Progress(step, results=[(0.5, 5)], losses={"ner": numpy.float32(1.0)}, run_id="one"),
             optimizer={},
             model=ModelState(),
             data=DataStream(iter([])).snapshot(),

@@ -106,12 +106,62 @@ def test_run_config_refuses_a_schedule_that_follows_another_limit(corpus, tmp_pa
         run(config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=rate), tmp_path / "out")
 
 
+ORDERED = {
+    "training.optimizer.param_groups": {
+        "one": {"params": ["tok2vec/*"]},
+        "two": {"params": ["*/W"], "weight_decay": 0.5},
+    },
+    "training.optimizer.per_param_lr": {"tok2vec/*": 0.002, "*/W": 0.001},
+    "training.optimizer.layer_decay": {"tok2vec/*": 0.5, "*": 0.9},
+    "training.optimizer.learn_rate.parts": {
+        "up": {"steps": 3, "schedule": 0.001},
+        "down": {"steps": 9, "schedule": {"@schedules": "warmup_linear.v1", "warmup_steps": 1, "total_steps": 9}},
+    },
+    "training.optimizer.controller.operations": {
+        "stop": {"@controller_operations": "HFControls"},
+        "log": {"@controller_operations": "HFLog"},
+    },
+}
+
+
+@pytest.mark.parametrize("section", ORDERED)
+def test_run_config_knows_where_the_order_counts(section):
+    """Of blocks or patterns, one of which wins or comes first; not of a function's arguments."""
+
+    def values(*order, arguments=("@optimizers", "@schedules", "initial_rate")):
+        nlp = with_config()
+        *path, key = section.split(".")
+        block = nlp._config
+        for name in path:
+            block = block.setdefault(name, {})
+            block |= dict.fromkeys(arguments, "x")
+        block[key] = {name: ORDERED[section][name] for name in order}
+        return collect_values(nlp)
+
+    first, second = ORDERED[section]
+    before = values(first, second)
+    assert compare_configs(before, values(second, first)) == [
+        f"{section}, order: {first}, {second} before, {second}, {first} now"
+    ]
+    assert compare_configs(before, values(first, second, arguments=("initial_rate", "@schedules", "@optimizers"))) == []
+    assert not any(", order: " in line for line in compare_configs(before, values(second)))
+
+
+def test_run_config_refuses_another_order_of_param_groups(corpus, tmp_path):
+    """The later group wins: the rates are others."""
+    groups = {"all": {"params": ["*"], "learn_rate": 0.002}, "lower": {"params": ["tok2vec/*"], "learn_rate": 0.001}}
+    run(config_for(tmp_path, corpus, steps=4, training__optimizer__param_groups=groups), tmp_path / "out")
+    groups = {name: groups[name] for name in ("lower", "all")}
+    with pytest.raises(StateError, match="param_groups, order: all, lower before, lower, all now"):
+        run(config_for(tmp_path, corpus, steps=9, training__optimizer__param_groups=groups), tmp_path / "out")
+
+
 def test_run_config_of_several_processes():
     """Where files are may be another thing on each machine, and nothing else: also not what may change later."""
 
     def differences(**changes):
         one, other = (collect_values_of_all(with_config(**changed)) for changed in ({}, changes))
-        return compare_configs(one, other, words=("here", "there"), left_out=())
+        return compare_configs(one, other, words=("here", "there"))
 
     assert differences(paths__vectors="c", paths__train="d", corpora__train__path="e") == []
     assert differences(training__max_steps=30) == [

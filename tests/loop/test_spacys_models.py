@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 
 import pytest
 import spacy
@@ -18,20 +19,20 @@ from .test_checkpoint import train
 @pytest.fixture
 def full_at(monkeypatch):
     """Let saves fail, by their number."""
-    saved = []
+    saved, codes = [], {}
+    original = Language.to_disk
 
-    def fill(*numbers):
-        original = Language.to_disk
+    def to_disk(self, path, **kwargs):
+        saved.append(path)
+        original(self, path, **kwargs)
+        if code := codes.get(len(saved)):
+            raise OSError(code, os.strerror(code), str(path))
 
-        def to_disk(self, path, **kwargs):
-            saved.append(path)
-            original(self, path, **kwargs)
-            if len(saved) in numbers:
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-        monkeypatch.setattr(Language, "to_disk", to_disk)
+    def fill(*numbers, code=errno.ENOSPC):
+        codes.update(dict.fromkeys(numbers, code))
         return saved
 
+    monkeypatch.setattr(Language, "to_disk", to_disk)
     return fill
 
 
@@ -50,7 +51,7 @@ def test_a_training_without_faults_saves_as_spacy_does(corpus, tmp_path):
 def test_a_full_disk_in_mid_run_does_not_end_it(corpus, tmp_path, full_at):
     saved = full_at(2)
     with (
-        pytest.warns(CheckpointWarning, match=r"Can't save the model to '.*model-last': No space left.*tries again"),
+        pytest.warns(CheckpointWarning, match=r"to '.*model-last': No space left.*tries again. Make room"),
         pytest.warns(CheckpointWarning, match=r"The best model so far is not in '.*model-best'"),
     ):
         train(steps_of(corpus, tmp_path), tmp_path / "out")
@@ -60,6 +61,28 @@ def test_a_full_disk_in_mid_run_does_not_end_it(corpus, tmp_path, full_at):
         spacy.load(tmp_path / "out" / name)
     meta = json.loads((tmp_path / "out" / "model-last" / "meta.json").read_text())
     assert meta["performance"]
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOENT, errno.EACCES, errno.ENOTDIR])
+def test_a_training_whose_models_can_never_be_saved_ends_at_the_first(code, corpus, tmp_path, full_at):
+    saved = full_at(*range(1, 9), code=code)
+    with (
+        pytest.warns(CheckpointWarning, match=f"{os.strerror(code)}. No model is saved.$"),  # spaCy's, after an error
+        pytest.raises(StateError, match=r"Can't save the model to '.*model-last': .*: '.*'\. It is the first"),
+    ):
+        train(steps_of(corpus, tmp_path), tmp_path / "out")
+    assert len(saved) == 2
+
+
+def test_a_training_goes_on_while_a_disk_is_away(corpus, tmp_path, full_at):
+    """At the first save an error that may pass, and then one that is not known to pass, as there is a model."""
+    full_at(1, code=errno.ESTALE)
+    full_at(3, code=errno.EACCES)
+    with pytest.warns(CheckpointWarning) as told:
+        train(steps_of(corpus, tmp_path), tmp_path / "out")
+    assert not any("Make room" in str(warning.message) for warning in told)
+    for name in ("model-best", "model-last"):
+        spacy.load(tmp_path / "out" / name)
 
 
 def test_a_last_model_that_is_lost_is_an_error(corpus, tmp_path, full_at):

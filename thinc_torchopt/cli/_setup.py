@@ -13,7 +13,6 @@ from spacy import util
 from ..addons.recipes import ConfigSource
 from ..addons.recipes import open_source as open_config
 from ..core.config_checks import check_gpu
-from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..core.host_errors import plain_errors
 from ..core.optimizer import TorchOptimizer
@@ -60,12 +59,6 @@ def open_source(path: Path, args: Sequence[str], *, code_path: Path | None, use_
     overrides = read_overrides(args, code_path)
     check_gpu(use_gpu)
     return open_config(path, overrides)
-
-
-def check_output_file(path: Path | None) -> None:
-    """Check early that a config can be written. RAISES (ConfigError): It can't."""
-    if path is not None and path.is_dir():
-        raise ConfigError(f"Can't write {path}: expected a file, found a folder. Add the name of a file to --output.")
 
 
 @contextmanager

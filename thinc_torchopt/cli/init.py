@@ -18,6 +18,7 @@ from wasabi.printer import Printer
 
 from ..addons.recipes import (
     Recipe,
+    check_output,
     choose_components,
     not_written,
     read_corpus,
@@ -118,6 +119,7 @@ def init(
         names = [name.strip() for name in ",".join(recipe or []).split(",") if name.strip()]
         recipes = [Recipe.of(name) for name in dict.fromkeys(names)]
         overrides = read_overrides(ctx.args, code_path)
+        check_output(output_path or config_path)
         if output_path is None:
             paths = {name: overrides.pop(f"paths.{name}", None) for name in ("old", "old_dev")}
             wish = Wish(lang, gpu, pretrained, recipes, split, seed, log_path, overrides)
@@ -211,13 +213,6 @@ def _check_wish(wish: Wish) -> None:
 
 def _make_new(path: Path, wish: Wish, *, force: bool, to_stdout: bool) -> NewConfig:
     """Make and write a config. RAISES (ConfigError): It can't be made, or something is in its place."""
-    if path.is_dir():
-        raise ConfigError(f"Can't write '{path}': expected a file, found a folder. Add the name of a file.")
-    if path.suffix == ".spacy":
-        raise ConfigError(
-            f"Can't make the config '{path}': expected a name such as config.cfg, found that of texts. Name the config "
-            f"first, and the texts by an option: init config.cfg --lang en --paths.train {path}."
-        )
     if path.exists() and not force and not to_stdout:
         raise ConfigError(
             f"Can't make the config '{path}': it already exists. To change it, give it as input and name an output, "

@@ -145,6 +145,10 @@ def _check(
         raise ConfigError("Can't use --old: its texts are learned again only with --replay above 0. Set --replay 1.")
     if output.resolve() == model.resolve():
         raise ConfigError(f"Can't write to '{output}': it is MODEL itself. Give another --output.")
+    if (output / "model-last").resolve() == model.resolve():
+        raise ConfigError(
+            f"Can't write to '{output}': its model-last is MODEL, which would be overwritten. Give another --output."
+        )
 
 
 def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, notes: list[str]) -> TorchOptimizer:

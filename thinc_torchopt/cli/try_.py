@@ -13,7 +13,7 @@ from ..addons.preview import compare_recipes
 from ..addons.recipes import Recipe
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console
-from ._setup import check_output_file, read_overrides
+from ._setup import read_overrides
 from ._terminal import print_json, print_notes
 
 
@@ -35,7 +35,6 @@ def try_(
     such as --paths.train train.spacy as in `spacy train`.
     """
     with errors_shown(as_json=as_json):
-        check_output_file(output_path)
         found = compare_recipes(
             config_path,
             read_overrides(ctx.args, code_path),
@@ -52,6 +51,7 @@ def try_(
         found.print(console)
         print_notes(console, found.notes)
         if output_path is not None:
-            console.print(f"Saved {found.winner_told} to {output_path}")
+            saved = f"Saved {found.winner_told}" if found.is_decided else "Nothing is saved"
+            console.print(f"{saved} to {output_path}")
     if found.was_stopped:
         sys.exit(130)

@@ -17,7 +17,16 @@ from spacy.schemas import ConfigSchemaTraining
 from spacy.util import registry
 from typer import Option as Opt
 
-from ..addons.recipes import ConfigSource, Recipe, not_written, rewrite, value_at, with_settings, write_config
+from ..addons.recipes import (
+    ConfigSource,
+    Recipe,
+    check_output,
+    not_written,
+    rewrite,
+    value_at,
+    with_settings,
+    write_config,
+)
 from ..addons.report import Point, check_picture, plot_study
 from ..addons.trials import (
     AS_IT_IS,
@@ -41,7 +50,7 @@ from ..core.errors import ConfigError
 from ..loop.progress_bars import Bar, Lines, show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console
-from ._setup import check_output_file, config_errors_shown, open_source
+from ._setup import config_errors_shown, open_source
 from ._terminal import print_json, print_notes, print_table
 from .find_lr import find_peak
 
@@ -102,7 +111,8 @@ def tune(
         _SECTION.whole("--seeds", seeds)
         if picture_path is not None:
             check_picture(picture_path, [config_path, study_path])
-        check_output_file(output_path)
+        if output_path is not None:
+            check_output(output_path)
         import_optuna()
         source = open_source(config_path, ctx.args, code_path=code_path, use_gpu=use_gpu)
         overridden = set(source.overrides)

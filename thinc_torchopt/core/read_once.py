@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -59,6 +60,17 @@ class ReadOnce:
 def can_be_kept(reader: Any) -> bool:
     """Whether reading a corpus once more changes nothing: files, without an augmenter, and in their order."""
     return type(reader) is Corpus and reader.augmenter is dont_augment and not reader.shuffle
+
+
+def as_in_files(reader: Any) -> Reader | None:
+    """A reader of the same examples at each reading, without those of an augmenter. None: it is no reader of spaCy's
+    files, and may not be read once more.
+    """
+    if type(reader) is not Corpus:
+        return reader if isinstance(reader, ReadOnce) else None
+    plain = copy(reader)
+    plain.augmenter, plain.shuffle = dont_augment, False
+    return plain
 
 
 def _source(reader: Corpus, nlp: Language) -> tuple[Any, ...] | None:

@@ -29,6 +29,7 @@ from ..core.checks import own_errors
 from ..core.errors import CheckpointWarning, ConfigError, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
+from ..core.read_once import Reader
 from ..core.schema import write
 from ..core.state import clear_leftovers
 from .checkpoint_folder import (
@@ -45,7 +46,7 @@ from .checkpoint_folder import (
 )
 from .checkpoint_settings import CHECKPOINT, Checkpoint
 from .config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
-from .data_stream import DataStream
+from .data_stream import DataStream, identity_of_texts
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import check_layout, check_model, check_parts, collect_model, layout_of, restore_model, restore_setup
 from .processes import Alone
@@ -61,6 +62,9 @@ logger.setLevel(logging.INFO)
 
 # Bytes of an average, or of a master copy.
 _FLOAT = 4
+# Settings on which the batches, or the scores, depend beside those of the corpus.
+_OF_BATCHES = ("training.train_corpus", "training.batcher", "training.max_epochs")
+_OF_SCORES = ("training.dev_corpus", "training.score_weights")
 
 
 class RunCheckpoints:
@@ -69,6 +73,7 @@ class RunCheckpoints:
     settings (Checkpoint): From the config.
     nlp (Language), optimizer (TorchOptimizer): The run's.
     batches (Iterator): Epoch and batch of each step.
+    dev (Reader | None): The development data: scores of other texts can't be compared with earlier ones.
     own (dict[str, Any] | None): The user's own values, saved with each checkpoint. None: a run of `spacy train`.
     ranks (Alone): This process among several. Rank 0 reads and writes.
 
@@ -86,6 +91,7 @@ class RunCheckpoints:
         optimizer: TorchOptimizer,
         batches: Iterator[Any],
         *,
+        dev: Reader | None = None,
         own: dict[str, Any] | None = None,
         ranks: Alone | None = None,
     ):
@@ -109,8 +115,13 @@ class RunCheckpoints:
         self._random: RandomState | None = None
         self._layout: dict[str, Any] = {}
         self._values, self._identity = collect_values(nlp, optimizer.attachments), collect_identity(nlp)
-        name = nlp.config["training"].get("train_corpus", "")
-        self._values |= {f"{name}, {what}": value for what, value in self.stream.identity_of_reader(nlp).items()}
+        train_name, dev_name = (nlp.config["training"].get(name, "") for name in ("train_corpus", "dev_corpus"))
+        self._values |= {f"{train_name}, {what}": value for what, value in self.stream.identity_of_reader(nlp).items()}
+        self._values |= {f"{dev_name}, {what}": value for what, value in identity_of_texts(dev, nlp).items()}
+        if self.stream.max_epochs is not None:  # a limit may change; a stream has other batches
+            self._values["training.max_epochs"] = "-1" if self.stream.max_epochs == -1 else "0 or more"
+        self._of_batches = (f"{train_name}.", f"{train_name}, ", *_OF_BATCHES)
+        self._of_scores = (f"{dev_name}.", f"{dev_name}, ", *_OF_SCORES)
 
     @property
     def newest(self) -> int | None:
@@ -221,8 +232,7 @@ class RunCheckpoints:
                     stacklevel=4,
                 )
             return None
-        changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
-        if changes := changes + compare_identities(saved.identity, self._identity):
+        if changes := self._changes(saved):
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
                 changes
             )
@@ -231,19 +241,38 @@ class RunCheckpoints:
                     f"Can't resume: {text}.\n{self._how_to_resume(saved, changes)} To start from the beginning: "
                     f"{self._setting('resume', 'never')}, or another path."
                 )
+            if any(change.startswith(self._of_scores) for change in changes):
+                saved.progress.results.clear()
+                text += (
+                    "\nScores can't be compared with earlier ones: the best model, its score and patience start again "
+                    "at the next evaluation."
+                )
             warnings.warn(CheckpointWarning(f"Resuming although {text}"), stacklevel=4)
         check_model(self._nlp, saved.model, self._layout)
         return saved
 
+    def _changes(self, saved: SavedTraining) -> list[str]:
+        """List what differs from the saved run, one line each."""
+        changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        return changes + compare_identities(saved.identity, self._identity)
+
+    def _changed_batches(self, changes: Sequence[str]) -> str:
+        """The changed settings on which the batches depend, for messages."""
+        return ", ".join(change.partition(":")[0] for change in changes if change.startswith(self._of_batches))
+
     def _how_to_resume(self, saved: SavedTraining, changes: Sequence[str]) -> str:
-        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit."""
+        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit, or
+        if other batches are drawn.
+        """
         try:
             check_model(self._nlp, saved.model, self._layout)
-            fits = not any(change.partition(":")[0].endswith(".@torch_optimizers") for change in changes)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._load_optimizer(saved)
         except StateError:
-            fits = False
-        if not fits:
             return "With these changes the saved state does not fit the pipeline. To resume, undo them."
+        if names := self._changed_batches(changes):
+            return f"The saved run can't be resumed with other batches. To resume, set back: {names}."
         return f"To resume anyway: {self._setting('on_config_change', 'warn')}."
 
     def _setting(self, name: str, value: str) -> str:
@@ -269,12 +298,18 @@ class RunCheckpoints:
             raise StateError(f"{error} The checkpoint is in '{self.folder}'.") from error
 
     def _read_past(self, saved: SavedTraining) -> None:
-        try:
-            self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar)
-        except StateError as error:
-            raise StateError(
-                f"{error} Restore the old data, or start again: {self._setting('resume', 'never')}."
-            ) from error
+        if self.stream.go_on_from(saved.data, progress_bar=self.settings.progress_bar):
+            return
+        cause = (
+            "The data has changed, or was used up or shuffled in place before, or its reader uses random generators "
+            "other than Python's and NumPy's global ones. Restore the old data"
+        )
+        if names := self._changed_batches(self._changes(saved)):
+            cause = f"The likely cause is the change of {names}. Undo it"
+        raise StateError(
+            f"Can't resume in the training data: expected the same {saved.data.position} batches as in the saved run, "
+            f"found others, or fewer. {cause}, or start again: {self._setting('resume', 'never')}."
+        )
 
     def _restore_run(self, saved: SavedTraining) -> None:
         self.own = saved.own

@@ -41,7 +41,7 @@ from .run_lock import RunLock
 
 logger = logging.getLogger("spacy.torchopt")
 
-VERSION = 2
+VERSION = 3
 # Writes under way, by folder: an abandoned run of this process may still write when the next one begins.
 _under_way: WeakValueDictionary[Path, Future[None]] = WeakValueDictionary()
 

@@ -148,22 +148,43 @@ def compare_configs(
     at_default: Collection[str] = (),
     *,
     words: tuple[str, str] = BEFORE_AND_NOW,
-    left_out: tuple[str, ...] = _MAY_CHANGE,
 ) -> list[str]:
-    """List the settings that differ, one line each.
+    """List the settings that differ, and the sections in another order, one line each.
 
     at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
         no change: this version has it, and the saved run's version had not.
-    words (tuple[str, str]): How the two runs are called. left_out (tuple[str, ...]): Prefixes of paths to skip.
+    words (tuple[str, str]): How the two runs are called.
     """
-    paths = (path for path in before.keys() | now.keys() if not path.startswith(left_out))
     changed = sorted(
         path
-        for path in paths
+        for path in before.keys() | now.keys()
         if before.get(path) != now.get(path) and (before.get(path, "{}") != "{}" or path not in at_default)
     )
     was, is_now = words
-    return [f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed]
+    lines = [
+        f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed
+    ]
+    orders = _orders(before), _orders(now)
+    for section in sorted(orders[0].keys() & orders[1].keys()):
+        keys, others = (order[section] for order in orders)
+        old, new = ([key for key in one if key in other] for one, other in ((keys, others), (others, keys)))
+        if old != new:
+            lines.append(f"{section}, order: {', '.join(old)} {was}, {', '.join(new)} {is_now}")
+    return lines
+
+
+def _orders(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """The keys of each section that a registered function gets as a dict, in order: of param groups the later one wins,
+    and the parts of a schedule follow one another. The order of a function's arguments means nothing.
+    """
+    sections: dict[str, dict[str, None]] = {}
+    for path in values:
+        keys = path.split(".")
+        for i, key in enumerate(keys):
+            sections.setdefault(".".join(keys[:i]), {})[key] = None
+    functions = {section for section, keys in sections.items() if any(key.startswith("@") for key in keys)}
+    dicts = (section for section in sections if section.rpartition(".")[0] in functions and section not in functions)
+    return {section: [*sections[section]] for section in dicts}
 
 
 def compare_identities(before: Identity, now: Identity, *, words: tuple[str, str] = BEFORE_AND_NOW) -> list[str]:

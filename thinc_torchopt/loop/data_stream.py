@@ -24,7 +24,8 @@ from spacy.training.loop import create_train_batches
 from spacy.util import registry, resolve_dot_names
 from thinc.api import fix_random_seed
 
-from ..core.errors import ConfigError, StateError
+from ..core.errors import ConfigError
+from ..core.read_once import Reader, as_in_files
 from ..core.schema import Count, Positive
 from .progress_bars import show_progress
 from .random_state import GeneratorStates, OwnGenerators, load_generators, read_generators, save_generators
@@ -276,11 +277,11 @@ class DataStream(Batches):
         sizes = [(size, n) for size, n in self._drawn]
         return StreamState(save_generators(self._start), self.position, self.checksum, sizes)
 
-    def go_on_from(self, saved: StreamState, *, progress_bar: bool = False) -> None:
+    def go_on_from(self, saved: StreamState, *, progress_bar: bool = False) -> bool:
         """Skip the batches that the saved run has drawn. Before any is drawn.
 
         progress_bar (bool): Show a progress bar, as much data takes minutes.
-        RAISES (StateError): The data has changed.
+        RETURNS (bool): Whether they are the same.
         """
         self._start = load_generators(saved.start)
         self._generators = OwnGenerators(self._start)
@@ -296,12 +297,7 @@ class DataStream(Batches):
                     next(self)
                     bar.update()
             self._size = wanted
-        if (self.position, self.checksum) != (saved.position, saved.checksum):
-            raise StateError(
-                f"Can't resume in the training data: expected the same {saved.position} batches as in the saved "
-                "run, found others, or fewer. The data has changed, or was used up or shuffled in place before, or "
-                "its reader uses random generators other than Python's and NumPy's global ones."
-            )
+        return (self.position, self.checksum) == (saved.position, saved.checksum)
 
 
 @dataclass
@@ -314,6 +310,17 @@ class StreamState:
     position: Count
     checksum: int
     sizes: list[tuple[Positive, Count]]
+
+
+def identity_of_texts(reader: Reader | None, nlp: Language) -> dict[str, str]:
+    """The texts of a reader, in any order, with their annotations: a summary, by its name. Empty: they may not be read
+    for that, or there is no reader.
+    """
+    reader = as_in_files(reader)
+    if reader is None:
+        return {}
+    found = sorted(checksums_of(reader(nlp)))
+    return {"texts": f"{len(found)} with checksum {zlib.crc32(repr(found).encode('utf8')):08x}"}
 
 
 def checksums_of(examples: Iterable[Example]) -> list[int]:

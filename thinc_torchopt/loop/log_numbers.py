@@ -8,6 +8,7 @@ Always:
         `since_evaluation`: the same since the last evaluation.
 - `elapsed`: `seconds`, not rounded down. `time_spent`: where they went since this process began; see
         `progress.TimeSpent`.
+- `run_id`: of the run, the same when it is resumed.
 
 If there is something to report:
 
@@ -82,7 +83,7 @@ class LogNumbers:
     def on_log(self, event: Log, control: Control) -> None:
         run, info, counts = event.run, event.info, event.run.counts
         rates = run.learn_rates
-        info |= {"elapsed": self._progress.seconds, "learn_rates": rates}
+        info |= {"elapsed": self._progress.seconds, "learn_rates": rates, "run_id": self._progress.run_id}
         # Also as single numbers, for services that accept no dicts. They allow fewer characters in names.
         info |= {f"learn_rate_{clean(group)}": rate for group, rate in rates.items()}
         info |= {"grad_norm": run.grad_norm, **counts}

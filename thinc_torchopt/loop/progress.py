@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from timeit import default_timer
 from typing import Annotated, Any
+from uuid import uuid4
 
 import numpy
 
@@ -35,6 +36,7 @@ class Progress:
     in_epoch (int | None): The epoch that has begun and not ended.
     left_out (int): Batches that were drawn and not trained on.
     was_stopped (bool): Whether a listener ended the run.
+    run_id (str): Tells this run from others, also when it is resumed.
     """
 
     step: Step = -1
@@ -48,6 +50,7 @@ class Progress:
     in_epoch: int | None = None
     left_out: Count = 0
     was_stopped: bool = False
+    run_id: str = field(default_factory=lambda: uuid4().hex)
 
     def is_over(self, patience: int, max_steps: int) -> bool:
         """Whether training should stop after this step: `patience` steps without a better score, or `max_steps` done.

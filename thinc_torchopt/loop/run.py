@@ -27,7 +27,7 @@ from ..core.errors import ConfigError, ConfigWarning, PipelineError
 from ..core.host_errors import error_of_blank, plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, compute_in, trainable_components
-from ..core.read_once import batches_of_kept, evaluation_of_kept
+from ..core.read_once import batches_of_kept, dev_reader_of, evaluation_of_kept
 from ..core.types import BatchSize
 from ..core.update import grad_norms, total_norm
 from .checkpoint import RunCheckpoints
@@ -249,7 +249,8 @@ class Run:
         """Prepare the batches, with checkpoints where there is such a block."""
         block = self.optimizer.attachments.get("checkpoint")
         if isinstance(block, Checkpoint):
-            self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, ranks=self.ranks)
+            dev = dev_reader_of(self._evaluate)
+            self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, dev=dev, ranks=self.ranks)
             self._spacys_models.checkpoints = self.checkpoints
             self.batches: Batches = self.checkpoints.stream
         else:

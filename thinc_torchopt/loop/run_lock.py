@@ -24,6 +24,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ..core.errors import ConfigError, StateError
+from ..core.state import FULL
 
 try:
     import fcntl
@@ -31,7 +32,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _NAME = "lock.json"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunLock:
@@ -57,7 +57,7 @@ class RunLock:
         try:
             self._acquire()
         except OSError as error:
-            if error.errno not in _FULL:  # old checkpoints may be removed from a full disk
+            if error.errno not in FULL:  # old checkpoints may be removed from a full disk
                 raise ConfigError(
                     f"Can't save {self._what} in '{self.path.parent}': expected a folder that can be written to, found "
                     f"{type(error).__name__}: {error}. Change {self._setting}."

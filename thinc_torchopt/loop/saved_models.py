@@ -32,7 +32,7 @@ from spacy.util import registry
 from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.schema import AnyNumber, Count, read, write
-from ..core.state import clear_leftovers, crc32_of, replacing
+from ..core.state import advice_on, clear_leftovers, crc32_of, replacing
 from .events import Control, EpochBegin, EpochEnd, Save, TrainEnd
 
 # In the copy of the best model: its step, and checksums.
@@ -346,7 +346,7 @@ class SavedModels:
                 if mark is not None:
                     (Path(unfinished) / _MARK).write_text(json.dumps(asdict(mark)))
         except OSError as error:
-            self._warn(f"Can't save the model to '{path}': {error}. Training continues. Make room on the disk.")
+            self._warn(f"Can't save the model to '{path}': {error}. Training continues.{advice_on(error)}")
             return False
         return True
 

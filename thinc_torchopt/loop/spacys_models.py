@@ -1,11 +1,13 @@
 """spaCy's model-last and model-best, written whole or not at all: a full disk does not end a training.
 
 spaCy writes over model-last, and removes model-best before it copies the better one. Here each is written beside the
-old one first. If that fails, the training goes on, and the next save tries again.
+old one first. If that fails, the training goes on, and the next save tries again; unless no model could be saved yet,
+by an error that does not pass, as of a disk that is read-only.
 """
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import warnings
@@ -20,12 +22,18 @@ from thinc.api import Model
 from ..core.errors import CheckpointWarning, ConfigError, StateError
 from ..core.host import module_of
 from ..core.params import components_with_model
-from ..core.state import clear_leftovers, replacing
+from ..core.state import FULL, advice_on, clear_leftovers, replacing
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import nearest
 
 # At each save but the first: the two of the save before stay until the new one is whole.
 _MODELS: Final = 3
+# Errors that may pass: of a full disk, of one on a network, of a busy system.
+_PASSING: Final = (
+    *FULL,
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET),
+    *(errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
 
 
 class SpacysModels:
@@ -42,7 +50,8 @@ class SpacysModels:
         self._nlp = nlp
         self.checkpoints: RunCheckpoints | None = None
         self._folder: Path | None = None
-        self._is_saved = True
+        self._is_saved = True  # at the last time
+        self._has_saved = False  # at any time
         self._is_best_missing = False
         self.is_over = self.is_next_best = False
         self._error_around: BaseException | None = None
@@ -84,7 +93,8 @@ class SpacysModels:
     def to_disk(self, nlp: Any, path: Path) -> None:
         """Write a model, as spaCy would. nlp (Any): What is saved, as `before_to_disk` gave it.
 
-        Warns if the disk is full, for example, or raises an error of ours if the run is over.
+        Warns if the disk is full, for example.
+        RAISES (StateError): It can't be written, and the run is over; or no model can, by an error that does not pass.
         """
         # The training, with an error that is shown. The user's code may train because of another one.
         has_failed = sys.exc_info()[1] is not self._error_around
@@ -95,18 +105,25 @@ class SpacysModels:
                 nlp.to_disk(unfinished)
         except OSError as error:
             self._is_saved = False
-            text = f"Can't save the model to '{path}': {error.strerror or error}."
-            if self.is_over and not has_failed:
+            text, advice = f"Can't save the model to '{path}': {error.strerror or error}.", advice_on(error)
+            if has_failed:
+                after = "The model that was saved before is unchanged" if self._has_saved else "No model is saved"
+            elif not self._has_saved and error.errno not in _PASSING:
+                self.is_next_best = False  # spaCy tries once more, after the error
                 raise StateError(
-                    f"{text} The training is over, and its last model is lost. What was saved before is unchanged. "
-                    "Make room on the disk, and train again."
+                    f"Can't save the model to '{path}': {error}. It is the first of this training, and the next "
+                    "would fail too, so the training ends here."
                 ) from error
-            after = "The model that was saved before is unchanged"
-            if not has_failed:
+            elif self.is_over:
+                raise StateError(
+                    f"{text} The training is over, and its last model is lost. What was saved before is "
+                    f"unchanged.{advice}"
+                ) from error
+            else:
                 after = "Training continues; the next evaluation tries again"
-            self._warn(f"{text} {after}. Make room on the disk.")
+            self._warn(f"{text} {after}.{advice}")
         else:
-            self._is_saved = True
+            self._is_saved = self._has_saved = True
         if self.is_next_best:
             self.keep_best()
 
@@ -125,7 +142,7 @@ class SpacysModels:
                 shutil.copytree(last, unfinished)
         except (OSError, shutil.Error) as error:
             self._is_best_missing = not self._is_best_missing  # once more, before `last` is written again
-            self._warn(f"Can't copy the best model to '{best}': {_first_line(error)}. Make room on the disk.")
+            self._warn(f"Can't copy the best model to '{best}': {_first_line(error)}.{advice_on(error)}")
         else:
             self._is_best_missing = False
 

@@ -211,7 +211,7 @@ def test_controller_that_never_fires_changes_nothing(corpus, tmp_path):
         return {
             key: repr(value)
             for key, value in info.items()
-            if key not in ("seconds", "elapsed", "time_spent", "other_scores")
+            if key not in ("run_id", "seconds", "elapsed", "time_spent", "other_scores")
         }
 
     assert {step: lasting(info) for step, info in infos.items()} == {

@@ -300,6 +300,7 @@ def test_loggers_jsonl_writes_every_step(tmp_path):
     lines = lines_of(tmp_path / "new" / "log.jsonl")
     assert [line["step"] for line in lines] == list(range(10))
     said = lines[0].pop("trained")
+    assert lines[0].pop("run_id") == infos[-1]["run_id"]
     assert [one["name"] for one in said["components"]] == ["tagger", "ner"] and said["components"][0]["n_labels"] == 4
     assert set(said["config"]) == {"paths", "corpora", "training"} and "logger" not in said["config"]["training"]
     for line, info, single in zip(lines, infos, singles):
@@ -388,16 +389,37 @@ def test_loggers_jsonl_lines_are_there_at_once(tmp_path):
 def test_loggers_jsonl_continues_a_run_and_mixes_no_two(tmp_path):
     path, second, third = (tmp_path / name for name in ("log.jsonl", "log-2.jsonl", "log-3.jsonl"))
     logger = JSONLinesLogger(path)
-    assert str(path) in log(logger, info_of(0), info_of(4)).replace("\n", "")
-    log(logger, info_of(5), info_of(8))  # resumed
+    assert str(path) in log(logger, info_of(0, run_id="a"), info_of(4, run_id="a")).replace("\n", "")
+    assert "log-2.jsonl" in log(logger, info_of(0, run_id="b"))  # another run
+    log(logger, info_of(5, run_id="a"), info_of(8, run_id="a"))  # the first one is resumed
     assert [line["step"] for line in lines_of(path)] == [0, 4, 5, 8]
-    before = path.read_bytes()
-    assert "log-2.jsonl" in log(logger, info_of(0))  # another run
-    log(logger, info_of(1))  # which is resumed
+    assert [line.get("run_id") for line in lines_of(path)] == ["a", None, "a", None]  # each process tells it
+    log(logger, info_of(1, run_id="b"))
     assert [line["step"] for line in lines_of(second)] == [0, 1]
-    log(logger, info_of(1))  # resumed from an older checkpoint
-    assert [line["step"] for line in lines_of(third)] == [1] and len(lines_of(second)) == 2
+    before = path.read_bytes()
+    log(logger, info_of(8, run_id="a"))  # resumed from an older checkpoint
+    log(logger, info_of(9, run_id="a"))
+    assert [line["step"] for line in lines_of(third)] == [8, 9] and len(lines_of(second)) == 2
     assert path.read_bytes() == before
+    log(logger, info_of(20))  # of no known run: older logs tell none either
+    log(logger, info_of(30))
+    assert [len(lines_of(tmp_path / f"log-{n}.jsonl")) for n in (4, 5)] == [1, 1]
+
+
+def test_loggers_jsonl_of_resumed_runs_in_one_file(corpus, tmp_path):
+    """Two runs with one path for their logs: each goes on in its own, or a report would show a mixture."""
+    path = tmp_path / "log.jsonl"
+
+    def train(name, steps, seed=0):
+        config = config_for(tmp_path / name, corpus, steps=steps, system__seed=seed)
+        config["training"]["logger"] = {"@loggers": "thinc-torchopt.JSONLinesLogger.v1", "path": str(path)}
+        spacy.training.loop.train(init_nlp(config.interpolate()), tmp_path / name, stdout=StringIO(), stderr=StringIO())
+
+    train("a", 4)
+    train("b", 2, seed=3)
+    train("a", 6)
+    steps = [[line["step"] for line in lines_of(log)] for log in (path, tmp_path / "log-2.jsonl")]
+    assert steps == [[*range(7)], [*range(3)]] and not (tmp_path / "log-3.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,20 @@ def test_report_takes_the_logs_of_a_resumed_run_together(tmp_path):
     assert alone.paths == [second, third]
 
 
+def test_report_mixes_no_two_runs(tmp_path):
+    """Two runs write beside each other, and one of them is resumed: the first lines tell which."""
+    told = {"a": {"run_id": "a"}, "b": {"run_id": "b"}}
+    first = write(tmp_path / "log.jsonl", [{**row(0), **told["a"]}, *rows(9)[1:]])
+    other = write(tmp_path / "log-2.jsonl", [{**row(0), **told["b"]}, *rows(6)[1:]])
+    write(tmp_path / "log-3.jsonl", [])
+    resumed = write(tmp_path / "log-4.jsonl", [{**row(8), **told["a"]}, row(9)])
+    again = write(tmp_path / "log-5.jsonl", [{**row(6), **told["b"]}, row(7)])
+    for path in (first, resumed):
+        assert only(read_runs([path])).paths == [first, resumed]
+    assert only(read_runs([again])).paths == [other, again]
+    assert [run.steps.tolist() for run in read_runs([again, resumed])] == [[*range(8)], [*range(10)]]
+
+
 def test_report_of_a_log_whose_steps_go_back(tmp_path):
     lines = [*rows(20), *(row(i, losses={"ner": 7.0}, last_checkpoint=12) for i in range(13, 30))]
     run = only(read_runs([write(tmp_path / "log.jsonl", lines)]))

@@ -426,6 +426,51 @@ def test_learner_counts_updates_that_are_skipped(tmp_path):
     assert rows(tmp_path / "out")[-1]["skipped_updates"] == learner.skipped_updates
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *(
+            (name, f"out': {name} is there without the state of an earlier run")
+            for name in ("model-last", "learn.jsonl", "rejected.jsonl", "teacher")
+        ),
+        ("link to state", "out': state is there"),
+        ("state/step-00000010", "the checkpoints of a training are in '.*state'"),
+        ("step-00000010", "the checkpoints of a training are in '.*out'"),
+    ],
+)
+def test_learner_overwrites_no_files_of_others(model, name, told, tmp_path):
+    path = tmp_path / "out" / name.removeprefix("link to ")
+    path.mkdir(parents=True)
+    (path / "precious").write_text("x")
+    if name.startswith("link"):
+        path.rename(tmp_path / "away")
+        path.symlink_to(tmp_path / "nowhere")
+    (path.parent / ".unfinished-new-model-last-1").mkdir()  # of a training that may be writing it
+    before = sorted(tmp_path.rglob("*"))
+    stream = write_stream(tmp_path / "stream.jsonl", 3)
+    with pytest.raises(StateError, match=told):
+        learn(model, stream, tmp_path / "out")
+    assert sorted(path for path in tmp_path.rglob("*") if path != stream) == before
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_learner_begins_again_after_a_kill_before_it_saved(model, after, tmp_path):
+    """Also with other settings: nothing of the run is lost."""
+    stream = write_stream(tmp_path / "stream.jsonl", 12)
+    asked = itertools.count()
+
+    def killed():
+        if next(asked) == after:
+            raise KeyboardInterrupt
+
+    taught = {"new_labels": "add", "watched": stream, "every": 2}
+    with pytest.raises(KeyboardInterrupt):
+        learn(model, stream, tmp_path / "out", is_stopped=killed, batch_size=2, **taught)
+    for output in ("out", "one"):
+        learn(model, stream, tmp_path / output, **taught)
+    assert files(tmp_path / "out") == files(tmp_path / "one") and rows(tmp_path / "out") == rows(tmp_path / "one")
+
+
 def test_learner_goes_on_only_with_the_weights_that_it_began_with(model, unbroken, tmp_path):
     stream, expected = unbroken
     output = shutil.copytree(expected, tmp_path / "out")

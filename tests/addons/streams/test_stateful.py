@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from thinc_torchopt.core.errors import StreamError
+from thinc_torchopt.core.state import read_folder
 
 from .streams import files, learn, make_model, rows
 
@@ -81,6 +82,12 @@ class Machine(RuleBasedStateMachine):
         self.time += 1  # of the last change: seconds apart, as those of files that are rotated
         os.utime(self.stream, (self.time, self.time))
 
+    @property
+    def has_read(self):
+        """Whether a state is saved after the stream was opened: before that, a run begins again."""
+        state = self.output / "state"
+        return state.exists() and read_folder(state)["place"]["inode"] != 0
+
     # ------------------------------------------------------------------ what happens to the run
 
     @rule(after=st.integers(0, 9), is_killed=st.booleans())
@@ -132,7 +139,7 @@ class Machine(RuleBasedStateMachine):
         self.write()
 
     @rule(texts=st.lists(TEXTS, max_size=3))
-    @precondition(lambda self: self.options["batch_size"] == 1 and (self.output / "state").exists())
+    @precondition(lambda self: self.options["batch_size"] == 1 and self.has_read)
     def rotate(self, texts):
         for i in range(9, 0, -1):
             old = self.stream if i == 1 else self.stream.with_name(f"stream.jsonl.{i - 1}")
@@ -143,7 +150,7 @@ class Machine(RuleBasedStateMachine):
         self.write()
 
     @rule(content=st.sampled_from([None, b"{\xff", b""]))
-    @precondition(lambda self: (self.output / "state").exists())
+    @precondition(lambda self: self.has_read)
     def damage_watched(self, content):
         self.watched.unlink(missing_ok=True)
         if content is not None:

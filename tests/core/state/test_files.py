@@ -30,9 +30,11 @@ from thinc_torchopt.core.state.files import (
     read_folder,
     replacing,
     write_folder,
+    write_text,
 )
 
 from ...forks import Started, python
+from ...runs import contents
 
 needs_unix = pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions, and no such files")
 
@@ -277,6 +279,21 @@ def test_replacing_keeps_links_and_permissions_of_files(tmp_path):
         raise ValueError
     assert (tmp_path / "file").read_text() == "new"
     assert sorted(os.listdir(tmp_path)) == ["file", "kept", "link", "to folder"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False], ids=["exchange", "two renames"])
+def test_replacing_takes_no_file_for_a_folder(can_exchange, monkeypatch, tmp_path):
+    if not can_exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "precious").write_text("old")
+    (tmp_path / "file").write_text("old")
+    before = contents(tmp_path)
+    with pytest.raises(IsADirectoryError, match="folder"):
+        write_text(tmp_path / "folder", "new")
+    with pytest.raises(NotADirectoryError, match="file"):
+        write_folder(tmp_path / "file", TREE)
+    assert contents(tmp_path) == before and sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
 @needs_unix

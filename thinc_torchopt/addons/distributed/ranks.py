@@ -95,7 +95,7 @@ class Ranks(Alone):
         found = []
         for rank, (its_config, its_identity) in enumerate(others, 1):
             words = "on rank 0", f"on rank {rank}"
-            found += compare_configs(config, its_config, words=words, left_out=())
+            found += compare_configs(config, its_config, words=words)
             found += compare_identities(identity, its_identity, words=words)
         if found:
             lines = [*found[:_LINES], *([f"and {len(found) - _LINES} more"] if len(found) > _LINES else [])]

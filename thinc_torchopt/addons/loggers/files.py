@@ -36,7 +36,7 @@ Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None
 # Counts of our loop since the training began.
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 # Keys of a log entry that are no numbers of their own: other keys have them, or they are for the loop and the console.
-_OTHERS = ("checkpoints", "elapsed", "since_evaluation", "losses_before", "fired", "log_now", "output_path")
+_OTHERS = ("checkpoints", "elapsed", "since_evaluation", "losses_before", "fired", "log_now", "output_path", "run_id")
 # Labels of a component in the first line of a log.
 _MOST_LABELS = 100
 # Keys that each logger has its own way for.
@@ -49,7 +49,7 @@ _KNOWN = ("step", "epoch", "seconds", "words", "losses", "score", "other_scores"
 def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
     """Write one line of JSON for each step. Registered as `thinc-torchopt.JSONLinesLogger.v1`.
 
-    A resumed run adds its lines to the newest file, if that ends before its first step. Any other run writes to a new
+    A resumed run adds its lines to its newest file, if that ends before its first step. Any other run writes to a new
     file: the first of "log.jsonl", "log-2.jsonl", "log-3.jsonl" ... that does not exist. Existing lines are never
     changed.
 
@@ -75,21 +75,22 @@ def JSONLinesLogger(path: Union[str, Path], every: int = 1) -> Logger:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         *taken, free = until_free(path)
-        which = f"{free}, as {taken[-1]} exists; a resumed run may go on in that" if taken else free
+        which = f"{free}, as {taken[-1]} exists; a resumed run may go on in its own" if taken else free
         print(Printer(no_print=True).info(f"Logging steps to {which}"), file=stdout, flush=True)
         file: FileIO | None = None
 
         def write(info: Info, losses: dict[str, float]) -> None:
             nonlocal file
+            record, run_id = record_of(info, losses), info.get("run_id")
             if file is None:
-                file = _open_log(path, info["step"])
+                file = _open_log(path, info["step"], run_id)
                 hold(file.fileno())  # so that others see that the run is going on
                 # Only in the first line, for reports.
                 if names := sums_of_gradients(nlp):
-                    info = {**info, "sums_of_gradients": names}
+                    record["sums_of_gradients"] = names
                 if "learn_rates" in info:
-                    info = {**info, "trained": what_is_trained(nlp)}
-            _append(file, (json.dumps(plain(record_of(info, losses)), allow_nan=False) + "\n").encode("utf8"))
+                    record |= {"trained": what_is_trained(nlp), "run_id": run_id}
+            _append(file, (json.dumps(plain(record), allow_nan=False) + "\n").encode("utf8"))
 
         def finalize() -> None:
             if file is not None:
@@ -135,37 +136,44 @@ def what_is_trained(nlp: Language) -> dict[str, Any]:
     return {"lang": nlp.lang, "components": components, "config": kept}
 
 
-def _open_log(path: Path, step: int) -> FileIO:
-    """Open the newest log if its last step is before `step`; otherwise a new one."""
+def _open_log(path: Path, step: int, run_id: str | None) -> FileIO:
+    """Open the newest log of a run if its last step is before `step`, or an empty file; otherwise a new one."""
     *taken, free = until_free(path)
-    if taken and _ends_before(taken[-1], step):
-        return open(taken[-1], "ab", buffering=0)
+    newest = next((log for log in reversed(taken) if _is_of(log, run_id)), None)
+    if newest is not None and _ends_before(newest, step):
+        return open(newest, "ab", buffering=0)
     try:
         return open(free, "xb", buffering=0)
     except FileExistsError:  # another process was faster
-        return _open_log(path, step)
+        return _open_log(path, step, run_id)
+
+
+def _is_of(path: Path, run_id: str | None) -> bool:
+    """Whether a file is empty, or a log of a run, by its first line. run_id (str | None): None: of no run."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        first = file.readline()
+    return not first or (run_id is not None and _read_line(first).get("run_id") == run_id)
 
 
 def _ends_before(path: Path, step: int) -> bool:
     """Whether a file is empty, or a complete log whose last step is before `step`."""
-    if not path.is_file():
-        return False
     last = b""
     with path.open("rb") as file:
         for last in file:  # noqa: B007
             pass
-    if not last:
-        return True
+    last_step = _read_line(last).get("step")
+    return not last or (last.endswith(b"\n") and isinstance(last_step, int) and last_step < step)
+
+
+def _read_line(line: bytes) -> dict[str, Any]:
+    """The content of a line. Empty: it is of no log."""
     try:
-        record = json.loads(last)
+        record = json.loads(line)
     except ValueError:
-        return False
-    return (
-        last.endswith(b"\n")
-        and isinstance(record, dict)
-        and isinstance(record.get("step"), int)
-        and record["step"] < step
-    )
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _append(file: FileIO, line: bytes) -> None:

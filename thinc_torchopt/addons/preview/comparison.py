@@ -35,6 +35,7 @@ from ..recipes import (
     ConfigSource,
     Recipe,
     Stock,
+    check_output,
     find_pretrained,
     not_written,
     open_source,
@@ -112,6 +113,11 @@ class RecipeComparison:
     verdict: str
     notes: list[str]
     was_stopped: bool = False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether anything was compared. Otherwise the winner is the config as it is, for want of another."""
+        return self.comparison is not None or self.winner != _BASE
 
     @property
     def config(self) -> str:
@@ -244,7 +250,7 @@ def compare_recipes(
     recipes (str | Sequence[str]): Their names; in one text, with commas between them.
     steps (int): Steps of each trial, in the batches of the recipe best; others train on that number of words.
     seeds (int): Trials of each.
-    output (str | Path | None): A file for the best config.
+    output (str | Path | None): A file for the best config. Not written if nothing could be compared.
     gpu_id (int): The GPU. -1: the CPU.
     RETURNS (RecipeComparison): Which is better, and whether the difference is more than chance.
     RAISES (ConfigError): The config has an error, or nothing can be compared.
@@ -257,6 +263,8 @@ def compare_recipes(
     if not chosen:
         _SECTION.refuse("--recipes", "names of recipes with commas between them", "none")
     path = None if output is None else Path(output)
+    if path is not None:
+        check_output(path)
     check_gpu(gpu_id)
     # A recipe starts from the config, overrides of the optimizer included.
     source = open_source(config, overrides).write_overrides("training.optimizer.")
@@ -294,7 +302,7 @@ def compare_recipes(
             "more texts."
         )
     result = RecipeComparison(tried, *_judge(tried), notes, was_stopped)
-    if path is not None:
+    if path is not None and result.is_decided:
         result.to_disk(path)
     return result
 

@@ -14,7 +14,7 @@ from typing import Any
 from confection import Config
 from spacy import util
 from spacy.language import Language
-from spacy.util import registry
+from spacy.util import registry, resolve_dot_names
 
 from ...core.config_checks import check_corpora, check_training_section
 from ...core.errors import ConfigError, ControllerError, MissingPackageError, ParamError, TorchOptError
@@ -285,7 +285,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
     # This moves the optimizer's schedules.
     rates = rates_over_steps(setup.optimizer, last)
     trained = trained_groups(now, rates)
-    if train is not None and not unmatched and problem is None:
+    if train is not None and dev is not None and not unmatched and problem is None:
         _tell_resuming(told, setup)
     if nothing := why_nothing_is_trained(setup, trained, rates):
         told.stops.append(nothing)
@@ -326,7 +326,9 @@ def _tell_resuming(told: Description, setup: Setup) -> None:
         optimizer = _resolve(training["optimizer"])
         optimizer.initialize(setup.nlp, setup.frozen)
     with preserved_random():
-        checkpoints = RunCheckpoints(settings, setup.nlp, optimizer, spacys_batches(setup.nlp, setup.config))
+        [dev] = resolve_dot_names(setup.config, [training["dev_corpus"]])
+        batches = spacys_batches(setup.nlp, setup.config)
+        checkpoints = RunCheckpoints(settings, setup.nlp, optimizer, batches, dev=dev)
         try:
             place = checkpoints.look(training["patience"], training["max_steps"])
         except TorchOptError as error:

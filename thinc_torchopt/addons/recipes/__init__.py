@@ -22,7 +22,7 @@ from .from_texts import (
 from .measured import Measured, measured_of, measurements
 from .recipes import Recipe, find_pretrained
 from .rewrite import not_written, rewrite, with_fast_products
-from .source import ConfigSource, open_source, read_text, write_config
+from .source import ConfigSource, check_output, open_source, read_text, write_config
 from .split import split_corpus
 from .stock import ENCODER_PEAKS, PEAKS, TUNING_TRIALS, Stock, tune
 from .translation import THINC, TORCH
@@ -42,6 +42,7 @@ __all__ = [
     "Setting",
     "Stock",
     "blank_pipeline",
+    "check_output",
     "choose_components",
     "cut_section",
     "find_pretrained",

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from confection import Config
+from confection import Config, ConfigValidationError
 from spacy.attrs import LEMMA, SENT_START, TAG
 from spacy.language import Language
 from spacy.pipeline import Morphologizer
@@ -347,7 +347,9 @@ def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
         own = own.get("callback")
     initialize["after_init"] = own
     if plan.to_add:
-        initialize["after_init"] = {"@callbacks": _ADD_LABELS, "labels": plan.to_add, "callback": own}
+        # Null: for all learners those of the texts.
+        labels = plan.to_add if all(map(_is_key, plan.to_add)) else None
+        initialize["after_init"] = {"@callbacks": _ADD_LABELS, "labels": labels, "callback": own}
     return Config(
         {
             "paths": {"train": None, "dev": None, "pipeline": source},
@@ -362,6 +364,15 @@ def make_config_from(nlp: Language, source: str, plan: Plan) -> Config:
             "initialize": initialize,
         }
     )
+
+
+def _is_key(name: str) -> bool:
+    """Whether the name of a component can be a key in a config, which is not so with a ":" in it, for example."""
+    config = {"section": {name: None}}
+    try:
+        return bool(Config().from_str(Config(config).to_str()) == config)
+    except ConfigValidationError:
+        return False
 
 
 def _reader_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:

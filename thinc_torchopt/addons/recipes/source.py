@@ -74,6 +74,17 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"Can't read '{path}': it is not a text in UTF-8 ({error}). Is it a config?") from error
 
 
+def check_output(path: Path) -> None:
+    """Check early that a config can be written. RAISES (ConfigError): A folder is there, or it is the name of texts."""
+    if path.is_dir():
+        raise ConfigError(f"Can't write '{path}': expected a file, found a folder. Add the name of a file.")
+    if path.suffix == ".spacy":
+        raise ConfigError(
+            f"Can't write the config '{path}': expected a name such as config.cfg, found that of texts. Name the "
+            f"config, and the texts by an option: --paths.train {path}."
+        )
+
+
 def write_config(path: Path, text: str) -> None:
     """Write the text of a config, whole or not at all. RAISES (ConfigError): It can't be written."""
     try:

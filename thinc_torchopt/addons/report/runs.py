@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy
 
@@ -210,26 +209,35 @@ def read_runs(paths: Sequence[Path]) -> list[LoggedRun]:
 
 
 def with_others(paths: Sequence[Path]) -> list[Path]:
-    """The logs, and those beside them that belong to the same runs: log-2.jsonl, if it doesn't begin at step 0, goes on
-    where log.jsonl ends.
-    """
+    """The logs, and those beside them that belong to the same runs: see `_continued_by`."""
     found = list(dict.fromkeys(path.absolute() for path in paths))
     for path in tuple(found):
-        for further in (-1, 1):
-            at, beside = path, _sibling(path, further)
-            while beside is not None and beside.is_file() and _first_step(at if further < 0 else beside):
-                if beside not in found and _first_step(beside) is not None:
-                    found.append(beside)
-                at, beside = beside, _sibling(beside, further)
-    return found
+        before = path
+        while (earlier := _continued_by(before)) is not None:
+            found.append(before := earlier)
+        for later in _siblings(path, 1):
+            if _continued_by(later) in found:
+                found.append(later)
+    return list(dict.fromkeys(found))
+
+
+def _continued_by(path: Path) -> Path | None:
+    """The log that another one continues, if that does not begin at step 0: the one of the same run with the highest
+    number before. The first lines tell the runs; older logs don't, and are taken for one run.
+    """
+    first = _first_line(path)
+    if first is None or not first["step"]:
+        return None
+    earlier = ((beside, _first_line(beside)) for beside in _siblings(path, -1))
+    return next((log for log, line in earlier if line is not None and line.get("run_id") == first.get("run_id")), None)
 
 
 def _chains(paths: Sequence[Path], logs: Mapping[Path, LogFile]) -> list[list[Path]]:
-    """The logs that belong together: one that doesn't begin at step 0 continues the log with the number before."""
+    """The logs that belong together."""
     chains: dict[Path, list[Path]] = {}
     for path in sorted(paths, key=lambda path: _stem_and_number(path)[1]):
-        before = _sibling(path, -1)
-        chain = chains.get(before) if before is not None and logs[path].steps[0] > 0 else None
+        before = _continued_by(path)
+        chain = None if before is None else chains.get(before)
         if chain is not None and logs[chain[0]].steps[0] < logs[path].steps[0]:
             chains[path] = chain
             chain.append(path)
@@ -243,10 +251,14 @@ def _stem_and_number(path: Path) -> tuple[str, int]:
     return (path.stem, 1) if found is None else (found[1], int(found[2]))
 
 
-def _sibling(path: Path, further: int) -> Path | None:
+def _siblings(path: Path, further: Literal[-1, 1]) -> Iterator[Path]:
+    """The numbered logs before a log, or after it, the nearest first."""
     stem, number = _stem_and_number(path)
-    number += further
-    return None if number < 1 else path.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{path.suffix}")
+    while (number := number + further) > 0:
+        beside = path.with_name(f"{stem}{'' if number == 1 else f'-{number}'}{path.suffix}")
+        if not beside.is_file():
+            return
+        yield beside
 
 
 def _join(label: str, chain: Sequence[Path], logs: Mapping[Path, LogFile]) -> LoggedRun:
@@ -274,21 +286,18 @@ def _hints(chain: Sequence[Path], first_step: int, logs: Collection[Path]) -> It
     """Notes on a log that is not there, or not in the report. logs (Collection[Path]): All that are in it."""
     if first_step > 0:
         yield f"{chain[0].name} begins at step {first_step:,}: the log of the earlier steps is not in its folder."
-    newest, beside = chain[-1], _sibling(chain[-1], 1)
-    while beside is not None and beside.is_file():
-        newest, beside = beside, _sibling(beside, 1)
-    if newest not in logs and _first_step(newest) is not None:
+    *_, newest = chain[-1], *_siblings(chain[-1], 1)
+    if newest not in logs and _first_line(newest) is not None:
         yield f"A later training has written {newest.name}, which is not in this report."
 
 
-def _first_step(path: Path) -> int | None:
-    """The first step of a log. None: it is none, or empty."""
+def _first_line(path: Path) -> dict[str, Any] | None:
+    """The first line of a log. None: it is none, or empty."""
     try:
         with path.open("rb") as file:
-            record = parse(next(islice(file, 1), b""))
+            return parse(file.readline())
     except OSError:
         return None
-    return None if record is None else record["step"]
 
 
 def _as_arrays(log: LogFile) -> dict[str, dict[str, numpy.ndarray]]:

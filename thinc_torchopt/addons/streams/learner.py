@@ -2,7 +2,8 @@
 
 Each text is scored before it is learned: the score of a block of texts tells how good the pipeline was on texts that it
 had not seen (prequential evaluation, Dawid 1984). All that a run needs to go on is saved every so many texts, and when
-it ends; a run that was killed goes on from there, and ends with bit-identical weights.
+it ends; a run that was killed goes on from there, and ends with bit-identical weights. It is also saved at the start,
+which tells the folder of a run from others: their files are not touched.
 
     output/
       state/            model, optimizer, random generators, place in the stream, memory
@@ -21,6 +22,7 @@ labels leave open. A text of the memory has no labels that came later: there, th
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -38,6 +40,8 @@ from ...core.optimizer import TorchOptimizer
 from ...core.schema import check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder
 from ...core.types import BatchSize
+from ...core.words import listed
+from ...loop.checkpoint_folder import steps_of
 from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import (
     collect_defaults,
@@ -98,9 +102,9 @@ class StreamLearner:
         evaluate. Both are .jsonl as the stream, or .spacy.
     notify (Callable): Called with what the user should know.
     is_stopped (Callable): Asked after each update: whether to end.
-    RAISES (StateError): Another run uses the folder, its state is damaged or of another pipeline, or that of this
-        pipeline can't be saved. (PipelineError): There is nothing to train. (ConfigError): A component would get no
-        output of the one that it listens to.
+    RAISES (StateError): Another run uses the folder, it has other files where a run writes, its state is damaged or of
+        another pipeline, or that of this pipeline can't be saved. (PipelineError): There is nothing to train.
+        (ConfigError): A component would get no output of the one that it listens to.
 
     Public: `texts` (learned so far), `rejected` (left out so far, as they can't be learned), `goes_on` (whether the run
         goes on with an earlier one), `place` (in the stream), `teacher` (or None).
@@ -155,12 +159,13 @@ class StreamLearner:
         self._lock = RunLock(folder, what="what is learned", setting="--output")
         self._lock.acquire()
         try:
+            saved = self._read_state()
             clear_leftovers(folder)
-            self.goes_on = (folder / STATE).exists()
-            if self.goes_on:
-                self._restore()
-            else:
+            self.goes_on = saved is not None
+            if saved is None:
                 self._begin(old)
+            else:
+                self._restore(saved)
         except BaseException:
             self._lock.release()
             raise
@@ -179,13 +184,14 @@ class StreamLearner:
     def _begin(self, old: Path | None) -> None:
         if self._seed is not None:
             fix_random_seed(self._seed)
-        for name in (LOG, REJECTED):  # of a run that was killed before it saved
+        for name in (LOG, REJECTED):  # of a run that was killed before it saved what it had learned
             (self.folder / name).unlink(missing_ok=True)
         self._initialize()
-        if self._settings.is_taught:
-            self._begin_teacher()
         for line, _ in read_examples(self._nlp, old) if old is not None else ():
             self._memory.add(line)
+        self.save()  # before anything else is there: the folder is that of a run
+        if self._settings.is_taught:
+            self._begin_teacher()
 
     def _begin_teacher(self) -> None:
         """Let the pipeline as it is now be the teacher. RAISES (StateError): It can't be written."""
@@ -625,11 +631,32 @@ class StreamLearner:
                 self._nlp.to_disk(unfinished)
         self._saved = self.texts
 
-    def _restore(self) -> None:
-        """RAISES (StateError): The state is damaged, or of another pipeline."""
+    def _read_state(self) -> LearnerState | None:
+        """Read the state of an earlier run.
+
+        RETURNS (LearnerState | None): None: there is none, or that of its start, before it read anything.
+        RAISES (StateError): It is damaged; or there is none, but other files that the run would overwrite.
+        """
+        cant = f"Can't write what is learned to '{self.folder}':"
+        clear_leftovers(self.folder, STATE)
+        for folder in (self.folder, self.folder / STATE):
+            if steps_of(folder):
+                raise StateError(f"{cant} the checkpoints of a training are in '{folder}'. Give another --output.")
+        if not (self.folder / STATE).exists():
+            ours = (STATE, LAST, LOG, REJECTED, TEACHER)
+            if found := [name for name in ours if os.path.lexists(self.folder / name)]:
+                raise StateError(
+                    f"{cant} {listed(found)} {'is' if len(found) == 1 else 'are'} there without the state of an "
+                    "earlier run, and would be overwritten. Give another --output."
+                )
+            return None
         what = f"the stream in '{self.folder}'"
         check_version(content := read_folder(self.folder / STATE), VERSION, what)
         saved = read(LearnerState, content, what)
+        return None if saved.place == Place() else saved
+
+    def _restore(self, saved: LearnerState) -> None:
+        """RAISES (StateError): The state is damaged, or of another pipeline."""
         found = compare_configs(saved.settings, self._lasting)
         found += compare_configs(saved.values, self._values, collect_defaults(self._nlp))
         if found := found + compare_identities(saved.identity, self._identity):

@@ -6,9 +6,11 @@ and restores it; preserve.py does the same for a bare torch loop, files.py and t
 
 from . import by_name, saved_state
 from .files import (
+    FULL,
     MANIFEST,
     TENSORS,
     VALUES,
+    advice_on,
     check_folder,
     clear_leftovers,
     crc32_of,
@@ -23,6 +25,7 @@ from .saved_state import VERSION, WHAT, SavedState
 from .trees import copies_in_main_memory, flatten, in_main_memory
 
 __all__ = [
+    "FULL",
     "MANIFEST",
     "TENSORS",
     "VALUES",
@@ -30,6 +33,7 @@ __all__ = [
     "WHAT",
     "SavedState",
     "StateMapping",
+    "advice_on",
     "by_name",
     "check_folder",
     "clear_leftovers",

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,6 +35,8 @@ _UNFINISHED = ".unfinished-"
 _NEW, _OLD = f"{_UNFINISHED}new-", f"{_UNFINISHED}old-"
 # A manifest is a few hundred bytes.
 _LARGEST_MANIFEST = 100_000
+# Errors of a full disk.
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a system that can't sync folders.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 # Bytes that are read at once.
@@ -154,6 +156,13 @@ def crc32_of(path: Path) -> int:
     return found
 
 
+def advice_on(error: OSError) -> str:
+    """Advice about an error in writing, to end a message with. Empty: there is none."""
+    # shutil tells the errors of its copies only in words.
+    is_full = error.errno in FULL or any(os.strerror(code) in str(error) for code in FULL)
+    return " Make room on the disk." if is_full else ""
+
+
 # ---------------------------------------------------------------------- replacing
 
 
@@ -167,7 +176,8 @@ def replacing(path: Path) -> Iterator[Path]:
     old content, and nobody else can read the new one before it has them.
 
     path (Path): A folder, a file, or a link to a file. Its parents are created.
-    RAISES (OSError): It can't be written. Nothing changes then, nor after any other error inside.
+    RAISES (OSError): It can't be written, as a file where a folder is, or a folder where a file is. Nothing changes
+        then, nor after any other error inside.
     """
     if not path.is_dir():
         path = path.resolve()
@@ -179,7 +189,10 @@ def replacing(path: Path) -> Iterator[Path]:
     unfinished = closed / path.name
     try:
         yield unfinished
-        if path.exists() and path.is_dir() == unfinished.is_dir():
+        if path.exists():
+            if path.is_dir() != unfinished.is_dir():
+                kind = errno.EISDIR if path.is_dir() else errno.ENOTDIR
+                raise OSError(kind, os.strerror(kind), str(path))
             # The owner must be able to move a folder.
             unfinished.chmod(stat.S_IMODE(path.stat().st_mode) | (stat.S_IRWXU if path.is_dir() else 0))
         for part in (*unfinished.rglob("*"), unfinished):
