@@ -201,7 +201,9 @@ def _tell_start(
             if from_stdin
             else f"from line {learner.place.lines + 1:,} of the stream"
         )
-        console.print(f"Going on after {learner.texts:,} texts, with the state in {output}: {where}.", soft_wrap=True)
+        console.print(
+            f"Going on after {count(learner.texts, 'text')}, with the state in {output}: {where}.", soft_wrap=True
+        )
     console.print(_in_columns(list(columns), columns))
     console.print(_in_columns(["-" * (width - 2) for width in columns.values()], columns))
 
@@ -222,7 +224,7 @@ def _told(score: float | None) -> str:
 def _tell_end(console: Console, learner: StreamLearner, before: int, output: Path, stopped_by: int | None) -> None:
     why = "The stream has ended" if stopped_by is None else f"Stopped by {signal.Signals(stopped_by).name}"
     if learner.rejected:
-        texts = "1 text" if learner.rejected == 1 else f"{learner.rejected:,} texts"
+        texts = count(learner.rejected, "text")
         console.print(f"{texts} could not be learned: {output / 'rejected.jsonl'}.", soft_wrap=True)
     if learner.teacher is not None and learner.teacher.filled.texts:
         console.print(f"Filled in by the teacher: {learner.teacher.filled.in_words()}", soft_wrap=True)
@@ -232,5 +234,6 @@ def _tell_end(console: Console, learner: StreamLearner, before: int, output: Pat
             "learned of these texts.",
             soft_wrap=True,
         )
-    done = f"{learner.texts - before:,} texts were learned" if learner.texts > before else "no text was new"
+    learned = learner.texts - before
+    done = f"{count(learned, 'text')} {'was' if learned == 1 else 'were'} learned" if learned else "no text was new"
     console.print(f"{why}: {done}. Pipeline: {output / 'model-last'}. To go on, run the same command.", soft_wrap=True)

@@ -18,6 +18,7 @@ from spacy.util import is_package, load_model_from_config
 
 from ...core.annotations import LEARNS_FROM, Annotations, annotations_of, in_words
 from ...core.errors import ConfigError
+from ...core.words import count
 
 # The order of spaCy's own pipelines. A senter is for texts without trees, which say where sentences start, too.
 _ORDER: Final = ("tagger", "morphologizer", "trainable_lemmatizer", "parser", "senter", "ner", "spancat")
@@ -247,7 +248,7 @@ def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
     said = languages_of(examples)
     others = [other for other, _ in said.most_common() if other != lang]
     if others and lang != "xx":
-        found = ", ".join(f"'{other}' ({said[other]:,} texts)" for other in others[:5])
+        found = ", ".join(f"'{other}' ({count(said[other], 'text')})" for other in others[:5])
         notes.append(
             f"The config is for '{lang}', but the texts say that they are in {found}. For several languages: --lang xx."
         )

@@ -82,7 +82,7 @@ BEST = {
     "bow": BestSettings("bags of words", 1000, 0.003, False),
     "transformer": BestSettings("new components on a transformer", 0, 0.001, False),
 }
-BEST["words"] = replace(BEST["cnn"], epochs=8)
+BEST["words"] = replace(BEST["cnn"], epochs=10)
 
 
 class Recipe(str, Enum):

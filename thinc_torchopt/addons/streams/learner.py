@@ -40,7 +40,7 @@ from ...core.optimizer import TorchOptimizer
 from ...core.schema import check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder
 from ...core.types import BatchSize
-from ...core.words import listed
+from ...core.words import count, listed
 from ...loop.checkpoint_folder import steps_of
 from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import (
@@ -583,7 +583,7 @@ class StreamLearner:
         except OSError as error:
             raise StateError(
                 f"Can't save in '{self.folder}': {type(error).__name__}: {error}. The last save was after "
-                f"{self._saved:,} texts. When the disk has space, run the same command to go on from there."
+                f"{count(self._saved, 'text')}. When the disk has space, run the same command to go on from there."
             ) from error
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
