@@ -789,9 +789,9 @@ def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, sp
         (["textcat"], 8, 0.002, 5),
         (["textcat_multilabel"], 8, 0.001, 8),
         (["textcat", "textcat_multilabel"], 8, 0.002, 5),
-        (["textcat", "tagger"], 0, 0.002, 8),
+        (["textcat", "tagger"], 0, 0.002, 10),
         (["ner"], 0, 0.002, 5),
-        (["ner", "senter"], 0, 0.002, 8),
+        (["ner", "senter"], 0, 0.002, 10),
     ],
 )
 def test_init_best_shows_a_text_classifier_several_texts_at_once(pipeline, texts, peak, epochs, length, tmp_path):

@@ -105,7 +105,7 @@ def test_try_numbers_are_those_of_trials(folder):
     whole = Config().from_str(best)["training"]["max_steps"]
     favoured = [note for note in done["notes"] if note.startswith("In short trials")]
     assert rows["as it is"]["steps"] > 20 and f"by the recipe is --steps {whole}." in favoured[0]
-    assert done["winner"] in rows and rows["best"]["from_base"]["standard_error"] >= 0
+    assert done["winner"] in rows and done["is_decided"] and rows["best"]["from_base"]["standard_error"] >= 0
     assert rows["as it is"]["from_base"] is None and rows["best"]["from_tuned"]["margin"] >= 0
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 import spacy
@@ -11,6 +12,7 @@ from spacy.util import registry
 
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
 from thinc_torchopt.core.text_files import check_encoding, decode
+from thinc_torchopt.loop.spacys_models import SpacysModels
 
 from ..runs import config_for
 from .test_checkpoint import train
@@ -83,6 +85,22 @@ def test_a_training_goes_on_while_a_disk_is_away(corpus, tmp_path, full_at):
     assert not any("Make room" in str(warning.message) for warning in told)
     for name in ("model-best", "model-last"):
         spacy.load(tmp_path / "out" / name)
+
+
+def test_a_training_goes_on_after_a_full_disk_that_shutil_tells_of(corpus, tmp_path):
+    """In words, without a code. At each save: then the last model is lost, and there is none."""
+    models = SpacysModels(spacy.blank("xx"))
+    models.open(tmp_path)
+
+    class Saved:
+        def to_disk(self, path):
+            raise shutil.Error([("a", "b", f"[Errno 28] {os.strerror(errno.ENOSPC)}: 'b'")])
+
+    with pytest.warns(CheckpointWarning, match=r"tries again\. Make room on the disk\.$"):
+        models.to_disk(Saved(), tmp_path / "model-last")
+    models.is_over = True
+    with pytest.raises(StateError, match=r"its last model is lost\. No model is saved\. Make room on the disk\.$"):
+        models.to_disk(Saved(), tmp_path / "model-last")
 
 
 def test_a_last_model_that_is_lost_is_an_error(corpus, tmp_path, full_at):

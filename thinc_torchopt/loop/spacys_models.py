@@ -22,17 +22,16 @@ from thinc.api import Model
 from ..core.errors import CheckpointWarning, ConfigError, StateError
 from ..core.host import module_of
 from ..core.params import components_with_model
-from ..core.state import FULL, advice_on, clear_leftovers, replacing
+from ..core.state import advice_on, clear_leftovers, is_one_of, replacing
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import nearest
 
 # At each save but the first: the two of the save before stay until the new one is whole.
 _MODELS: Final = 3
-# Errors that may pass: of a full disk, of one on a network, of a busy system.
-_PASSING: Final = (
-    *FULL,
-    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET),
-    *(errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+# Errors that don't pass, unlike those of a full disk, of one on a network, of a busy system.
+_LASTING: Final = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL),
 )
 
 
@@ -51,10 +50,15 @@ class SpacysModels:
         self.checkpoints: RunCheckpoints | None = None
         self._folder: Path | None = None
         self._is_saved = True  # at the last time
-        self._has_saved = False  # at any time
+        self._has_saved = False  # at any time in this process
         self._is_best_missing = False
         self.is_over = self.is_next_best = False
         self._error_around: BaseException | None = None
+
+    @property
+    def _has_model(self) -> bool:
+        folder = self._folder
+        return folder is not None and any((folder / name).exists() for name in (DIR_MODEL_LAST, DIR_MODEL_BEST))
 
     @property
     def has_folder(self) -> bool:
@@ -106,19 +110,17 @@ class SpacysModels:
         except OSError as error:
             self._is_saved = False
             text, advice = f"Can't save the model to '{path}': {error.strerror or error}.", advice_on(error)
+            kept = "The model that was saved before is unchanged" if self._has_model else "No model is saved"
             if has_failed:
-                after = "The model that was saved before is unchanged" if self._has_saved else "No model is saved"
-            elif not self._has_saved and error.errno not in _PASSING:
+                after = kept
+            elif not self._has_saved and is_one_of(error, _LASTING):
                 self.is_next_best = False  # spaCy tries once more, after the error
                 raise StateError(
-                    f"Can't save the model to '{path}': {error}. It is the first of this training, and the next "
-                    "would fail too, so the training ends here."
+                    f"Can't save the model to '{path}': {error}. It is the first one since this training began or was "
+                    "resumed, and the next would fail too, so the training ends here."
                 ) from error
             elif self.is_over:
-                raise StateError(
-                    f"{text} The training is over, and its last model is lost. What was saved before is "
-                    f"unchanged.{advice}"
-                ) from error
+                raise StateError(f"{text} The training is over, and its last model is lost. {kept}.{advice}") from error
             else:
                 after = "Training continues; the next evaluation tries again"
             self._warn(f"{text} {after}.{advice}")

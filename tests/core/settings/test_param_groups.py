@@ -16,7 +16,7 @@ import torch
 from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
-from thinc.api import Linear, PyTorchWrapper, chain, warmup_linear
+from thinc.api import Dropout, Linear, PyTorchWrapper, chain, warmup_linear
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, AdamW, Muon, RMSprop, Rprop
@@ -935,6 +935,20 @@ def test_param_groups_decay_by_the_layers_of_a_module_below_a_numbered_part():
     in_module = {name: rate for name, rate in alone.items() if "/pytorch/" in name}
     assert {name: nested[name.replace("trf/", "trf/0/")] for name in in_module} == in_module
     assert len(set(in_module.values())) == 4 and nested["trf/linear/W"] == alone["trf/linear/W"]
+
+
+def test_param_groups_decay_by_modules_that_are_layers():
+    """Each of them has numbered parts, too."""
+
+    def block():
+        return PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("tagger").model = chain(*[chain(block(), Dropout(0.1)) for _ in range(4)])
+    optimizer = TorchOptimizer(SGD(), 1.0, layer_decay={"tagger/*": 0.5})
+    optimizer.initialize(nlp)
+    rates = [info.learn_rate for info in optimizer.describe() if info.name.endswith("weight")]
+    assert rates == [0.0625, 0.125, 0.25, 0.5]
 
 
 def test_param_groups_decay_by_the_layers_that_there_are_now(tmp_path):

@@ -155,6 +155,7 @@ class RecipeComparison:
                 for name, found in self.tried.items()
             ],
             "winner": self.winner,
+            "is_decided": self.is_decided,
             "verdict": self.verdict,
             "notes": list(self.notes),
         }

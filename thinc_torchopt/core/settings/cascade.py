@@ -299,15 +299,18 @@ def layers_of(
     names (Iterable[str]): All names.
     embeddings (Collection[str]): The names of embeddings. Names with "embed" in them count too, e.g. the norm of the
         embeddings.
-    modules (Collection[str]): The paths of torch modules. One with numbered parts holds its own layers, wherever it is.
+    modules (Collection[str]): The paths of torch modules. One with numbered parts holds its own layers, wherever it is;
+        unless there are others with the same path but for its numbers: then it is a layer of a stack itself.
     RETURNS (dict[str, tuple[int, int]]): Layer and depth of each name. Components without layers are left out.
     """
     of_component: dict[str, list[str]] = {}
     for name in names:
         of_component.setdefault(name.partition("/")[0], []).append(name)
     found: dict[str, tuple[int, int]] = {}
+    alike = Counter(map(_without_numbers, modules))
+    alone = [path for path in modules if alike[_without_numbers(path)] == 1]
     for members in of_component.values():
-        stacked = [path for path in modules if any(_has_number_below(path, name) for name in members)]
+        stacked = [path for path in alone if any(_has_number_below(path, name) for name in members)]
         placed = {name: place for name in members if (place := _place_in_stack(name, stacked)) is not None}
         depths = _depths_of_stacks(placed)
         for name in members if depths else ():
@@ -332,6 +335,10 @@ def _place_in_stack(name: str, modules: Collection[str]) -> tuple[str, int] | No
             path = "/".join(parts[:i])
             return None if _says_embed(path) else (path, int(part))
     return None
+
+
+def _without_numbers(path: str) -> tuple[str, ...]:
+    return tuple("" if part.isdigit() else part for part in path.split("/"))
 
 
 def _has_number_below(path: str, name: str) -> bool:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -156,11 +156,14 @@ def crc32_of(path: Path) -> int:
     return found
 
 
+def is_one_of(error: OSError, codes: Collection[int]) -> bool:
+    """Whether an error has one of these codes. `shutil` tells the errors of its copies only in words."""
+    return error.errno in codes or any(os.strerror(code) in str(error) for code in codes)
+
+
 def advice_on(error: OSError) -> str:
     """Advice about an error in writing, to end a message with. Empty: there is none."""
-    # shutil tells the errors of its copies only in words.
-    is_full = error.errno in FULL or any(os.strerror(code) in str(error) for code in FULL)
-    return " Make room on the disk." if is_full else ""
+    return " Make room on the disk." if is_one_of(error, FULL) else ""
 
 
 # ---------------------------------------------------------------------- replacing
