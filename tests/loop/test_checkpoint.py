@@ -23,8 +23,11 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
+from thinc_torchopt import Checkpoints, TorchOptimizer
 from thinc_torchopt.addons.preview import explain
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
+from thinc_torchopt.core.schedules.curves import warmup_linear
 from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import newest_whole, steps_of
@@ -34,6 +37,7 @@ from thinc_torchopt.loop.progress import Progress
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..core.state.test_files import damage
 from ..forks import Started
+from ..models import toy_examples, toy_pipeline
 from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run, run_and_tell
 from ..spacy_cli import spacy_cli
 
@@ -333,6 +337,36 @@ def test_checkpoint_advises_what_helps(path, corpus, tmp_path):
         run(changed, tmp_path / "out")
     if path == "training__max_epochs":
         assert min(run(config_for(tmp_path, corpus, training__max_epochs=9), tmp_path / "out", crash_at=7)) == 6
+
+
+def test_checkpoint_that_is_refused_leaves_the_optimizer_alone(tmp_path):
+    """The advice is chosen without loading. A schedule that is ahead is named."""
+
+    def resume(dropout, steps=0, updates=0):
+        nlp = toy_pipeline(["tagger"])
+        examples = toy_examples(nlp, 4)
+        nlp.initialize(lambda: examples)
+        nlp._config["training"]["dropout"] = dropout
+        optimizer = TorchOptimizer(AdamW(), warmup_linear(0.01, warmup_steps=2, total_steps=30))
+        for _ in range(updates):
+            nlp.update(examples, sgd=optimizer)
+            optimizer.step_schedules()
+        before = optimizer.learn_rate, sum(optimizer.nr_update.values())
+        try:
+            with Checkpoints(tmp_path / "state", nlp, optimizer) as checkpoints:
+                for _, batch in checkpoints.resume([examples] * steps):
+                    nlp.update(batch, sgd=optimizer)
+                    optimizer.step_schedules()
+                checkpoints.save()
+        except StateError:
+            assert (optimizer.learn_rate, sum(optimizer.nr_update.values())) == before
+            raise
+
+    resume(0.1, steps=8)
+    with pytest.raises(StateError, match='(?s)dropout: 0.1 before, 0.3 now.*on_config_change="warn"'):
+        resume(0.3, steps=8)
+    with pytest.raises(StateError, match="(?s)dropout: 0.1 before, 0.3 now.*build a new optimizer"):
+        resume(0.3, steps=8, updates=12)
 
 
 def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):

@@ -26,7 +26,7 @@ from spacy.language import Language
 
 from ..core.algorithms import StateSizes
 from ..core.checks import own_errors
-from ..core.errors import CheckpointWarning, ConfigError, StateError
+from ..core.errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
 from ..core.read_once import Reader
@@ -266,10 +266,10 @@ class RunCheckpoints:
         """
         try:
             check_model(self._nlp, saved.model, self._layout)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._load_optimizer(saved)
-        except StateError:
+            self._optimizer.check_state_dict(saved.optimizer)
+        except ScheduleError as error:
+            return str(error)
+        except (StateError, ConfigError):
             return "With these changes the saved state does not fit the pipeline. To resume, undo them."
         if names := self._changed_batches(changes):
             return f"The saved run can't be resumed with other batches. To resume, set back: {names}."
