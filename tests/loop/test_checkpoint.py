@@ -363,9 +363,9 @@ def test_checkpoint_that_is_refused_leaves_the_optimizer_alone(tmp_path):
             raise
 
     resume(0.1, steps=8)
-    with pytest.raises(StateError, match='(?s)dropout: 0.1 before, 0.3 now.*on_config_change="warn"'):
+    with pytest.raises(StateError, match=r'(?s)dropout: 0.1 before, 0.3 now.*on_config_change="warn"'):
         resume(0.3, steps=8)
-    with pytest.raises(StateError, match="(?s)dropout: 0.1 before, 0.3 now.*build a new optimizer"):
+    with pytest.raises(StateError, match=r"(?s)dropout: 0.1 before, 0.3 now.*build a new optimizer"):
         resume(0.3, steps=8, updates=12)
 
 
