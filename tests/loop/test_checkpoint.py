@@ -322,21 +322,31 @@ UNFIT = {
 
 @pytest.mark.parametrize("path", UNFIT)
 def test_checkpoint_advises_what_helps(path, corpus, tmp_path):
-    """Against other batches, and a state that does not fit, no setting does; and these are named as the cause."""
+    """Against a state that does not fit, or other batches, none does; and these are named as the cause."""
     batches = not path.startswith("training__optimizer") and "frozen" not in path
     run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=6)
     changed = config_for(tmp_path, corpus, **{path: UNFIT[path]})
     setting = path.replace("__", ".")
-    with pytest.raises(StateError, match=f"(?s){setting}: .* To resume, ") as caught:
+    with pytest.raises(StateError, match=rf"(?s){setting}: .*\sTo resume, ") as caught:
         run(changed, tmp_path / "out")
-    assert "on_config_change" not in str(caught.value)
-    assert (f"To resume, set back: {setting}." in str(caught.value)) is batches
+    advice = f"To resume, set back: {setting}. Or, if the batches are the same with it: --training.optimizer"
+    assert ("on_config_change" in str(caught.value)) is (advice in str(caught.value)) is batches
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     cause = f"The likely cause is the change of {setting}. Undo it, or start again" if batches else "optimizer"
     with pytest.warns(CheckpointWarning, match=setting), pytest.raises(StateError, match=cause):
         run(changed, tmp_path / "out")
     if path == "training__max_epochs":
         assert min(run(config_for(tmp_path, corpus, training__max_epochs=9), tmp_path / "out", crash_at=7)) == 6
+
+
+def test_checkpoint_follows_its_advice_where_the_batches_stay_the_same(corpus, tmp_path):
+    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=6)
+    changed = config_for(tmp_path, corpus, steps=8, corpora__train__limit=1000)
+    with pytest.raises(StateError, match=r"if the batches are the same with it: --training\.optimizer.*change warn"):
+        run(changed, tmp_path / "out")
+    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.warns(CheckpointWarning, match=r"corpora\.train\.limit: 0 before, 1000 now"):
+        assert min(run(changed, tmp_path / "out")) == 6
 
 
 def test_checkpoint_that_is_refused_leaves_the_optimizer_alone(tmp_path):

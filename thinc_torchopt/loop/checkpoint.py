@@ -261,9 +261,7 @@ class RunCheckpoints:
         return ", ".join(change.partition(":")[0] for change in changes if change.startswith(self._of_batches))
 
     def _how_to_resume(self, saved: SavedTraining, changes: Sequence[str]) -> str:
-        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit, or
-        if other batches are drawn.
-        """
+        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit."""
         try:
             check_model(self._nlp, saved.model, self._layout)
             self._optimizer.check_state_dict(saved.optimizer)
@@ -271,9 +269,10 @@ class RunCheckpoints:
             return str(error)
         except (StateError, ConfigError):
             return "With these changes the saved state does not fit the pipeline. To resume, undo them."
+        warn = self._setting("on_config_change", "warn")
         if names := self._changed_batches(changes):
-            return f"The saved run can't be resumed with other batches. To resume, set back: {names}."
-        return f"To resume anyway: {self._setting('on_config_change', 'warn')}."
+            return f"To resume, set back: {names}. Or, if the batches are the same with it: {warn}."
+        return f"To resume anyway: {warn}."
 
     def _setting(self, name: str, value: str) -> str:
         """A setting as the user writes it, for messages."""
