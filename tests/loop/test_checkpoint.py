@@ -410,6 +410,38 @@ def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):
     assert kept["step"] in (15, 20)  # equal scores: spaCy keeps the newest
 
 
+RATE = {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.002, "patience": 0}
+RULE = {"@controller_rules": "thinc-torchopt.stop_early.v1", "of": "scores['tag_acc']", "evaluations": 9}
+REMEMBERING = {
+    "learn_rate": RATE,
+    "learn_rate, in a sequence": {
+        "@schedules": "thinc-torchopt.sequence.v1",
+        "parts": {"first": {"steps": 2, "schedule": 0.001}, "then": {"schedule": RATE}},
+    },
+    "controller": {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {"stop": RULE}},
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_checkpoint_is_refused_where_something_remembers_other_scores(name, corpus, tmp_path):
+    """No setting helps against that."""
+    block = name.partition(",")[0]
+    changes = {f"training__optimizer__{block}": REMEMBERING[name]}
+    run(config_for(tmp_path, corpus, steps=8, **changes), tmp_path / "out", crash_at=7)
+    changed = config_for(tmp_path, corpus, steps=8, **changes, corpora__dev__limit=2)
+    for advice in ("refuse", "warn"):
+        changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = advice
+        with pytest.raises(
+            StateError, match=rf"remembered by training\.optimizer\.{block}\. .* corpora\.dev\.limit\."
+        ) as caught:
+            run(changed, tmp_path / "out")
+        assert "on_config_change" not in str(caught.value)
+    changed = config_for(tmp_path, corpus, steps=8, **changes, training__dropout=0.3)
+    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.warns(CheckpointWarning, match="dropout"):
+        assert min(run(changed, tmp_path / "out")) > 0
+
+
 def test_checkpoint_must_and_never(corpus, tmp_path):
     config = config_for(tmp_path, corpus, steps=7)
     config["training"]["optimizer"]["checkpoint"]["resume"] = "must"

@@ -524,6 +524,12 @@ class TorchOptimizer(Optimizer):
             self._settings.observe({**(scores or {}), "score": score})
 
     @property
+    def remembers_scores(self) -> list[str]:
+        """The schedules and attachments that compare scores with earlier ones, by their places in the config."""
+        found = [name for name, schedule in self._settings.by_name.items() if schedule.watches_score]
+        return found + [name for name, attachment in self.attachments.items() if attachment.remembers_scores]
+
+    @property
     def spans_training(self) -> bool:
         """Whether any schedule ends with the training: one without `total_steps`."""
         return self._settings.span_training
