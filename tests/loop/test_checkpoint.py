@@ -23,8 +23,11 @@ from spacy.training.initialize import init_nlp
 from spacy.training.loop import train as spacy_train
 from spacy.util import registry
 
+from thinc_torchopt import Checkpoints, TorchOptimizer
 from thinc_torchopt.addons.preview import explain
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
+from thinc_torchopt.core.schedules.curves import warmup_linear
 from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import newest_whole, steps_of
@@ -34,6 +37,7 @@ from thinc_torchopt.loop.progress import Progress
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..core.state.test_files import damage
 from ..forks import Started
+from ..models import toy_examples, toy_pipeline
 from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run, run_and_tell
 from ..spacy_cli import spacy_cli
 
@@ -318,21 +322,61 @@ UNFIT = {
 
 @pytest.mark.parametrize("path", UNFIT)
 def test_checkpoint_advises_what_helps(path, corpus, tmp_path):
-    """Against other batches, and a state that does not fit, no setting does; and these are named as the cause."""
+    """Against a state that does not fit, or other batches, none does; and these are named as the cause."""
     batches = not path.startswith("training__optimizer") and "frozen" not in path
     run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=6)
     changed = config_for(tmp_path, corpus, **{path: UNFIT[path]})
     setting = path.replace("__", ".")
-    with pytest.raises(StateError, match=f"(?s){setting}: .* To resume, ") as caught:
+    with pytest.raises(StateError, match=rf"(?s){setting}: .*\sTo resume, ") as caught:
         run(changed, tmp_path / "out")
-    assert "on_config_change" not in str(caught.value)
-    assert (f"To resume, set back: {setting}." in str(caught.value)) is batches
+    advice = f"To resume, set back: {setting}. Or, if the batches are the same with it: --training.optimizer"
+    assert ("on_config_change" in str(caught.value)) is (advice in str(caught.value)) is batches
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     cause = f"The likely cause is the change of {setting}. Undo it, or start again" if batches else "optimizer"
     with pytest.warns(CheckpointWarning, match=setting), pytest.raises(StateError, match=cause):
         run(changed, tmp_path / "out")
     if path == "training__max_epochs":
         assert min(run(config_for(tmp_path, corpus, training__max_epochs=9), tmp_path / "out", crash_at=7)) == 6
+
+
+def test_checkpoint_follows_its_advice_where_the_batches_stay_the_same(corpus, tmp_path):
+    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=6)
+    changed = config_for(tmp_path, corpus, steps=8, corpora__train__limit=1000)
+    with pytest.raises(StateError, match=r"if the batches are the same with it: --training\.optimizer.*change warn"):
+        run(changed, tmp_path / "out")
+    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.warns(CheckpointWarning, match=r"corpora\.train\.limit: 0 before, 1000 now"):
+        assert min(run(changed, tmp_path / "out")) == 6
+
+
+def test_checkpoint_that_is_refused_leaves_the_optimizer_alone(tmp_path):
+    """The advice is chosen without loading. A schedule that is ahead is named."""
+
+    def resume(dropout, steps=0, updates=0):
+        nlp = toy_pipeline(["tagger"])
+        examples = toy_examples(nlp, 4)
+        nlp.initialize(lambda: examples)
+        nlp._config["training"]["dropout"] = dropout
+        optimizer = TorchOptimizer(AdamW(), warmup_linear(0.01, warmup_steps=2, total_steps=30))
+        for _ in range(updates):
+            nlp.update(examples, sgd=optimizer)
+            optimizer.step_schedules()
+        before = optimizer.learn_rate, sum(optimizer.nr_update.values())
+        try:
+            with Checkpoints(tmp_path / "state", nlp, optimizer) as checkpoints:
+                for _, batch in checkpoints.resume([examples] * steps):
+                    nlp.update(batch, sgd=optimizer)
+                    optimizer.step_schedules()
+                checkpoints.save()
+        except StateError:
+            assert (optimizer.learn_rate, sum(optimizer.nr_update.values())) == before
+            raise
+
+    resume(0.1, steps=8)
+    with pytest.raises(StateError, match=r'(?s)dropout: 0.1 before, 0.3 now.*on_config_change="warn"'):
+        resume(0.3, steps=8)
+    with pytest.raises(StateError, match=r"(?s)dropout: 0.1 before, 0.3 now.*build a new optimizer"):
+        resume(0.3, steps=8, updates=12)
 
 
 def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):
@@ -364,6 +408,38 @@ def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):
     assert [step for _, step in progress.results] == [15, 20] and progress.best_score < best
     kept = json.loads((tmp_path / "state" / "best" / "torchopt-manifest.json").read_text())
     assert kept["step"] in (15, 20)  # equal scores: spaCy keeps the newest
+
+
+RATE = {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.002, "patience": 0}
+RULE = {"@controller_rules": "thinc-torchopt.stop_early.v1", "of": "scores['tag_acc']", "evaluations": 9}
+REMEMBERING = {
+    "learn_rate": RATE,
+    "learn_rate, in a sequence": {
+        "@schedules": "thinc-torchopt.sequence.v1",
+        "parts": {"first": {"steps": 2, "schedule": 0.001}, "then": {"schedule": RATE}},
+    },
+    "controller": {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {"stop": RULE}},
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_checkpoint_is_refused_where_something_remembers_other_scores(name, corpus, tmp_path):
+    """No setting helps against that."""
+    block = name.partition(",")[0]
+    changes = {f"training__optimizer__{block}": REMEMBERING[name]}
+    run(config_for(tmp_path, corpus, steps=8, **changes), tmp_path / "out", crash_at=7)
+    changed = config_for(tmp_path, corpus, steps=8, **changes, corpora__dev__limit=2)
+    for advice in ("refuse", "warn"):
+        changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = advice
+        with pytest.raises(
+            StateError, match=rf"remembered by training\.optimizer\.{block}\. .* corpora\.dev\.limit\."
+        ) as caught:
+            run(changed, tmp_path / "out")
+        assert "on_config_change" not in str(caught.value)
+    changed = config_for(tmp_path, corpus, steps=8, **changes, training__dropout=0.3)
+    changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.warns(CheckpointWarning, match="dropout"):
+        assert min(run(changed, tmp_path / "out")) > 0
 
 
 def test_checkpoint_must_and_never(corpus, tmp_path):

@@ -147,6 +147,14 @@ def test_run_config_knows_where_the_order_counts(section):
     assert not any(", order: " in line for line in compare_configs(before, values(second)))
 
 
+def test_run_config_knows_where_the_order_means_nothing():
+    def values(*names):
+        augmenter = {"@augmenters": "spacy.orth_variants.v1", "orth_variants": {name: [] for name in names}}
+        return collect_values(with_config(corpora__train__augmenter=augmenter))
+
+    assert compare_configs(values("single", "paired"), values("paired", "single")) == []
+
+
 def test_run_config_refuses_another_order_of_param_groups(corpus, tmp_path):
     """The later group wins: the rates are others."""
     groups = {"all": {"params": ["*"], "learn_rate": 0.002}, "lower": {"params": ["tok2vec/*"], "learn_rate": 0.001}}

@@ -36,6 +36,7 @@ class Attachment:
     names_groups (bool): It names param groups, which then stay apart even if their settings are equal.
     plans_decay (bool): It decides when learning rates begin to fall. Only one may do so.
     may_change (bool): Its block may change when a run is resumed.
+    remembers_scores (bool): Its state holds scores: a run is not resumed with others.
     """
 
     made_by: ClassVar[str] = "an object of a subclass of thinc_torchopt.Attachment"
@@ -45,6 +46,7 @@ class Attachment:
     names_groups: bool = False
     plans_decay: ClassVar[bool] = False
     may_change: ClassVar[bool] = False
+    remembers_scores: bool = False
 
     def check(self, optimizer: Any) -> None:
         """Check settings that depend on others, when the optimizer is built.

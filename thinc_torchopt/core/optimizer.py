@@ -524,6 +524,12 @@ class TorchOptimizer(Optimizer):
             self._settings.observe({**(scores or {}), "score": score})
 
     @property
+    def remembers_scores(self) -> list[str]:
+        """The schedules and attachments that compare scores with earlier ones, by their places in the config."""
+        found = [name for name, schedule in self._settings.by_name.items() if schedule.watches_score]
+        return found + [name for name, attachment in self.attachments.items() if attachment.remembers_scores]
+
+    @property
     def spans_training(self) -> bool:
         """Whether any schedule ends with the training: one without `total_steps`."""
         return self._settings.span_training
@@ -888,6 +894,17 @@ class TorchOptimizer(Optimizer):
             by_name.restore_grads(walked, state.grads)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
             self._trained, self._step.guard = trained, guard
+
+    def check_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Check that a state can be loaded, without loading it. saved, RAISES: As `load_state_dict`."""
+        nlp, exclude = self._trained.table.pipeline.get()
+        check_version(saved, VERSION, WHAT)
+        state = read(SavedState, saved, WHAT)
+        with self._lock, warnings.catch_warnings(), own_errors("the optimizer"), self._frozen_grads.put_aside():
+            warnings.simplefilter("ignore")
+            self._without_params(state.step).load(nlp, exclude, state)
+            self._step.guard.anew().load_state_dict(state.guard)
+            self._settings.check_state(state.schedules, state.step)
 
     def roll_back(self, saved: Mapping[str, Any], factor: float = 1.0) -> None:
         """Restore the state and the averages of all params from a checkpoint. The caller restores the values of params:

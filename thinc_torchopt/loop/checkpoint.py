@@ -26,7 +26,7 @@ from spacy.language import Language
 
 from ..core.algorithms import StateSizes
 from ..core.checks import own_errors
-from ..core.errors import CheckpointWarning, ConfigError, StateError
+from ..core.errors import CheckpointWarning, ConfigError, ScheduleError, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
 from ..core.read_once import Reader
@@ -236,12 +236,13 @@ class RunCheckpoints:
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
                 changes
             )
-            if self.settings.on_config_change == "refuse":
+            others = self._named(changes, self._of_scores)
+            if self.settings.on_config_change == "refuse" or (others and self._optimizer.remembers_scores):
                 raise StateError(
                     f"Can't resume: {text}.\n{self._how_to_resume(saved, changes)} To start from the beginning: "
                     f"{self._setting('resume', 'never')}, or another path."
                 )
-            if any(change.startswith(self._of_scores) for change in changes):
+            if others:
                 saved.progress.results.clear()
                 text += (
                     "\nScores can't be compared with earlier ones: the best model, its score and patience start again "
@@ -256,24 +257,28 @@ class RunCheckpoints:
         changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
         return changes + compare_identities(saved.identity, self._identity)
 
-    def _changed_batches(self, changes: Sequence[str]) -> str:
-        """The changed settings on which the batches depend, for messages."""
-        return ", ".join(change.partition(":")[0] for change in changes if change.startswith(self._of_batches))
+    @staticmethod
+    def _named(changes: Sequence[str], which: tuple[str, ...]) -> str:
+        """The changed settings on which something depends, for messages. which: How these begin."""
+        return ", ".join(change.partition(":")[0] for change in changes if change.startswith(which))
 
     def _how_to_resume(self, saved: SavedTraining, changes: Sequence[str]) -> str:
-        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit, or
-        if other batches are drawn.
-        """
+        """Advice after the config has changed. No setting helps if the saved model or optimizer state does not fit."""
         try:
             check_model(self._nlp, saved.model, self._layout)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._load_optimizer(saved)
-        except StateError:
+            self._optimizer.check_state_dict(saved.optimizer)
+        except ScheduleError as error:
+            return str(error)
+        except (StateError, ConfigError):
             return "With these changes the saved state does not fit the pipeline. To resume, undo them."
-        if names := self._changed_batches(changes):
-            return f"The saved run can't be resumed with other batches. To resume, set back: {names}."
-        return f"To resume anyway: {self._setting('on_config_change', 'warn')}."
+        names, keepers = self._named(changes, self._of_scores), self._optimizer.remembers_scores
+        if names and keepers:
+            places = ", ".join(f"training.optimizer.{name}" for name in keepers)
+            return f"New scores can't be compared with those remembered by {places}. To resume, set back: {names}."
+        warn = self._setting("on_config_change", "warn")
+        if names := self._named(changes, self._of_batches):
+            return f"To resume, set back: {names}. Or, if the batches are the same with it: {warn}."
+        return f"To resume anyway: {warn}."
 
     def _setting(self, name: str, value: str) -> str:
         """A setting as the user writes it, for messages."""
@@ -304,7 +309,7 @@ class RunCheckpoints:
             "The data has changed, or was used up or shuffled in place before, or its reader uses random generators "
             "other than Python's and NumPy's global ones. Restore the old data"
         )
-        if names := self._changed_batches(self._changes(saved)):
+        if names := self._named(self._changes(saved), self._of_batches):
             cause = f"The likely cause is the change of {names}. Undo it"
         raise StateError(
             f"Can't resume in the training data: expected the same {saved.data.position} batches as in the saved run, "

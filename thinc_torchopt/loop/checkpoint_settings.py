@@ -24,7 +24,7 @@ class Checkpoint(Attachment):
     on_config_change ("refuse" | "warn"): Whether to raise an error or warn if the config differs from the checkpoint's.
         Paths, `max_steps`, `max_epochs` (not to or from -1), `patience`, `eval_frequency`, the logger, and the blocks
         `checkpoint`, `distributed` and `budget` may always change; a budget only until its learning rate falls. The
-        batcher and the training corpus may never change.
+        batcher and the training corpus may change only if the batches stay the same.
     in_background (bool): Copy the state, and write it while the training continues. The copy takes as much main memory
         as the checkpoint takes on the disk. False: the training waits until it is written.
     progress_bar (bool): Show a progress bar while a resumed run skips the batches that it trained on before. Only in a

@@ -174,12 +174,13 @@ def compare_configs(
 
 
 def _orders(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """The keys of each section that a registered function gets as a dict, in order: of param groups the later one wins,
-    and the parts of a schedule follow one another. The order of a function's arguments means nothing.
+    """The keys of each section of the optimizer that a registered function gets as a dict, in order: of param groups
+    the later one wins, and the parts of a schedule follow one another. Elsewhere, and of a function's arguments, the
+    order means nothing.
     """
     sections: dict[str, dict[str, None]] = {}
     for path in values:
-        keys = path.split(".")
+        keys = path.split(".") if path.startswith("training.optimizer.") else []
         for i, key in enumerate(keys):
             sections.setdefault(".".join(keys[:i]), {})[key] = None
     functions = {section for section, keys in sections.items() if any(key.startswith("@") for key in keys)}

@@ -471,7 +471,8 @@ def _keys_in_run(
 class ControllerSettings(Attachment):
     """Rules that steer a run, read and checked. `build` makes a controller for one run.
 
-    Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups).
+    Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups),
+        `remembers_scores` (whether a metric reads scores or development losses).
     """
 
     made_by: ClassVar[str] = (
@@ -504,7 +505,9 @@ class ControllerSettings(Attachment):
             )
         else:
             self._content, self._label, self._places = read_definition(definition), label_of(definition), {}
-        self.definition = self.build().definition  # finds all faults
+        controller = self.build()  # finds all faults
+        self.definition, reads = controller.definition, controller.reads("on_evaluate")
+        self.remembers_scores = reads is None or not reads.isdisjoint(("scores", "score", "dev_losses"))
         acting = [part.instance for part in self.definition.operations.values()]
         self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in acting)
 

@@ -158,6 +158,11 @@ class Schedule:
             self.value = self._check(self.source.value)
         return begins
 
+    @property
+    def watches_score(self) -> bool:
+        """Whether its source watches a score."""
+        return bool(getattr(self.source, "watches_score", hasattr(self.source, "observe")))
+
     def observe(self, scores: Mapping[str, Any]) -> None:
         """Pass the watched score to the source, if it watches one. The position stays; the value of the next step may
         change.

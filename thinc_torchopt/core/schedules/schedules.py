@@ -198,14 +198,8 @@ class Schedules:
         settings = {**dict.fromkeys(self._given), **self._set_by_hand}
         return {"step": self.step_count, "settings": settings, "schedules": states}
 
-    def load(self, settings: Mapping[str, float | None], schedules: Any, step: int) -> None:
-        """Resume from a saved state. Everything is checked before a schedule moves. Values in the config count, also if
-        they have changed, except where one was set by hand.
-
-        settings, schedules, step: The parts of `state_dict`, of the same config. No schedule can be ahead of the step.
-        RAISES (StateError): It has other config paths, or a state can't be loaded. (ScheduleError): A state is of an
-            earlier step.
-        """
+    def check_state(self, schedules: Any, step: int) -> None:
+        """Check that `load` can load these, without loading them. RAISES: As `load`."""
         what = "the state of the schedules of [training.optimizer]"
         check_names(read(dict[str, Any], schedules, what), self.by_name, what)
         for name, schedule in self.by_name.items():
@@ -215,6 +209,16 @@ class Schedules:
                 refuse(what, f"{name}/position", f"at most {step}, the steps of the run", str(position))
             if schedules[name] != schedules[schedule.name]:
                 refuse(what, name, f"as '{schedule.name}', with which it shares a schedule", "another state")
+
+    def load(self, settings: Mapping[str, float | None], schedules: Any, step: int) -> None:
+        """Resume from a saved state. Everything is checked before a schedule moves. Values in the config count, also if
+        they have changed, except where one was set by hand.
+
+        settings, schedules, step: The parts of `state_dict`, of the same config. No schedule can be ahead of the step.
+        RAISES (StateError): It has other config paths, or a state can't be loaded. (ScheduleError): A state is of an
+            earlier step.
+        """
+        self.check_state(schedules, step)
         for schedule in self._by_source.values():
             schedule.load_state_dict(schedules[schedule.name])
         self.step_count = step

@@ -137,6 +137,11 @@ class SequenceSchedule(Iterator[float]):
         self._part.step()
         return self.value
 
+    @property
+    def watches_score(self) -> bool:
+        """Whether any part does."""
+        return any(hasattr(part.source, "observe") for part in self._parts.values())
+
     def observe(self, score: float) -> None:
         """Pass a score on to the part that gave the last value."""
         if not self._is_over:
