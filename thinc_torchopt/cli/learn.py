@@ -167,14 +167,14 @@ def _optimizer_for_streams(block: dict[str, Any], learn_rate: float | None, note
     if optimizer.spans_training:
         raise ConfigError(
             "Can't learn from a stream with this 'learn_rate' in [training.optimizer]: expected a number, or a "
-            "schedule with total_steps, found one that ends with the training, and a stream has no end. Set "
+            "schedule that counts updates, found one that ends with the training, and a stream has no end. Set "
             "--learn-rate, for example to a third of the highest rate in training."
         )
     if watching := watching_scores(optimizer):
         raise ConfigError(
             f"Can't learn from a stream with this schedule of '{watching[0]}' in [training.optimizer]: expected a "
-            "number, or a schedule with total_steps, found one that follows a score, which only spacy train gives it. "
-            "Set --learn-rate."
+            "number, or a schedule that counts updates, found one that follows a score, which only spacy train gives "
+            "it. Set --learn-rate."
         )
     if "privacy" in optimizer.attachments:
         raise ConfigError(
