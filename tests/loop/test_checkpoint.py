@@ -1,5 +1,6 @@
 """Exact resume: what was stopped at any moment and went on ends as what was not, to the last bit."""
 
+import errno
 import io
 import json
 import os
@@ -184,6 +185,17 @@ def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
     assert digests(tmp_path / "out") == before
     longer = config_for(tmp_path, corpus, steps=13)
     assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Resuming after step 10" in caplog.text
+
+
+def test_checkpoint_goes_on_with_the_config_of_the_saved_pipeline(corpus, tmp_path):
+    """In it the variables of [paths] are filled in."""
+    config = config_for(tmp_path, corpus, steps=10, initialize__vectors="${paths.vectors}", paths__vectors=None)
+    config["paths"]["vectors"] = None
+    run(config, tmp_path / "out")
+    saved = Config().from_disk(tmp_path / "out" / "model-last" / "config.cfg", interpolate=False)
+    assert saved["initialize"]["vectors"] is None
+    saved["training"]["max_steps"] = 13
+    assert sorted(run(saved, tmp_path / "out")) == [11, 12, 13]
 
 
 def test_checkpoint_is_told_by_explain_as_by_the_run(corpus, tmp_path, caplog):
@@ -453,7 +465,10 @@ def test_checkpoint_must_and_never(corpus, tmp_path):
     assert run(config, tmp_path / "out") == {}
 
 
-def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "advice"), [(errno.ENOSPC, r"unchanged\. Make room on the disk\.$"), (errno.EACCES, r"unchanged\.$")]
+)
+def test_checkpoint_goes_on_training_when_it_cannot_be_written(error, advice, corpus, tmp_path, monkeypatch):
     from thinc_torchopt.loop import checkpoint_folder
 
     config = config_for(tmp_path, corpus)
@@ -461,12 +476,10 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(corpus, tmp_path,
     before = read_folder(steps_of(tmp_path / "state")[-1])["progress"]["step"]
 
     def full(path, values, tensors):
-        raise OSError("No space left on device")
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(checkpoint_folder, "write_parts", full)
-    with pytest.warns(
-        CheckpointWarning, match="No space left on device.*Training continues, and older checkpoints are unchanged"
-    ):
+    with pytest.warns(CheckpointWarning, match=f"{os.strerror(error)}. Training continues, and older.*{advice}"):
         assert max(run(config, tmp_path / "out")) == 20
     assert newest_whole(tmp_path / "state").progress.step == before
 

@@ -26,6 +26,7 @@ from ..core.state import (
     MANIFEST,
     TENSORS,
     VALUES,
+    advice_on,
     check_folder,
     copies_in_main_memory,
     flatten,
@@ -322,7 +323,7 @@ class CheckpointWriter:
         warnings.warn(
             CheckpointWarning(
                 f"Can't write a checkpoint to '{self.folder}': {error}. Training continues, and older checkpoints are "
-                "unchanged. Make room on the disk, or lower 'keep'."
+                f"unchanged.{advice_on(error)}"
             ),
             stacklevel=5,
         )

@@ -31,6 +31,8 @@ _MAY_CHANGE = (
 # Settings that may differ between processes: the paths of files, and settings that only rank 0 uses.
 _MAY_DIFFER = ("paths.", "training.logger", "training.optimizer.checkpoint.path")
 
+_PATHS = "${paths."
+
 # How the two runs are called in messages.
 BEFORE_AND_NOW = ("before", "now")
 
@@ -59,7 +61,7 @@ def collect_values_of_all(nlp: Language) -> dict[str, str]:
 def _values(nlp: Language, left_out: tuple[str, ...]) -> dict[str, str]:
     written = _settings(nlp.config, left_out)
     values = _settings(nlp.config.interpolate(), left_out)
-    return {path: text if "${paths." in (text := written.get(path, "")) else value for path, value in values.items()}
+    return {path: text if _PATHS in (text := written.get(path, "")) else value for path, value in values.items()}
 
 
 def _settings(config: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str, str]:
@@ -154,11 +156,15 @@ def compare_configs(
     at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
         no change: this version has it, and the saved run's version had not.
     words (tuple[str, str]): How the two runs are called.
+
+    A variable of [paths] in one of them stands for any value, such as that in the config of a saved pipeline.
     """
     changed = sorted(
         path
         for path in before.keys() | now.keys()
-        if before.get(path) != now.get(path) and (before.get(path, "{}") != "{}" or path not in at_default)
+        if before.get(path) != now.get(path)
+        and (before.get(path, "{}") != "{}" or path not in at_default)
+        and not (path in before and path in now and _PATHS in before[path] + now[path])
     )
     was, is_now = words
     lines = [

@@ -1,6 +1,8 @@
 """Pictures: that they are drawn from the numbers, whole or not at all, without a display."""
 
+import errno
 import math
+import os
 import re
 
 import pytest
@@ -98,7 +100,10 @@ def test_plots_nothing_to_smooth_is_drawn_all_the_same(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_plots_are_never_half_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "advice"), [(errno.ENOSPC, "Make room on the disk"), (errno.EACCES, "Change --output")]
+)
+def test_plots_are_never_half_written(error, advice, tmp_path, monkeypatch):
     path = tmp_path / "rates.png"
     plots.plot_schedule(RATES, path)
     before = path.read_bytes()
@@ -106,10 +111,10 @@ def test_plots_are_never_half_written(tmp_path, monkeypatch):
 
     def fails(self, target, **kwargs):
         target.write_bytes(b"half a pic")
-        raise OSError("No space left on device")
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(figure, "savefig", fails)
-    with pytest.raises(ConfigError, match=r"Can.t write .*rates\.png: No space.*change --output"):
+    with pytest.raises(ConfigError, match=rf"Can.t write .*rates\.png: .*{os.strerror(error)}. {advice}\.$"):
         plots.plot_schedule({"default": [1.0]}, path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 

@@ -28,6 +28,7 @@ from wasabi.printer import Printer
 from ...core.checks import Section
 from ...core.compat import import_tensorboard
 from ...core.errors import ConfigError, TorchOptWarning
+from ...core.state import advice_on
 
 Info = dict[str, Any]
 LogStep = Callable[[Optional[Info]], None]
@@ -292,7 +293,7 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
             warnings.warn(
                 TorchOptWarning(
                     f"Can't write the training log {path} at step {info['step']}: {error}. The training continues "
-                    "without this log. Make room, or choose another path."
+                    f"without this log.{advice_on(error)}"
                 ),
                 stacklevel=2,
             )

@@ -13,7 +13,7 @@ import numpy
 
 from ...core.compat import import_figure
 from ...core.errors import ConfigError
-from ...core.state import replacing
+from ...core.state import advice_on, replacing
 
 # Colours that colour-blind people can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#a87800", "#3a93c9", "#6b4fbb", "#5f6b76")
@@ -175,7 +175,7 @@ def save_whole(path: Path) -> Iterator[Path]:
         with replacing(path) as unfinished:
             yield unfinished
     except OSError as error:
-        raise ConfigError(f"Can't write {path}: {error}. Make room, or change --output.") from error
+        raise ConfigError(f"Can't write {path}: {error}.{advice_on(error) or ' Change --output.'}") from error
 
 
 def save(figure: Any, path: Path) -> None:
