@@ -2,12 +2,14 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 
 import pytest
 import spacy
 from spacy.language import Language
+from spacy.pipeline import Tagger
 from spacy.util import registry
 
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
@@ -48,6 +50,39 @@ def test_a_training_without_faults_saves_as_spacy_does(corpus, tmp_path):
     assert (
         spacy.load(tmp_path / "out" / "model-best").pipe_names == spacy.load(tmp_path / "out" / "model-last").pipe_names
     )
+
+
+@pytest.mark.parametrize("what", ["loss", "score"])
+def test_a_number_that_is_nan_does_not_end_a_training(what, corpus, tmp_path, monkeypatch):
+    """Where spaCy would write it into a model: at step 10, at the end, and after a run is resumed from there. A model
+    with such a score is not the best.
+    """
+    evaluate, get_loss, seen = Language.evaluate, Tagger.get_loss, []
+
+    def evaluate_to_nan(self, *args, **more):
+        return evaluate(self, *args, **more) | ({"tag_acc": math.nan} if len(seen) == 11 else {})
+
+    def loss_of_nan(self, *args):
+        loss, d_scores = get_loss(self, *args)
+        seen.append(loss)
+        return (math.nan if what == "loss" and 5 < len(seen) - 1 <= 10 else loss), d_scores
+
+    monkeypatch.setattr(Tagger, "get_loss", loss_of_nan)
+    if what == "score":
+        monkeypatch.setattr(Language, "evaluate", evaluate_to_nan)
+
+    def meta_of(name):
+        return json.loads((tmp_path / "out" / name / "meta.json").read_text())["performance"]
+
+    config, name = config_for(tmp_path, corpus, steps=10), {"loss": "tagger_loss", "score": "tag_acc"}[what]
+    train(config, tmp_path / "out")
+    assert meta_of("model-last")[name] is None
+    assert (meta_of("model-best")[name] is None) == (what == "loss")
+    train(config, tmp_path / "out")  # nothing is left to do
+    assert meta_of("model-last")[name] is None
+    config["training"]["max_steps"] = 15
+    train(config, tmp_path / "out")
+    assert meta_of("model-last")[name] is not None
 
 
 def test_a_full_disk_in_mid_run_does_not_end_it(corpus, tmp_path, full_at):
@@ -93,6 +128,9 @@ def test_a_training_goes_on_after_a_full_disk_that_shutil_tells_of(corpus, tmp_p
     models.open(tmp_path)
 
     class Saved:
+        def __init__(self):
+            self.meta = {}
+
         def to_disk(self, path):
             raise shutil.Error([("a", "b", f"[Errno 28] {os.strerror(errno.ENOSPC)}: 'b'")])
 

@@ -113,15 +113,16 @@ def _as_float(value: Any) -> float | None:
 
 
 def plain_scores(value: Any) -> Any:
-    """Make scores savable: arrays become lists; anything but numbers, texts, lists and dicts becomes None."""
+    """Make scores savable: arrays become lists; anything but finite numbers, texts, lists and dicts becomes None."""
     if isinstance(value, Mapping):
         return {str(key): plain_scores(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain_scores(item) for item in value]
     if hasattr(value, "tolist"):
-        value = value.tolist()
-        return plain_scores(value) if isinstance(value, list) else value
-    return value if value is None or isinstance(value, (bool, int, float, str)) else None
+        return plain_scores(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (bool, int, str)) else None
 
 
 class TimeSpent:

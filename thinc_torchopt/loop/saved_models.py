@@ -34,6 +34,7 @@ from ..core.optimizer import TorchOptimizer
 from ..core.schema import AnyNumber, Count, read, write
 from ..core.state import advice_on, clear_leftovers, crc32_of, replacing
 from .events import Control, EpochBegin, EpochEnd, Save, TrainEnd
+from .progress import plain_scores
 
 # In the copy of the best model: its step, and checksums.
 _MANIFEST = "torchopt-manifest.json"
@@ -203,6 +204,15 @@ def _checksums(folder: Path) -> dict[str, list[int]]:
 # ---------------------------------------------------------------------- models on request
 
 
+def write_model(nlp: Language, path: Path) -> None:
+    """Write a model, as spaCy would. spaCy raises an error if a score or loss in its meta data is NaN or infinite: it
+    becomes None.
+    """
+    if "performance" in nlp.meta:
+        nlp.meta["performance"] = plain_scores(nlp.meta["performance"])
+    nlp.to_disk(path)
+
+
 @dataclass
 class KeptModel:
     """One of the best models. name (str): Of the operation that keeps it."""
@@ -342,7 +352,7 @@ class SavedModels:
         prepare = inspect.unwrap(create_before_to_disk_callback)(registry.resolve(settings)["before_to_disk"])
         try:
             with nlp.use_params(self._optimizer.averages), replacing(path) as unfinished:
-                prepare(nlp).to_disk(unfinished)
+                write_model(prepare(nlp), unfinished)
                 if mark is not None:
                     (Path(unfinished) / _MARK).write_text(json.dumps(asdict(mark)))
         except OSError as error:

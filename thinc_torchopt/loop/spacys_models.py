@@ -25,6 +25,7 @@ from ..core.params import components_with_model
 from ..core.state import advice_on, clear_leftovers, is_one_of, replacing
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import nearest
+from .saved_models import write_model
 
 # At each save but the first: the two of the save before stay until the new one is whole.
 _MODELS: Final = 3
@@ -106,7 +107,7 @@ class SpacysModels:
             self.keep_best()
         try:
             with replacing(path) as unfinished:
-                nlp.to_disk(unfinished)
+                write_model(nlp, unfinished)
         except OSError as error:
             self._is_saved = False
             text, advice = f"Can't save the model to '{path}': {error.strerror or error}.", advice_on(error)

@@ -1,10 +1,12 @@
 """Rules that save models in a training without checkpoints. The oracle: what spaCy saves after the same step."""
 
 import hashlib
+import json
 import math
 import os
 import shutil
 
+import numpy
 import pytest
 import spacy
 from spacy.util import registry
@@ -130,6 +132,22 @@ def test_saved_models_have_a_finite_score(mode, tmp_path):
         models.keep("best", score, step=step, at_most=1, mode=mode)
         models.keep_asked()
     assert [path.name for path in tmp_path.iterdir()] == ["model-best-3"]
+
+
+def test_saved_models_with_scores_that_are_not_finite(tmp_path):
+    nlp = toy_pipeline()
+    nlp.initialize(lambda: toy_examples(nlp))
+    nlp.meta["performance"] = {
+        "tag_acc": math.nan,
+        "ents_per_type": {"X": {"f": -math.inf}},
+        "ents_f": numpy.float32(0.5),
+    }
+    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01))
+    models.after_cleaning(tmp_path)
+    models.keep("best", 0.5, step=3, at_most=1, mode="max")
+    models.keep_asked()
+    meta = json.loads((tmp_path / "model-best-3" / "meta.json").read_text())
+    assert meta["performance"] == {"tag_acc": None, "ents_per_type": {"X": {"f": None}}, "ents_f": 0.5}
 
 
 def test_saved_models_of_names_in_any_script(tmp_path):
