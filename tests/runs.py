@@ -70,7 +70,7 @@ def run(config, output, **options):
         scores = {key: value for key, value in (found["other_scores"] or {}).items() if key != "speed"}
         # What counts time, and what tells of the disk, is not the same in a run that was stopped.
         others = {"seconds", "elapsed", "time_spent", "other_scores", "output_path"}
-        others |= {"last_checkpoint", "last_resume", "losses_before", "run_id"}
+        others |= {"last_checkpoint", "last_resume", "run_id"}
         kept = {key: value for key, value in found.items() if key not in others}
         infos[found["step"]] = repr((sorted(kept.items()), sorted(scores.items())))
 

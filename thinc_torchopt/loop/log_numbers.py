@@ -3,6 +3,7 @@
 Always:
 
 - `learn_rates`: rates of this step by param group; and each as `learn_rate_<group>`.
+- `step_losses`: losses of this step alone, by component; NaN: unknown.
 - `grad_norm`: norm of all gradients, before clipping; None if not measured.
 - `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes` (of learning rates): counts so far.
         `since_evaluation`: the same since the last evaluation.
@@ -14,7 +15,7 @@ If there is something to report:
 
 - `last_checkpoint`: step of the newest checkpoint, before that of this step is written.
 - `last_rollback`: the step after which it happened, and the step that it went back to.
-- `last_resume`: first step after the run was resumed. `losses_before`: in that step, `losses` before it.
+- `last_resume`: first step after the run was resumed.
 - `dev_losses`: losses on the development data, at an evaluation where a rule used them.
 - `controller`: firings of rules since the last step. `fired`: their number by rule since the last
         evaluation.
@@ -73,25 +74,22 @@ class LogNumbers:
         self._checkpoints = checkpoints
         self._nlp: Language | None = None
         self._resumed_at: int | None = None
-        self._losses_before: dict[str, Any] = {}
         self.dev_losses: dict[str, Any] | None = None
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
         self._resumed_at = event.step + 1 if event.resumed else None
-        self._losses_before = dict(self._progress.losses)
 
     def on_log(self, event: Log, control: Control) -> None:
         run, info, counts = event.run, event.info, event.run.counts
         rates = run.learn_rates
         info |= {"elapsed": self._progress.seconds, "learn_rates": rates, "run_id": self._progress.run_id}
+        info["step_losses"] = run.losses
         # Also as single numbers, for services that accept no dicts. They allow fewer characters in names.
         info |= {f"learn_rate_{clean(group)}": rate for group, rate in rates.items()}
         info |= {"grad_norm": run.grad_norm, **counts}
         info |= self._safety_net()
         if self._resumed_at is not None:
             info["last_resume"] = self._resumed_at
-            if event.step == self._resumed_at:
-                info["losses_before"] = self._losses_before
         if self.dev_losses is not None:
             info["dev_losses"], self.dev_losses = self.dev_losses, None
         info["since_evaluation"] = {name: count - self._progress.counts.get(name, 0) for name, count in counts.items()}

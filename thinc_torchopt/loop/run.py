@@ -412,7 +412,7 @@ class Run:
         """Compute the gradients of a batch, and update the whole pipeline."""
         nlp, optimizer, arguments = self.nlp, self.optimizer, self.arguments
         all_losses, spoiled_by = self.progress.losses, None
-        # A sum with NaN would hide the losses of this step: it is set aside until the end of the update.
+        # A sum that is not finite would hide the losses of this step: it is set aside until the end of the update.
         not_finite = {name: loss for name, loss in all_losses.items() if not math.isfinite(float(loss))}
         all_losses |= dict.fromkeys(not_finite, 0.0)
         before = {name: _kept(loss) for name, loss in all_losses.items()}
@@ -458,7 +458,10 @@ class Run:
         self.ranks.end_update(all_losses)
         unknown = all_losses if self.ranks.is_spoiled(spoiled_by is not None) else ()  # spaCy stops at the first NaN
         self._losses = before, {**all_losses, **dict.fromkeys(unknown, math.nan)}
-        all_losses |= {name: loss + all_losses[name] for name, loss in not_finite.items()}
+        # Sums leave out losses that are not finite, unless there is no other yet.
+        sums = {**before, **not_finite}
+        left_out = [name for name, loss in self._losses[1].items() if not math.isfinite(float(loss))]
+        all_losses |= {name: sums.get(name, math.nan) for name in left_out}
         self.learn_rates = optimizer.learn_rates
         self.emit(OptimizerStep, optimizer.skipped_updates > skipped)
 

@@ -16,6 +16,7 @@ import pytest
 import spacy.training.loop
 import torch
 from confection import Config
+from spacy.pipeline import Tagger
 from spacy.training.initialize import init_nlp
 from spacy.training.loggers import console_logger_v3
 from spacy_loggers.util import dict_to_dot
@@ -327,6 +328,30 @@ def test_loggers_jsonl_writes_every_third_step_and_evaluations(tmp_path):
     for line, before in zip(lines, [-1, *steps]):
         losses = [all_lines[step]["losses"]["ner"] for step in range(before + 1, line["step"] + 1)]
         assert line["losses"]["ner"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Skipped an update")
+@pytest.mark.parametrize("how", ["NaN", "E910"])
+def test_loggers_jsonl_writes_null_for_a_bad_batch_alone(how, tmp_path, monkeypatch):
+    """That of step 5, between the evaluations at steps 4 and 8."""
+    known, get_loss = [], Tagger.get_loss
+
+    def get_loss_with_a_bad_batch(self, examples, scores):
+        loss, d_scores = get_loss(self, examples, scores)
+        known.append(math.nan if len(known) == 5 else loss)
+        if math.isnan(known[-1]) and how == "E910":
+            raise ValueError("[E910] Encountered NaN value when computing loss for component 'tagger'.")
+        return known[-1], d_scores
+
+    monkeypatch.setattr(Tagger, "get_loss", get_loss_with_a_bad_batch)
+    makers = [JSONLinesLogger(tmp_path / "all.jsonl"), JSONLinesLogger(tmp_path / "some.jsonl", every=3)]
+    train(ours(), *makers)
+    found, some = ([line["losses"] for line in lines_of(tmp_path / f"{name}.jsonl")] for name in ("all", "some"))
+    # The losses are differences of sums in single precision.
+    expected = [None if math.isnan(loss) else pytest.approx(loss, rel=1e-5) for loss in known]
+    assert [losses["tagger"] for losses in found] == expected
+    assert [i for i, losses in enumerate(found) if losses["ner"] is None] == [5] * (how == "E910")
+    assert [losses["tagger"] is None for losses in some] == [step == 6 for step in (0, 3, 4, 6, 8, 9)]
 
 
 def test_loggers_jsonl_writes_evaluations_with_thincs_optimizer(tmp_path):

@@ -37,7 +37,7 @@ Logger = Callable[[Language, IO[str], IO[str]], tuple[LogStep, Callable[[], None
 # Counts of our loop since the training began.
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 # Keys of a log entry that are no numbers of their own: other keys have them, or they are for the loop and the console.
-_OTHERS = ("checkpoints", "elapsed", "since_evaluation", "losses_before", "fired", "log_now", "output_path", "run_id")
+_OTHERS = ("checkpoints", "elapsed", "since_evaluation", "step_losses", "fired", "log_now", "output_path", "run_id")
 # Labels of a component in the first line of a log.
 _MOST_LABELS = 100
 # Keys that each logger has its own way for.
@@ -281,13 +281,15 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
         nonlocal steps, sums, has_failed
         steps += 1
         info = latest_info(nlp) if evaluated is None else evaluated
-        if info is not None and "losses_before" in info:  # sums from before the run was resumed
-            sums = {pipe: float(loss) for pipe, loss in info["losses_before"].items()}
-        if has_failed or info is None or (evaluated is None and info["step"] % every and not info.get("log_now")):
+        if has_failed or info is None:
             return
-        losses = {pipe: float(loss) for pipe, loss in info["losses"].items()}
+        # With another optimizer there are only spaCy's sums, at evaluations.
+        for pipe, loss in info.get("step_losses", info["losses"]).items():
+            sums[pipe] = sums.get(pipe, 0.0) + float(loss)
+        if evaluated is None and info["step"] % every and not info.get("log_now"):
+            return
         try:
-            write(info, {pipe: (loss - sums.get(pipe, 0.0)) / steps for pipe, loss in losses.items()})
+            write(info, {pipe: loss / steps for pipe, loss in sums.items()})
         except OSError as error:
             has_failed = True
             warnings.warn(
@@ -297,8 +299,7 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
                 ),
                 stacklevel=2,
             )
-        # spaCy's loop resets the sums after each evaluation.
-        steps, sums = 0, losses if evaluated is None else {}
+        steps, sums = 0, {}
 
     return log_step
 
