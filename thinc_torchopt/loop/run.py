@@ -259,7 +259,7 @@ class Run:
     def _join(self, listeners: Sequence[Listener]) -> None:
         """Let attachments join, and put all listeners in order."""
         output = None if self.checkpoints is None else self.checkpoints.output
-        self.models = SavedModels(self.nlp, self.optimizer, output)
+        self.models = SavedModels(self.nlp, self.optimizer, self.progress, output)
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
         if self.optimizer.ops == "fastest":
             self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))

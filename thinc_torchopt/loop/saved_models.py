@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ from ..core.optimizer import TorchOptimizer
 from ..core.schema import AnyNumber, Count, read, write
 from ..core.state import advice_on, clear_leftovers, crc32_of, replacing
 from .events import Control, EpochBegin, EpochEnd, Save, TrainEnd
-from .progress import plain_scores
+from .progress import Progress, plain_scores
 
 # In the copy of the best model: its step, and checksums.
 _MANIFEST = "torchopt-manifest.json"
@@ -221,18 +222,22 @@ class KeptModel:
     step: Count
     score: AnyNumber
 
-    @property
-    def folder(self) -> str:
+    def path_in(self, output: Path, run_id: str) -> Path:
+        """Where a run saves it, or has saved it: "model-NAME-120". If something else is there, or a model of another
+        run, "model-NAME-120-2", and so on.
+        """
         name = re.sub(r"[^\w-]+", "-", self.name)
-        return f"model-{name}-{self.step}"
+        first = f"model-{name}-{self.step}"
+        paths = (output / (first if i == 1 else f"{first}-{i}") for i in count(1))
+        return next(path for path in paths if not os.path.lexists(path) or self._is_in(path, run_id))
 
-    def is_in(self, path: Path) -> bool:
-        """Whether a folder is one that this class has saved: of the same operation and step."""
+    def _is_in(self, path: Path, run_id: str) -> bool:
         try:
             found = json.loads((path / _MARK).read_text()) if path.is_dir() and not path.is_symlink() else None
         except (OSError, ValueError):
             return False
-        return isinstance(found, dict) and (found.get("name"), found.get("step")) == (self.name, self.step)
+        keys = ("run_id", "name", "step")
+        return isinstance(found, dict) and [found.get(key) for key in keys] == [run_id, self.name, self.step]
 
 
 @dataclass
@@ -245,15 +250,18 @@ class SavedModelsState:
 class SavedModels:
     """Saves the model as spaCy would: with averages, if there are some, and after `before_to_disk`. A listener.
 
-    nlp (Language), optimizer (TorchOptimizer): The run's.
+    nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
     output (OutputFolder | None): Of a run with checkpoints, where requests to save are for those.
     """
 
     name = "saved models"
 
-    def __init__(self, nlp: Language, optimizer: TorchOptimizer, output: OutputFolder | None = None):
+    def __init__(
+        self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, output: OutputFolder | None = None
+    ):
         self._nlp = nlp
         self._optimizer = optimizer
+        self._progress = progress
         self._of_checkpoints = output
         self._output: Path | None = None
         self._kept: list[KeptModel] = []
@@ -275,7 +283,7 @@ class SavedModels:
     def on_save(self, event: Save, control: Control) -> None:
         self.keep_asked()
         if control.should_save and self._of_checkpoints is None:
-            self._save(f"model-step-{event.step}", event.step)
+            self._save(event.step)
 
     def on_epoch_end(self, event: EpochEnd, control: Control) -> None:
         self.keep_asked()
@@ -286,7 +294,7 @@ class SavedModels:
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         self.keep_asked()
         if control.should_save and self._of_checkpoints is None:
-            self._save(f"model-step-{event.step}", event.step)
+            self._save(event.step)
 
     def keep(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
         """Save the model at the end of the step if it is one of the best, and remove the worst one if there are too
@@ -307,11 +315,11 @@ class SavedModels:
             keep()
 
     def _keep(self, name: str, score: float, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
-        others = [one for one in self._kept if one.name == name and one.step != step]
+        new, others = KeptModel(name, step, score), [one for one in self._kept if one.name == name and one.step != step]
         sign = 1.0 if mode == "min" else -1.0
-        found = sorted([*others, KeptModel(name, step, score)], key=lambda one: (sign * one.score, one.step))
+        found = sorted([*others, new], key=lambda one: (sign * one.score, one.step))
         best, left_out = found[:at_most], found[at_most:]
-        if all(one.step != step for one in best) or not self._save(KeptModel(name, step, score).folder, step, best):
+        if new not in best or not self._save(step, new):
             return
         for one in left_out:
             self._remove(one)
@@ -328,8 +336,8 @@ class SavedModels:
 
     # ------------------------------------------------------------------ folders
 
-    def _save(self, name: str, step: int, best: list[KeptModel] | None = None) -> bool:
-        """RETURNS (bool): Whether the model was saved. best (list): It is one of these, and may be removed later."""
+    def _save(self, step: int, kept: KeptModel | None = None) -> bool:
+        """RETURNS (bool): Whether the model was saved. kept (KeptModel): It is this one, and may be removed later."""
         output = self.folder
         if output is None:
             if not self._warned:
@@ -343,30 +351,24 @@ class SavedModels:
                 )
             self._warned = True
             return False
-        nlp, path = self._nlp, output / name
-        mark = next((one for one in best or () if one.step == step), None)
-        if mark is not None and path.exists() and not mark.is_in(path):
-            self._warn(f"Can't save the model to '{path}': something else is there. Move it.")
-            return False
+        nlp, run_id = self._nlp, self._progress.run_id
+        path = output / f"model-step-{step}" if kept is None else kept.path_in(output, run_id)
         settings = {"before_to_disk": nlp.config.interpolate()["training"].get("before_to_disk")}
         prepare = inspect.unwrap(create_before_to_disk_callback)(registry.resolve(settings)["before_to_disk"])
         try:
             with nlp.use_params(self._optimizer.averages), replacing(path) as unfinished:
                 write_model(prepare(nlp), unfinished)
-                if mark is not None:
-                    (Path(unfinished) / _MARK).write_text(json.dumps(asdict(mark)))
+                if kept is not None:
+                    (Path(unfinished) / _MARK).write_text(json.dumps(asdict(kept) | {"run_id": run_id}))
         except OSError as error:
             self._warn(f"Can't save the model to '{path}': {error}. Training continues.{advice_on(error)}")
             return False
         return True
 
     def _remove(self, model: KeptModel) -> None:
-        """Remove a model that is no longer one of the best, if it is still the one that was saved."""
+        """Remove a model that is no longer one of the best, if it is still there."""
         output = self.folder
-        if output is None or not (path := output / model.folder).exists():
-            return
-        if not model.is_in(path):
-            self._warn(f"Can't remove '{path}': expected the model of step {model.step}, found something else.")
+        if output is None or not (path := model.path_in(output, self._progress.run_id)).exists():
             return
         try:
             shutil.rmtree(path)

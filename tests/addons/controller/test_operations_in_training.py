@@ -11,7 +11,7 @@ import spacy
 import torch
 
 from thinc_torchopt.addons.controller.controller import TrainerController
-from thinc_torchopt.core.errors import CheckpointWarning, ControllerError, RollbackWarning
+from thinc_torchopt.core.errors import ControllerError, RollbackWarning
 from thinc_torchopt.loop import run as run_module
 
 from ...models import pipeline_params
@@ -185,12 +185,26 @@ def test_best_models_spare_what_is_not_theirs(scores, corpus, tmp_path):  # noqa
         os.rename(out / "model-top-0", out / "mine")
         (out / "model-top-0").mkdir()
 
-    with pytest.warns(CheckpointWarning, match=r"Can't (remove|save)") as warned:
-        run(prepared_with_scores(tmp_path, corpus, KEEP, steps=16), out, at={2: replace})
-    texts = [str(one.message) for one in warned if one.category is CheckpointWarning]
-    assert len(texts) == 2
-    assert kept(out) == ["model-top-0", "model-top-12", "model-top-16", "model-top-4", "model-top-8"]
+    run(prepared_with_scores(tmp_path, corpus, KEEP, steps=16), out, at={2: replace})
+    assert kept(out) == ["model-top-0", "model-top-12", "model-top-12-2", "model-top-16", "model-top-8"]
     assert not os.listdir(out / "model-top-0") and not os.listdir(out / "model-top-12")
+
+
+def test_best_models_spare_those_of_another_run(scores, corpus, tmp_path):  # noqa: F811
+    """In the same folder, after the same steps. A run knows its own, also when it is resumed."""
+    out, values = tmp_path / "out", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    scores(values)
+    run(prepared_with_scores(tmp_path, corpus, KEEP, steps=8), out)
+    before = {name: digests(out / name) for name in kept(out)}
+    assert list(before) == ["model-top-0", "model-top-4", "model-top-8"]
+    scores(values)
+    another = prepared_with_scores(tmp_path / "another", corpus, KEEP, steps=20)
+    another["training"]["optimizer"]["learn_rate"] = 0.001
+    run(another, out, crash_at=10)
+    assert kept(out) == sorted([*before, *(f"{name}-2" for name in before)])
+    run(another, out)
+    assert {name: digests(out / name) for name in before} == before
+    assert kept(out) == sorted([*before, "model-top-12", "model-top-16", "model-top-20"])
 
 
 @pytest.mark.parametrize(("stops", "to"), [((4, 11), None), ((4, 15, 18), "best"), ((18,), "last")])

@@ -14,6 +14,7 @@ from spacy.util import registry
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigWarning
+from thinc_torchopt.loop.progress import Progress
 from thinc_torchopt.loop.saved_models import SavedModels
 
 from ...models import toy_examples, toy_pipeline
@@ -26,7 +27,7 @@ def digests(folder):
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("meta.json", "config.cfg")  # speed; steps
+        if path.is_file() and path.name not in ("meta.json", "config.cfg", "kept-as-best.json")  # speed; steps; the run
     }
 
 
@@ -126,7 +127,7 @@ def test_saved_models_have_a_finite_score(mode, tmp_path):
     """Nothing would ever be better than an infinite one."""
     nlp = toy_pipeline()
     nlp.initialize(lambda: toy_examples(nlp))
-    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01))
+    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.after_cleaning(tmp_path)
     for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5]):
         models.keep("best", score, step=step, at_most=1, mode=mode)
@@ -142,7 +143,7 @@ def test_saved_models_with_scores_that_are_not_finite(tmp_path):
         "ents_per_type": {"X": {"f": -math.inf}},
         "ents_f": numpy.float32(0.5),
     }
-    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01))
+    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.after_cleaning(tmp_path)
     models.keep("best", 0.5, step=3, at_most=1, mode="max")
     models.keep_asked()
@@ -153,7 +154,7 @@ def test_saved_models_with_scores_that_are_not_finite(tmp_path):
 def test_saved_models_of_names_in_any_script(tmp_path):
     nlp = toy_pipeline()
     nlp.initialize(lambda: toy_examples(nlp))
-    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01))
+    models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.after_cleaning(tmp_path)
     for name in ("лучшие", "Größe: die besten", "最好"):
         models.keep(name, 0.5, step=3, at_most=1, mode="max")

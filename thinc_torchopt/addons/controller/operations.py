@@ -302,7 +302,7 @@ class DecayControl(Operation):
 @controller_operations("KeepBestControl")
 class KeepBestControl(Operation):
     """Keeps the best saved models by a score, in the output folder: `model-NAME-120`, with the name of the operation
-    and the step. It removes only models that it has saved in this run.
+    and the step; `model-NAME-120-2` beside one of another run. It removes only this run's models.
 
     of (str): The score, as an expression over metrics: "scores['ents_f']".
     keep (int): The number of models.
