@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .core.labels import add_labels
     from .core.ops import fastest_ops
     from .core.optimizer import TorchOptimizer
+    from .core.rates import warm_up_new_params
     from .core.state import StateMapping, preserve_optimizer_state
 
 _HOME = {
@@ -33,6 +34,7 @@ _HOME = {
     "fastest_ops": "core.ops",
     "preserve_optimizer_state": "core.state",
     "train_while_improving": "loop.run",
+    "warm_up_new_params": "core.rates",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "fastest_ops",
     "preserve_optimizer_state",
     "train_while_improving",
+    "warm_up_new_params",
 ]
 
 

@@ -616,9 +616,38 @@ def test_optimizer_train_step_is_a_plain_torch_step():
         assert one.grad is None
 
 
-def test_optimizer_train_step_clips_the_gradient_of_each_sample():
+class Recurrent(torch.nn.Module):
+    """A net with a layer that torch.func.vmap can't compute."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = layer(1, 6, batch_first=True)
+        self.out = torch.nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.out(self.layer(inputs.unsqueeze(-1))[0][:, -1])
+
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, inputs):
+        scores = self.layers(inputs)
+        return scores if scores.sum() > 0 else 2 * scores
+
+
+@pytest.mark.parametrize(
+    "make",
+    [net, lambda: Recurrent(torch.nn.GRU), lambda: Recurrent(torch.nn.RNN), Branching],
+    ids=["linear", "gru", "rnn", "branching"],
+)
+def test_optimizer_train_step_clips_the_gradient_of_each_sample(make):
     """Against a loop over samples."""
-    ours, theirs, (inputs, targets) = net(), net(), data()
+    ours, (inputs, targets) = make(), data()
+    theirs = copy.deepcopy(ours)
     optimizer = Modular(ours.named_parameters(), 0.1)
     loss = torch.nn.functional.cross_entropy
     value = optimizer.run_train_step(ours, (inputs, targets), sclip=1.2, loss=loss)

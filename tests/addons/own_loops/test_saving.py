@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.addons.own_loops.policies import Adaptive
 from thinc_torchopt.addons.own_loops.watchdog import CircuitBreaker
-from thinc_torchopt.core.errors import LearnRateWarning, StateError
+from thinc_torchopt.core.errors import ConfigTypeError, LearnRateWarning, StateError
 from thinc_torchopt.core.rates.writer import RateHistory, RateHistoryState
 from thinc_torchopt.core.schema import read, write
 
@@ -39,6 +40,32 @@ def test_learn_rate_history_keeps_a_thousand_steps():
         controller.history[1000]
     saved = json.loads(json.dumps(write(controller.history.state)))
     assert list(RateHistory.of(read(RateHistoryState, saved, "it"), "it")) == list(controller.history)
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [RateHistory.copy, copy.copy, copy.deepcopy, pickled])
+def test_learn_rate_history_can_be_copied(copied):
+    controller = LearnRateController()
+    controller.register_optimizer("m", sgd(0.1), 0.1)
+    for _ in range(1002):
+        controller.step()
+    made = copied(controller.history)
+    assert type(made) is RateHistory and made.state == controller.history.state
+    controller.step()
+    assert made[-1].step == 1001
+    made.append(made[0])
+    assert len(made) == 1000
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_learn_rate_controller_can_not_be_copied(copied):
+    controller = LearnRateController()
+    controller.register_optimizer("m", sgd(0.1), 0.1)
+    with pytest.raises(ConfigTypeError, match=r"copy or pickle a LearnRateController: it belongs to .* state_dict\(\)"):
+        copied(controller)
 
 
 def test_learn_rate_history_of_checksums_stays_as_it_was():

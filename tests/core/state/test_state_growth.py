@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import numpy
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from thinc_torchopt.addons.modular import Modular
 from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.core.algorithms.state_fit import fit_param_state
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, StateError
+from thinc_torchopt.core.rates import warm_up_new_params
 from thinc_torchopt.core.state.preserve import StateMapping, preserve_optimizer_state
 
 from ...conftest import needs_gpu
@@ -622,6 +625,52 @@ def test_preserve_optimizer_state_warms_new_params_up_to_a_tenth(kind, named):
     again.load_state_dict(saved)
     again.step()
     assert float(again.param_groups[1]["lr"]) == pytest.approx(found[5][1], rel=1e-6)
+
+
+def loaded(optimizer):
+    """Another optimizer with its state, as in another process."""
+    groups = [{"params": copy.deepcopy(group["params"])} for group in optimizer.param_groups]
+    made = type(optimizer)(groups, lr=0.1)
+    made.load_state_dict(optimizer.state_dict())
+    warm_up_new_params(made)
+    warm_up_new_params(made)  # no second count of steps
+    return made
+
+
+def pickled(optimizer):
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, loaded])
+@pytest.mark.parametrize("cls", [torch.optim.SGD, Modular])
+def test_new_params_warm_up_in_copies_of_their_optimizer(cls, copied):
+    """From where they are; the original, a state dict of it, and a copy of the copy too."""
+    model, larger = Params(a=(3, 3)), Params(a=(3, 3), c=(4,))
+    optimizer = cls(model.parameters(), lr=0.5)
+    train(optimizer, model)
+    made = preserve_optimizer_state(optimizer, larger, model, new_params_warmup=8)
+
+    def rates(of, steps):
+        found = []
+        for _ in range(steps):
+            for param in [param for group in of.param_groups for param in group["params"]]:
+                param.grad = torch.ones_like(param)
+            of.step()
+            found.append(of.param_groups[1]["lr"])
+        return found
+
+    expected = rates_of_new_params([0.5] * 12, 8)
+    assert rates(made, 3) == pytest.approx(expected[:3])
+    copies = [copied(made), copied(copied(made))]
+    saved = made.state_dict()
+    for one in (made, *copies):
+        assert type(one) is cls
+        assert rates(one, 9) == pytest.approx(expected[3:])
+    made.load_state_dict(saved)
+    assert rates(made, 9) == pytest.approx(expected[3:])
+    # A later optimizer is copied itself, and not the one before it.
+    largest = preserve_optimizer_state(made, Params(a=(3, 3), c=(4,), d=(2,)), larger)
+    assert len(copied(largest).param_groups) == 3
 
 
 def test_preserve_optimizer_state_gives_new_params_to_the_controller():

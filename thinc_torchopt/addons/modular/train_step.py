@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,11 +141,24 @@ def clipped_grads(
     total: dict[str, Tensor] = {name: torch.zeros_like(param) for name, param in trained.items()}
     value = torch.zeros((), device=batch[0].device)
     for start in range(0, n, CHUNK):
-        grads, values = vmap(clipped, randomness="different")(*(part[start : start + CHUNK] for part in batch))
+        grads, values = _for_each(clipped, [part[start : start + CHUNK] for part in batch])
         value = value + values.sum().detach()
         for name, grad in grads.items():
             total[name] += grad.sum(0)
     return value / max(1, n), total
+
+
+def _for_each(
+    function: Callable[..., tuple[dict[str, Tensor], Tensor]], parts: Sequence[Tensor]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The results of a function for all samples, stacked. For what torch can't compute together, such as nn.GRU, nn.RNN
+    or branches on values, it is called for one sample after another.
+    """
+    with suppress(RuntimeError):  # of this kind; an error of the model itself comes again below
+        together: tuple[dict[str, Tensor], Tensor] = vmap(function, randomness="different")(*parts)
+        return together
+    found, values = zip(*(function(*sample) for sample in zip(*parts)))
+    return {name: torch.stack([of[name] for of in found]) for name in found[0]}, torch.stack(values)
 
 
 def compute_loss(call: Callable[..., Any], batch: Sequence[Tensor], loss: Callable[..., Tensor] | None) -> Tensor:

@@ -1,12 +1,14 @@
 """The learning rates of params that are added in mid-training: a tenth of their parent's, after a warm-up.
 
-For a torch optimizer without a writer of rates, a hook writes them before each step.
+For a torch optimizer without a writer of rates, a hook writes them before each step, also in its copies and pickles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -50,25 +52,51 @@ def add_new_params(optimizer: torch.optim.Optimizer, params: Iterable[Any], pare
     options = {name: above[name] for name in option_names_of(type(optimizer)) if name in above}
     lr = above["lr"].clone() if isinstance(above["lr"], torch.Tensor) else 0.0
     place = {"parent": parent, "step": 0, "warmup_steps": warmup_steps}
-    optimizer.add_param_group({**options, "params": list(params), "lr": lr, _KEY: place})
-    _write(optimizer, optimizer.param_groups[-1])
+    optimizer.add_param_group({**options, "params": list(params), "lr": lr})
+    group = optimizer.param_groups[-1]
+    group[_KEY] = place  # now: a class may refuse unknown options
+    _write(optimizer, group)
 
 
 def warm_up_new_params(optimizer: torch.optim.Optimizer) -> None:
-    """Let a new optimizer warm up its groups of new params, also those that the one before it had."""
-    late = [group for group in optimizer.param_groups if _KEY in group]
-    for group in late:
-        group[_KEY] = dict(group[_KEY])
-    if late:
-        optimizer.register_step_pre_hook(_before_step)
+    """Let a torch optimizer warm up its groups of new params, from where its state says. Call it after
+    `load_state_dict` into an optimizer that `preserve_optimizer_state` did not make. Copies and pickles of an optimizer
+    go on by themselves.
+
+    optimizer (torch.optim.Optimizer): With the state of one that `preserve_optimizer_state` made. Without new params,
+        nothing happens.
+    """
+    if "__reduce_ex__" not in vars(optimizer) and any(_KEY in group for group in optimizer.param_groups):
+        _follow(optimizer)
+
+
+def _follow(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.register_step_pre_hook(_before_step)
+    # torch leaves hooks out of copies and pickles.
+    vars(optimizer)["__reduce_ex__"] = partial(_reduce, ref(optimizer))
+
+
+def _reduce(of: ref[torch.optim.Optimizer], protocol: Any) -> tuple[Any, ...]:
+    optimizer = of()
+    cls: Any = type(optimizer)  # and not the optimizer itself, which has this function
+    make, args, *state = cls.__reduce_ex__(optimizer, protocol)
+    return _make_and_follow, (make, args), *state
+
+
+def _make_and_follow(make: Callable[..., torch.optim.Optimizer], args: tuple[Any, ...]) -> torch.optim.Optimizer:
+    """An optimizer that gets its state next, which leaves its hooks as they are."""
+    made = make(*args)
+    torch.optim.Optimizer.__setstate__(made, {"defaults": {}})
+    _follow(made)
+    return made
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if writer_of(optimizer) is None:  # a controller writes its own rates
         for group in optimizer.param_groups:  # `load_state_dict` makes new ones
-            if _KEY in group:
+            if of := group.get(_KEY):
                 _write(optimizer, group)
-                group[_KEY]["step"] += 1
+                group[_KEY] = {**of, "step": of["step"] + 1}  # a state dict shares the old one
 
 
 def _write(optimizer: torch.optim.Optimizer, group: TorchGroup) -> None:

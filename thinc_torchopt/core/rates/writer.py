@@ -10,15 +10,15 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, NoReturn, Optional
 from weakref import WeakSet
 
 import torch
 
 from ..checks import Section
-from ..errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
+from ..errors import ConfigError, ConfigTypeError, LearnRateIntegrityError, LearnRateWarning
 from ..schema import Count, NotNegative, refuse, write
 from ..types import OnOutsideWrite
 from .records import FunctionRate, GroupRecord, OptimizerRecord, RateSource, TorchGroup, check_rate, rate_of
@@ -47,7 +47,7 @@ def warn_at_step(optimizer: torch.optim.Optimizer, message: Callable[[], str | N
 
 
 class RateWriter:
-    """Writes the learning rates of torch optimizers. Not thread-safe, and can't be pickled.
+    """Writes the learning rates of torch optimizers. Not thread-safe, and can't be copied or pickled.
 
     on_outside_write ("restore" | "adopt" | "raise"): What to do when other code wrote a rate. Restore the value, and
         warn once per group; or let the source continue from the new value; or raise LearnRateIntegrityError.
@@ -332,6 +332,14 @@ class RateWriter:
 
     # ------------------------------------------------------------------ saving
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """RAISES (ConfigTypeError): Always: a copy would write to the same groups, or to copies that nobody steps."""
+        name = type(self).__name__
+        raise ConfigTypeError(
+            f"Can't copy or pickle a {name}: it belongs to the optimizers whose rates it writes. Save its "
+            f"state_dict(), and load that into a {name} of other optimizers."
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The state beside the groups, for JSON."""
         return {
@@ -384,8 +392,9 @@ class Snapshot(NamedTuple):
 class RateHistory(deque[Snapshot]):
     """The last snapshots, the oldest first."""
 
-    def __init__(self) -> None:
-        super().__init__(maxlen=MAX_SNAPSHOTS)
+    # The arguments are those of a copy.
+    def __init__(self, snapshots: Iterable[Snapshot] = (), maxlen: int | None = MAX_SNAPSHOTS) -> None:
+        super().__init__(snapshots, maxlen)
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index] if isinstance(index, slice) else super().__getitem__(index)

@@ -94,8 +94,9 @@ def preserve_optimizer_state(
     new_params_warmup (int): Steps in which the rate of new params rises, from a hundredth of that tenth. 0: they join
         the group of their nearest relative, at its rate, as do those with relatives that are frozen.
     controller (OptimizerController | None): The controller of the old optimizer drives the new one from now on: see its
-        `replace_optimizer`. Without one, a hook of the new optimizer warms up its new params. The first step of the
-        new optimizer gives a warning if the old one has a controller.
+        `replace_optimizer`. Without one, a hook of the new optimizer, its copies and pickles warms up its new params:
+        see `warm_up_new_params` for other ones. The first step of the new optimizer gives a warning if the old one has
+        a controller.
     RETURNS (torch.optim.Optimizer): A new optimizer of the same class.
     RAISES (StateError): The models and the optimizer, a mapping and its shapes, or a state and its param do not fit, or
         a state is not finite. (ConfigError): The controller does not know the optimizer, or `new_params_warmup` is
@@ -337,7 +338,7 @@ def _build_like(
     """
     made: torch.optim.Optimizer = object.__new__(type(optimizer))
     # Attributes that other code set belong to the old one: hooks, and `step`, which learning rate schedulers replace.
-    left = {"state", "param_groups", "defaults", "step"}
+    left = {"state", "param_groups", "defaults", "step", "__reduce_ex__"}
     vars(made).update(
         {key: value for key, value in vars(optimizer).items() if key not in left and not key.endswith("_hooks")}
     )
