@@ -72,6 +72,10 @@ def evaluations_in(infos):
         ("5k steps", 5000, "steps"),
         ("2M words", 2_000_000, "words"),
         ("1.5M words", 1_500_000, "words"),
+        ("4.1M words", 4_100_000, "words"),
+        ("1.001k steps", 1001, "steps"),
+        ("1,234.5k steps", 1_234_500, "steps"),
+        ("1 word", 1, "words"),
         (" 200_000 words ", 200_000, "words"),
     ],
 )
@@ -81,16 +85,21 @@ def test_budget_reads_a_limit(text, amount, unit):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "20", "20 minutes", "m", "-5m", "0m", "0 steps", "1.5 steps", "5 epochs", "m20", 20, None]
+    "text",
+    [
+        *("", "20", "20 minutes", "m", "-5m", "0m", "0 steps", "1.5 steps", "5 epochs", "m20", 20, None),
+        *("1,5M words", "1,5k steps", "1,5h", "1,50,000 steps", "5000,000 words", "1.0001k steps"),
+    ],
 )
 def test_budget_refuses_other_limits(text):
     with pytest.raises(ConfigError, match=r"'limit' in \[training.optimizer.budget\]: expected a time such as \"20m\""):
         Budget(text)
 
 
-def test_budget_has_room_for_a_fall():
+@pytest.mark.parametrize("text", ["1 step", "1 steps"])
+def test_budget_has_room_for_a_fall(text):
     with pytest.raises(ConfigError, match=r"'limit'.*expected at least 2 steps"):
-        Budget("1 steps")
+        Budget(text)
 
 
 @pytest.mark.parametrize(
