@@ -147,8 +147,9 @@ def test_tune_fails_if_no_trial_comes_to_its_end(folder):
         (["--set", "training.dropuot=0.1..0.5"], "no setting 'dropuot', and spaCy would ignore it"),
         (["--set", "nlp.batchsize=9..10"], "Can't read [nlp]: there is no setting 'batchsize'"),
         (["--training.dropuot", "0.2"], "Did you mean 'dropout'?"),
-        (["--training.dropout", "0.2"], "expected settings that have no value from the command line"),
-        (["--set", "training.max_steps=10..20"], "expected settings that change what a trial learns"),
+        (["--training.dropout", "0.2"], "Can't use '[search]' in spacy torchopt tune: expected settings that have no"),
+        (["--set", "training.max_steps=10..20"], "Can't use '--set' in spacy torchopt tune: expected settings that"),
+        (["--set", "training.dropout=0.0..1.5"], "'dropout' in [training]: expected a number from 0 to 1, found 1.5"),
         (["--recipe", "nonsense"], "Can't use the recipe 'nonsense'"),
         (["--output", "."], "expected a file, found a folder"),
         (["--output", "train.spacy"], "found that of texts"),
@@ -161,6 +162,22 @@ def test_tune_refuses_early(folder, args, message):
     done = run("search.cfg", *args, check=False)
     assert done.returncode == 1 and message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("training.seed", "expected settings that change what a trial learns, found 'training.seed'"),
+        ("training.optimizer", "expected settings with one value, found 'the section [training.optimizer]'"),
+    ],
+)
+def test_tune_names_the_section_with_the_entry(path, message, folder):
+    """Not --set, which was not given."""
+    text = (folder / "search.cfg").read_text()
+    (folder / "search.cfg").write_text(text.replace("training.dropout = ", f"{path} = "))
+    done = run("search.cfg", check=False)
+    assert done.returncode == 1 and f"Can't use '[search]' in spacy torchopt tune: {message}" in done.stderr
+    assert "--set" not in done.stderr
 
 
 def test_tune_names_are_as_short_as_can_be():

@@ -201,7 +201,7 @@ def _space(source: ConfigSource, given: Sequence[str], overridden: Collection[st
     """The space to search: --set before [search]; without both, the default space.
 
     overridden (Collection[str]): Settings that have a value from the command line.
-    RAISES (ConfigError): There is nothing to search, or a dimension is invalid.
+    RAISES (ConfigError): There is nothing to search, or a dimension is invalid, or no setting of a trial.
     """
     texts = [("[search]", path, text) for path, text in source.search.items()]
     for text in given:
@@ -219,13 +219,21 @@ def _space(source: ConfigSource, given: Sequence[str], overridden: Collection[st
             "dropout that is a number. Add --set, or a section [search]; or let spacy init fill-config write the "
             "sections that spaCy fills in."
         )
-    for path in space:
+    written = source.load()
+    for path, where in {path: where for where, path, _ in texts}.items():
         if path.startswith(_NOT_SEARCHED):
             _SECTION.refuse(
-                "--set", "settings that change what a trial learns", path, "Trials set it themselves, or ignore it."
+                where, "settings that change what a trial learns", path, "Trials set it themselves, or ignore it."
             )
         if path in overridden:
-            _SECTION.refuse("--set", "settings that have no value from the command line", path, "Remove one of both.")
+            _SECTION.refuse(where, "settings that have no value from the command line", path, "Remove one of both.")
+        if isinstance(section := value_at(written, path), Mapping):
+            _SECTION.refuse(
+                where,
+                "settings with one value",
+                f"the section [{path}]",
+                f"Search one of its settings: {', '.join(f'{path}.{key}' for key in section)}.",
+            )
     return space
 
 
@@ -253,20 +261,12 @@ def _default_space(source: ConfigSource) -> dict[str, str]:
 
 def _check_space(source: ConfigSource, space: Space) -> None:
     """Check that each value is valid in the config, as far as that is known without a pipeline."""
-    written = source.load()
-    check_training_section(written)
-    for path in space:
-        if isinstance(section := value_at(written, path), Mapping):
-            _SECTION.refuse(
-                "--set",
-                "settings with one value",
-                f"the section [{path}]",
-                f"Search one of its settings: {', '.join(f'{path}.{key}' for key in section)}.",
-            )
     lowest = {path: dimension.ends[0] for path, dimension in space.items()}
     for path, dimension in space.items():
         for value in dimension.ends:
-            config = Config(DEFAULT_CONFIG).merge(source.load(overrides={**lowest, path: value}))
+            written = source.load(overrides={**lowest, path: value})
+            check_training_section(written)
+            config = Config(DEFAULT_CONFIG).merge(written)
             shortened, _ = shorten(config, 1)
             with config_errors_shown(source.path, config):
                 registry.resolve(shortened["training"], schema=ConfigSchemaTraining)

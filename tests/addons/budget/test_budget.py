@@ -3,16 +3,22 @@
 import os
 import re
 import signal
+import time
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from spacy.language import Language
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.budget.budget import BudgetKeeper, Cost
 from thinc_torchopt.addons.budget.settings import Budget
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, RollbackWarning, StateError
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
+from thinc_torchopt.loop.processes import Alone
 
 from ...loop.test_decay import STABLE
 from ...loop.test_total_steps import rates_in
@@ -66,6 +72,10 @@ def evaluations_in(infos):
         ("5k steps", 5000, "steps"),
         ("2M words", 2_000_000, "words"),
         ("1.5M words", 1_500_000, "words"),
+        ("4.1M words", 4_100_000, "words"),
+        ("1.001k steps", 1001, "steps"),
+        ("1,234.5k steps", 1_234_500, "steps"),
+        ("1 word", 1, "words"),
         (" 200_000 words ", 200_000, "words"),
     ],
 )
@@ -75,16 +85,21 @@ def test_budget_reads_a_limit(text, amount, unit):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "20", "20 minutes", "m", "-5m", "0m", "0 steps", "1.5 steps", "5 epochs", "m20", 20, None]
+    "text",
+    [
+        *("", "20", "20 minutes", "m", "-5m", "0m", "0 steps", "1.5 steps", "5 epochs", "m20", 20, None),
+        *("1,5M words", "1,5k steps", "1,5h", "1,50,000 steps", "5000,000 words", "1.0001k steps"),
+    ],
 )
 def test_budget_refuses_other_limits(text):
     with pytest.raises(ConfigError, match=r"'limit' in \[training.optimizer.budget\]: expected a time such as \"20m\""):
         Budget(text)
 
 
-def test_budget_has_room_for_a_fall():
+@pytest.mark.parametrize("text", ["1 step", "1 steps"])
+def test_budget_has_room_for_a_fall(text):
     with pytest.raises(ConfigError, match=r"'limit'.*expected at least 2 steps"):
-        Budget("1 steps")
+        Budget(text)
 
 
 @pytest.mark.parametrize(
@@ -279,3 +294,64 @@ def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatc
     clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 20 else 1.0, evaluation=0.0)
     train(tmp_path, corpus, "100s")
     assert 97.0 <= clock.now - 1000.0 <= 101.0
+
+
+def keeper(limit, *, step, evaluation, frequency):
+    """A budget that has measured these costs."""
+    run = SimpleNamespace(
+        arguments=SimpleNamespace(patience=0, eval_frequency=frequency),
+        max_steps=0,
+        batches=SimpleNamespace(max_epochs=0),
+        optimizer=None,
+        ranks=Alone(),
+        cooldown=SimpleNamespace(),
+    )
+    made = BudgetKeeper(Budget(limit), run)
+    made._state.step_cost, made._state.eval_cost = Cost(step, 1.0), Cost(evaluation, 1.0)
+    return made
+
+
+def evaluations_step_by_step(budget, first, steps, now, *, step, evaluation, frequency):
+    """The number of evaluations in a fall. The last step is always evaluated."""
+    found, since = 1, now - budget._state.evaluated_at
+    for at in range(first, first + max(1, steps) - 1):
+        since += step
+        if at % frequency == 0 or since >= budget._between:
+            found, since = found + 1, evaluation
+    return found
+
+
+@given(
+    step=st.integers(1, 5),
+    evaluation=st.integers(1, 40),
+    frequency=st.integers(1, 30),
+    first=st.integers(0, 100),
+    now=st.integers(0, 200),
+    ago=st.integers(0, 60),
+    limit=st.integers(1, 200),
+)
+def test_budget_falls_in_as_many_steps_as_there_is_room_for(step, evaluation, frequency, first, now, ago, limit):
+    """As found by going through all steps and evaluations. Costs are whole, so that sums are exact."""
+    costs = {"step": step, "evaluation": evaluation, "frequency": frequency}
+    budget = keeper(f"{limit}s", **costs)
+    budget._state.evaluated_at = max(0, now - ago)
+
+    def cost(steps):
+        return evaluation * evaluations_step_by_step(budget, first, steps, now, **costs)
+
+    for steps in range(60):
+        assert budget._cost_of_evaluations(first, steps, now) == cost(steps)
+    fits = [steps for steps in range(1, limit + 1) if steps * step + cost(steps) <= limit - now]
+    assert budget._steps_of_fall(first, now, limit) == max(fits, default=1)
+
+
+def test_budget_of_hours_decides_at_once():
+    """The time for it is missing in the fall: a walk through all steps and evaluations took 16 seconds."""
+    budget = keeper("8h", step=0.1, evaluation=10.0, frequency=200)
+    end = budget._settings.amount
+    budget._state.evaluated_at = now = 0.7 * end
+    began = time.process_time()
+    steps = budget._steps_of_fall(1_000_000, now, end)
+    assert time.process_time() - began < 1.0
+    cost, next_cost = (n * 0.1 + budget._cost_of_evaluations(1_000_000, n, now) for n in (steps, steps + 1))
+    assert cost <= end - now < next_cost

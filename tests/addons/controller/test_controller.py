@@ -298,3 +298,45 @@ def test_controller_state_of_a_definition_that_has_changed(caplog):
         "Not restored, because the controller definition has changed" in caplog.text and "controller c" in caplog.text
     )
     assert not log(changed, 0.5, 1) and log(changed, 0.5, 2)
+
+
+def test_controller_state_over_a_metric_that_has_changed(caplog):
+    """What was measured by the old metric is no measure for the new one."""
+
+    def make(exclude):
+        return TrainerController(
+            {
+                "controller_metrics": [
+                    {"name": "loss", "class": "Loss", "arguments": {"exclude": exclude}},
+                    {"name": "scores", "class": "EvalMetrics"},
+                    {"name": "low", "class": "Best", "arguments": {"of": "loss['loss']", "mode": "min"}},
+                    {"name": "lately", "class": "Window", "arguments": {"of": "loss['loss']", "size": 3}},
+                    {"name": "span", "class": "Window", "arguments": {"of": "lately['max'] - low['value']", "size": 1}},
+                    {"name": "high", "class": "Best", "arguments": {"of": "scores['score']", "mode": "max"}},
+                ],
+                "controllers": [
+                    {
+                        "name": name,
+                        "triggers": ["on_step_end"],
+                        "rule": rule,
+                        "operations": ["control.should_training_stop"],
+                        "patience": {"patience_threshold": 9},
+                    }
+                    for name, rule in (("high_loss", "loss['loss'] > 2 * low['value']"), ("good", "high['value'] > 0"))
+                ],
+            }
+        )
+
+    def step(controller, number):
+        controller.on_event("on_step_end", step=number, losses={"ner": 1.0, "parser": 9.0 - number})
+
+    old, new = make(["parser"]), make([])
+    old.on_event("on_evaluate", step=0, scores={}, score=0.9)
+    for number in range(4):
+        step(old, number)
+    new.load_state_dict(old.state_dict())
+    assert "was saved: metric loss, metric low, metric lately, metric span, controller high_loss." in caplog.text
+    assert {name for name, value in new.values.items() if value is not None} == {"scores", "high"}
+    assert new.state_dict()["controllers"]["good"]["patience"] == {"on_step_end": 4}
+    step(new, 4)
+    assert new.values["low"]["value"] == 6.0

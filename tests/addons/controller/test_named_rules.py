@@ -50,6 +50,7 @@ STOP = "control.should_training_stop"
     "arguments, values, at",
     [
         ({"evaluations": 2}, (0.5, 0.4, 0.6, 0.6, 0.5), [4]),
+        ({"evaluations": "2"}, (0.5, 0.4, 0.6, 0.6, 0.5), [4]),
         ({"evaluations": 2, "min_delta": 0.2}, (0.5, 0.4, 0.6, 0.8), [2]),
         ({"mode": "min", "evaluations": 1, "of": "scores['f'] * 2"}, (0.5, 0.4, 0.5), [2]),
         ({"stopping_threshold": 0.7}, (0.5, 0.7, 0.71), [2]),
@@ -163,11 +164,22 @@ def test_named_own_metrics_are_not_those_of_the_config():
         ("stop_early", {"min_steps": -1}, "'min_steps'.*at least 0"),
         ("cut_on_plateau", {"evaluations": 0}, "at least 1"),
         ("roll_back_on_spike", {"times": 1.0}, "above 1"),
+        ("roll_back_on_spike", {"size": 0}, "'size'.*at least 1"),
+        ("roll_back_on_spike", {"max_firings": 0}, "'max_firings'.*at least 1"),
     ],
 )
 def test_named_bad_input(kind, arguments, reason):
     with pytest.raises(ValueError, match=reason):
         named(kind, **arguments)
+
+
+def test_named_numbers_in_quotes():
+    """confection accepts them where it expects numbers."""
+    given = {"times": 2, "size": 5, "at_least": 1, "factor": 0.5, "max_firings": 2}
+    texts = {name: str(value) for name, value in given.items()}
+    found = trainer_controller(rules={"spike": named("roll_back_on_spike", **texts)}).definition
+    (spec,) = found.controllers
+    assert "2.0 * " in spec.rule.text and (spec.cooldown, spec.max_firings) == (5, 2)
 
 
 @pytest.mark.parametrize("of", ["scors['f']", "scores[", 3, "__import__('os')", "scores['f'] or ().x"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -172,15 +173,22 @@ class BudgetKeeper:
         cost, per_step = self._state.eval_cost.mean, self._state.step_cost.mean
         if not cost:
             return 0.0
-        found, step, last = 1, first, first + max(1, steps) - 1
-        since, between = now - self._state.evaluated_at, self._between
-        while True:
-            by_frequency = -step % self._eval_frequency
-            due = max(0, math.ceil((between - since) / per_step) - 1) if per_step else by_frequency
-            step += min(by_frequency, due)
-            if step >= last:
-                return cost * found
-            found, step, since = found + 1, step + 1, cost
+        frequency, between = self._eval_frequency, self._between
+
+        def until_due(since: float) -> int:
+            return max(1, math.ceil((between - since) / per_step)) if per_step else frequency
+
+        last = first + max(1, steps) - 1
+        begin = first + min(-first % frequency, until_due(now - self._state.evaluated_at) - 1)
+        if begin >= last:
+            return cost
+        # From one evaluation on, the next ones come in equal gaps, anew from each multiple of the frequency.
+        gap, anew = until_due(cost), begin + frequency - begin % frequency
+        periods, rest = divmod(max(0, last - anew), frequency)
+        found = (
+            math.ceil((min(anew, last) - begin) / gap) + periods * math.ceil(frequency / gap) + math.ceil(rest / gap)
+        )
+        return cost * (found + 1)
 
     def _steps_of_fall(self, first: int, now: float, end: float) -> int:
         """The steps of a fall to `end` that begins with a step. now (float): What is used."""
@@ -188,9 +196,11 @@ class BudgetKeeper:
         if self._settings.unit == "steps":
             return max(1, int(left))
         per_step = self._state.step_cost.mean or left
-        steps = int(left / per_step)
-        while steps > 1 and steps * per_step + self._cost_of_evaluations(first, steps, now) > left:
-            steps -= 1
+
+        def cost(steps: int) -> float:
+            return steps * per_step + self._cost_of_evaluations(first, steps, now)
+
+        steps = bisect_right(range(1, int(left / per_step) + 1), left, key=cost)  # more steps never cost less
         return self._agreed(max(1, steps))
 
     # ------------------------------------------------------------------ usage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal
 
 from ...core.attachments import Attachment
@@ -15,10 +16,10 @@ _SECTION = Section("[training.optimizer.budget]")
 Unit = Literal["seconds", "steps", "words"]
 
 _SECONDS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_TIMES: Final = {"": 1.0, "k": 1e3, "M": 1e6}
+_TIMES: Final = {"": 1, "k": 1_000, "M": 1_000_000}
 _TIME: Final = re.compile(r"(?:\d+(?:\.\d+)?[dhms]\s*)+")
-_COUNT: Final = re.compile(r"(\d[\d,_]*(?:\.\d+)?)\s*([kM]?)\s*(steps|words)")
-EXPECTED: Final = 'a time such as "20m", "1h30m" or "90s", or "5000 steps", or "2M words"'
+_COUNT: Final = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d+)?)\s*([kM]?)\s*(step|word)s?")
+EXPECTED: Final = 'a time such as "20m", "1h30m" or "90s", or "5000 steps", or "1.5M words"'
 
 
 @dataclass
@@ -76,8 +77,9 @@ def read_limit(limit: str, section: Section, name: str = "limit") -> tuple[float
     if _TIME.fullmatch(text):
         amount = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", text))
     elif found := _COUNT.fullmatch(text):
-        amount, unit = float(found[1].replace(",", "").replace("_", "")) * _TIMES[found[2]], found[3]
-    if amount < 1 or (unit != "seconds" and amount != int(amount)):
+        # As floats, 4.1 times a million is no whole number.
+        amount, unit = float(Decimal(found[1].replace(",", "")) * _TIMES[found[2]]), f"{found[3]}s"
+    if amount < 1 or (unit != "seconds" and amount % 1):
         section.refuse(name, EXPECTED, limit)
     if unit == "steps" and amount < 2:
         section.refuse(name, "at least 2 steps: the rate falls after the first", limit)

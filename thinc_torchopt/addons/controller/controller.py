@@ -98,6 +98,10 @@ class SavedPart:
         """Whether it is the state of this part: the definition may have changed since."""
         return (self.kind, self.arguments) == (part.kind, part.arguments)
 
+    def load_into(self, part: Any) -> None:
+        if hasattr(part.instance, "load_state_dict"):
+            part.instance.load_state_dict(self.state)
+
 
 @dataclass
 class TrainerControllerState:
@@ -412,7 +416,7 @@ class TrainerController:
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a state. Parts that the definition has changed since (metrics and operations with other arguments,
-        controllers with other rules) start fresh, and are logged.
+        controllers with other rules) start fresh, with the series and controllers over such metrics, and are logged.
 
         RAISES (StateError): The state is invalid. Nothing has changed then.
         """
@@ -429,25 +433,30 @@ class TrainerController:
 
     def _load(self, saved: TrainerControllerState) -> None:
         definition, anew = self.definition, []
-        kinds = ("metrics", definition.metrics, saved.metrics), ("operations", definition.operations, saved.operations)
-        for kind, parts, states in kinds:
-            for name, part in parts.items():
-                if name not in states or not states[name].is_of(part):
-                    anew.append(f"{kind} {name}")
-                    continue
-                if hasattr(part.instance, "load_state_dict"):
-                    part.instance.load_state_dict(states[name].state)
-                if kind == "metrics":
-                    is_in_memory = getattr(part.instance, "is_in_memory", False)
-                    value = part.instance.value_of_memory() if is_in_memory else plain(saved.values[name])
-                    self._values[name] = value
+        changed: set[str] = set()  # metrics, with the series over them
+        for name, part in definition.metrics.items():
+            used = part.instance.of.names if isinstance(part.instance, Series) else ()
+            found = saved.metrics.get(name)
+            if found is None or not found.is_of(part) or not changed.isdisjoint(used):
+                changed.add(name)
+                anew.append(f"metric {name}")
+                continue
+            found.load_into(part)
+            is_in_memory = getattr(part.instance, "is_in_memory", False)
+            self._values[name] = part.instance.value_of_memory() if is_in_memory else plain(saved.values[name])
+        for name, part in definition.operations.items():
+            found = saved.operations.get(name)
+            if found is None or not found.is_of(part):
+                anew.append(f"operation {name}")
+            else:
+                found.load_into(part)
         for spec in definition.controllers:
-            found = saved.controllers.get(spec.name)
-            if found is None or found.rule != spec.rule.text:
+            state = saved.controllers.get(spec.name)
+            if state is None or state.rule != spec.rule.text or not changed.isdisjoint(spec.rule.names):
                 anew.append(f"controller {spec.name}")
-                found = RuleState(spec.rule.text)
-            patience = {event: count for event, count in found.patience.items() if event in spec.triggers}
-            self._states[spec.name] = replace(found, patience=patience)
+                state = RuleState(spec.rule.text)
+            patience = {event: count for event, count in state.patience.items() if event in spec.triggers}
+            self._states[spec.name] = replace(state, patience=patience)
         self._step = saved.step
         if anew:
             logger.warning(

@@ -87,7 +87,7 @@ def stop_early(
     min_steps (int | None): Count only evaluations from this step on. None: from the end of the learning rate's warm-up
         on, as its schedule tells it.
     """
-    _SECTION.whole("evaluations", evaluations, at_least=1)
+    evaluations = _SECTION.whole("evaluations", evaluations, at_least=1)
     better, worse = ("<", ">") if _SECTION.choice("mode", mode, ("min", "max")) == "min" else (">", "<")
     parts = [f"not isfinite({of})"] if check_finite else []
     if stopping_threshold is not None:
@@ -160,14 +160,16 @@ def roll_back_on_spike(
     factor (float | None): Multiply all learning rates by it then. None: don't.
     max_firings (int): Go back at most so often.
     """
-    _SECTION.number("times", times, above=1.0)
+    times = _SECTION.number("times", times, above=1.0)
+    size = _SECTION.whole("size", size, at_least=1)
+    max_firings = _SECTION.whole("max_firings", max_firings, at_least=1)
     operations: List[Dict[str, Any]] = [{"name": "back", "class": "RollbackControl", "arguments": {"to": to}}]
     actions = ["back.should_rollback"]
     if factor is not None:
         operations.append({"name": "rates_down", "class": "LearnRateControl", "arguments": {"factor": factor}})
         actions.append("rates_down.should_cut")
     floor = _SECTION.number("at_least", at_least)
-    text = f"not isfinite({of}) or ({of}) > max({floor}, {float(times)} * lately['median'])"
+    text = f"not isfinite({of}) or ({of}) > max({floor}, {times} * lately['median'])"
     spike = _rule("roll_back_on_spike", "on_step_end", text, *actions, cooldown=size, max_firings=max_firings)
     finite = f"({of}) if isfinite({of}) else None"
     return define(spike, metrics=[_metric("lately", "Window", of=finite, size=size, by="steps")], operations=operations)

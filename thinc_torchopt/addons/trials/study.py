@@ -469,6 +469,8 @@ def _parse(where: str, path: str, text: str) -> Dimension:
         texts = tuple(part.strip() for part in text.split("|"))
         if not all(texts) or len(set(texts)) < len(texts):
             raise _refused(where, path, text, "choices that differ")
+        if not all(_is_finite(_value(part)) for part in texts):
+            raise _refused(where, path, text, "finite numbers")
         return Choice(texts)
     ends, _, scale = text.partition(":")
     parts = [_number(part) for part in ends.split("..")]
@@ -514,3 +516,12 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value has no number that is NaN or infinite."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
