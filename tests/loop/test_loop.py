@@ -25,7 +25,7 @@ SPACYS = spacy.training.loop.train_while_improving.__wrapped__
 
 
 COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
-OURS = ("run_id", "learn_rates", "learn_rate_default", "grad_norm", "since_evaluation", *COUNTS)
+OURS = ("run_id", "step_losses", "learn_rates", "learn_rate_default", "grad_norm", "since_evaluation", *COUNTS)
 
 
 def run(loop, *, steps=12, exclude=(), **settings):

@@ -5,6 +5,7 @@ Nothing here knows of Flower.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -235,7 +236,8 @@ class _Losses:
     def on_step_end(self, event: Any, control: Any) -> None:
         self.steps += 1
         for component, loss in event.run.losses.items():
-            self.sums[component] = self.sums.get(component, 0.0) + loss
+            # Skipped batches may have none that is finite, and messages carry no other.
+            self.sums[component] = self.sums.get(component, 0.0) + (loss if math.isfinite(loss) else 0.0)
 
 
 def aux_names(optimizer: Modular) -> list[str]:
