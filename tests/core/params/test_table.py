@@ -106,7 +106,9 @@ def test_param_table_a_shared_param_stays_trained_when_one_of_its_components_is_
     nlp = shared_pipeline(layer)
     optimizer = TorchOptimizer(AdamW(), 0.1)
     optimizer.initialize(nlp, exclude=["d"])
+    shared, alone = params_of(layer), params_of(nlp.get_pipe("d").model.layers[0])
     train(nlp, optimizer, 2)
+    assert same(alone, params_of(nlp.get_pipe("d").model.layers[0])) and not same(shared, params_of(layer))
     moment = optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"]
     optimizer.initialize(nlp, exclude=["d"])
     assert (

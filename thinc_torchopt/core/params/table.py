@@ -125,6 +125,7 @@ class ParamTable:
         RETURNS (list[NamedModel]): From `walk_pipeline`.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
+        self._rename_components()
         self.pipeline.set(nlp, exclude)
         self._saved = saved
         walked = self._name_pipeline(walked)
@@ -232,8 +233,8 @@ class ParamTable:
             self.follow()
 
     def array_of_node(self, node: Model[Any, Any], name: str, model: Model[Any, Any]) -> Any:
-        """A node's param, which is in the table afterwards. If it is new or replaced, all such params with a gradient
-        are added together.
+        """A node's param, which is in the table afterwards, unless its component is excluded. If it is new or replaced,
+        all such params with a gradient are added together.
 
         node (Model): The node. name (str): The param's name there. model (Model): The root of its model.
         RETURNS (Any): The array that the node holds.
@@ -243,6 +244,8 @@ class ParamTable:
         if (known.source is array) if known is not None else not array.size:
             return array
         found = self._found_in_node(node, name, model)
+        if self._is_excluded(found.key):
+            return found.source
         self._see_all([*self._find_with_grad(model), found])
         return found.source
 
@@ -250,7 +253,7 @@ class ParamTable:
         """Look up a torch param. If it is new or replaced, all such params with a gradient are added together.
 
         shim (Shim): Its shim. model (Model): The root of its model.
-        RETURNS (Param | None): Its row, unless it is new or replaced.
+        RETURNS (Param | None): Its row, unless it is new or replaced, or its component is excluded.
         """
         known = self.by_key.get(id(param))
         is_as_before = known is not None and known.is_on(param) and self.shims.get(shim.id) is shim
@@ -258,6 +261,8 @@ class ParamTable:
             return known
         if known is not None or param.numel():
             found = self._found_in_shim(param, shim, model)
+            if self._is_excluded(found.key):
+                return None
             self._see_all([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
         return None
 
@@ -267,8 +272,9 @@ class ParamTable:
         key (Key): thinc's `(shim.id, name)`. Nodes have ids of their own, which may be the same numbers.
         weights (Any): Array or tensor, on the memory of the param.
         """
-        if isinstance(key, tuple) and key not in self.by_key and (shim := self.shims.get(key[0])) is not None:
-            param = dict(torch_params(shim)).get(key[1])
+        if isinstance(key, tuple) and key not in self.by_key:
+            shims = {shim.id: shim for shim in self.pipeline.shims} | dict(self.shims)
+            param = dict(torch_params(shims[key[0]])).get(key[1]) if key[0] in shims else None
             if param is not None and param.data_ptr() == view_of_param(weights, f"{key}").data_ptr():
                 return param
         return None
@@ -278,7 +284,7 @@ class ParamTable:
 
         key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a
             buffer.
-        RETURNS (Param): The param, or None if it is empty.
+        RETURNS (Param): The param, or None if it is empty, or its component is excluded.
         RAISES (ParamError): It is not of floats, or an array that can't be updated in place. (ShapeError): Its shape
             has changed.
         """
@@ -290,6 +296,8 @@ class ParamTable:
             )
         if known is not None and callback is None and known.is_on(source):
             return known
+        if known is None and self._is_excluded(key):
+            return None
         view = self._view(key, source, is_copied=callback is not None)
         if known is None:
             is_copied = callback is not None
@@ -345,7 +353,8 @@ class ParamTable:
         due: dict[Key, tuple[ParamSource, torch.Tensor]] = {}
         for one in found:
             known = self.by_key.get(one.key)
-            if one.key not in due and (known is None or not known.is_on(one.source)):
+            is_due = not self._is_excluded(one.key) if known is None else not known.is_on(one.source)
+            if one.key not in due and is_due:
                 due[one.key] = one, self._view(one.key, one.source)
         for param in [param for key in due if (param := self.by_key.get(key)) is not None]:
             one, view = due[param.key]
@@ -458,6 +467,9 @@ class ParamTable:
         param.half = Half.of(view if has_master else param.tensor) if may_have_master else None
         param.set_source(source)
 
+    def _is_excluded(self, key: Key) -> bool:
+        return self.pipeline.excludes(self.names.get(key, ()))
+
     def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
         known = self.by_key.get(key)
         name = self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0] if known is None else known.name
@@ -534,7 +546,7 @@ class ParamTable:
         walked = self.pipeline.walk() if walked is None else walked
         self._tell_apart(shim for model in walked for _, shim in model.shims)
         params = [found for model in walked for found in model.params]
-        self._rename_components(self._renamed_components())
+        self._rename_components()
         self._component_of = {model.model.id: model.component for model in reversed(walked)}
         names = self._names.note(params)
         embeddings = {found.name for found in params if found.is_embedding}
@@ -593,12 +605,13 @@ class ParamTable:
         now = {model.id: name for name, model in reversed(self.pipeline.components)}
         return {old: now[key] for key, old in self._component_of.items() if now.get(key, old) != old}
 
-    def _rename_components(self, components: Mapping[str, str]) -> None:
-        """Rename all params of components, also those whose layers were replaced since: others have their names now.
-
-        components (Mapping[str, str]): New names by old ones.
+    def _rename_components(self) -> None:
+        """Rename all params of components that have other names now, also those whose layers were replaced since:
+        others have their names now.
         """
-        if components:
+        if components := self._renamed_components():
+            self.pipeline.rename(components)
+            self._component_of = {key: components.get(name, name) for key, name in self._component_of.items()}
             self._changed += self._rename(self._names.rename(components))
             self._joined = {with_component(name, components): at for name, at in self._joined.items()}
             self._released = {with_component(name, components): left for name, left in self._released.items()}

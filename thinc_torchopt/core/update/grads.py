@@ -30,7 +30,7 @@ class NotedGrads:
     def note(
         self, table: ParamTable, key: Key, source: Any, grad: Any, callback: Callable[[Any], None] | None = None
     ) -> None:
-        """Add a param with its gradient. The gradient of a frozen param is dropped.
+        """Add a param with its gradient. The gradient of a frozen or excluded param is dropped.
 
         table (ParamTable): All params. The param is added to it.
         key, source, grad, callback: As in `TorchOptimizer.set_grad`.
@@ -40,9 +40,13 @@ class NotedGrads:
         # Otherwise thinc's array is the key: tensors may change their data.
         if param is None or param.source is not source or not param.is_array or callback is not None:
             param = table.see(key, source, callback)
-            if param is None:  # it is empty
+            if param is None:  # it is empty, or excluded
                 if callback is not None:
                     callback(source)
+                elif isinstance(source, torch.nn.Parameter):
+                    source.grad = None
+                else:
+                    grad[...] = 0
                 return
             param.callback = callback
         if not param.has_grad(grad):
