@@ -155,7 +155,7 @@ class KnownNames:
 
     def lasts(self, key: Key, name: str, paths: Collection[str]) -> bool:
         """Whether a param of the pipeline has this name. paths (Collection[str]): Of the pipeline's shims."""
-        return key in self.of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
+        return key in self.of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{escape(key[2])}") in paths)  # type: ignore[index]
 
     def outdated(self, now: Collection[Key], names_now: Collection[str]) -> list[tuple[Key, bool]]:
         """Keys that are no longer in the pipeline, and whether another param has the name now.

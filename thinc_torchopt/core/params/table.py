@@ -21,7 +21,7 @@ from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, St
 from ..host import insertions_into, scaler_of
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
-from .names import NamedParam, clean, shim_paths, torch_params, walk
+from .names import NamedParam, clean, escape, shim_paths, torch_params, walk
 from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
 from .precision import scale_passes_apart
@@ -205,7 +205,7 @@ class ParamTable:
         paths = {path: shim for model in models for path, shim in model.shims}
         for name, found in saved.items():
             if found.shim is not None:
-                shim = paths.get(name.removesuffix(f"/{clean(found.shim)}"))
+                shim = paths.get(name.removesuffix(f"/{escape(found.shim)}"))
                 if shim is not None and (key := ("shim", shim.id, found.shim)) not in self.by_key:
                     self._names.add(key, name, is_of_pipeline=True)
                     dtype = getattr(torch, found.dtype.removeprefix("torch."))
@@ -328,7 +328,7 @@ class ParamTable:
             paths = (path for path, found in shim_paths(model, self._names.prefix_of(model)) if found is shim)
             is_of_pipeline = any(found is model for _, found in self.pipeline.components)
             path = next(paths, clean(model.name))
-            self._names.add(key, f"{path}/{clean(name)}", is_of_pipeline=is_of_pipeline)
+            self._names.add(key, f"{path}/{escape(name)}", is_of_pipeline=is_of_pipeline)
         return key
 
     # ------------------------------------------------------------------ adding and removing params
