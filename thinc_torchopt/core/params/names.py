@@ -41,6 +41,9 @@ _FORBIDDEN = re.compile(r"[^A-Za-z0-9_+-]+")
 _ESCAPED = re.compile(r"\+([0-9a-f]{2,5}|10[0-9a-f]{4})\+|^\+\+\Z")
 
 
+Places = list[tuple[Model[Any, Any], list[tuple[Shim, list[tuple[str, torch.nn.Parameter]]]]]]
+
+
 class NamedParam(NamedTuple):
     """A param that a walk over a model finds, with its place and its name."""
 
@@ -110,6 +113,11 @@ def torch_params(shim: Shim, *, remove_duplicate: bool = True) -> Iterator[tuple
     """The params of the torch module in a shim, if any. remove_duplicate (bool): Each once, by its first name."""
     if isinstance(shim, PyTorchShim) and module_of(shim) is not None:
         yield from module_of(shim).named_parameters(remove_duplicate=remove_duplicate)
+
+
+def places_in(model: Model[Any, Any]) -> Places:
+    """The nodes of a model, each with its shims and their torch params."""
+    return [(node, [(shim, list(torch_params(shim))) for shim in node.shims]) for node in model.walk()]
 
 
 def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.Parameter) -> bool:

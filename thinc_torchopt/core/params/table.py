@@ -21,7 +21,7 @@ from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, St
 from ..host import insertions_into, scaler_of
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
-from .names import NamedParam, clean, escape, shim_paths, torch_params, walk
+from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
 from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
 from .precision import scale_passes_apart
@@ -93,6 +93,7 @@ class ParamTable:
         self._names = KnownNames(self.pipeline)
         self.names = self._names.by_key
         self._component_of: dict[int, str] = {}  # by the id of its model, the first one of a shared model
+        self._layouts: dict[int, list[Any]] = {}  # by the id of a component's model
         self._plan = plan
         self._on_growth = on_growth
         self._master_weights = master_weights
@@ -230,6 +231,14 @@ class ParamTable:
     def follow_renamed(self) -> None:
         """Follow, if components have other names now, which no new param would show."""
         if self._renamed_components():
+            self.follow()
+
+    def follow_moved(self, model: Model[Any, Any], places: Places) -> None:
+        """Follow, if layers of a component were removed or moved since it was named.
+
+        places (Places): From `names.places_in`.
+        """
+        if (known := self._layouts.get(model.id)) is not None and known != _layout(places):
             self.follow()
 
     def array_of_node(self, node: Model[Any, Any], name: str, model: Model[Any, Any]) -> Any:
@@ -548,6 +557,7 @@ class ParamTable:
         params = [found for model in walked for found in model.params]
         self._rename_components()
         self._component_of = {model.model.id: model.component for model in reversed(walked)}
+        self._layouts = {model.model.id: _layout(places_in(model.model)) for model in walked}
         names = self._names.note(params)
         embeddings = {found.name for found in params if found.is_embedding}
         modules = [path for model in walked for path, _ in model.shims]
@@ -570,7 +580,7 @@ class ParamTable:
             _note_id(shim, known)
 
     def _remove_outdated(self, params: Iterable[NamedParam], names: Mapping[Key, tuple[str, ...]]) -> int:
-        """Forget params that are no longer in the pipeline. Those whose names other params have now leave them their
+        """Forget params that are no longer in the pipeline. Those whose names new params have now leave them their
         values, if they are the same thing, or else their learning rates.
 
         params (Iterable[NamedParam]): Of the pipeline. names (Mapping): All names of each by its key.
@@ -581,7 +591,7 @@ class ParamTable:
         pairs = [
             (self.by_key[key], by_name[self.names[key][0]])
             for key, has_successor in outdated
-            if has_successor and key in self.by_key
+            if has_successor and key in self.by_key and by_name[self.names[key][0]].key not in self.names
         ]
         staying = going_on(pairs)
         if self.averages is not None:
@@ -631,18 +641,31 @@ class ParamTable:
 
         names (Mapping): Of all params of the pipeline. updates (int): The number of updates so far.
         """
+        moved = {
+            self.names[key][0]: name for key, (name, *_) in names.items() if self.names.get(key, (name,))[0] != name
+        }
+        joined = {name: self._joined.get(old) for old, name in moved.items()}
         for key, (name, *_) in names.items():
-            if name in self._names.in_use:
-                continue
-            if (before := self.names.get(key)) is not None:
-                self._joined[name] = self._joined.get(before[0])
-            elif updates:
-                self._joined[name] = updates
+            if updates and key not in self.names and (name in moved or name not in self._names.in_use):
+                joined[name] = updates
+        self._joined |= joined
 
 
 def _keys_in(walked: Iterable[NamedModel], models: Collection[int]) -> set[Key]:
     """The keys of all params of models. models (Collection[int]): The `id` of each."""
     return {found.key for model in walked if id(model.model) in models for found in model.params}
+
+
+def _layout(places: Places) -> list[Any]:
+    """Equal as long as all params have their places."""
+    layout: list[Any] = []
+    for node, shims in places:
+        layout.append(id(node))
+        for shim, params in shims:
+            layout.append(id(shim))
+            for name, param in params:
+                layout += (name, id(param))
+    return layout
 
 
 def _note_id(shim: Shim, by_id: MutableMapping[int, Shim]) -> None:
