@@ -41,6 +41,7 @@ from thinc_torchopt.core.errors import (
     ScheduleWarning,
     ShapeError,
 )
+from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.schedules.curves import warmup_cosine, warmup_stable_decay
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.schedules.plateau import plateau
@@ -690,6 +691,31 @@ def test_optimizers_forget_components_that_were_removed_or_excluded():
     optimizer.initialize(nlp, exclude=["ner"])
     assert {name.split("/")[0] for name in optimizer.params} == {"tagger"}
     assert len(optimizer.torch_optimizers["algorithm"].param_groups[0]["params"]) == len(optimizer.params)
+
+
+@pytest.mark.parametrize("call", ["update", "rehearse"])
+def test_optimizers_leave_excluded_components_alone(call):
+    """Also after they grew, got another name, or `resume_training`. The state of such a run can be loaded."""
+    nlp = toy_pipeline(["tagger", "morphologizer"], shared=False)
+    examples = toy_examples(nlp)
+    nlp.initialize(lambda: examples)
+    model = nlp.get_pipe("tagger").model
+    model.layers[0] = chain(model.layers[0], with_array(PyTorchWrapper(torch.nn.Linear(WIDTH, WIDTH))))
+    (optimizer := plain(AdamW(weight_decay=0.1))).initialize(nlp, exclude=["tagger"])
+    names = set(optimizer.params)
+    nlp.resume_training(sgd=optimizer)
+    add_labels(nlp, "tagger", ["XX"])
+    before = pipeline_params(nlp)
+    for _ in range(2):
+        getattr(nlp, call)(examples, sgd=optimizer)
+        nlp.rename_pipe("tagger", "tags") if "tagger" in nlp.pipe_names else None
+    after = pipeline_params(nlp)
+    assert same(before["tagger"], after["tags"]) and not same(before["morphologizer"], after["morphologizer"])
+    assert set(optimizer.params) == names and not any(map(torch.any, grads_of(model)))
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.initialize(nlp)
+    getattr(nlp, call)(examples, sgd=optimizer)
+    assert not same(before["tagger"], pipeline_params(nlp)["tags"])
 
 
 def test_optimizers_keep_the_state_of_a_disabled_component():

@@ -285,15 +285,17 @@ class TorchOptimizer(Optimizer):
             self._check_precision(walked, exclude)
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
-        """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update.
+        """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update. Excluded
+        components stay so.
 
         anew (bool): The pipeline has new weights: forget everything that was learned before.
         """
         with self._lock:
             restore_trees(nlp)
             self._reset_if_other(nlp, anew)
+            self._trained.table.follow_renamed()
             with suppress(PipelineError):
-                self._trained.table.add_all(nlp, ())
+                self._trained.table.add_all(nlp, self._trained.table.pipeline.exclude)
                 self._keep_all_buffers()
                 self._set_precision()
 
@@ -873,6 +875,7 @@ class TorchOptimizer(Optimizer):
             of the state: build a new optimizer. (ConfigError): An invalid argument. (PipelineError): The optimizer has
             no pipeline.
         """
+        self._trained.table.follow_renamed()
         nlp, exclude = self._trained.table.pipeline.get()
         if on_growth not in (None, "mean", "zero"):
             raise ConfigError(
@@ -897,6 +900,7 @@ class TorchOptimizer(Optimizer):
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Check that a state can be loaded, without loading it. saved, RAISES: As `load_state_dict`."""
+        self._trained.table.follow_renamed()
         nlp, exclude = self._trained.table.pipeline.get()
         check_version(saved, VERSION, WHAT)
         state = read(SavedState, saved, WHAT)

@@ -363,6 +363,41 @@ def test_averages_of_a_param_that_was_frozen_since_are_not_used():
     assert averages.as_thinc([]) == {} and averages.state_dict([])["tensors"] == {}
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_averages_of_a_torch_param_that_takes_no_gradients_begin_anew_when_it_does(is_resumed):
+    """As with `optimizer.freeze` and `unfreeze`: the oracle, but for the moments, which SGD has none of."""
+
+    def values_after(freeze, unfreeze):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 5))
+        nlp = toy_pipeline(["tagger"], shared=False)
+        nlp.get_pipe("tagger").model = model = PyTorchWrapper(module)
+        optimizer = TorchOptimizer(torch_optimizers.SGD(), 0.1, averages=EMA(0.9))
+        optimizer.initialize(nlp)
+
+        def train():
+            backprop(model, numpy.random.default_rng(0))
+            model.finish_update(optimizer)
+
+        found = []
+        for step in range(9):
+            if step in (3, 6):
+                (freeze if step == 3 else unfreeze)(module[0], optimizer)
+            if step == 5 and is_resumed:
+                saved = optimizer.state_dict()
+                (optimizer := TorchOptimizer(torch_optimizers.SGD(), 0.1, averages=EMA(0.9))).initialize(nlp)
+                optimizer.load_state_dict(saved)
+            train()
+            with nlp.use_params(optimizer.averages):
+                found += params_of(model)
+        return found
+
+    names = ["tagger/0/*"]
+    by_torch = values_after(lambda layer, _: layer.requires_grad_(False), lambda layer, _: layer.requires_grad_(True))
+    by_hand = values_after(lambda _, optimizer: optimizer.freeze(names), lambda _, optimizer: optimizer.unfreeze(names))
+    assert same(by_torch, by_hand)
+
+
 def test_averages_begin_anew_for_a_param_of_another_shape():
     averages, param = Averages(SWA(0)), new_param()
     feed(averages, param, [1.0, 2.0])

@@ -8,6 +8,7 @@ from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
 from thinc.api import LayerNorm, Linear, Maxout, Model, PyTorchWrapper, chain, clone, concatenate, residual
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
@@ -172,6 +173,23 @@ def test_names_of_components_are_escaped_so_that_different_ones_stay_different()
     assert [unescape(part) for part in dict.fromkeys(name.partition("/")[0] for name in names)] == built
 
 
+def test_names_of_torch_params_are_escaped_so_that_order_does_not_matter():
+    """A module for each label. The same names in every process, whatever comes first, or before one that was there."""
+
+    def names(labels):
+        heads = torch.nn.ModuleDict({label: torch.nn.Linear(2, 1, bias=False) for label in labels})
+        named = {id(head.weight): label for label, head in heads.items()}
+        return {named[id(found.param)]: found.name for found in walk(PyTorchWrapper(heads), "heads")}
+
+    labels = ["人物", "地点", "x y", "x:y", "x_y", "plain", "ä"]
+    found = names(labels)
+    assert found == names(labels[::-1]) and found.items() >= names(labels[2:]).items()
+    assert found["plain"] == "heads/plain/weight" and found["x y"] == "heads/x+20+y/weight"
+    assert all(map(ALLOWED.fullmatch, found.values()))
+    for label, name in found.items():
+        assert [one for one in found.values() if Pattern(f"heads/{label}/*", "[here]")(one)] == [name]
+
+
 @given(st.text() | st.text("+0e4_ä"))
 def test_names_of_components_can_be_read_back(name):
     assert unescape(escape(name)) == name
@@ -251,6 +269,26 @@ def test_names_tell_biases_and_norms_of_torch_modules():
         "4/out_proj/bias",
     }
     assert spared == {f"m/{name}" for name in expected}
+
+
+class Twice(torch.nn.Module):
+    def forward(self, values):
+        return values * 2
+
+
+def test_names_tell_parametrized_and_pruned_params_by_what_they_are():
+    plain = [torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Embedding(4, 4)]
+    module = torch.nn.Sequential(*plain, torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+    for layer, name in ((0, "bias"), (0, "weight"), (1, "weight"), (2, "weight")):
+        parametrize.register_parametrization(module[layer], name, Twice())
+    for layer, name in ((3, "bias"), (3, "weight"), (4, "weight")):
+        prune.random_unstructured(module[layer], name, 0.5)
+    parametrizations.weight_norm(module[5])
+    walked = walk(PyTorchWrapper(module), "m")
+    expected = {"0/parametrizations/bias/original", "1/parametrizations/weight/original", "1/bias"}
+    expected |= {"3/bias_orig", "4/weight_orig", "4/bias", "5/bias"}
+    assert {found.name for found in walked if found.is_bias_or_norm} == {f"m/{name}" for name in expected}
+    assert [found.name for found in walked if found.is_embedding] == ["m/2/parametrizations/weight/original"]
 
 
 class T5LayerNorm(torch.nn.Module):

@@ -106,13 +106,51 @@ def test_param_table_a_shared_param_stays_trained_when_one_of_its_components_is_
     nlp = shared_pipeline(layer)
     optimizer = TorchOptimizer(AdamW(), 0.1)
     optimizer.initialize(nlp, exclude=["d"])
+    shared, alone = params_of(layer), params_of(nlp.get_pipe("d").model.layers[0])
     train(nlp, optimizer, 2)
+    assert same(alone, params_of(nlp.get_pipe("d").model.layers[0])) and not same(shared, params_of(layer))
     moment = optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"]
     optimizer.initialize(nlp, exclude=["d"])
     assert (
         optimizer.torch_optimizers["algorithm"].state[layer.shims[0]._model.weight]["exp_avg"] is moment
         and moment.any()
     )
+
+
+@pytest.mark.parametrize("change", ["insert", "remove", "swap"])
+@pytest.mark.parametrize("kind", ["thinc", "torch"])
+def test_param_table_names_follow_layers_that_are_moved(kind, change):
+    """At the next update. The oracle: a run that saves its state before, which looks at all names."""
+
+    def run(*, saves):
+        torch.manual_seed(0)
+        numpy.random.seed(0)
+        layers = [torch.nn.Linear(5, 5) if kind == "torch" else Linear(5, 5).initialize() for _ in range(4)]
+        new = layers.pop()
+        model = PyTorchWrapper(torch.nn.Sequential(*layers)) if kind == "torch" else chain(*layers)
+        parts = model.shims[0]._model if kind == "torch" else model.layers
+        nlp = toy_pipeline(["tagger"], shared=False)
+        nlp.get_pipe("tagger").model = model
+        first = {"params": ["tagger/0/*" if kind == "torch" else "tagger/linear-0/*"], "lr_scale": 0.5}
+        optimizer = TorchOptimizer(AdamW(), 0.1, use_averages=True, param_groups={"first": first})
+        optimizer.initialize(nlp)
+        train(nlp, optimizer)
+        if change == "insert":
+            parts.insert(0, new)
+        elif change == "remove":
+            del parts[0]
+        else:
+            parts[0], parts[1] = parts[1], parts[0]
+        if saves:
+            optimizer.state_dict()
+        train(nlp, optimizer)
+        return params_of(model), {info.name: info for info in optimizer.describe()}
+
+    (params, infos), (expected, _) = run(saves=False), run(saves=True)
+    assert same(params, expected)
+    groups = {name.split("/")[1]: (info.group, info.updates) for name, info in infos.items()}
+    begin = ("first+new", 3) if change == "insert" else ("first", 6)
+    assert [groups[layer] for layer in sorted(groups)] == [begin, *[("default", 6)] * (len(groups) - 1)]
 
 
 @pytest.mark.parametrize("forget_the_first", [True, False])

@@ -18,7 +18,7 @@ from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.settings.changes import FreezeChange, FreezeChanges
 from thinc_torchopt.core.settings.param_settings import ParamSettings
 
-from ...models import backprop, params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ...models import backprop, grads_of, params_of, pipeline_params, same, toy_examples, toy_pipeline
 
 TWO = ("tagger", "morphologizer")
 
@@ -125,6 +125,22 @@ def reload_model(nlp, optimizer):
 
 
 WAYS = [rename, copy_model, copy_and_rename, grow, rename_and_grow, replace, rename_and_replace, reload_model]
+
+
+@pytest.mark.parametrize("kind", ["thinc", "torch"])
+def test_freeze_changes_within_a_joint_step_hold_for_its_update(kind):
+    """Gradients of these params are there already: they are dropped, and no update is counted."""
+    nlp = two_pipes(kind)
+    optimizer = told(nlp, use_averages=True)
+    update(nlp, optimizer)
+    before = params_of(nlp.get_pipe("tagger").model)
+    with optimizer.joint_step():
+        update(nlp, optimizer)
+        optimizer.freeze(["tagger/*"])
+    assert same(before, params_of(nlp.get_pipe("tagger").model))
+    assert not any(map(torch.any, grads_of(nlp.get_pipe("tagger").model)))
+    updates = {info.name.partition("/")[0]: info.updates for info in optimizer.describe()}
+    assert updates == {"tagger": 0, "morphologizer": 2}
 
 
 @pytest.mark.parametrize("params", ["tagger/*", [], [1], None])

@@ -12,8 +12,8 @@ From the root of a component's model, each step down adds the name of the layer,
 
 Torch's dots become slashes.
 
-Other characters than letters, digits, `_`, `-` and `+` are escaped in the name of a component, so different names stay
-different: `ä` is `+e4+`. In names of layers and params they become `_`.
+Other characters than letters, digits, `_`, `-` and `+` are escaped in names of components and params, so different
+names stay different: `ä` is `+e4+`. In names of layers they become `_`.
 """
 
 import re
@@ -33,11 +33,15 @@ from ..types import Key
 
 _THINC_BIAS = re.compile(r"b(_.*)?")  # thinc: b; layers with several: b_z, b_r
 _BIAS = re.compile(r"(.*_)?bias(_.*)?")  # torch: bias, in_proj_bias, bias_ih_l0
+_PARAMETRIZED = re.compile(r"parametrizations\.([^.]+)\.original\d*\Z")  # torch.nn.utils.parametrize
 
 # Parts of names, parts that a config section can't hold, and what `escape` makes.
 _PLAIN = re.compile(r"[A-Za-z0-9_+-]+")
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_+-]+")
 _ESCAPED = re.compile(r"\+([0-9a-f]{2,5}|10[0-9a-f]{4})\+|^\+\+\Z")
+
+
+Places = list[tuple[Model[Any, Any], list[tuple[Shim, list[tuple[str, torch.nn.Parameter]]]]]]
 
 
 class NamedParam(NamedTuple):
@@ -85,11 +89,11 @@ def params_at(places: Iterable[tuple[Model[Any, Any], str]]) -> list[NamedParam]
         for shim in node.shims:
             embeddings = _torch_embeddings(shim)
             for param_name, param in torch_params(shim, remove_duplicate=False):
-                name = unique("/".join([path, *map(clean, param_name.split("."))]), taken)
+                name = unique("/".join([path, *map(escape, param_name.split("."))]), taken)
                 is_bias_or_norm = _is_torch_bias_or_norm(module_of(shim), param_name, param)
                 found.append(NamedParam(name, id(param), shim, is_bias_or_norm, id(param) in embeddings, param))
         for param_name in node.param_names:
-            name = unique(f"{path}/{clean(param_name)}", taken)
+            name = unique(f"{path}/{escape(param_name)}", taken)
             is_bias_or_norm = _THINC_BIAS.fullmatch(param_name) is not None or node.name == "layernorm"
             is_embedding = "embed" in node.name or node.name == "static_vectors"
             found.append(NamedParam(name, (node.id, param_name), node, is_bias_or_norm, is_embedding))
@@ -111,14 +115,25 @@ def torch_params(shim: Shim, *, remove_duplicate: bool = True) -> Iterator[tuple
         yield from module_of(shim).named_parameters(remove_duplicate=remove_duplicate)
 
 
+def places_in(model: Model[Any, Any]) -> Places:
+    """The nodes of a model, each with its shims and their torch params."""
+    return [(node, [(shim, list(torch_params(shim))) for shim in node.shims]) for node in model.walk()]
+
+
 def _is_torch_bias_or_norm(module: torch.nn.Module, name: str, param: torch.nn.Parameter) -> bool:
-    owner, _, last = name.rpartition(".")
-    if "norm" in type(module.get_submodule(owner)).__name__.lower():
+    owner, last = _place_in(module, name)
+    if "norm" in type(owner).__name__.lower():
         return True
     # Matrices of biases, one for each head and distance, are learned like weights. torch's own biases are (1, 1, width)
     # at most.
     is_matrix = not torch.nn.parameter.is_lazy(param) and sum(size > 1 for size in param.shape) > 1
     return _BIAS.fullmatch(last) is not None and not is_matrix
+
+
+def _place_in(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
+    """The module that uses a torch param, and what it calls it, also if it is parametrized."""
+    owner, _, last = _PARAMETRIZED.sub(r"\1", name).rpartition(".")
+    return module.get_submodule(owner), last
 
 
 def _torch_embeddings(shim: Shim) -> set[int]:
@@ -127,14 +142,12 @@ def _torch_embeddings(shim: Shim) -> set[int]:
     These are the params of torch's embedding layers, under all names if they are tied; and single vectors, such as the
     class token and positions of a ViT, beside a stack of layers, with a first dimension of 1 for the batch.
     """
-    if not isinstance(shim, PyTorchShim) or module_of(shim) is None:
-        return set()
     found = set()
-    for module in module_of(shim).modules():
-        of_embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
-        for param in module.parameters(recurse=False):
-            if of_embedding or (_is_token(param) and _holds_layers(module)):
-                found.add(id(param))
+    for name, param in torch_params(shim, remove_duplicate=False):
+        owner, _ = _place_in(module_of(shim), name)
+        of_embedding = isinstance(owner, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        if of_embedding or (_is_token(param) and _holds_layers(owner)):
+            found.add(id(param))
     return found
 
 
@@ -231,20 +244,21 @@ def clean(part: str) -> str:
     return _FORBIDDEN.sub("_", part) or "_"
 
 
-def escape(component: str) -> str:
-    """A component's name in names of params. Names of allowed characters stay the same; different names stay different.
+@lru_cache(10_000)
+def escape(part: str) -> str:
+    """A part of a name, such as a component. Parts of allowed characters stay the same; different ones stay different.
 
     Every other character becomes its number between two `+`. Then `+` is escaped too, and so are names that look
     escaped.
     """
-    if _PLAIN.fullmatch(component) and not _ESCAPED.search(component):
-        return component
-    return re.sub(r"[^A-Za-z0-9_-]", lambda found: f"+{ord(found[0]):02x}+", component) or "++"
+    if _PLAIN.fullmatch(part) and not _ESCAPED.search(part):
+        return part
+    return re.sub(r"[^A-Za-z0-9_-]", lambda found: f"+{ord(found[0]):02x}+", part) or "++"
 
 
-def unescape(component: str) -> str:
+def unescape(part: str) -> str:
     """Undo `escape`."""
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", component)
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", part)
 
 
 def unique(name: str, taken: set[str]) -> str:
@@ -260,8 +274,7 @@ def unique(name: str, taken: set[str]) -> str:
 
 
 class Pattern:
-    """A pattern over names: called with a name, it returns whether the name matches. It may contain the component's
-    name unescaped.
+    """A pattern over names: called with a name, it returns whether the name matches. It may be of unescaped parts.
 
     text (str): A shell glob over the whole name, e.g. "transformer/*", "*/bias"; or "re:" and a regular expression that
         is searched for in the name, e.g. "re:layer/[0-3]/".
@@ -283,8 +296,7 @@ class Pattern:
                 ) from error
 
     def __call__(self, name: str) -> bool:
-        component, *rest = name.split("/", 1)
-        return self._matches(name) or ("+" in component and self._matches("/".join([unescape(component), *rest])))
+        return self._matches(name) or ("+" in name and self._matches("/".join(map(unescape, name.split("/")))))
 
     def _matches(self, name: str) -> bool:
         return fnmatchcase(name, self.text) if self._regex is None else self._regex.search(name) is not None

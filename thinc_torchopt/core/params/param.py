@@ -182,6 +182,11 @@ class Param:
         self.tensor, self.device, self.dtype, self.strides = tensor, tensor.device, tensor.dtype, tensor.stride()
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether it is a torch param that takes no gradients."""
+        return self.is_torch and not self.source.requires_grad
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All its names. A pattern may match any of them."""
         return self.name, *self.aliases

@@ -12,7 +12,7 @@ from thinc.api import Model, Shim
 
 from ..errors import PipelineError
 from ..types import Key
-from .names import NamedParam, clean, escape, params_at, paths_of, shim_paths, shims_at, walk
+from .names import NamedParam, clean, escape, params_at, paths_of, shim_paths, shims_at, unescape, walk
 from .param import is_key_of_shim
 
 
@@ -42,18 +42,29 @@ def walk_pipeline(nlp: Language) -> list[NamedModel]:
 class KnownPipeline:
     """The pipeline of an optimizer, if it has one. It is not kept alive.
 
-    Public: `was_known` (whether there ever was one).
+    Public: `was_known` (whether there ever was one), `exclude` (its components that are not trained).
     """
 
     def __init__(self) -> None:
         self.was_known = False
         self._nlp: Callable[[], Language | None] = lambda: None
-        self._exclude: Collection[str] = ()
+        self.exclude: tuple[str, ...] = ()
 
     def set(self, nlp: Language, exclude: Collection[str]) -> None:
         """Set the pipeline. exclude (Collection[str]): Components that are not trained."""
         self._nlp, self.was_known = weakref.ref(nlp), True
-        self._exclude = tuple(exclude)
+        self.exclude = tuple(exclude)
+
+    def rename(self, components: Mapping[str, str]) -> None:
+        """Rename excluded components. components (Mapping[str, str]): New names by old ones, escaped."""
+        self.exclude = tuple(unescape(components.get(found, found)) for found in map(escape, self.exclude))
+
+    def excludes(self, names: Collection[str]) -> bool:
+        """Whether a param belongs to excluded components only. names (Collection[str]): All its names."""
+        if not self.exclude:
+            return False
+        excluded = set(map(escape, self.exclude))
+        return bool(names) and all(name.partition("/")[0] in excluded for name in names)
 
     @property
     def is_there(self) -> bool:
@@ -75,7 +86,7 @@ class KnownPipeline:
                 "Can't save or load the state of the optimizer: expected an optimizer that knows its pipeline, found "
                 "one without a pipeline, so params have no lasting names. Call optimizer.initialize(nlp) first."
             )
-        return nlp, self._exclude
+        return nlp, self.exclude
 
     @property
     def components(self) -> list[tuple[str, Model[Any, Any]]]:
@@ -144,7 +155,7 @@ class KnownNames:
 
     def lasts(self, key: Key, name: str, paths: Collection[str]) -> bool:
         """Whether a param of the pipeline has this name. paths (Collection[str]): Of the pipeline's shims."""
-        return key in self.of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{clean(key[2])}") in paths)  # type: ignore[index]
+        return key in self.of_pipeline or (is_key_of_shim(key) and name.removesuffix(f"/{escape(key[2])}") in paths)  # type: ignore[index]
 
     def outdated(self, now: Collection[Key], names_now: Collection[str]) -> list[tuple[Key, bool]]:
         """Keys that are no longer in the pipeline, and whether another param has the name now.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any, NamedTuple
@@ -18,24 +18,26 @@ import torch
 from thinc.api import PyTorchShim, Shim
 
 from ..host import module_of, scaler_of
-from .names import torch_params
 
 # thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
 Call = Callable[..., tuple[Any, Any]]
 
 
-def torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+def torch_grads(
+    shim: PyTorchShim, params: Sequence[tuple[str, torch.nn.Parameter]], update_alone: Call
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
     """Each torch param of a shim that has a gradient, with the gradient. Does everything else that the shim's
     `finish_update` does.
 
     shim (PyTorchShim): The shim. After an overflow in its gradient scaler, it yields nothing.
+    params (Sequence): From `names.torch_params`.
     update_alone (Call): Updates arrays that a subclass passes to its optimizer but that are not params of its module.
     """
     if type(shim).finish_update is not PyTorchShim.finish_update:
-        yield from _custom_torch_grads(shim, update_alone)
+        yield from _custom_torch_grads(shim, dict(params), update_alone)
         return
     overflow = scaler_of(shim).found_inf
-    for _, param in torch_params(shim):
+    for _, param in params:
         if param.grad is not None:
             if overflow:
                 param.grad = None
@@ -44,8 +46,9 @@ def torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.n
     scaler_of(shim).update()
 
 
-def _custom_torch_grads(shim: PyTorchShim, update_alone: Call) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    params = dict(torch_params(shim))
+def _custom_torch_grads(
+    shim: PyTorchShim, params: Mapping[str, torch.nn.Parameter], update_alone: Call
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
     given: dict[str, torch.Tensor] = {}
 
     def record(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:

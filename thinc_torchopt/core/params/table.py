@@ -21,7 +21,7 @@ from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, St
 from ..host import insertions_into, scaler_of
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
-from .names import NamedParam, clean, shim_paths, torch_params, walk
+from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
 from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
 from .precision import scale_passes_apart
@@ -93,6 +93,7 @@ class ParamTable:
         self._names = KnownNames(self.pipeline)
         self.names = self._names.by_key
         self._component_of: dict[int, str] = {}  # by the id of its model, the first one of a shared model
+        self._layouts: dict[int, list[Any]] = {}  # by the id of a component's model
         self._plan = plan
         self._on_growth = on_growth
         self._master_weights = master_weights
@@ -125,6 +126,7 @@ class ParamTable:
         RETURNS (list[NamedModel]): From `walk_pipeline`.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized.
         """
+        self._rename_components()
         self.pipeline.set(nlp, exclude)
         self._saved = saved
         walked = self._name_pipeline(walked)
@@ -204,7 +206,7 @@ class ParamTable:
         paths = {path: shim for model in models for path, shim in model.shims}
         for name, found in saved.items():
             if found.shim is not None:
-                shim = paths.get(name.removesuffix(f"/{clean(found.shim)}"))
+                shim = paths.get(name.removesuffix(f"/{escape(found.shim)}"))
                 if shim is not None and (key := ("shim", shim.id, found.shim)) not in self.by_key:
                     self._names.add(key, name, is_of_pipeline=True)
                     dtype = getattr(torch, found.dtype.removeprefix("torch."))
@@ -231,9 +233,17 @@ class ParamTable:
         if self._renamed_components():
             self.follow()
 
+    def follow_moved(self, model: Model[Any, Any], places: Places) -> None:
+        """Follow, if layers of a component were removed or moved since it was named.
+
+        places (Places): From `names.places_in`.
+        """
+        if (known := self._layouts.get(model.id)) is not None and known != _layout(places):
+            self.follow()
+
     def array_of_node(self, node: Model[Any, Any], name: str, model: Model[Any, Any]) -> Any:
-        """A node's param, which is in the table afterwards. If it is new or replaced, all such params with a gradient
-        are added together.
+        """A node's param, which is in the table afterwards, unless its component is excluded. If it is new or replaced,
+        all such params with a gradient are added together.
 
         node (Model): The node. name (str): The param's name there. model (Model): The root of its model.
         RETURNS (Any): The array that the node holds.
@@ -243,6 +253,8 @@ class ParamTable:
         if (known.source is array) if known is not None else not array.size:
             return array
         found = self._found_in_node(node, name, model)
+        if self._is_excluded(found.key):
+            return found.source
         self._see_all([*self._find_with_grad(model), found])
         return found.source
 
@@ -250,7 +262,7 @@ class ParamTable:
         """Look up a torch param. If it is new or replaced, all such params with a gradient are added together.
 
         shim (Shim): Its shim. model (Model): The root of its model.
-        RETURNS (Param | None): Its row, unless it is new or replaced.
+        RETURNS (Param | None): Its row, unless it is new or replaced, or its component is excluded.
         """
         known = self.by_key.get(id(param))
         is_as_before = known is not None and known.is_on(param) and self.shims.get(shim.id) is shim
@@ -258,6 +270,8 @@ class ParamTable:
             return known
         if known is not None or param.numel():
             found = self._found_in_shim(param, shim, model)
+            if self._is_excluded(found.key):
+                return None
             self._see_all([*(self._find_with_grad(model) if _hands_over(shim) else ()), found])
         return None
 
@@ -267,8 +281,9 @@ class ParamTable:
         key (Key): thinc's `(shim.id, name)`. Nodes have ids of their own, which may be the same numbers.
         weights (Any): Array or tensor, on the memory of the param.
         """
-        if isinstance(key, tuple) and key not in self.by_key and (shim := self.shims.get(key[0])) is not None:
-            param = dict(torch_params(shim)).get(key[1])
+        if isinstance(key, tuple) and key not in self.by_key:
+            shims = {shim.id: shim for shim in self.pipeline.shims} | dict(self.shims)
+            param = dict(torch_params(shims[key[0]])).get(key[1]) if key[0] in shims else None
             if param is not None and param.data_ptr() == view_of_param(weights, f"{key}").data_ptr():
                 return param
         return None
@@ -278,7 +293,7 @@ class ParamTable:
 
         key (Key): Its key. source (Any): Array or tensor. callback (Callable): If given, `source` is copied to a
             buffer.
-        RETURNS (Param): The param, or None if it is empty.
+        RETURNS (Param): The param, or None if it is empty, or its component is excluded.
         RAISES (ParamError): It is not of floats, or an array that can't be updated in place. (ShapeError): Its shape
             has changed.
         """
@@ -290,6 +305,8 @@ class ParamTable:
             )
         if known is not None and callback is None and known.is_on(source):
             return known
+        if known is None and self._is_excluded(key):
+            return None
         view = self._view(key, source, is_copied=callback is not None)
         if known is None:
             is_copied = callback is not None
@@ -320,7 +337,7 @@ class ParamTable:
             paths = (path for path, found in shim_paths(model, self._names.prefix_of(model)) if found is shim)
             is_of_pipeline = any(found is model for _, found in self.pipeline.components)
             path = next(paths, clean(model.name))
-            self._names.add(key, f"{path}/{clean(name)}", is_of_pipeline=is_of_pipeline)
+            self._names.add(key, f"{path}/{escape(name)}", is_of_pipeline=is_of_pipeline)
         return key
 
     # ------------------------------------------------------------------ adding and removing params
@@ -345,7 +362,8 @@ class ParamTable:
         due: dict[Key, tuple[ParamSource, torch.Tensor]] = {}
         for one in found:
             known = self.by_key.get(one.key)
-            if one.key not in due and (known is None or not known.is_on(one.source)):
+            is_due = not self._is_excluded(one.key) if known is None else not known.is_on(one.source)
+            if one.key not in due and is_due:
                 due[one.key] = one, self._view(one.key, one.source)
         for param in [param for key in due if (param := self.by_key.get(key)) is not None]:
             one, view = due[param.key]
@@ -458,6 +476,9 @@ class ParamTable:
         param.half = Half.of(view if has_master else param.tensor) if may_have_master else None
         param.set_source(source)
 
+    def _is_excluded(self, key: Key) -> bool:
+        return self.pipeline.excludes(self.names.get(key, ()))
+
     def _view(self, key: Key, source: Any, *, is_copied: bool = False) -> torch.Tensor:
         known = self.by_key.get(key)
         name = self.names.get(key, (f"unnamed/{len(self.by_key)}",))[0] if known is None else known.name
@@ -534,8 +555,9 @@ class ParamTable:
         walked = self.pipeline.walk() if walked is None else walked
         self._tell_apart(shim for model in walked for _, shim in model.shims)
         params = [found for model in walked for found in model.params]
-        self._rename_components(self._renamed_components())
+        self._rename_components()
         self._component_of = {model.model.id: model.component for model in reversed(walked)}
+        self._layouts = {model.model.id: _layout(places_in(model.model)) for model in walked}
         names = self._names.note(params)
         embeddings = {found.name for found in params if found.is_embedding}
         modules = [path for model in walked for path, _ in model.shims]
@@ -558,7 +580,7 @@ class ParamTable:
             _note_id(shim, known)
 
     def _remove_outdated(self, params: Iterable[NamedParam], names: Mapping[Key, tuple[str, ...]]) -> int:
-        """Forget params that are no longer in the pipeline. Those whose names other params have now leave them their
+        """Forget params that are no longer in the pipeline. Those whose names new params have now leave them their
         values, if they are the same thing, or else their learning rates.
 
         params (Iterable[NamedParam]): Of the pipeline. names (Mapping): All names of each by its key.
@@ -569,7 +591,7 @@ class ParamTable:
         pairs = [
             (self.by_key[key], by_name[self.names[key][0]])
             for key, has_successor in outdated
-            if has_successor and key in self.by_key
+            if has_successor and key in self.by_key and by_name[self.names[key][0]].key not in self.names
         ]
         staying = going_on(pairs)
         if self.averages is not None:
@@ -593,12 +615,13 @@ class ParamTable:
         now = {model.id: name for name, model in reversed(self.pipeline.components)}
         return {old: now[key] for key, old in self._component_of.items() if now.get(key, old) != old}
 
-    def _rename_components(self, components: Mapping[str, str]) -> None:
-        """Rename all params of components, also those whose layers were replaced since: others have their names now.
-
-        components (Mapping[str, str]): New names by old ones.
+    def _rename_components(self) -> None:
+        """Rename all params of components that have other names now, also those whose layers were replaced since:
+        others have their names now.
         """
-        if components:
+        if components := self._renamed_components():
+            self.pipeline.rename(components)
+            self._component_of = {key: components.get(name, name) for key, name in self._component_of.items()}
             self._changed += self._rename(self._names.rename(components))
             self._joined = {with_component(name, components): at for name, at in self._joined.items()}
             self._released = {with_component(name, components): left for name, left in self._released.items()}
@@ -618,18 +641,31 @@ class ParamTable:
 
         names (Mapping): Of all params of the pipeline. updates (int): The number of updates so far.
         """
+        moved = {
+            self.names[key][0]: name for key, (name, *_) in names.items() if self.names.get(key, (name,))[0] != name
+        }
+        joined = {name: self._joined.get(old) for old, name in moved.items()}
         for key, (name, *_) in names.items():
-            if name in self._names.in_use:
-                continue
-            if (before := self.names.get(key)) is not None:
-                self._joined[name] = self._joined.get(before[0])
-            elif updates:
-                self._joined[name] = updates
+            if updates and key not in self.names and (name in moved or name not in self._names.in_use):
+                joined[name] = updates
+        self._joined |= joined
 
 
 def _keys_in(walked: Iterable[NamedModel], models: Collection[int]) -> set[Key]:
     """The keys of all params of models. models (Collection[int]): The `id` of each."""
     return {found.key for model in walked if id(model.model) in models for found in model.params}
+
+
+def _layout(places: Places) -> list[Any]:
+    """Equal as long as all params have their places."""
+    layout: list[Any] = []
+    for node, shims in places:
+        layout.append(id(node))
+        for shim, params in shims:
+            layout.append(id(shim))
+            for name, param in params:
+                layout += (name, id(param))
+    return layout
 
 
 def _note_id(shim: Shim, by_id: MutableMapping[int, Shim]) -> None:

@@ -109,7 +109,7 @@ class SavedState:
 
 
 def as_paths(renamed: Mapping[str, str]) -> dict[str, str]:
-    """New names by old ones, escaped as in names of params. Components may be given by their unescaped names."""
+    """New names by old ones, escaped as in names of params. Parts may be given unescaped."""
     return {_as_path(old): _as_path(new) for old, new in renamed.items()}
 
 
@@ -227,8 +227,7 @@ def _components(names: Iterable[str]) -> list[str]:
 
 
 def _as_path(text: str) -> str:
-    component, *parts = text.split("/")
-    return "/".join([component if component == clean(component) else escape(component), *map(clean, parts)])
+    return "/".join(part if part == clean(part) else escape(part) for part in text.split("/"))
 
 
 def _is_below(name: str, path: str) -> bool:

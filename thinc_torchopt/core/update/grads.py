@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,17 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
 from ..host import grads_of
-from ..params import Param, ParamTable, WriteBack, clear_grads, foreign_grads, own_copy, scale_passes_apart, torch_grads
+from ..params import (
+    Param,
+    ParamTable,
+    WriteBack,
+    clear_grads,
+    foreign_grads,
+    own_copy,
+    places_in,
+    scale_passes_apart,
+    torch_grads,
+)
 from ..types import Key
 
 # thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
@@ -30,7 +40,7 @@ class NotedGrads:
     def note(
         self, table: ParamTable, key: Key, source: Any, grad: Any, callback: Callable[[Any], None] | None = None
     ) -> None:
-        """Add a param with its gradient. The gradient of a frozen param is dropped.
+        """Add a param with its gradient. The gradient of a frozen or excluded param is dropped.
 
         table (ParamTable): All params. The param is added to it.
         key, source, grad, callback: As in `TorchOptimizer.set_grad`.
@@ -40,9 +50,13 @@ class NotedGrads:
         # Otherwise thinc's array is the key: tensors may change their data.
         if param is None or param.source is not source or not param.is_array or callback is not None:
             param = table.see(key, source, callback)
-            if param is None:  # it is empty
+            if param is None:  # it is empty, or excluded
                 if callback is not None:
                     callback(source)
+                elif isinstance(source, torch.nn.Parameter):
+                    source.grad = None
+                else:
+                    grad[...] = 0
                 return
             param.callback = callback
         if not param.has_grad(grad):
@@ -50,9 +64,7 @@ class NotedGrads:
         if param.group is not None:
             self.params[key] = param
         else:
-            clear_grads([param])
-            if callback is not None:
-                callback(param.in_form(param.tensor))
+            _drop_grad(param, callback)
 
     def collect(
         self,
@@ -63,7 +75,7 @@ class NotedGrads:
         *,
         sees_all: bool,
     ) -> None:
-        """Add all params of a model that have a gradient.
+        """Add all params of a model that have a gradient, by the names that they have now.
 
         table (ParamTable): All params. These are added to it.
         set_grad (Callable): `TorchOptimizer.set_grad`, which adds each; or a subclass's own.
@@ -72,9 +84,11 @@ class NotedGrads:
         sees_all (bool): Call `set_grad` for each. False: not for unchanged ones, that is torch params, and arrays with
             the same gradient on the same memory as before.
         """
-        for node in model.walk():
-            for shim in node.shims:
-                self._collect_from_shim(table, shim, model, set_grad, update_alone, sees_all=sees_all)
+        places = places_in(model)
+        table.follow_moved(model, places)
+        for node, shims in places:
+            for shim, of_torch in shims:
+                self._collect_from_shim(table, shim, of_torch, model, set_grad, update_alone, sees_all=sees_all)
             for key, array, grad in grads_of(node):
                 param = table.by_key.get(key)
                 if (
@@ -96,6 +110,7 @@ class NotedGrads:
         self,
         table: ParamTable,
         shim: Shim,
+        of_torch: Sequence[tuple[str, torch.nn.Parameter]],
         model: Model[Any, Any],
         set_grad: Callable[..., None],
         update_alone: Call,
@@ -107,7 +122,7 @@ class NotedGrads:
         if isinstance(shim, PyTorchShim):
             copies: list[tuple[torch.Tensor, torch.Tensor]] = []
             try:
-                for source, grad in torch_grads(shim, update_alone):
+                for source, grad in torch_grads(shim, of_torch, update_alone):
                     param = table.add_torch_param(source, shim, model)
                     if param is not None and param.callback is None and param.group is not None and not sees_all:
                         param.set_grad(grad, copies)
@@ -123,15 +138,27 @@ class NotedGrads:
                 set_grad(weights, gradient, partial(back.add, name), key=key)
 
     def pop_all(self) -> tuple[list[Param], list[Shim]]:
-        """Remove and return everything: the params that still have their gradient, and the shims."""
+        """Remove and return everything: the params that still have their gradient, and the shims. The gradients of
+        params that were frozen since are dropped.
+        """
         params, shims = [param for param in self.params.values() if param.tensor.grad is not None], self.shims
         self.forget()
-        return params, shims
+        for param in params:
+            if param.group is None:
+                _drop_grad(param, param.callback)
+        return [param for param in params if param.group is not None], shims
 
     def forget(self) -> None:
         """Drop everything."""
         self.params.clear()
         self.shims = []
+
+
+def _drop_grad(param: Param, callback: Callable[[Any], None] | None) -> None:
+    """Drop the gradient of a frozen param, whose values stay. callback: As in `TorchOptimizer.set_grad`."""
+    clear_grads([param])
+    if callback is not None:
+        callback(param.in_form(param.tensor))
 
 
 class FrozenGrads:
