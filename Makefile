@@ -24,8 +24,7 @@ DIST := .venv-dist
 export PIP_COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),1,0)
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 , := ,
-# Workers with one thread each: torch's own threads would only get into each other's way. Three of them for two cores,
-# so that both have work while one waits for a process that it has started. Modules are compiled once,
+# Two workers with one thread each: torch's own threads would only get into each other's way. Modules are compiled once,
 # and not by each of the many processes that tests start.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -97,7 +96,7 @@ demo: $(VENV)/installed  ## Train a small model, and see it find code in sentenc
 
 test: $(VENV)/installed  ## Run the tests (10 minutes)
 	@echo "Running the tests. This takes about 10 minutes on two cores."
-	$(PYTEST) -n 3 --dist worksteal -m "not slow"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/installed-slow test-federated test-curated  ## Run the slow tests too: transformers, five seeds, federated training
 	HF_HUB_OFFLINE=1 HYPOTHESIS_PROFILE=nightly $(PYTEST) -n 2 --dist worksteal

@@ -182,11 +182,11 @@ class BudgetKeeper:
         begin = first + min(-first % frequency, until_due(now - self._state.evaluated_at) - 1)
         if begin >= last:
             return cost
-        # From one evaluation on, the next ones come in equal gaps, anew from each multiple of the frequency.
-        gap, anew = until_due(cost), begin + frequency - begin % frequency
-        periods, rest = divmod(max(0, last - anew), frequency)
+        # From one evaluation on, the next ones come in equal gaps, which begin again at each multiple of the frequency.
+        gap, again = until_due(cost), begin + frequency - begin % frequency
+        periods, rest = divmod(max(0, last - again), frequency)
         found = (
-            math.ceil((min(anew, last) - begin) / gap) + periods * math.ceil(frequency / gap) + math.ceil(rest / gap)
+            math.ceil((min(again, last) - begin) / gap) + periods * math.ceil(frequency / gap) + math.ceil(rest / gap)
         )
         return cost * (found + 1)
 

@@ -28,7 +28,6 @@ from wasabi.printer import Printer
 from ...core.checks import Section
 from ...core.compat import import_tensorboard
 from ...core.errors import ConfigError, TorchOptWarning
-from ...core.state import advice_on
 
 Info = dict[str, Any]
 LogStep = Callable[[Optional[Info]], None]
@@ -291,6 +290,8 @@ def log_steps(nlp: Language, every: int, write: Callable[[Info, dict[str, float]
         try:
             write(info, {pipe: loss / steps for pipe, loss in sums.items()})
         except OSError as error:
+            from ...core.state import advice_on  # takes long to import, and loggers are found wherever spaCy is used
+
             has_failed = True
             warnings.warn(
                 TorchOptWarning(
