@@ -360,20 +360,6 @@ def test_refusals(tmp_path, corpus, kind, block, says):  # noqa: F811
     assert str(error.value).startswith(says) and "\n" not in str(error.value)
 
 
-def test_refuses_to_checkpoint_more_layers_than_are_trained(tmp_path, corpus, kind):  # noqa: F811
-    """Also where a param group freezes them; not if they are trained later."""
-    block, upper = {"gradient_checkpointing": 2, "freeze_layers": 1}, {"params": ["transformer/*layer*/2/*"]}
-    for how in ({"freeze": True}, {"unfreeze_at": 4}):
-        config = config_with(
-            kind, tmp_path, corpus, block=block, settings={"param_groups": {"upper": {**upper, **how}}}
-        )
-        if "freeze" in how:
-            with pytest.raises(ConfigError, match="at most 1, the number of layers of 'transformer' that are trained"):
-                build(config)
-        else:
-            build(config)
-
-
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("one", [{}, {"freeze_layers": 1}, {"gradient_checkpointing": True}, {"attention": "eager"}])
 def test_refuses_a_frozen_transformer(tmp_path, corpus, kind, one, window):  # noqa: F811

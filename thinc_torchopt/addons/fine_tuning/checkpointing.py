@@ -9,22 +9,17 @@ SOURCE: torch.utils.checkpoint, without reentrance. Hugging Face's own is for al
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from spacy.language import Language
 from torch.utils.checkpoint import checkpoint
 
 from ...core.checks import Section
-from ...core.optimizer import TorchOptimizer
-from ...core.params import walk_pipeline
 from .settings import BLOCK, FineTuning
-from .transformers import transformers_of
 
 
 def check_checkpointing(settings: FineTuning, name: str, module: torch.nn.Module) -> None:
@@ -36,28 +31,15 @@ def check_checkpointing(settings: FineTuning, name: str, module: torch.nn.Module
         found = f"a {type(module).__name__}, for which Hugging Face has none"
     elif not layers_of(module):
         found = f"a {type(module).__name__} without layers"
+    section, chosen = Section(BLOCK), settings.gradient_checkpointing
     if found:
-        Section(BLOCK).refuse(
-            "gradient_checkpointing",
-            f"false for a model like that of '{name}'",
-            settings.gradient_checkpointing,
-            f"It is {found}.",
+        section.refuse("gradient_checkpointing", f"false for a model like that of '{name}'", chosen, f"It is {found}.")
+    most = max(0, len(layers_of(module)) - settings.freeze_layers)
+    if chosen is not True and chosen > most:
+        trained = " that are trained" if settings.freeze_layers else ""
+        section.refuse(
+            "gradient_checkpointing", f"true, or at most {most}, the number of layers of '{name}'{trained}", chosen
         )
-
-
-def check_number(settings: FineTuning, optimizer: TorchOptimizer, nlp: Language, exclude: Collection[str]) -> None:
-    """RAISES (ConfigError): Fewer layers of a transformer are ever trained, whatever freezes the others."""
-    chosen = settings.gradient_checkpointing
-    if isinstance(chosen, bool):
-        return
-    names = {info.name for info in optimizer.describe() if not math.isinf(info.frozen_until)}
-    trained = {id(one.param) for model in walk_pipeline(nlp) for one in model.params if one.name in names}
-    for found in transformers_of(nlp, exclude):
-        layers = layers_of(found.module)
-        most = sum(any(id(param) in trained for param in layer.parameters()) for layer in layers)
-        if chosen > most:
-            which = f"the number of layers of '{found.component}'{' that are trained' if most < len(layers) else ''}"
-            Section(BLOCK).refuse("gradient_checkpointing", f"true, or at most {most}, {which}", chosen)
 
 
 @contextmanager

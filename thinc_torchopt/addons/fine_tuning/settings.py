@@ -92,7 +92,6 @@ class FineTuning(Attachment):
 
     def named(self, optimizer: Any, nlp: Any, exclude: Collection[str]) -> None:
         """RAISES (ConfigError): No transformer is trained, or one can't be trained in this way."""
-        from .checkpointing import check_number
         from .layers import names_to_freeze
         from .modules import check_modules
         from .windows import check_window
@@ -102,7 +101,6 @@ class FineTuning(Attachment):
             check_window(nlp, exclude, self.window_pieces)
         if self.freeze_layers:
             optimizer.freeze_by_settings(names_to_freeze(nlp, exclude, self.freeze_layers))
-        check_number(self, optimizer, nlp, exclude)
 
     def join(self, run: Any) -> Sequence[Any]:
         from .modules import ModulesOfRun
