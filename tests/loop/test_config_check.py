@@ -62,6 +62,9 @@ def test_run_config_sees_through_variables():
     assert changes_of(paths__vectors="x", paths__train="y") == []
     # as in the config of a saved pipeline; which vectors they are is compared beside it
     assert changes_of(initialize__vectors="x") == []
+    assert changes_of(initialize__vectors="${paths.train}") == [
+        "initialize.vectors: '${paths.vectors}' before, '${paths.train}' now"
+    ]
 
 
 def test_run_config_notices_other_vectors():

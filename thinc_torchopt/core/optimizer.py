@@ -268,7 +268,7 @@ class TorchOptimizer(Optimizer):
         schedules go on.
 
         nlp (Language): The pipeline, initialized.
-        exclude (Collection[str]): Components that are not trained.
+        exclude (Collection[str]): Components that are not trained, until the next `initialize` or `resume_training`.
         RAISES (PipelineError): Nothing to train, or a component that was not initialized. (ConfigError): A pattern in
             the settings matches no param.
         """
@@ -285,17 +285,16 @@ class TorchOptimizer(Optimizer):
             self._check_precision(walked, exclude)
 
     def introduce(self, nlp: Language, *, anew: bool = False) -> None:
-        """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update. Excluded
-        components stay so.
+        """Call `initialize` for spaCy, before everything is ready: settings are checked at the first update. No
+        component is excluded any more.
 
         anew (bool): The pipeline has new weights: forget everything that was learned before.
         """
         with self._lock:
             restore_trees(nlp)
             self._reset_if_other(nlp, anew)
-            self._trained.table.follow_renamed()
             with suppress(PipelineError):
-                self._trained.table.add_all(nlp, self._trained.table.pipeline.exclude)
+                self._trained.table.add_all(nlp, ())
                 self._keep_all_buffers()
                 self._set_precision()
 
@@ -875,8 +874,6 @@ class TorchOptimizer(Optimizer):
             of the state: build a new optimizer. (ConfigError): An invalid argument. (PipelineError): The optimizer has
             no pipeline.
         """
-        self._trained.table.follow_renamed()
-        nlp, exclude = self._trained.table.pipeline.get()
         if on_growth not in (None, "mean", "zero"):
             raise ConfigError(
                 "Can't load the state of the optimizer: expected on_growth to be 'mean' or 'zero', found "
@@ -885,6 +882,7 @@ class TorchOptimizer(Optimizer):
         check_version(saved, VERSION, WHAT)
         state = read(SavedState, saved, WHAT)
         with self._lock:
+            nlp, exclude = self._known_pipeline()
             self._check_settings()  # what attachments freeze may be unfrozen in the state
             # Built beside the current one, and replaces it once everything has succeeded.
             trained, guard = self._without_params(state.step), self._step.guard.anew()
@@ -900,15 +898,19 @@ class TorchOptimizer(Optimizer):
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Check that a state can be loaded, without loading it. saved, RAISES: As `load_state_dict`."""
-        self._trained.table.follow_renamed()
-        nlp, exclude = self._trained.table.pipeline.get()
         check_version(saved, VERSION, WHAT)
         state = read(SavedState, saved, WHAT)
         with self._lock, warnings.catch_warnings(), own_errors("the optimizer"), self._frozen_grads.put_aside():
             warnings.simplefilter("ignore")
+            nlp, exclude = self._known_pipeline()
             self._without_params(state.step).load(nlp, exclude, state)
             self._step.guard.anew().load_state_dict(state.guard)
             self._settings.check_state(state.schedules, state.step)
+
+    def _known_pipeline(self) -> tuple[Language, Collection[str]]:
+        """The pipeline, and its excluded components by the names they have now. RAISES (PipelineError): None."""
+        self._trained.table.follow_renamed()
+        return self._trained.table.pipeline.get()
 
     def roll_back(self, saved: Mapping[str, Any], factor: float = 1.0) -> None:
         """Restore the state and the averages of all params from a checkpoint. The caller restores the values of params:

@@ -157,14 +157,14 @@ def compare_configs(
         no change: this version has it, and the saved run's version had not.
     words (tuple[str, str]): How the two runs are called.
 
-    A variable of [paths] in one of them stands for any value, such as that in the config of a saved pipeline.
+    A variable of [paths] in only one of them stands for any value, such as that in the config of a saved pipeline.
     """
     changed = sorted(
         path
         for path in before.keys() | now.keys()
         if before.get(path) != now.get(path)
         and (before.get(path, "{}") != "{}" or path not in at_default)
-        and not (path in before and path in now and _PATHS in before[path] + now[path])
+        and not (path in before and path in now and (_PATHS in before[path]) != (_PATHS in now[path]))
     )
     was, is_now = words
     lines = [

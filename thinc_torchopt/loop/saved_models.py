@@ -223,13 +223,16 @@ class KeptModel:
     score: AnyNumber
 
     def path_in(self, output: Path, run_id: str) -> Path:
-        """Where a run saves it, or has saved it: "model-NAME-120". If something else is there, or a model of another
+        """Where a run has saved it, or saves it: "model-NAME-120". If something else is there, or a model of another
         run, "model-NAME-120-2", and so on.
         """
         name = re.sub(r"[^\w-]+", "-", self.name)
         first = f"model-{name}-{self.step}"
+        for path in (output / first, *output.glob(f"{first}-*")):
+            if self._is_in(path, run_id):
+                return path
         paths = (output / (first if i == 1 else f"{first}-{i}") for i in count(1))
-        return next(path for path in paths if not os.path.lexists(path) or self._is_in(path, run_id))
+        return next(path for path in paths if not os.path.lexists(path))
 
     def _is_in(self, path: Path, run_id: str) -> bool:
         try:

@@ -84,7 +84,7 @@ class Averages:
 
     @torch.no_grad()
     def update(self, params: Iterable[Param], shims: Iterable[Shim] = ()) -> None:
-        """Move averages towards the values. Torch params that no longer take gradients lose theirs.
+        """Move averages towards the values. Torch params that no longer take gradients, nor are updated, lose theirs.
 
         params (Iterable[Param]): The updated params, with this update counted in `steps`.
         shims (Iterable[Shim]): Their shims. Buffers of those with an updated param are averaged too.
@@ -107,7 +107,8 @@ class Averages:
             if weight is None:
                 weight = weights[average.taken] = self.settings.weight(average.taken)
             self._note(average, param.tensor, weight, moves)
-        for key in [key for key, average in averages_of.items() if average.param.is_stopped]:
+        stopped = {key for key, average in averages_of.items() if average.param.is_stopped}
+        for key in stopped.difference(param.key for param in params):
             del averages_of[key]
         updated: set[Key] = set()
         for shim in shims if self.settings.buffers == "average" else ():
@@ -186,7 +187,7 @@ class Averages:
             each; `regions`, where cells have different numbers; `module_steps`, the updates of modules with buffers, by
             path; `has_begun`, whether `begin` was called; `settings`, for information.
         """
-        used = {average.param.name: average for average in self._of.values() if average.is_kept}
+        used = {average.param.name: average for average in self._of.values() if average.is_in_use}
         steps: dict[str, int] = {}
         for path, shim in shim_paths:
             buffers = self._of_buffers.get(shim)
@@ -460,14 +461,9 @@ class TensorAverage:
         return made
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it has a value, and its param was not frozen since."""
-        return self.taken > 0 and self.param.group is not None
-
-    @property
     def is_in_use(self) -> bool:
-        """Whether it replaces its param."""
-        return self.is_kept and not self.param.is_stopped
+        """Whether it replaces its param: not before its first value, and not if the param was frozen since."""
+        return self.taken > 0 and self.param.group is not None
 
 
 class BufferSlot(NamedTuple):
