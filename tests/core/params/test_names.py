@@ -364,6 +364,13 @@ def bert():
     return named(embeddings=embeddings, encoder=named(layer=layers), classifier=classifier)
 
 
+def deberta():
+    layers = [named(attention=attention("query_proj"), output=attention("dense")) for _ in range(3)]
+    conv = named(conv=torch.nn.Conv1d(4, 4, 3), LayerNorm=torch.nn.LayerNorm(4))
+    positions = {"rel_embeddings": torch.nn.Embedding(9, 4), "LayerNorm": torch.nn.LayerNorm(4)}
+    return named(encoder=named(layer=layers, conv=conv, **positions), pooler=torch.nn.Linear(4, 4))
+
+
 # By module: layer and depth of some params. A decoder counts for itself, as the encoder does; what both share is below
 # the deeper one.
 LAYERS = {
@@ -394,6 +401,13 @@ LAYERS = {
         "embeddings/LayerNorm/weight": (0, 3),
         "encoder/layer/2/output/dense/weight": (2, 3),
         "classifier/0/weight": (3, 3),
+    },
+    deberta: {
+        "encoder/rel_embeddings/weight": (0, 3),
+        "encoder/LayerNorm/weight": (0, 3),
+        "encoder/conv/conv/weight": (0, 3),
+        "pooler/weight": (3, 3),
+        "encoder/layer/2/output/dense/weight": (2, 3),
     },
 }
 

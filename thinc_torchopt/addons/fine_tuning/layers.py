@@ -16,9 +16,6 @@ from ...core.settings import layers_of
 from .settings import BLOCK
 from .transformers import transformers_of
 
-# Beside the layers of DeBERTa: the norm of the positions that all layers read, and what follows the lowest layer.
-_READ_BY_LAYERS = ("LayerNorm", "conv")
-
 
 def names_to_freeze(nlp: Language, exclude: Collection[str], layers: int) -> list[str]:
     """The names of the params of frozen layers. The numbers of layers are those of [training.optimizer.layer_decay].
@@ -39,7 +36,5 @@ def names_to_freeze(nlp: Language, exclude: Collection[str], layers: int) -> lis
             depth = max((depth for _, depth in places.values()), default=0)
             if layers > depth:
                 Section(BLOCK).refuse("freeze_layers", f"at most {depth}, the number of layers of '{name}'", layers)
-            above = {name.rpartition("rel_embeddings/")[0] for name in places if "/rel_embeddings/" in name}
-            read_by_layers = tuple(f"{path}{part}/" for path in above for part in _READ_BY_LAYERS)
-            found += [name for name, (layer, _) in places.items() if layer < layers or name.startswith(read_by_layers)]
+            found += [name for name, (layer, _) in places.items() if layer < layers]
     return found

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -310,6 +310,7 @@ def layers_of(
     alike = Counter(map(_without_numbers, modules))
     alone = [path for path in modules if alike[_without_numbers(path)] == 1]
     for members in of_component.values():
+        lowest = {*embeddings, *_beside_relative_embeddings(members)}
         stacked = [path for path in alone if any(_has_number_below(path, name) for name in members)]
         placed = {name: place for name in members if (place := _place_in_stack(name, stacked)) is not None}
         depths = _depths_of_stacks(placed)
@@ -319,7 +320,7 @@ def layers_of(
                 found[name] = layer, depths[stack]
             else:
                 depth = depths[max(depths, key=lambda other: (_parts_in_common(name, other), depths[other]))]
-                found[name] = 0 if name in embeddings or _says_embed(name) else depth, depth
+                found[name] = 0 if name in lowest or _says_embed(name) else depth, depth
     return found
 
 
@@ -335,6 +336,13 @@ def _place_in_stack(name: str, modules: Collection[str]) -> tuple[str, int] | No
             path = "/".join(parts[:i])
             return None if _says_embed(path) else (path, int(part))
     return None
+
+
+def _beside_relative_embeddings(names: Collection[str]) -> Iterator[str]:
+    """DeBERTa's norm of the positions that all layers read, and the convolution above its lowest layer."""
+    paths = {name.rpartition("rel_embeddings/")[0] for name in names if "/rel_embeddings/" in name}
+    beside = tuple(f"{path}{part}/" for path in paths for part in ("LayerNorm", "conv"))
+    return (name for name in names if name.startswith(beside))
 
 
 def _without_numbers(path: str) -> tuple[str, ...]:
