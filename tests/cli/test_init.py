@@ -1034,6 +1034,12 @@ def test_init_with_several_recipes_tells_of_an_override_once(tmp_path, monkeypat
     Path("own.cfg").write_text(text.replace("dev = null", 'dev = "dev.spacy"'))
     printed = spacy_cli("torchopt", "init", "own.cfg", "new.cfg", "--recipe", "robust").stdout
     assert printed.splitlines()[-1].endswith("torchopt explain new.cfg")
+    # Nor do they if there is no section for them.
+    for part in ("train", "dev"):
+        text = text.replace(f"${{paths.{part}}}", f"{part}.spacy")
+    Path("own.cfg").write_text(text.replace(text[text.index("[paths]") : text.index("[system]")], ""))
+    printed = spacy_cli("torchopt", "init", "own.cfg", "new.cfg", "--recipe", "robust").stdout
+    assert printed.splitlines()[-1].endswith("torchopt explain new.cfg")
 
 
 def test_init_best_with_a_transformer(tmp_path):

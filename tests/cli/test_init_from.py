@@ -184,6 +184,27 @@ def test_init_from_with_old_texts(folder):
     spacy_cli("train", "new.cfg", "--output", "training/new")
 
 
+def test_init_from_a_pipeline_with_one_reader_for_both_corpora(folder):
+    """Its settings may be called as the corpora are. New texts are not read by it."""
+    config = Config().from_disk("old/config.cfg", interpolate=False)
+    config["corpora"] = {"@readers": "mine.Both.v1", "train": "${paths.train}", "dev": "${paths.dev}"}
+    config.to_disk("old/config.cfg")
+    init("--from", "old", *PATHS)
+    assert "mine.Both.v1" not in Path("new.cfg").read_text()
+
+
+def test_init_from_refuses_a_copy_of_one_encoder_of_two(folder):
+    """Of which spaCy would copy the first, while the listener reads the last."""
+    nlp = spacy.load("old")
+    nlp.add_pipe("tok2vec", "second", config={"model": TOK2VEC}, first=True)
+    nlp.initialize(lambda: toy_examples(nlp, 4))
+    assert nlp.get_pipe("second").listening_components == nlp.get_pipe("tok2vec").listening_components
+    nlp.to_disk("old")
+    found = init("--from", "old", *PATHS, "--components", "ner", check=False)
+    assert "it listens to 'second', as tagger do, and to 'tok2vec'" in " ".join(found.stderr.split())
+    assert not Path("new.cfg").exists()
+
+
 def test_init_from_overrides(folder):
     """Settings of the reader of the texts, and of the training."""
     init(

@@ -24,7 +24,6 @@ from ..addons.recipes import (
     read_corpus,
     read_text,
     rewrite,
-    value_at,
     with_fast_products,
     write_config,
 )
@@ -155,11 +154,11 @@ def init(
     for line in warnings:
         msg.warn(line)
     msg.text("To check it and see what it will do:")
-    written = Config().from_str(text, interpolate=False)
+    paths = Config().from_str(text, interpolate=False).get("paths", {})
     shown = [cli_util().COMMAND, "torchopt", "explain", shlex.quote(str(output_path))]
     for part in ("train", "dev"):
         given = overrides.get(f"paths.{part}")
-        if given is not None or value_at(written, f"paths.{part}") is None:
+        if given is not None or (part in paths and paths[part] is None):
             shown += [f"--paths.{part}", shlex.quote(str(given or f"./{part}.spacy"))]
     print(" ".join(shown))
 

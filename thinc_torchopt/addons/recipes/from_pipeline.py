@@ -257,20 +257,29 @@ def _listened_to(nlp: Language, learners: Sequence[str]) -> tuple[list[str], dic
     """Encoders that only learners listen to, which are trained with them; and the places of the
     listeners of all that get a copy of their own.
 
-    RAISES (ConfigError): A copy is needed, and the config does not tell where the listener is.
+    RAISES (ConfigError): A copy is needed, and the config does not tell where the listener is, or of which encoder.
     """
     encoders: list[str] = []
     copies: dict[str, list[str]] = {}
-    for name, pipe in nlp.pipeline:
-        listening = [one for one in getattr(pipe, "listening_components", ()) if one in nlp.component_names]
+    heard = {name: list(getattr(pipe, "listening_components", ())) for name, pipe in nlp.pipeline}
+    for name in nlp.pipe_names:
+        listening = [one for one in heard[name] if one in nlp.component_names]
         ours = [one for one in listening if one in learners]
         if ours and len(ours) == len(listening):
             encoders.append(name)
         elif ours:
+            others = ", ".join(one for one in listening if one not in learners)
             for learner in ours:
+                # A listener with upstream = "*" is fed by the last encoder, and spaCy copies the first.
+                if beside := [one for one in nlp.pipe_names if one != name and learner in heard[one]]:
+                    raise ConfigError(
+                        f"Can't train '{learner}' alone: it listens to '{name}', as {others} do, and to "
+                        f"'{beside[0]}', and spaCy can copy an encoder for it only if there is just one. Train all of "
+                        "them, on texts that are annotated for each, or begin with a pipeline in which the listener of "
+                        f"'{learner}' has the name of its encoder as `upstream`, and not '*'."
+                    )
                 copies[learner] = [".".join(place) for place in _listeners_in(nlp.get_pipe_config(learner))]
                 if not copies[learner]:
-                    others = ", ".join(one for one in listening if one not in learners)
                     raise ConfigError(
                         f"Can't train '{learner}' alone: it listens to '{name}', as {others} do, and its config has no "
                         "listener to replace by a copy. Train all of them, on texts that are annotated for each."
@@ -378,8 +387,9 @@ def _is_key(name: str) -> bool:
 def _reader_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The reader of new texts: with the settings of the old one, if it is spaCy's."""
     settings = {"@readers": "spacy.Corpus.v1", "gold_preproc": False, "max_length": 0, "augmenter": None}
-    old = config.get("corpora", {}).get(name, {})
-    if old.get("@readers") == settings["@readers"]:
+    old = config.get("corpora", {}).get(name)
+    # Of a reader for both corpora, it is one of its settings.
+    if isinstance(old, Mapping) and old.get("@readers") == settings["@readers"]:
         settings |= old
     return settings | {"path": f"${{paths.{name}}}", "limit": 0}
 
