@@ -230,9 +230,8 @@ class Tuning:
     own_batches: bool = False
 
     def __str__(self) -> str:
-        batches = "own batches" if self.own_batches else "the recipe's batches"
-        averages = "averages" if self.averages else "no averages"
-        return f"peak {self.peak:g}, {averages}, {batches}"
+        batches = ", own batches" if self.own_batches else ""
+        return f"peak {self.peak:g}, {'averages' if self.averages else 'no averages'}{batches}"
 
     def edit(self, config: Config, best: Config) -> None:
         """best (Config): The recipe's."""
@@ -730,7 +729,7 @@ def table(rows: list[Row]) -> Iterator[str]:
             cells += [str(row.gain(other, part)) for other in ("stock", "tuned")]
             yield f"| {name_of(row.task)} | {part} | {row.counts} | {' | '.join(cells)} |"
     yield ""
-    yield "| task | steps | seconds | of these evaluating | `best` / stock | `best` / tuned | tuned: what was chosen |"
+    yield "| task | steps | seconds | of these evaluating | `best` / stock | `best` / tuned | tuned: its peak, averages, batches if its own |"
     yield "| --- " * 7 + "|"
     for row in rows:
         cells = [", ".join(f"{row.mean_of(key, arm):,.0f}" for arm in MAIN) for key in ("steps", "cpu", "evaluating")]

@@ -218,7 +218,7 @@ def test_score_row_of_a_task(score):
     assert row.seeds("best") == [0, 1] and not row.is_single and not score.rows_of(lines[:2])
     printed = "\n".join(score.table([row]))
     assert "| food \\* | saved | 2 | 70.0 | 72.0 | 71.0 | +1.0 ± 0.0 | -1.0 ± 0.0 |" in printed
-    assert "| 0.25 | 0.50 | peak 1, averages, the recipe's batches |" in printed
+    assert "| 0.25 | 0.50 | peak 1, averages |" in printed
 
 
 def test_score_row_with_fewer_seeds_of_one_arm(score):
