@@ -690,9 +690,11 @@ class TorchOptimizer(Optimizer):
         return self._trained.writer
 
     @property
-    def frozen_keys(self) -> set[Key]:
-        """The keys of params that are not trained, or not yet: thinc's, or the id of a torch tensor."""
-        return {param.key for param in self._trained.plan.frozen_params}
+    def frozen_until(self) -> dict[Key, float]:
+        """The first step that trains each frozen param, by its key: thinc's, or the id of a torch tensor. Infinite:
+        none does.
+        """
+        return {param.key: param.settings.frozen_until for param in self._trained.plan.frozen_params}
 
     @property
     def learn_rates(self) -> dict[str, float]:

@@ -87,6 +87,14 @@ def test_averages_are_flowers_own(name):
         torch.testing.assert_close(weights[key], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedAdam"])
+def test_averages_keep_what_no_client_has_moved(name):
+    """To the last digit: a server's optimizer may make a large step of a small difference."""
+    [start], found = models(0, 1), [model | {"a/W": models(0, 1)[0]["a/W"]} for model in models(1)]
+    average = ModelAverage(FlowerStrategy(name, **SETTINGS[name])).compute(1, start, replies(found))
+    assert torch.equal(average["a/W"], start["a/W"]) and not torch.equal(average["a/b"], start["a/b"])
+
+
 @pytest.mark.parametrize("inner", ["FedAvg", "FedMedian", "FedAdam"])
 @pytest.mark.parametrize(
     ("wrapper", "norm"), [("FixedClipping", "clipping_norm"), ("AdaptiveClipping", "initial_clipping_norm")]

@@ -76,6 +76,15 @@ def test_weights_that_stay_have_checksums():
     assert after["tagger"] != before["tagger"] and after["tok2vec"] == before["tok2vec"]
 
 
+def test_weights_of_frozen_params_stay():
+    nlp = initialized()
+    optimizer = TorchOptimizer(AdamW(), param_groups={"embed": {"params": ["tok2vec/*"], "freeze": True}})
+    optimizer.initialize(nlp)
+    weights = Weights(nlp, (), optimizer.frozen_until)
+    assert set(weights.params) == set(optimizer.params) and set(weights.checksums()) == {"tok2vec"}
+    assert {name.partition("/")[0] for name in weights.fixed} == {"tok2vec"}
+
+
 @pytest.mark.parametrize(
     ("exclude", "message"),
     [(("tagger",), "at least one trainable component"), ((), "expected params of thinc or torch")],

@@ -62,14 +62,20 @@ class ModelAverage:
             yield one
             one = getattr(one, "strategy", None)
 
+    @property
+    def _is_wrapped(self) -> bool:
+        """Whether the strategy is around another one, and adds noise. It must not tell which weights were moved."""
+        return hasattr(self._strategy, "strategy")
+
     def compute(self, server_round: int, weights: Mapping[str, torch.Tensor], replies: Sequence[Message]) -> Tensors:
-        """Compute the average.
+        """Compute the average. Weights that no client has moved stay as they are, to the last digit.
 
         weights (Mapping): The global model of which the clients' models are made.
         replies (Sequence[Message]): Each with one ArrayRecord, and one MetricRecord with its weight.
         RAISES (FederationError): There is none.
         """
         self._begin(weights)
+        unmoved = {} if self._is_wrapped else _unmoved(weights, replies)
         try:
             averaged, _ = self._strategy.aggregate_train(server_round, replies)
         except AppExitException as error:
@@ -80,7 +86,7 @@ class ModelAverage:
                 f"{len(replies)} clients."
             )
         try:
-            return from_arrays(RecordDict({"arrays": cast_arrays(averaged, weights)}), weights)
+            return from_arrays(RecordDict({"arrays": cast_arrays(averaged, weights)}), weights) | unmoved
         except MessageError as error:
             raise FederationError(f"Can't make the model of round {server_round} by {self.name}: {error}") from error
 
@@ -112,6 +118,15 @@ class ModelAverage:
         for one, values in zip(self._strategies(), saved.values):
             for name, value in values.items():
                 setattr(one, name, value)
+
+
+def _unmoved(weights: Mapping[str, torch.Tensor], replies: Sequence[Message]) -> Tensors:
+    """The weights that are the same in all replies as in the global model."""
+    unmoved = dict(weights)
+    for reply in replies:
+        found = from_arrays(reply.content, weights)
+        unmoved = {name: value for name, value in unmoved.items() if torch.equal(found[name], value)}
+    return unmoved
 
 
 @dataclass

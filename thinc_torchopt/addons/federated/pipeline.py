@@ -32,6 +32,7 @@ from .agreement import describe
 from .weights import Tensors, Weights
 
 _OPTIMIZER = Section("[training.optimizer]")
+_PARAM_GROUPS = Section("[training.optimizer.param_groups]")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class FederatedPipeline:
     its labels in [initialize.components].
 
     config (Config): Not interpolated.
-    RAISES (ConfigError): A setting has no effect here. (PipelineError): Nothing to train.
+    RAISES (ConfigError): A setting has no effect here, or can't be used. (PipelineError): Nothing to train.
 
     Public: `nlp`, `config` (filled, interpolated), `optimizer`, `frozen` (names of components), `weights`.
     """
@@ -98,8 +99,19 @@ class FederatedPipeline:
             self.nlp.initialize(sgd=self.optimizer)
         self.optimizer.initialize(self.nlp, self.frozen)
         check_evaluates_what_it_trains(self.optimizer)
-        self.weights = Weights(self.nlp, self.frozen)
+        frozen_until = self.optimizer.frozen_until
+        never_trained = {key for key, step in frozen_until.items() if math.isinf(step)}
+        self.weights = Weights(self.nlp, self.frozen, never_trained)
+        self._first_thaw = min(frozen_until.values(), default=math.inf)
+        if any(aux_names(one) for one in self._modular):
+            self.refuse_unfreeze_at("modules that exchange auxiliary variables, which are of all params")
         _check_labels(self.nlp, self.frozen)
+
+    def refuse_unfreeze_at(self, beside: str) -> None:
+        """RAISES (ConfigError): Params are not trained from the first step on. beside (str): What needs that."""
+        if not math.isinf(self._first_thaw):
+            advice = "Remove it, or set freeze = true in its place."
+            _PARAM_GROUPS.refuse("unfreeze_at", f"none beside {beside}", int(self._first_thaw), advice)
 
     def describe(self, exchanged: Iterable[str] | None = None) -> dict[str, Any]:
         """Describe the pipeline for comparison: see agreement.py.

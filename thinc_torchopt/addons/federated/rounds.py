@@ -74,6 +74,7 @@ class Rounds:
         if settings.privacy is not None:
             if average is not None:
                 SECTION.refuse("privacy", "null with another strategy, whose average has no noise", "a block")
+            pipeline.refuse_unfreeze_at("[federated.privacy], whose noise would change params that wait")
             self._private = PrivateAverage(settings.privacy, clients=settings.clients, rounds=settings.rounds)
         self._average = self._private or ModelAverage(settings.average if average is None else average)
         self._weights = pipeline.weights.collect()

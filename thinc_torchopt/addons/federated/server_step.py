@@ -33,6 +33,7 @@ class ServerStep:
         self._optimizer: TorchOptimizer | None = None
         if settings.algorithm is not None:
             self._optimizer = TorchOptimizer(settings.algorithm, settings.learn_rate, grad_clip=0.0, max_nonfinite=0)
+            self._optimizer.freeze_by_settings(pipeline.weights.fixed)
             self._optimizer.initialize(pipeline.nlp, pipeline.frozen)
             check_evaluates_what_it_trains(self._optimizer, "federated")
             if self._modular is not None and self._modular.normalize is not None:
@@ -67,7 +68,7 @@ class ServerStep:
             self._modular.process_aux_var([_sent_by(client, aux) for client, aux in received.items()])
 
     def apply(self, weights: Mapping[str, torch.Tensor], average: Mapping[str, torch.Tensor]) -> Tensors:
-        """Compute the new global model.
+        """Compute the new global model. A param whose average is its old value stays: no client has trained it.
 
         weights (Mapping): The global model. average (Mapping): The average of the clients' models.
         RAISES (FederationError): The new model has values that are not finite.
@@ -76,7 +77,8 @@ class ServerStep:
         if self._optimizer is not None:
             own = self._pipeline.weights
             own.load({**average, **{name: weights[name] for name in own.params}})
-            own.set_grads(self._optimizer, {name: weights[name] - average[name] for name in own.params})
+            updates = {name: weights[name] - average[name] for name in own.params}
+            own.set_grads(self._optimizer, {name: update for name, update in updates.items() if update.any()})
             self._optimizer.step()
             self._optimizer.step_schedules()
             new = own.collect()

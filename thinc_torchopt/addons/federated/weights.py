@@ -1,8 +1,8 @@
 """The weights that server and clients exchange: trained params and the buffers of their torch modules, by lasting
 names.
 
-Frozen components, torch params without gradients and static vectors are not sent. They must be the same everywhere: see
-agreement.py.
+Frozen components and params, torch params without gradients and static vectors are not sent. They must be the same
+everywhere: see agreement.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ...core.params import (
     trainable_components,
     walk,
 )
+from ...core.types import Key
 
 Tensors = dict[str, torch.Tensor]
 
@@ -35,12 +36,14 @@ class Weights:
 
     nlp (Language): The pipeline, initialized.
     exclude (Collection[str]): Components that are not trained.
+    frozen (Collection[Key]): Keys of params that are never trained.
     RAISES (PipelineError): There is nothing to train, or a component has its own kind of model.
 
-    Public: `params` (names of trained params), `buffers` (names of buffers of torch modules, such as running means).
+    Public: `params` (names of trained params), `fixed` (names of params that are not sent), `buffers` (names of buffers
+        of torch modules, such as running means).
     """
 
-    def __init__(self, nlp: Language, exclude: Collection[str] = ()):
+    def __init__(self, nlp: Language, exclude: Collection[str] = (), frozen: Collection[Key] = ()):
         self._sources: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]]] = {}
         self._trained: dict[str, NamedParam] = {}
         self._fixed: dict[str, NamedParam] = {}
@@ -53,12 +56,18 @@ class Weights:
                 if found.key in seen or not _has_value(found):
                     continue
                 seen.add(found.key)
-                if id(model) in trained and (found.param is None or found.param.requires_grad):
+                may_train = found.key not in frozen and (found.param is None or found.param.requires_grad)
+                if id(model) in trained and may_train:
                     self._sources[found.name] = _in_torch(found.param) if found.param is not None else _in_node(found)
                     self._trained[found.name] = found
                 else:
                     self._fixed[found.name] = found
-        self.params = list(self._trained)
+        if not self._trained:
+            raise PipelineError(
+                f"Can't train the pipeline {nlp.pipe_names} federated: expected at least one param that is trained, "
+                "found all of them frozen in [training.optimizer]. Take some out of the patterns with freeze = true."
+            )
+        self.params, self.fixed = list(self._trained), list(self._fixed)
         for component, model in components:
             for path, shim in shim_paths(model, component) if id(model) in trained else ():
                 self._sources |= {
@@ -76,13 +85,14 @@ class Weights:
             put(weights[name])
 
     def set_grads(self, optimizer: TorchOptimizer, grads: Mapping[str, torch.Tensor]) -> None:
-        """Pass a gradient for each param to an optimizer that knows the pipeline, for its next step."""
-        for name, found in self._trained.items():
+        """Pass gradients of params, by name, to an optimizer that knows the pipeline, for its next step."""
+        for name, grad in grads.items():
+            found = self._trained[name]
             if (param := found.param) is not None:
-                param.grad = grads[name].to(param)
+                param.grad = grad.to(param)
                 optimizer.set_grad(param, param.grad)
             else:
-                optimizer.set_grad(_array(found), found.owner.ops.asarray(grads[name].numpy()), key=found.key)
+                optimizer.set_grad(_array(found), found.owner.ops.asarray(grad.numpy()), key=found.key)
 
     def checksums(self) -> dict[str, str]:
         """Checksums of the params that are not sent, by component."""

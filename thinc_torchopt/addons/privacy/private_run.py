@@ -115,7 +115,7 @@ class PrivateUpdates:
 
     def around_part(self, examples: Sequence[Example]) -> AbstractContextManager[None]:
         """Inside, `nlp.update` of a part of the batch is recorded. At its end its clipped sum is in the models."""
-        return self._book.recording(self._nlp, len(examples), self._exclude, self._optimizer.frozen_keys)
+        return self._book.recording(self._nlp, len(examples), self._exclude, self._optimizer.frozen_until)
 
     def after_backward(self, losses: dict[str, Any]) -> None:
         """Add the noise to the sums in the models, and divide them by the size that batches have on average."""
@@ -123,7 +123,7 @@ class PrivateUpdates:
         self._noise.add(
             self._nlp,
             self._exclude,
-            self._optimizer.frozen_keys,
+            self._optimizer.frozen_until,
             std=plan.noise_multiplier * plan.settings.clip,
             divide_by=plan.size,
             about=(self._account.steps, *self._about),
