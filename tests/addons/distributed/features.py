@@ -247,6 +247,28 @@ def masters(folder):
 
 
 @scenario
+def renamed(folder):
+    """Components that swap their names, and one with a new name and a new label, with the whole state on each rank, and
+    with a part of it.
+    """
+
+    def before_update(nlp, args):
+        if args["step"] == 2:
+            for old, new in (("tagger", "x"), ("morphologizer", "tagger"), ("x", "morphologizer")):
+                nlp.rename_pipe(old, new)
+        if args["step"] == 4:
+            nlp.rename_pipe("ner", "a")
+            nlp.get_pipe("a").add_label("NEW")
+
+    found = []
+    for settings in ({}, {"shard_state": True}):
+        nlp = pipelines.pipeline(["tagger", "morphologizer", "ner"])
+        optimizer = pipelines.optimizer(distributed=Distributed(check_every=1, **settings))
+        found.append(train(nlp, optimizer, before_update=before_update))
+    return {"runs": found}
+
+
+@scenario
 def bf16(folder):
     """Matrix products of a torch module in bfloat16."""
     return train(pipelines.pipeline(["torch"]), pipelines.optimizer(precision="bf16"))

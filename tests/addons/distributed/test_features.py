@@ -156,6 +156,14 @@ def test_features_masters_are_the_same_on_all_ranks(ranks):
             assert master.dtype == torch.float32 and not torch.equal(master, master.bfloat16().float())
 
 
+def test_features_split_state_follows_renamed_components(ranks):
+    """And a new label: its weights are those of ranks that keep all of it."""
+    (whole, split), others = (found["runs"] for found in ranks("renamed"))
+    assert_same_on_both(whole, split)
+    for one, other in zip((whole, split), others):
+        assert_same_on_both(one, other)
+
+
 def test_features_bf16_is_as_in_one_process(ranks):
     """That accumulates. The rate of step 0 is 0, so both compute step 1 with the same weights. Then their last digits
     differ, and may be rounded apart: bfloat16 has 8 bits.

@@ -265,7 +265,7 @@ class Ranks(Alone):
     def whole_state(self, optimizer: TorchOptimizer) -> dict[str, Any] | None:
         if self._shards is None:
             return optimizer.state_dict() if self.writes else None
-        return self._shards.gather_state(optimizer.state_dict())
+        return self._shards.gather_state(optimizer.state_dict(), optimizer.trained_params)
 
     def barrier(self) -> None:
         self.group.barrier()
