@@ -38,12 +38,18 @@ class Shards:
 
     group (RankGroup): The ranks.
     owners (int | None): Number of ranks that update params, from rank 0 on. None: all.
+
+    Public: `have_begun` (whether any param has a rank).
     """
 
     def __init__(self, group: RankGroup, owners: int | None = None):
         self._group = group
         self._owners: dict[object, int] = {}  # by the param's lineage
         self._sizes = [0] * (group.size if owners is None else owners)
+
+    @property
+    def have_begun(self) -> bool:
+        return bool(self._owners)
 
     def owner_of(self, param: Param) -> int:
         """The rank of a param, also when it is renamed or grows. All ranks must ask for params in the same order."""
