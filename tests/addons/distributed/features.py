@@ -15,6 +15,7 @@ from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.errors import DistributedError
 from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
+from thinc_torchopt.core.state import in_main_memory
 from thinc_torchopt.loop import run
 
 
@@ -25,8 +26,6 @@ def noise(folder):
     for options in ({}, {"safe_mode": False}, {"safe_mode": False, "seed": 1}):
         optimizer = pipelines.modular({"GaussianNoise": {"std": 0.01, **options}, "Adam": {}})
         found.append(train(pipelines.pipeline(["tagger"]), optimizer))
-        states = [state for one in optimizer.torch_optimizers.values() for state in one.state.values() if state]
-        found[-1]["states"] = len(states)
     return {"runs": found}
 
 
@@ -243,6 +242,44 @@ def masters(folder):
         found.append(train(nlp, optimizer))
         saved = optimizer.state_dict()["params"]
         found[-1]["masters"] = {name: one["master"] for name, one in saved.items() if one["master"] is not None}
+    return {"runs": found}
+
+
+@scenario
+def renamed(folder):
+    """Components that swap their names, and one with a new name and a new label, with the whole state on each rank, and
+    with a part of it.
+    """
+
+    def before_update(nlp, args):
+        if args["step"] == 2:
+            for old, new in (("tagger", "x"), ("morphologizer", "tagger"), ("x", "morphologizer")):
+                nlp.rename_pipe(old, new)
+        if args["step"] == 4:
+            nlp.rename_pipe("ner", "a")
+            nlp.get_pipe("a").add_label("NEW")
+
+    found = []
+    for settings in ({}, {"shard_state": True}):
+        nlp = pipelines.pipeline(["tagger", "morphologizer", "ner"])
+        optimizer = pipelines.optimizer(distributed=Distributed(check_every=1, **settings))
+        found.append(train(nlp, optimizer, before_update=before_update))
+    return {"runs": found}
+
+
+@scenario
+def run_again(folder):
+    """Two trainings with one optimizer, whose params are assigned to ranks in another order in the second one: with the
+    whole state on each rank, and with a part of it.
+    """
+    found = []
+    for settings in ({}, {"shard_state": True}):
+        nlp = pipelines.pipeline(["tagger", "morphologizer"])
+        late = {"late": {"params": ["tagger/*"], "unfreeze_at": 3}}
+        optimizer = pipelines.optimizer(param_groups=late, distributed=Distributed(check_every=1, **settings))
+        found.append(train(nlp, optimizer))
+        found[-1]["saved"] = in_main_memory(optimizer.state_dict(), copy=True)
+        found.append(train(nlp, optimizer))
     return {"runs": found}
 
 

@@ -2,6 +2,8 @@
 
 import os
 
+import torch
+
 from tests.addons.distributed import pipelines
 from thinc_torchopt import train_while_improving
 
@@ -15,8 +17,10 @@ def scenario(function):
 
 
 def train(nlp, optimizer, *, evaluate=lambda: (0.0, {}), batches=None, before_update=None, listeners=(), **settings):
-    """spaCy's loop, without dropout. RETURNS: weights after each step; and what was logged."""
-    steps, infos = [], []
+    """spaCy's loop, without dropout. RETURNS: weights after each step; what was logged; and the
+    number of cells of params whose state this rank had at the last step.
+    """
+    steps, infos, cells = [], [], 0
     settings = {
         "dropout": 0.0,
         "eval_frequency": 100,
@@ -41,7 +45,9 @@ def train(nlp, optimizer, *, evaluate=lambda: (0.0, {}), batches=None, before_up
         )
         infos[-1]["losses"] = dict(info["losses"])
         infos[-1]["counts"] = dict(info["since_evaluation"])
-    return {"steps": steps, "infos": infos, "averages": averages(nlp, optimizer)}
+        states = [found for one in optimizer.torch_optimizers.values() for found in one.state.items()]
+        cells = sum(param.numel() for param, state in states if isinstance(param, torch.Tensor) and state)
+    return {"steps": steps, "infos": infos, "cells": cells, "averages": averages(nlp, optimizer)}
 
 
 def averages(nlp, optimizer):

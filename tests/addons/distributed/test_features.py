@@ -12,12 +12,12 @@ from .test_ranks import assert_close, assert_same_on_both, grouped
 
 
 def test_features_noise_is_the_same_on_all_ranks(ranks):
-    """Where no seed foretells it, rank 0 makes the updates, and has the only state."""
+    """Where no seed foretells it, rank 0 makes the updates, and has the only state during the run."""
     first, second = (found["runs"] for found in ranks("noise"))
     for one, other in zip(first, second):
         assert_same_on_both(one, other)
-    assert [run["states"] > 0 for run in first] == [True, True, True]
-    assert [run["states"] > 0 for run in second] == [False, False, True]
+    assert [run["cells"] > 0 for run in first] == [True, True, True]
+    assert [run["cells"] > 0 for run in second] == [False, False, True]
     secret, unseeded, seeded = (torch.cat([w.flatten() for w in run["steps"][-1].values()]) for run in first)
     assert not torch.equal(secret, unseeded) and not torch.equal(secret, seeded)
 
@@ -154,6 +154,28 @@ def test_features_masters_are_the_same_on_all_ranks(ranks):
         for name, master in one["masters"].items():
             assert torch.equal(master, other["masters"][name]) and torch.equal(master, first[0]["masters"][name])
             assert master.dtype == torch.float32 and not torch.equal(master, master.bfloat16().float())
+
+
+def test_features_split_state_follows_renamed_components(ranks):
+    """And a new label: its weights are those of ranks that keep all of it."""
+    (whole, split), others = (found["runs"] for found in ranks("renamed"))
+    assert_same_on_both(whole, split)
+    for one, other in zip((whole, split), others):
+        assert_same_on_both(one, other)
+
+
+def test_features_split_state_is_whole_after_a_run(ranks):
+    """On all ranks, to the last bit, so that the optimizer can be saved, or train again."""
+    (whole, whole_again, *split), others = (found["runs"] for found in ranks("run_again"))
+    for first, second in (split, others[2:]):
+        assert_same_on_both(whole, first)
+        assert_same_on_both(whole_again, second)
+        assert 0 < first["cells"] < whole["cells"]
+        saved = first["saved"]["params"]
+        assert saved.keys() == whole["saved"]["params"].keys()
+        for name, found in whole["saved"]["params"].items():
+            assert found["updates"] == saved[name]["updates"] and found["state"].keys() == saved[name]["state"].keys()
+            assert all(torch.equal(value, saved[name]["state"][key]) for key, value in found["state"].items())
 
 
 def test_features_bf16_is_as_in_one_process(ranks):

@@ -265,7 +265,7 @@ class Ranks(Alone):
     def whole_state(self, optimizer: TorchOptimizer) -> dict[str, Any] | None:
         if self._shards is None:
             return optimizer.state_dict() if self.writes else None
-        return self._shards.gather_state(optimizer.state_dict())
+        return self._shards.gather_state(optimizer.state_dict(), optimizer.trained_params)
 
     def barrier(self) -> None:
         self.group.barrier()
@@ -274,8 +274,32 @@ class Ranks(Alone):
         return RanksState(self.seed, self.size)
 
     def close(self, error: BaseException | None) -> None:
-        self._optimizer.reduce_by(None)
-        self.group.close(error)
+        try:
+            if self._shards is not None and self._shards.have_begun:
+                self._end_split(error)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._shards = None
+            self._optimizer.reduce_by(None)
+            self.group.close(error)
+
+    def _end_split(self, error: BaseException | None) -> None:
+        """Give all ranks the whole state of the optimizer, which may be saved or used again after the run. Not after an
+        error: other ranks may not come.
+        """
+        if error is None:
+            whole = self.whole_state(self._optimizer)
+            if whole is not None:
+                whole |= {"averages": None, "grads": {}}  # all ranks have them
+            self._optimizer.roll_back(self.share(in_main_memory(whole)))
+        elif isinstance(error, GeneratorExit):
+            logger.warning(
+                "The training was left before its end, so the optimizer on rank %d has a part of its state only. To "
+                "use it again, end the training by max_steps, or by a listener that sets should_stop.",
+                self.rank,
+            )
 
 
 class SameRequests:

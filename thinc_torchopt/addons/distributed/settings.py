@@ -27,7 +27,7 @@ class Distributed(Attachment):
     share_evaluation (bool): Whether each rank processes a part of the development data. If not, rank 0 evaluates alone.
     shard_state (bool): Whether each rank keeps only a part of the optimizer's state, and updates these params, as in
         ZeRO stage 1. With AdamW and n ranks, it saves 2 (n-1)/n times the size of the model on each. For torch's
-        algorithms, except LBFGS, and for the drop-ins. Checkpoints hold the whole state.
+        algorithms, except LBFGS, and for the drop-ins. Checkpoints hold the whole state, and so do ranks after the run.
     scale_learn_rate ("none" | "linear" | "sqrt"): Multiply all learning rates, also those set by rules, by the number
         of ranks ("linear") or its square root ("sqrt").
     RAISES (ConfigError): An argument is out of its range.

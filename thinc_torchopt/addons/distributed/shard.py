@@ -8,7 +8,7 @@ added, grow and be unfrozen, and their state is saved by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,28 +38,34 @@ class Shards:
 
     group (RankGroup): The ranks.
     owners (int | None): Number of ranks that update params, from rank 0 on. None: all.
+
+    Public: `have_begun` (whether any param has a rank).
     """
 
     def __init__(self, group: RankGroup, owners: int | None = None):
         self._group = group
-        self._owners: dict[str, int] = {}
+        self._owners: dict[object, int] = {}  # by the param's lineage
         self._sizes = [0] * (group.size if owners is None else owners)
 
+    @property
+    def have_begun(self) -> bool:
+        return bool(self._owners)
+
     def owner_of(self, param: Param) -> int:
-        """The rank of a param, which never changes. All ranks must ask for params in the same order."""
-        if param.name not in self._owners:
+        """The rank of a param, also when it is renamed or grows. All ranks must ask for params in the same order."""
+        if param.lineage not in self._owners:
             rank = min(range(len(self._sizes)), key=lambda rank: (self._sizes[rank], rank))
-            self._owners[param.name] = rank
+            self._owners[param.lineage] = rank
             self._sizes[rank] += param.tensor.numel()
-        return self._owners[param.name]
+        return self._owners[param.lineage]
 
     def own(self, params: Sequence[Param]) -> list[Param]:
         """The params that this rank updates, of all that are updated. Drops the state of the others."""
         for param in sorted(params, key=lambda param: (-param.tensor.numel(), param.name)):
             self.owner_of(param)
-        own = [param for param in params if self._owners[param.name] == self._group.rank]
+        own = [param for param in params if self.owner_of(param) == self._group.rank]
         for param in params:
-            if self._owners[param.name] != self._group.rank and param.group is not None:
+            if self.owner_of(param) != self._group.rank and param.group is not None:
                 param.group.owner.states.drop(param)
         return own
 
@@ -68,7 +74,7 @@ class Shards:
         """Copy the new values of params from their ranks. params (Sequence[Param]): All that are updated."""
         parts: dict[tuple[int, torch.dtype, torch.device], list[torch.Tensor]] = {}
         for param in params:
-            parts.setdefault((self._owners[param.name], param.dtype, param.device), []).append(param.tensor)
+            parts.setdefault((self.owner_of(param), param.dtype, param.device), []).append(param.tensor)
         for (rank, _, _), tensors in sorted(parts.items(), key=lambda part: (part[0][0], str(part[0]))):
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
             self._group.broadcast_tensor(flat, rank)
@@ -76,16 +82,16 @@ class Shards:
                 for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
                     tensor.copy_(values.view(tensor.shape))
 
-    def gather_state(self, saved: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The whole state of an optimizer. All ranks must call it. saved (Mapping): This rank's `state_dict`.
+    def gather_state(self, saved: Mapping[str, Any], params: Iterable[Param]) -> dict[str, Any] | None:
+        """The whole state of an optimizer. All ranks must call it.
 
+        saved (Mapping): This rank's `state_dict`. params (Iterable[Param]): The optimizer's.
         RETURNS (dict | None): The state on rank 0. None on other ranks.
         """
-        own = {
-            name: found["state"]
-            for name, found in saved["params"].items()
-            if self._owners.get(name, self._group.rank) == self._group.rank
+        elsewhere = {
+            param.name for param in params if self._owners.get(param.lineage, self._group.rank) != self._group.rank
         }
+        own = {name: found["state"] for name, found in saved["params"].items() if name not in elsewhere}
         states: dict[str, Any] = {}
         for of_rank in self._group.gather_on_0(in_main_memory(own)) or ():
             states |= {name: state for name, state in of_rank.items() if state or name not in states}

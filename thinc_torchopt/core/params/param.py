@@ -36,6 +36,7 @@ class Param:
     name (str): Its lasting name.
     aliases (tuple[str, ...]): Its other names, if it is used in several places: in two components, or tied in a module.
     key (Key): Its key in this process.
+    lineage (object): Stays when it is renamed, and is passed on to the param that takes its name, such as a larger one.
     source (Any): The model's NumPy or CuPy array, or torch tensor.
     holder (Model | Shim | None): The node or shim of the pipeline that has it. None: it is outside the pipeline.
     module (torch.nn.Module | None): The module of its shim, as last seen.
@@ -80,6 +81,7 @@ class Param:
         "is_torch",
         "joined_at",
         "key",
+        "lineage",
         "module",
         "name",
         "rate_factor",
@@ -96,6 +98,7 @@ class Param:
         self.name = name
         self.aliases: tuple[str, ...] = ()
         self.key = key
+        self.lineage = object()
         self.set_source(source)
         self.holder: Model[Any, Any] | Shim | None = None
         self.module: torch.nn.Module | None = None

@@ -44,11 +44,12 @@ class BufferKeeper(Keeper, Protocol):
 class Released(NamedTuple):
     """The values that a param leaves to the one that takes its name.
 
-    steps, joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
+    lineage, steps, joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
     state, average (Any): Its state and its average, or None.
     master (Tensor | None): Its float32 master, if it is of half precision.
     """
 
+    lineage: object
     shape: tuple[int, ...]
     dtype: torch.dtype
     steps: int

@@ -405,6 +405,8 @@ class ParamTable:
                     new.append(param)
                 if saved is not None:
                     param.steps = saved.updates
+                if old is not None:
+                    param.lineage = old.lineage
                 self.by_key[key] = param
         try:
             self._sync(known, new)
@@ -501,6 +503,7 @@ class ParamTable:
         """
         average = self.averages.release(param) if goes_on and self.averages is not None else None
         self._released[param.name] = Released(
+            param.lineage,
             tuple(param.shape),
             param.dtype,
             param.steps if goes_on else 0,
