@@ -55,6 +55,8 @@ HURRY_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _PULSE_SECONDS = 1.0
 _groups = count()
+# By address. Rank 0 goes on to serve it after a training: another rank may have begun the next one already.
+_stores: dict[tuple[str, int], Any] = {}
 
 
 class RankGroup:
@@ -103,6 +105,7 @@ class RankGroup:
             if rank:
                 wait_for_store(master, port)
             base, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS)))
+            _stores[master, port] = base
             # The store outlives restarted ranks, with everything that earlier ranks have written.
             store = PrefixStore(f"torchopt-{_find_each_other(base, rank, size, next(_groups))}", base)
             dist.init_process_group(
