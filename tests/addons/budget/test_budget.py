@@ -161,9 +161,9 @@ def test_budget_of_a_run_that_was_killed(corpus, tmp_path):
     assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")
 
 
-@pytest.mark.parametrize("limit", ["15 steps", "40 steps"])
+@pytest.mark.parametrize("limit", ["15 steps", "25 steps"])
 def test_budget_may_change_until_the_fall_begins(limit, corpus, tmp_path):
-    train(tmp_path, corpus, "30 steps", crash_at=10)
+    train(tmp_path, corpus, "20 steps", crash_at=9)
     amount = int(limit.split()[0])
     fall = amount // 5
     rest = train(tmp_path, corpus, limit)
@@ -277,13 +277,13 @@ def test_budget_of_seconds_ends_in_time(evaluation, limit, frequency, least, cor
 def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path, monkeypatch):
     """What was used before counts, and the fall goes on where it was."""
     clock = Clock(monkeypatch, step=lambda step: 1.0, evaluation=2.0)
-    whole = train(tmp_path / "whole", corpus, "60s")
+    whole = train(tmp_path / "whole", corpus, "40s")
     used = clock.now - 1000.0
     clock.now = 1000.0
-    begun = train(tmp_path / "parts", corpus, "60s", crash_at=len(whole) - 3)
+    begun = train(tmp_path / "parts", corpus, "40s", crash_at=len(whole) - 3)
     clock.now += 1e6  # between the two
     before = clock.now
-    went_on = train(tmp_path / "parts", corpus, "60s")
+    went_on = train(tmp_path / "parts", corpus, "40s")
     assert {**begun, **went_on} == whole
     assert clock.now - before < used / 2
     assert digests(tmp_path / "parts" / "output") == digests(tmp_path / "whole" / "output")

@@ -1,12 +1,11 @@
-"""Metrics and operations of another package, found by its entry points: in processes of their own, as they are read
-when Python starts.
-"""
+"""Metrics and operations of another package, found by its entry points: in processes of their own."""
 
 import json
 import os
 
 import pytest
 
+from ...forks import python
 from ...spacy_cli import flags_of, spacy_process
 from .test_training import STEP, config_for, definition, rule
 
@@ -37,6 +36,15 @@ acme.LongestDoc.v1 = acme_rules:LongestDoc
 acme.Gone.v1 = acme_rules:Gone
 [thinc_controller_operations]
 acme.Notebook.v1 = acme_rules:Notebook
+"""
+# spaCy's command line, where a folder with a package comes first.
+SPACY = """
+import runpy, sys
+from importlib.metadata import entry_points
+import catalogue
+sys.path.insert(0, sys.argv.pop(1))
+catalogue.AVAILABLE_ENTRY_POINTS = entry_points()
+runpy.run_module("spacy", run_name="__main__", alter_sys=True)
 """
 
 
@@ -74,7 +82,7 @@ def test_entry_points_are_checked(rules, tmp_path):
     ]
     rules["operations"][0]["arguments"] = {}
     (tmp_path / "rules.json").write_text(json.dumps(rules))
-    run = spacy_process("torchopt", "controller", tmp_path / "rules.json", "--check", check=False)
+    run = python(SPACY, tmp_path / "site", "torchopt", "controller", tmp_path / "rules.json", "--check", check=False)
     assert run.returncode == 1 and "found 4 faults" in run.stderr and "Traceback" not in run.stderr
     text = " ".join(run.stderr.split())
     assert "a key of longest, found 'word'. Did you mean 'words'?" in text
