@@ -89,7 +89,8 @@ def _modules() -> list[str]:
 
 def _replaced() -> Iterator[str]:
     """By where the code of a function is written, whatever its name."""
-    ours, owners = f"{PACKAGE}{os.sep}", list[tuple[str, Any]]([("sys", sys), ("warnings", warnings)])
+    ours = f"{PACKAGE}{os.sep}"
+    owners: list[tuple[str, Any]] = [("sys", sys), ("warnings", warnings)]
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("spacy", "thinc") and isinstance(module, types.ModuleType):
             owners += [(name, module), *((name, value) for value in vars(module).values() if isinstance(value, type))]
