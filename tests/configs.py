@@ -10,8 +10,9 @@ from confection import Config
 from thinc_torchopt.core.compat import has_opacus, has_pytorch_optimizer, has_tensorboard, has_torchao
 
 from .conftest import CONFIGS, HAS_MUON
+from .forks import python
 from .models import TOK2VEC, WIDTH
-from .spacy_cli import Run, flags_of, spacy_cli, spacy_process, toy_corpus
+from .spacy_cli import Run, flags_of, spacy_cli, toy_corpus
 
 NAMES = sorted(path.name for path in CONFIGS.glob("*.cfg"))
 TRANSFORMERS = ("fine_tuning.cfg", "transformer.cfg")
@@ -64,6 +65,7 @@ def run_head(name: str, folder: Path, *, steps: int, process: bool = False) -> R
         for _, *args in commands_in_head(name):
             # What starts processes, or is to be as its reader has it, runs in a process of its own.
             in_process = not process and "--nproc-per-node" not in args
-            run = (spacy_cli if in_process else spacy_process)(*args, *(quick if "train" in args[:2] else []))
+            words = [*args, *(quick if "train" in args[:2] else [])]
+            run = spacy_cli(*words) if in_process else python(words)
     assert "train" in args[:2]
     return run

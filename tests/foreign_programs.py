@@ -6,6 +6,7 @@ Run as a program, it answers requests: see forks.py.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 import warnings
@@ -88,6 +89,7 @@ def _modules() -> list[str]:
 
 def _replaced() -> Iterator[str]:
     """By where the code of a function is written, whatever its name."""
+    ours = f"{PACKAGE}{os.sep}"
     owners: list[tuple[str, Any]] = [("sys", sys), ("warnings", warnings)]
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("spacy", "thinc") and isinstance(module, types.ModuleType):
@@ -95,7 +97,7 @@ def _replaced() -> Iterator[str]:
     for name, owner in owners:
         for key, value in list(vars(owner).items()):
             code = getattr(value, "__code__", None)
-            if code is not None and Path(code.co_filename).is_relative_to(PACKAGE):
+            if code is not None and code.co_filename.startswith(ours):
                 yield f"{name}.{key}"
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from configparser import ConfigParser
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -72,11 +73,17 @@ def test_package_entry_points_all_load_and_are_seen_by_spacy():
     assert count == 77
 
 
+@cache
+def trees():
+    """The package's code, by the path of its files."""
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+
+
 def test_package_learn_rate_has_one_writer():
     """Nothing but core/rates/writer.py writes the `lr` of a torch param group; torchao's steps get it as a tensor."""
     writers = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
             targets = (
                 node.targets
                 if isinstance(node, ast.Assign)
@@ -90,9 +97,13 @@ def test_package_learn_rate_has_one_writer():
                     and isinstance(target.slice, ast.Constant)
                     and target.slice.value == "lr"
                 ):
-                    writers.append(path.name)
+                    writers.append(path.rpartition("/")[2])
     # For optimizers without a writer: new_params.py.
     assert set(writers) == {"writer.py", "torchao.py", "new_params.py"}
+
+
+def is_name(node, *names):
+    return isinstance(node, ast.Name) and node.id in names
 
 
 def private_names(tree):
@@ -103,13 +114,13 @@ def private_names(tree):
 
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            of_self = is_name(node.value, "self", "cls")
             names = [] if of_self else [node.attr]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names = [*node.module.split("."), *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Import):
             names = [part for alias in node.names for part in alias.name.split(".")]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+        elif isinstance(node, ast.Call) and is_name(node.func, "getattr", "setattr", "hasattr", "delattr"):
             names = [node.args[1].value] if isinstance(node.args[1], ast.Constant) else []
         else:
             continue
@@ -119,7 +130,7 @@ def private_names(tree):
 def own_names(tree):
     """What a file gives a name to: attributes of `self`, variables, fields, functions and classes."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_name(node.value, "self"):
             yield node.attr
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -129,16 +140,15 @@ def own_names(tree):
 
 def test_package_private_parts_of_the_hosts_are_known_in_one_place():
     """host.py, beside torch's ops in kernels.py: nobody else reads what is read there, or a name that is not ours."""
-    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
-    known = {name for name, _ in private_names(trees["core/host.py"])}
+    known = {name for name, _ in private_names(trees()["core/host.py"])}
     assert {"_model", "_grad_scaler", "_buffers", "_version", "_util", "_optimizer_step_pre_hooks"} <= known
-    ops = {name for name, _ in private_names(trees["core/kernels.py"])}
+    ops = {name for name, _ in private_names(trees()["core/kernels.py"])}
     assert ops and all(name.startswith(("_foreach_", "_fused_")) for name in ops)
     # Those of a NamedTuple are public.
-    ours = {name for tree in trees.values() for name in own_names(tree)} | {"_asdict", "_fields"}
+    ours = {name for tree in trees().values() for name in own_names(tree)} | {"_asdict", "_fields"}
     assert [
         f"{path}:{line}: {name}"
-        for path, tree in trees.items()
+        for path, tree in trees().items()
         if path not in ("core/host.py", "core/kernels.py")
         for name, line in private_names(tree)
         if name in known or name not in ours

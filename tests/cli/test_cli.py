@@ -3,10 +3,10 @@ called by hand.
 """
 
 import json
-import os
 import random
 import shutil
 import sys
+from functools import partial
 from io import StringIO
 from itertools import islice, pairwise
 
@@ -33,9 +33,15 @@ from ..conftest import CONFIGS
 from ..forks import python
 from ..models import slots
 from ..runs import contents
-from ..spacy_cli import Terminal, spacy_cli, spacy_process, toy_corpus
+from ..spacy_cli import Terminal, spacy_cli, toy_corpus
 
 PARAM_GROUPS = CONFIGS / "param_groups.cfg"
+WITHOUT_MATPLOTLIB = """
+import runpy, sys
+sys.modules["matplotlib"] = None
+sys.argv[0] = "spacy"
+runpy.run_module("spacy", run_name="__main__")
+"""
 
 # A tok2vec with a torch module on top, one layer of which is not to be trained.
 TORCH_TOK2VEC = """
@@ -379,11 +385,8 @@ def test_cli_schedule_draws(folder):
 
 def test_cli_schedule_without_matplotlib(folder, monkeypatch):
     """None in sys.modules: for Python there is no such module. One process for all, and then the flag alone."""
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text("import sys\nsys.modules['matplotlib'] = None\n")
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]))
-        assert "shared/layer-3" in torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", run=spacy_process).stdout
+    run = torchopt(folder, "schedule", PARAM_GROUPS, "--steps", "50", run=partial(python, WITHOUT_MATPLOTLIB))
+    assert "shared/layer-3" in run.stdout
     monkeypatch.setattr(compat, "has_matplotlib", False)
     for command in ("schedule", "find-lr"):
         run = torchopt(folder, command, PARAM_GROUPS, "--output", folder / "rates.png", check=False)

@@ -60,7 +60,7 @@ def run(*args, check=True):
 
 def test_try_says_how_long_it_takes_and_writes_one_file(folder):
     before = contents(folder)
-    done = run("slow.cfg", "--recipes", "drop-in", "--steps", 10, "--output", "better.cfg")
+    done = run("slow.cfg", "--recipes", "drop-in", "--steps", 2, "--output", "better.cfg")
     shown = done.stdout
     assert re.search(r"left\] drop-in, seed 2 of 2: \d\.\d{4}$", done.stderr, re.MULTILINE)  # a line for each trial
     assert re.search(r"left\] tuned Adam, a rate of up to 0.002, averages: \d\.\d{4}$", done.stderr, re.MULTILINE)
@@ -196,7 +196,7 @@ def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
     hook = f'\n[training.before_update]\n@callbacks = "test_try.stop.v1"\ntrial = {trial}\n'
     (folder / "stops.cfg").write_text(text + hook)
     (folder / "better.cfg").write_text("# of an earlier comparison")
-    args = ("--recipes", "adamw", "--steps", 3, "--code", "stops.py", "--output", "better.cfg")
+    args = ("--recipes", "adamw", "--steps", 2, "--code", "stops.py", "--output", "better.cfg")
     done = run("stops.cfg", *args, check=False)
     is_kept = (folder / "better.cfg").read_text() == "# of an earlier comparison"
     assert is_kept == (trial < 6) and ("Saved" not in done.stdout) == is_kept
@@ -211,7 +211,7 @@ def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
 def test_try_tells_of_recipes_that_fail(folder):
     """fine-tune can't be used where there are groups; adamw at such a rate diverges."""
     rate = ["--training.optimizer.learn_rate", "1e30", "--training.optimizer.grad_clip", "0"]
-    done = run("slow.cfg", "--recipes", "adamw", "--steps", 30, "--seeds", 1, *rate)
+    done = run("slow.cfg", "--recipes", "adamw", "--steps", 4, "--seeds", 1, *rate)
     assert "can't be compared: the loss, the gradients or the score were not finite at step" in done.stdout
     groups = run(CONFIGS / "param_groups.cfg", "--recipes", "fine-tune,drop-in", "--steps", 2, check=False)
     assert groups.returncode == 1 and not groups.stdout

@@ -3,14 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from thinc_torchopt.core.errors import ConfigError, StateError
 from thinc_torchopt.loop.run_lock import RunLock
+
+from ..forks import Started, python
 
 HOLD = """
 import sys, time
@@ -29,10 +29,8 @@ def children_of(pid):
 
 
 def hold(folder, code=HOLD):
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "taken\n"
+    process = Started(code, folder, stdin=True)
+    assert process.readline() == "taken\n"
     return process
 
 
@@ -42,7 +40,7 @@ def test_run_lock_is_for_one_process(tmp_path):
         with pytest.raises(StateError, match=rf"another run uses it: process {process.pid} on .*, since 20") as caught:
             lock.acquire()
         assert "'path' in [training.optimizer.checkpoint]" in str(caught.value)
-        process.communicate("\n")
+        process.communicate(b"\n")
     lock.acquire()
     lock.release()
     assert os.listdir(tmp_path / "state") == []
@@ -92,7 +90,7 @@ def test_run_lock_goes_to_the_last_run_of_a_process(tmp_path):
         "import sys; from pathlib import Path; from thinc_torchopt.loop.run_lock import RunLock; "
         "RunLock(Path(sys.argv[1])).acquire()"
     )
-    other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    other = python(code, tmp_path, check=False)
     assert other.returncode and "another run uses" in other.stderr
     second.release()
     assert not (tmp_path / "lock.json").exists()
