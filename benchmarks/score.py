@@ -729,7 +729,8 @@ def table(rows: list[Row]) -> Iterator[str]:
             cells += [str(row.gain(other, part)) for other in ("stock", "tuned")]
             yield f"| {name_of(row.task)} | {part} | {row.counts} | {' | '.join(cells)} |"
     yield ""
-    yield "| task | steps | seconds | of these evaluating | `best` / stock | `best` / tuned | tuned: its peak, averages, batches if its own |"
+    arms = "`best` / stock | `best` / tuned | tuned: peak, averages, batches if its own"
+    yield f"| task | steps | seconds | of these evaluating | {arms} |"
     yield "| --- " * 7 + "|"
     for row in rows:
         cells = [", ".join(f"{row.mean_of(key, arm):,.0f}" for arm in MAIN) for key in ("steps", "cpu", "evaluating")]
