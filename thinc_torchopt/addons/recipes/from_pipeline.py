@@ -273,7 +273,7 @@ def _listened_to(nlp: Language, learners: Sequence[str]) -> tuple[list[str], dic
                 # A listener with upstream = "*" is fed by the last encoder, and spaCy copies the first.
                 if beside := [one for one in nlp.pipe_names if one != name and learner in heard[one]]:
                     raise ConfigError(
-                        f"Can't train '{learner}' alone: it listens to '{name}', as {others} do, and to "
+                        f"Can't train '{learner}' alone: it shares '{name}' with {others}, and listens to "
                         f"'{beside[0]}', and spaCy can copy an encoder for it only if there is just one. Train all of "
                         "them, on texts that are annotated for each, or begin with a pipeline in which the listener of "
                         f"'{learner}' has the name of its encoder as `upstream`, and not '*'."
@@ -281,7 +281,7 @@ def _listened_to(nlp: Language, learners: Sequence[str]) -> tuple[list[str], dic
                 copies[learner] = [".".join(place) for place in _listeners_in(nlp.get_pipe_config(learner))]
                 if not copies[learner]:
                     raise ConfigError(
-                        f"Can't train '{learner}' alone: it listens to '{name}', as {others} do, and its config has no "
+                        f"Can't train '{learner}' alone: it shares '{name}' with {others}, and its config has no "
                         "listener to replace by a copy. Train all of them, on texts that are annotated for each."
                     )
     return encoders, copies
