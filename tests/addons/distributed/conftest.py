@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from ...conftest import ROOT
-from ...forks import Started
+from ...forks import Started, begin
 from ...spacy_cli import toy_corpus
 
 WORKER = "tests.addons.distributed.worker"
+RUN_WORKER = f"import runpy; runpy.run_module({WORKER!r}, run_name='__main__', alter_sys=True)"
 
 
 @pytest.fixture(scope="session")
@@ -59,15 +60,24 @@ def variables_of_ranks(size=2):
 
 def launch(folder, *names, ranks=2):
     """Run worker.py. Without torch's launcher, which has tests of its own, ranks need not import everything."""
-    program = f"import runpy; runpy.run_module({WORKER!r}, run_name='__main__', alter_sys=True)"
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(Started(program, folder, *names, variables=variables))
+            stack.enter_context(Started(RUN_WORKER, folder, *names, variables=variables))
             for variables in variables_of_ranks(ranks)
         ]
         for process in processes:
             printed, _ = process.communicate(timeout=900)
             assert process.returncode == 0, printed
+
+
+def launch_on_double(folder, *names):
+    """In forks of this process, which has imported the double."""
+    with (folder / "printed").open("wb") as file:
+        options = {"stdout": file.fileno(), "stderr": file.fileno(), "folder": str(ROOT)}
+        words = [str(folder), *names]
+        processes = [begin(RUN_WORKER, *words, **options, variables=variables) for variables in variables_of_ranks()]
+        statuses = [os.waitpid(process, 0)[1] for process in processes]
+    assert statuses == [0, 0], (folder / "printed").read_text("utf8")
 
 
 def launch_on_gpu(folder, *names, ranks=2):
