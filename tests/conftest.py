@@ -51,9 +51,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_finish(session):
-    """The tests themselves, and all that they import, are never garbage: it takes long to look through them again."""
+    """The tests themselves, and all that they import, are never garbage: it takes long to look through them again. So
+    does what each makes, which is little.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

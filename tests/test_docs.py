@@ -246,6 +246,8 @@ def run_spacy(args, folder, monkeypatch):
         quick += ["--trials", "2"]
     if args[0] == "train":
         quick = flags_of({"training.max_steps": 2, "training.eval_frequency": 1})
+    if "--budget" in args:
+        quick = flags_of({"training.eval_frequency": 20})
     run = spacy_cli(*args, *quick)
     written = ("--output", "--picture")
     assert run.stdout and all((folder / output).exists() for flag, output in pairwise(args) if flag in written)
@@ -463,14 +465,13 @@ def test_docs_name_only_what_is_registered():
 
 
 @pytest.mark.parametrize(("steps", "least"), [(100, 0.6), pytest.param(400, 0.8, marks=pytest.mark.slow)])
-def test_docs_demo(steps, least, tmp_path):
+def test_docs_demo(steps, least, tmp_path, monkeypatch):
     """`make demo`, without its set-up: a model that scores well. At first for a quarter of its steps. In a pipe there
     are neither bars nor colours.
     """
     overrides = [] if steps == 400 else ["--training.max_steps", str(steps), "--training.eval_frequency", str(steps)]
-    command = [sys.executable, ROOT / "examples" / "demo.py", "--output", tmp_path / "demo", *overrides]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert run.returncode == 0, run.stdout + run.stderr
+    monkeypatch.chdir(tmp_path)
+    run = python(RUN_SCRIPT, ROOT / "examples" / "demo.py", "--output", "demo", *overrides)
     score = spacy.load(tmp_path / "demo" / "model-best").meta["performance"]["ents_f"]
     assert score > least and f"{score:.1%} is both combined" in run.stdout
     assert not re.search("[\r\x1b]", run.stdout + run.stderr)

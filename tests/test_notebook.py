@@ -18,6 +18,7 @@ def test_notebook_is_committed_without_outputs():
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
 
+@pytest.mark.slow  # three processes import everything; what the cells call has tests of its own
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
 @pytest.mark.filterwarnings("ignore")  # of the kernel's client
 def test_notebook_runs(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from thinc_torchopt.cli.train import with_budget
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.loop.checkpoint_folder import read_checkpoint, steps_of
 
+from ..configs import smaller
 from ..conftest import CONFIGS
 from ..forks import python
 from ..runs import config_for
@@ -140,7 +141,8 @@ def test_budget_as_it_is_typed(corpus, tmp_path):
     def text(run):
         return re.sub(r"\s+", " ", run.stdout + run.stderr)
 
-    config, output = CONFIGS / "schedules_to_the_end.cfg", ("--output", tmp_path / "out")
+    config, output = tmp_path / "my.cfg", ("--output", tmp_path / "out")
+    config.write_text(smaller((CONFIGS / "schedules_to_the_end.cfg").read_text()))
     first = text(python(["torchopt", "train", config, *output, "--budget", "40 steps", *paths, *quick]))
     assert "learn_rate: rises to 0.003 in 2 steps, and stays until it falls" in first
     assert "Training pipeline ====" in first and "\x1b" not in first  # not in a terminal

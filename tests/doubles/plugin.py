@@ -4,6 +4,7 @@ Models that tests build then are on it, as after `spacy train --gpu-id 0`.
 """
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser):
@@ -21,6 +22,7 @@ def pytest_load_initial_conftests(early_config):
         from . import install
 
         install()
+        torch.set_num_threads(1)  # tests fork it, and the threads would be missing there
 
 
 @pytest.fixture(autouse=True)
