@@ -233,7 +233,7 @@ def test_wheelhouse_is_installed_over_another_pythons_packages(tmp_path):
     commands = commands.replace("thinc-torchopt", "ours")
     run = subprocess.run(["bash", "-e", "-c", commands], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    code = "import sys, ours, torch; print(sys.prefix, ours.__file__, torch.__file__)"
+    code = "import sys, ours, importlib.util as i; print(sys.prefix, ours.__file__, i.find_spec('torch').origin)"
     command = [tmp_path / "offline" / "bin" / "python", "-c", code]
     shown = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert shown[0] == str(tmp_path / "offline") and shown[1].startswith(shown[0]) and shown[2] == torch.__file__
