@@ -6,7 +6,7 @@ import random
 import numpy
 import pytest
 
-from thinc_torchopt.core.errors import CheckpointWarning, StateError
+from thinc_torchopt.core.errors import CheckpointWarning, StateError, StateReadError
 from thinc_torchopt.core.schema import write as to_dicts
 from thinc_torchopt.core.state.files import MANIFEST, clear_leftovers, write_folder
 from thinc_torchopt.loop.checkpoint_folder import (
@@ -115,6 +115,20 @@ def test_checkpoint_folder_passes_over_one_with_a_damaged_progress(progress, tmp
         read_checkpoint(tmp_path / name_of(6))
     shown = spacy_cli("torchopt", "checkpoint", tmp_path / name_of(6), check=False)
     assert shown.returncode == 1 and "progress" in shown.stdout
+
+
+def test_checkpoint_folder_passes_over_none_that_can_not_be_read(without_privileges, tmp_path):
+    """It may be undamaged. Neither is it counted among those that are kept."""
+    for step in (1, 4, 5, 6):
+        write_folder(tmp_path / name_of(step), saved_run(step))
+    for step in (1, 6):
+        (tmp_path / name_of(step)).chmod(0)
+    with pytest.raises(StateReadError, match="step-00000006"):
+        next(whole_ones(tmp_path))
+    prune(tmp_path, 1)
+    assert left(tmp_path) == [1, 5, 6]
+    (tmp_path / name_of(6)).chmod(0o700)
+    assert next(whole_ones(tmp_path)).progress.step == 6
 
 
 def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from ..core.errors import CheckpointWarning, StateError
+from ..core.errors import CheckpointWarning, StateError, StateReadError
 from ..core.schema import Count, Positive, check_version, read
 from ..core.state import (
     MANIFEST,
@@ -152,7 +152,8 @@ def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[Saved
     """The undamaged checkpoints, newest first. Warns of damaged ones.
 
     damaged (set[Path]): Damaged ones are added here.
-    RAISES (StateError): A newer version wrote one. Skipping it would lose training.
+    RAISES (StateError): A newer version wrote one. (StateReadError): One can't be read. Skipping it would lose
+        training.
     """
     yield from _whole(reversed(steps_of(folder)), "older", damaged)
 
@@ -214,9 +215,9 @@ def prune(
 def remove(paths: Iterable[Path]) -> None:
     """Remove checkpoints. A folder with other files in it stays, with these files."""
     for path in paths:
-        ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
-        if ours and not path.is_symlink():
-            with suppress(OSError):
+        with suppress(OSError):
+            ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
+            if ours and not path.is_symlink():
                 for file in ours:
                     file.unlink()
                 path.rmdir()
@@ -225,7 +226,7 @@ def remove(paths: Iterable[Path]) -> None:
 def _looks_whole(path: Path) -> bool:
     try:
         check_folder(path, only_sizes=True)
-    except StateError:
+    except (StateError, StateReadError):
         return False
     return True
 
