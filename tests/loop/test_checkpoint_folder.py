@@ -1,5 +1,6 @@
 """What is in a folder of checkpoints: ours is known by name and content, and nothing else is touched."""
 
+import json
 import os
 import random
 
@@ -12,10 +13,12 @@ from thinc_torchopt.core.state.files import MANIFEST, clear_leftovers, write_fol
 from thinc_torchopt.loop.checkpoint_folder import (
     VERSION,
     SavedTraining,
+    bytes_of,
     name_of,
     prune,
     read_checkpoint,
     remove,
+    room_for,
     step_of,
     steps_of,
     whole_ones,
@@ -129,6 +132,23 @@ def test_checkpoint_folder_passes_over_none_that_can_not_be_read(without_privile
     assert left(tmp_path) == [1, 5, 6]
     (tmp_path / name_of(6)).chmod(0o700)
     assert next(whole_ones(tmp_path)).progress.step == 6
+
+
+def test_checkpoint_folder_shows_which_ones_can_not_be_read(without_privileges, monkeypatch, tmp_path):
+    """And leaves out those that a running training has just removed."""
+    for step in (5, 6):
+        write_folder(tmp_path / name_of(step), {**saved_run(step), "optimizer": {"groups": {}}})
+    (tmp_path / name_of(6)).chmod(0)
+    assert room_for(tmp_path, 100_000, 1) == 200_000 - bytes_of(tmp_path / name_of(5)) < 200_000
+    there = [*steps_of(tmp_path), tmp_path / name_of(7)]
+    monkeypatch.setattr("thinc_torchopt.cli.checkpoint.steps_of", lambda folder: there)
+    shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path, "--json").stdout)
+    assert [(entry["name"], entry["whole"]) for entry in shown] == [(name_of(5), True), (name_of(6), None)]
+    assert "Permission denied" in shown[1]["problem"]
+    (tmp_path / name_of(5)).chmod(0)
+    shown = spacy_cli("torchopt", "checkpoint", tmp_path, check=False)
+    assert shown.returncode == 1 and shown.stdout.count("unreadable") == 2
+    assert "found 0 damaged and 2 unreadable. Make these readable" in shown.stderr
 
 
 def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):

@@ -125,8 +125,15 @@ def room_for(folder: Path, each: int, keep: int) -> int:
 
     each (int): Bytes of one. keep (int): How many are kept.
     """
-    used = sum(file.stat().st_size for path in steps_of(folder) for file in path.iterdir() if file.is_file())
-    return max(0, (keep + 1) * each - used)
+    return max(0, (keep + 1) * each - sum(map(bytes_of, steps_of(folder))))
+
+
+def bytes_of(path: Path) -> int:
+    """Bytes of a checkpoint's files. 0: it was just removed, or can't be read."""
+    try:
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    except OSError:
+        return 0
 
 
 def read_checkpoint(path: Path) -> SavedTraining:
