@@ -151,6 +151,15 @@ def test_checkpoint_folder_shows_which_ones_can_not_be_read(without_privileges, 
     assert "found 0 damaged and 2 unreadable. Make these readable" in shown.stderr
 
 
+def test_checkpoint_folder_shows_no_renamed_one_as_whole(tmp_path):
+    """Unless its new name is none of a checkpoint."""
+    for name in (name_of(9), "copy"):
+        write_folder(tmp_path / name, saved_run(6))
+    with pytest.raises(StateError, match="expected the checkpoint of step 9, found that of step 6"):
+        read_checkpoint(tmp_path / name_of(9))
+    assert read_checkpoint(tmp_path / "copy").progress.step == 6
+
+
 def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):
     others = [
         "step-backup",

@@ -139,11 +139,22 @@ def bytes_of(path: Path) -> int:
 def read_checkpoint(path: Path) -> SavedTraining:
     """Read a checkpoint.
 
-    RAISES (StateError): It is missing or damaged, or a newer version wrote it.
+    RAISES (StateError): It is missing or damaged, the name of its folder is that of another step, or a newer version
+        wrote it. (StateReadError): It can't be read.
     """
-    saved = read_folder(path)
-    check_version(saved, VERSION, _what(path))
-    return read(SavedTraining, saved, _what(path))
+    found = read_folder(path)
+    check_version(found, VERSION, _what(path))
+    return _read(path, found)
+
+
+def _read(path: Path, found: Any) -> SavedTraining:
+    saved = read(SavedTraining, found, _what(path))
+    if (step := step_of(path)) not in (None, saved.progress.step):
+        raise StateError(
+            f"Can't use '{path}': expected the checkpoint of step {step}, found that of step {saved.progress.step}. "
+            "The folder was renamed."
+        )
+    return saved
 
 
 def _what(path: Path) -> str:
@@ -180,12 +191,7 @@ def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) 
             continue
         check_version(found, VERSION, _what(path))
         try:
-            saved = read(SavedTraining, found, _what(path))
-            if (step := saved.progress.step) != step_of(path):
-                raise StateError(
-                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of step {step}. "
-                    "The folder was renamed."
-                )
+            saved = _read(path, found)
         except StateError as error:
             _tell_damaged(path, error, order, damaged)
         else:
