@@ -11,10 +11,12 @@ from thinc_torchopt.core.errors import CheckpointWarning, StateError, StateReadE
 from thinc_torchopt.core.schema import write as to_dicts
 from thinc_torchopt.core.state.files import MANIFEST, clear_leftovers, write_folder
 from thinc_torchopt.loop.checkpoint_folder import (
+    STOPPED,
     VERSION,
     SavedTraining,
     bytes_of,
     name_of,
+    newest_whole,
     prune,
     read_checkpoint,
     remove,
@@ -141,7 +143,7 @@ def test_checkpoint_folder_shows_which_ones_can_not_be_read(without_privileges, 
     (tmp_path / name_of(6)).chmod(0)
     assert room_for(tmp_path, 100_000, 1) == 200_000 - bytes_of(tmp_path / name_of(5)) < 200_000
     there = [*steps_of(tmp_path), tmp_path / name_of(7)]
-    monkeypatch.setattr("thinc_torchopt.cli.checkpoint.steps_of", lambda folder: there)
+    monkeypatch.setattr("thinc_torchopt.cli.checkpoint.resumable", lambda folder: there)
     shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path, "--json").stdout)
     assert [(entry["name"], entry["whole"]) for entry in shown] == [(name_of(5), True), (name_of(6), None)]
     assert "Permission denied" in shown[1]["problem"]
@@ -158,6 +160,15 @@ def test_checkpoint_folder_shows_no_renamed_one_as_whole(tmp_path):
     with pytest.raises(StateError, match="expected the checkpoint of step 9, found that of step 6"):
         read_checkpoint(tmp_path / name_of(9))
     assert read_checkpoint(tmp_path / "copy").progress.step == 6
+
+
+def test_checkpoint_folder_resumes_from_that_of_a_stop_and_does_not_go_back_to_it(tmp_path):
+    for folder, step in ((tmp_path, 99_999_999), (tmp_path / STOPPED, 100_000_000)):
+        write_folder(folder / name_of(step), {**saved_run(step), "optimizer": {"groups": {}}})
+    assert newest_whole(tmp_path).progress.step == 100_000_000
+    assert [saved.progress.step for saved in whole_ones(tmp_path)] == [99_999_999]
+    shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path, "--json").stdout)
+    assert [entry["step"] for entry in shown] == [99_999_999, 100_000_000]
 
 
 def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):

@@ -12,7 +12,7 @@ from typer import Argument as Arg
 
 from ..core.errors import StateError, StateReadError
 from ..core.schema import write
-from ..loop.checkpoint_folder import bytes_of, read_checkpoint, steps_of
+from ..loop.checkpoint_folder import bytes_of, read_checkpoint, resumable
 from ._command import JSON
 from ._screen import errors_shown, make_console
 from ._terminal import print_json, print_notes, print_table, short
@@ -27,7 +27,7 @@ def checkpoint(
     and whether each checkpoint is whole, damaged or unreadable. Nothing is changed.
     """
     with errors_shown(as_json=as_json):
-        looked = [(folder, _look_into(folder)) for folder in steps_of(path) or [path]]
+        looked = [(folder, _look_into(folder)) for folder in resumable(path) or [path]]
         found = [entry for folder, entry in looked if folder.is_dir()]  # a running training may have removed others
     whole = [entry for entry in found if entry["whole"]]
     if as_json:

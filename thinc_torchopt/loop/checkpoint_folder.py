@@ -43,6 +43,8 @@ from .run_lock import RunLock
 logger = logging.getLogger("spacy.torchopt")
 
 VERSION = 3
+# Subfolder for the checkpoint of a step at which a signal stopped the run, and none was due.
+STOPPED = "stopped"
 # Writes under way, by folder: an abandoned run of this process may still write when the next one begins.
 _under_way: WeakValueDictionary[Path, Future[None]] = WeakValueDictionary()
 
@@ -109,10 +111,17 @@ def step_of(path: Path) -> int | None:
     return int(digits) if digits.isdecimal() and digits.isascii() and name_of(int(digits)) == path.name else None
 
 
-def steps_of(folder: Path) -> list[Path]:
-    """The folders with names of checkpoints, oldest first. Their content is not checked."""
-    found = ((step_of(path), path) for path in folder.glob("step-*") if path.is_dir())
+def steps_of(*folders: Path) -> list[Path]:
+    """The folders with names of checkpoints in some folders, oldest first. Their content is not checked."""
+    found = ((step_of(path), path) for folder in folders for path in folder.glob("step-*") if path.is_dir())
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
+
+
+def resumable(folder: Path) -> list[Path]:
+    """As `steps_of`, with the one that was written only because a signal stopped the run. A resumed run does not go
+    back to that one: a run that was never stopped could not.
+    """
+    return steps_of(folder, folder / STOPPED)
 
 
 def nearest(folder: Path) -> Path:
@@ -162,18 +171,17 @@ def _what(path: Path) -> str:
 
 
 def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedTraining | None:
-    """The newest undamaged checkpoint, if there is one."""
-    return next(whole_ones(folder, damaged), None)
+    """The newest undamaged checkpoint to resume from, if there is one."""
+    return next(_whole(reversed(resumable(folder)), "older", damaged), None)
 
 
-def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
-    """The undamaged checkpoints, newest first. Warns of damaged ones.
+def whole_ones(folder: Path) -> Iterator[SavedTraining]:
+    """The undamaged checkpoints to go back to, newest first. Warns of damaged ones.
 
-    damaged (set[Path]): Damaged ones are added here.
     RAISES (StateError): A newer version wrote one. (StateReadError): One can't be read. Skipping it would lose
         training.
     """
-    yield from _whole(reversed(steps_of(folder)), "older", damaged)
+    yield from _whole(reversed(steps_of(folder)), "older")
 
 
 def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedTraining]:
@@ -183,6 +191,7 @@ def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedTraining]:
 
 
 def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
+    """damaged (set[Path]): Damaged ones are added here."""
     for path in paths:
         try:
             found = read_folder(path)
@@ -283,9 +292,10 @@ class CheckpointWriter:
             logger.info("Waiting until an earlier run has written its checkpoint to %s.", self.folder)
             futures.wait([earlier])
 
-    def write(self, step: int, state: Any, then: Callable[[], None]) -> None:
+    def write(self, folder: Path, step: int, state: Any, then: Callable[[], None]) -> None:
         """Write the state after a step. Warns if the disk is full.
 
+        folder (Path): That of the checkpoints, or its subfolder.
         state (Any): A tree of plain values and tensors, which the training may change afterwards.
         then (Callable): Called by the run's own thread once the checkpoint is written.
         """
@@ -298,7 +308,7 @@ class CheckpointWriter:
         except OSError as error:
             self.warn(error)
             return
-        done = self._thread.submit(write_parts, self.folder / name_of(step), values, tensors)
+        done = self._thread.submit(write_parts, folder / name_of(step), values, tensors)
         _under_way[self.folder.resolve()] = done
         self._writing = _Writing(self.newest, then, done)
         self.newest = step
