@@ -1,5 +1,6 @@
 """Fixtures, and the folder of corpora and oracles beside the project, which not everybody has."""
 
+import ctypes
 import gc
 import os
 import random
@@ -99,6 +100,25 @@ def small_disk(tmp_path):
     yield disk
     gc.collect()  # tensors of files that were read are mapped from them
     subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture
+def without_privileges():
+    """In the test, permissions of files count for root too."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("Windows has other permissions")
+    if os.geteuid() != 0:
+        yield
+        return
+    if sys.platform != "linux":
+        pytest.skip("root may read everything here")
+    libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, sets)
+    before, sets[0] = sets[0], sets[0] & ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    libc.capset(header, sets)
+    yield
+    sets[0] = before
+    libc.capset(header, sets)
 
 
 def resize(disk, size):

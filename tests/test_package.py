@@ -166,7 +166,7 @@ def test_package_errors_are_builtins_too():
     ours = [value for value in vars(errors).values() if isinstance(value, type) and value is not errors.TorchOptError]
     assert len(ours) > 8
     for cls in ours:
-        assert issubclass(cls, (ValueError, RuntimeError, ImportError, UserWarning))
+        assert issubclass(cls, (ValueError, RuntimeError, OSError, ImportError, UserWarning))
         assert cls.__name__ in errors.__doc__
 
 

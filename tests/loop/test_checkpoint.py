@@ -749,7 +749,7 @@ def test_checkpoint_saves_whatever_scores_there_are(corpus, tmp_path):
     )
     saved.progress.results = [(0.25, 0), (float("nan"), 5)]
     write_folder(tmp_path / "odd" / "step-00000008", write(saved))
-    saved.progress.results = []
+    saved.progress.step, saved.progress.results = 9, []
     write_folder(tmp_path / "odd" / "step-00000009", write(saved))
     command = ("torchopt", "checkpoint", tmp_path / "odd")
     shown = json.loads(spacy_cli(*command, "--json").stdout)

@@ -1,21 +1,26 @@
 """What is in a folder of checkpoints: ours is known by name and content, and nothing else is touched."""
 
+import json
 import os
 import random
 
 import numpy
 import pytest
 
-from thinc_torchopt.core.errors import CheckpointWarning, StateError
+from thinc_torchopt.core.errors import CheckpointWarning, StateError, StateReadError
 from thinc_torchopt.core.schema import write as to_dicts
 from thinc_torchopt.core.state.files import MANIFEST, clear_leftovers, write_folder
 from thinc_torchopt.loop.checkpoint_folder import (
+    STOPPED,
     VERSION,
     SavedTraining,
+    bytes_of,
     name_of,
+    newest_whole,
     prune,
     read_checkpoint,
     remove,
+    room_for,
     step_of,
     steps_of,
     whole_ones,
@@ -115,6 +120,55 @@ def test_checkpoint_folder_passes_over_one_with_a_damaged_progress(progress, tmp
         read_checkpoint(tmp_path / name_of(6))
     shown = spacy_cli("torchopt", "checkpoint", tmp_path / name_of(6), check=False)
     assert shown.returncode == 1 and "progress" in shown.stdout
+
+
+def test_checkpoint_folder_passes_over_none_that_can_not_be_read(without_privileges, tmp_path):
+    """It may be undamaged. Neither is it counted among those that are kept."""
+    for step in (1, 4, 5, 6):
+        write_folder(tmp_path / name_of(step), saved_run(step))
+    for step in (1, 6):
+        (tmp_path / name_of(step)).chmod(0)
+    with pytest.raises(StateReadError, match="step-00000006"):
+        next(whole_ones(tmp_path))
+    prune(tmp_path, 1)
+    assert left(tmp_path) == [1, 5, 6]
+    (tmp_path / name_of(6)).chmod(0o700)
+    assert next(whole_ones(tmp_path)).progress.step == 6
+
+
+def test_checkpoint_folder_shows_which_ones_can_not_be_read(without_privileges, monkeypatch, tmp_path):
+    """And leaves out those that a running training has just removed."""
+    for step in (5, 6):
+        write_folder(tmp_path / name_of(step), {**saved_run(step), "optimizer": {"groups": {}}})
+    (tmp_path / name_of(6)).chmod(0)
+    assert room_for(tmp_path, 100_000, 1) == 200_000 - bytes_of(tmp_path / name_of(5)) < 200_000
+    there = [*steps_of(tmp_path), tmp_path / name_of(7)]
+    monkeypatch.setattr("thinc_torchopt.cli.checkpoint.resumable", lambda folder: there)
+    shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path, "--json").stdout)
+    assert [(entry["name"], entry["whole"]) for entry in shown] == [(name_of(5), True), (name_of(6), None)]
+    assert "Permission denied" in shown[1]["problem"]
+    (tmp_path / name_of(5)).chmod(0)
+    shown = spacy_cli("torchopt", "checkpoint", tmp_path, check=False)
+    assert shown.returncode == 1 and shown.stdout.count("unreadable") == 2
+    assert "found 0 damaged and 2 unreadable. Make these readable" in shown.stderr
+
+
+def test_checkpoint_folder_shows_no_renamed_one_as_whole(tmp_path):
+    """Unless its new name is none of a checkpoint."""
+    for name in (name_of(9), "copy"):
+        write_folder(tmp_path / name, saved_run(6))
+    with pytest.raises(StateError, match="expected the checkpoint of step 9, found that of step 6"):
+        read_checkpoint(tmp_path / name_of(9))
+    assert read_checkpoint(tmp_path / "copy").progress.step == 6
+
+
+def test_checkpoint_folder_resumes_from_that_of_a_stop_and_does_not_go_back_to_it(tmp_path):
+    for folder, step in ((tmp_path, 99_999_999), (tmp_path / STOPPED, 100_000_000)):
+        write_folder(folder / name_of(step), {**saved_run(step), "optimizer": {"groups": {}}})
+    assert newest_whole(tmp_path).progress.step == 100_000_000
+    assert [saved.progress.step for saved in whole_ones(tmp_path)] == [99_999_999]
+    shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path, "--json").stdout)
+    assert [entry["step"] for entry in shown] == [99_999_999, 100_000_000]
 
 
 def test_checkpoint_folder_leaves_what_is_not_ours(tmp_path):

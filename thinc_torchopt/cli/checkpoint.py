@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from typer import Argument as Arg
 
-from ..core.errors import StateError
+from ..core.errors import StateError, StateReadError
 from ..core.schema import write
-from ..loop.checkpoint_folder import read_checkpoint, steps_of
+from ..loop.checkpoint_folder import bytes_of, read_checkpoint, resumable
 from ._command import JSON
 from ._screen import errors_shown, make_console
 from ._terminal import print_json, print_notes, print_table, short
@@ -24,10 +24,11 @@ def checkpoint(
 ) -> None:
     """
     Show what is inside the checkpoints of a run. Step, epoch, scores, param groups with their learning rates, sizes,
-    and whether each checkpoint is intact or damaged. Nothing is changed.
+    and whether each checkpoint is whole, damaged or unreadable. Nothing is changed.
     """
     with errors_shown(as_json=as_json):
-        found = [_look_into(folder) for folder in steps_of(path) or [path]]
+        looked = [(folder, _look_into(folder)) for folder in resumable(path) or [path]]
+        found = [entry for folder, entry in looked if folder.is_dir()]  # a running training may have removed others
     whole = [entry for entry in found if entry["whole"]]
     if as_json:
         print_json(found)
@@ -41,27 +42,26 @@ def checkpoint(
         print_notes(console, [entry["problem"] for entry in found if not entry["whole"]])
     if not whole:
         with errors_shown(as_json=as_json):
+            unread = sum(entry["whole"] is None for entry in found)
+            others = f" and {unread} unreadable. Make these readable." if unread else ". Start the training again."
             raise StateError(
-                f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found)} damaged. Start the "
-                "training again."
+                f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found) - unread} damaged"
+                f"{others}"
             )
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
     size = f"{entry['bytes'] / 1e6:.1f}"
     if not entry["whole"]:
-        return [entry["name"], "", "", "", "", "", size, "damaged"]
+        state = "unreadable" if entry["whole"] is None else "damaged"
+        return [entry["name"], "", "", "", "", "", size, state]
     scores = ["" if entry[key] is None else f"{entry[key]:.4f}" for key in ("score", "best_score")]
     return [entry["name"], str(entry["step"]), str(entry["epoch"]), *scores, f"{entry['params']:,}", size, "whole"]
 
 
 def _look_into(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise StateError(f"Can't read '{folder}': expected the folder of a checkpoint, found none.")
-    entry: dict[str, Any] = {
-        "name": folder.name,
-        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
-    }
+    """The entry of a checkpoint. Its "whole" is None if it can't be read."""
+    entry: dict[str, Any] = {"name": folder.name, "bytes": bytes_of(folder)}
     try:
         saved = read_checkpoint(folder)
         progress, optimizer = saved.progress, saved.optimizer
@@ -78,8 +78,8 @@ def _look_into(folder: Path) -> dict[str, Any]:
                 for name, group in optimizer["groups"].items()
             ],
         }
-    except StateError as error:
-        return entry | {"whole": False, "problem": str(error)}
+    except (StateError, StateReadError) as error:
+        return entry | {"whole": False if isinstance(error, StateError) else None, "problem": str(error)}
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         return entry | {
             "whole": False,

@@ -18,6 +18,7 @@ TorchOptError
 ├── PipelineError (ValueError)     a pipeline with nothing to train, or not initialized
 ├── StateError (ValueError)        a training state that is damaged, or from another pipeline or config
 │   └── StateKeyError (KeyError)   a missing or unexpected part
+├── StateReadError (OSError)       files of a training state that can't be read, and may be undamaged
 ├── StreamError (ValueError)      a text of a stream that can't be learned
 ├── MessageError (ValueError)     a message of a federated training that can't be used
 ├── FederationError (RuntimeError) a federated training that can't go on
@@ -116,6 +117,10 @@ class StateError(TorchOptError, ValueError):
 
 class StateKeyError(StateError, KeyError):
     """A part of a state is missing or unexpected."""
+
+
+class StateReadError(TorchOptError, OSError):
+    """Files of a training state can't be read, for example by this user. They may be undamaged."""
 
 
 class StreamError(TorchOptError, ValueError):

@@ -941,7 +941,7 @@ class TorchOptimizer(Optimizer):
         renamed: Mapping[str, str] | None = None,
     ) -> None:
         """Load the files of `to_disk`. Arguments as in `load_state_dict`. RAISES (StateError): Also if they are
-        damaged.
+        damaged. (StateReadError): They can't be read.
         """
         self.load_state_dict(read_folder(Path(path)), on_growth=on_growth, renamed=renamed)
 

@@ -4,6 +4,8 @@
       step-00001000/        tensors.safetensors, values.json, manifest.json (their checksums)
       step-00001500/
       best/                 the best model so far: spaCy removes its own when it starts again
+      stopped/
+        step-00001234/      of a run that a signal stopped between two checkpoints, until the next one
 
       lock.json             the run that uses the folder, while it trains
 
@@ -17,7 +19,8 @@ import logging
 import math
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from ..core.read_once import Reader
 from ..core.schema import write
 from ..core.state import clear_leftovers
 from .checkpoint_folder import (
+    STOPPED,
     VERSION,
     CheckpointWriter,
     SavedTraining,
@@ -41,7 +45,9 @@ from .checkpoint_folder import (
     newest_whole,
     prune,
     remove,
+    resumable,
     room_for,
+    step_of,
     steps_of,
 )
 from .checkpoint_settings import CHECKPOINT, Checkpoint
@@ -172,9 +178,10 @@ class RunCheckpoints:
         if listeners is not None:
             self._listeners = listeners
         try:
-            saved = self.ranks.from_rank_0(self._claim_and_find)
+            saved, newest = self.ranks.from_rank_0(self._claim_and_find)
             if saved is not None:
                 self._restore(saved, walked, dropouts)
+                self._writer.newest = newest
         except BaseException:
             self._lock.release()
             raise
@@ -204,13 +211,16 @@ class RunCheckpoints:
             self._optimizer.set_total_steps(self.stream.count_steps(max_steps), may_change=may_change)
         return self._told(is_over)
 
-    def _claim_and_find(self) -> SavedTraining | None:
+    def _claim_and_find(self) -> tuple[SavedTraining | None, int | None]:
+        """RETURNS (tuple): The checkpoint to resume from, and the step of the newest one to go back to, if any."""
         self._lock.acquire()
         self._writer.wait_for_earlier_run()
-        clear_leftovers(self.folder)
+        for folder in (self.folder, self.folder / STOPPED):
+            clear_leftovers(folder)
         saved = self._find()
         self.output.best.check_place()
-        return saved
+        there = (step for step in map(step_of, steps_of(self.folder)) if step is not None)
+        return saved, max((step for step in there if saved is not None and step <= saved.progress.step), default=None)
 
     def _find(self) -> SavedTraining | None:
         """The newest undamaged checkpoint, if the run should resume."""
@@ -322,7 +332,7 @@ class RunCheckpoints:
         self._read_past(saved)
         self._progress.go_on_from(saved.progress)
         self._listeners.load_state_dict(saved.listeners)
-        self._writer.newest, self.output.best_step = self._progress.step, self._progress.best_step
+        self.output.best_step = self._progress.best_step
         self._nlp.meta["performance"] = dict(saved.performance)
         self._random = saved.random
         self.seed = None if saved.ranks is None else saved.ranks.seed
@@ -332,7 +342,7 @@ class RunCheckpoints:
         if not self.ranks.writes:
             return
         if self.settings.resume == "never":
-            remove(steps_of(self.folder))
+            remove(resumable(self.folder))
         if not self.goes_on:
             self.output.best.remove()
 
@@ -386,24 +396,33 @@ class RunCheckpoints:
                 self.output.keep_best(event.step)
             except OSError as error:
                 self._writer.warn(error)
-        self._save(is_last=event.stopped_by is not None)
-        if event.stopped_by is not None:
-            self._writer.wait()
-            self.ranks.barrier()  # the others wait too
-            logger.warning(
-                "Stopped by %s after step %d; the state %s saved in %s. To resume%s, run the same command again.",
-                signal.Signals(event.stopped_by).name,
-                event.step,
-                "is" if self.newest == event.step else "of this step could not be",
-                self.folder,
-                "" if self.newest == event.step else " from the newest checkpoint, if there is one",
-            )
-            raise SystemExit(128 + event.stopped_by)
+        self._save()
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         self.end(again=control.should_save)
 
     # ------------------------------------------------------------------ saving
+
+    def stop(self, number: int, *, is_saved: bool) -> None:
+        """Save the last step, and end the program with a signal's exit status.
+
+        number (int): Of the signal. is_saved (bool): The step was due, and `on_save` was called.
+        RAISES (SystemExit): Always.
+        """
+        step, folder = self._progress.step, self.folder / STOPPED
+        if not is_saved or not self._is_kept:
+            self._write(folder, lambda: prune(folder, 1))
+        self._writer.wait()
+        self.ranks.barrier()  # the others wait too
+        logger.warning(
+            "Stopped by %s after step %d; the state %s saved in %s. To resume%s, run the same command again.",
+            signal.Signals(number).name,
+            step,
+            "is" if self.newest == step else "of this step could not be",
+            self.folder,
+            "" if self.newest == step else " from the newest checkpoint, if there is one",
+        )
+        raise SystemExit(128 + number)
 
     def end(self, *, again: bool = False) -> None:
         """Save at the end of the run, if it had a step. again (bool): Also if the last step is saved already."""
@@ -415,13 +434,16 @@ class RunCheckpoints:
             self._save(is_last=True)
             self._writer.wait()
 
-    def _save(self, *, is_last: bool) -> None:
-        if not self._goes_wrong:
-            self._write(keep=self.settings.keep)
-        elif is_last or self.keeps_best:
-            # Not a good point to go back to, unless it is the best: it must not replace one. A run resumed from an
-            # earlier checkpoint gets here again.
-            self._write(keep=None)
+    def _save(self, *, is_last: bool = False) -> None:
+        if is_last or self._is_kept:
+            # Where it goes wrong is no good point to go back to, unless it is the best: it must not replace one. A run
+            # resumed from an earlier checkpoint gets here again.
+            self._write_in_turn(keep=None if self._goes_wrong else self.settings.keep)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether a step that is due is saved."""
+        return self.keeps_best or not self._goes_wrong
 
     @property
     def _goes_wrong(self) -> bool:
@@ -433,19 +455,26 @@ class RunCheckpoints:
     def save(self) -> None:
         """Save this step, unless it is saved already."""
         if self.newest != self._progress.step:
-            self._write(keep=self.settings.keep)
+            self._write_in_turn(keep=self.settings.keep)
 
-    def _write(self, *, keep: int | None) -> None:
+    def _write_in_turn(self, *, keep: int | None) -> None:
         step = self._progress.step
+        self._write(self.folder, lambda: self._tidy_up(step, keep))
+
+    def _write(self, folder: Path, then: Callable[[], None]) -> None:
         snapshot = self._snapshot()
         if snapshot is None:
-            self._writer.newest = step
+            self._writer.newest = self._progress.step
         else:
-            self._writer.write(step, write(snapshot), lambda: self._tidy_up(step, keep))
+            self._writer.write(folder, self._progress.step, write(snapshot), then)
 
     def _tidy_up(self, step: int, keep: int | None) -> None:
         """After a checkpoint is written, remove old ones. keep (int | None): How many to keep; None: all."""
         self._damaged.discard(self.folder / name_of(step))
+        stopped = self.folder / STOPPED
+        remove(steps_of(stopped))
+        with suppress(OSError):  # others' files are in it, or it is not there
+            stopped.rmdir()
         if keep is not None:
             ranked = {"ranked": self._progress.ranked} if self.keeps_best else {}
             prune(self.folder, keep, self._damaged, **ranked)

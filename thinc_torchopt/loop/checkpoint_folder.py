@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from ..core.errors import CheckpointWarning, StateError
+from ..core.errors import CheckpointWarning, StateError, StateReadError
 from ..core.schema import Count, Positive, check_version, read
 from ..core.state import (
     MANIFEST,
@@ -43,6 +43,8 @@ from .run_lock import RunLock
 logger = logging.getLogger("spacy.torchopt")
 
 VERSION = 3
+# Subfolder for the checkpoint of a step at which a signal stopped the run, and none was due.
+STOPPED = "stopped"
 # Writes under way, by folder: an abandoned run of this process may still write when the next one begins.
 _under_way: WeakValueDictionary[Path, Future[None]] = WeakValueDictionary()
 
@@ -109,10 +111,17 @@ def step_of(path: Path) -> int | None:
     return int(digits) if digits.isdecimal() and digits.isascii() and name_of(int(digits)) == path.name else None
 
 
-def steps_of(folder: Path) -> list[Path]:
-    """The folders with names of checkpoints, oldest first. Their content is not checked."""
-    found = ((step_of(path), path) for path in folder.glob("step-*") if path.is_dir())
+def steps_of(*folders: Path) -> list[Path]:
+    """The folders with names of checkpoints in some folders, oldest first. Their content is not checked."""
+    found = ((step_of(path), path) for folder in folders for path in folder.glob("step-*") if path.is_dir())
     return [path for step, path in sorted((step, path) for step, path in found if step is not None)]
+
+
+def resumable(folder: Path) -> list[Path]:
+    """As `steps_of`, with the one that was written only because a signal stopped the run. A resumed run does not go
+    back to that one: a run that was never stopped could not.
+    """
+    return steps_of(folder, folder / STOPPED)
 
 
 def nearest(folder: Path) -> Path:
@@ -125,18 +134,36 @@ def room_for(folder: Path, each: int, keep: int) -> int:
 
     each (int): Bytes of one. keep (int): How many are kept.
     """
-    used = sum(file.stat().st_size for path in steps_of(folder) for file in path.iterdir() if file.is_file())
-    return max(0, (keep + 1) * each - used)
+    return max(0, (keep + 1) * each - sum(map(bytes_of, steps_of(folder))))
+
+
+def bytes_of(path: Path) -> int:
+    """Bytes of a checkpoint's files. 0: it was just removed, or can't be read."""
+    try:
+        return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    except OSError:
+        return 0
 
 
 def read_checkpoint(path: Path) -> SavedTraining:
     """Read a checkpoint.
 
-    RAISES (StateError): It is missing or damaged, or a newer version wrote it.
+    RAISES (StateError): It is missing or damaged, the name of its folder is that of another step, or a newer version
+        wrote it. (StateReadError): It can't be read.
     """
-    saved = read_folder(path)
-    check_version(saved, VERSION, _what(path))
-    return read(SavedTraining, saved, _what(path))
+    found = read_folder(path)
+    check_version(found, VERSION, _what(path))
+    return _read(path, found)
+
+
+def _read(path: Path, found: Any) -> SavedTraining:
+    saved = read(SavedTraining, found, _what(path))
+    if (step := step_of(path)) not in (None, saved.progress.step):
+        raise StateError(
+            f"Can't use '{path}': expected the checkpoint of step {step}, found that of step {saved.progress.step}. "
+            "The folder was renamed."
+        )
+    return saved
 
 
 def _what(path: Path) -> str:
@@ -144,17 +171,17 @@ def _what(path: Path) -> str:
 
 
 def newest_whole(folder: Path, damaged: set[Path] | None = None) -> SavedTraining | None:
-    """The newest undamaged checkpoint, if there is one."""
-    return next(whole_ones(folder, damaged), None)
+    """The newest undamaged checkpoint to resume from, if there is one."""
+    return next(_whole(reversed(resumable(folder)), "older", damaged), None)
 
 
-def whole_ones(folder: Path, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
-    """The undamaged checkpoints, newest first. Warns of damaged ones.
+def whole_ones(folder: Path) -> Iterator[SavedTraining]:
+    """The undamaged checkpoints to go back to, newest first. Warns of damaged ones.
 
-    damaged (set[Path]): Damaged ones are added here.
-    RAISES (StateError): A newer version wrote one. Skipping it would lose training.
+    RAISES (StateError): A newer version wrote one. (StateReadError): One can't be read. Skipping it would lose
+        training.
     """
-    yield from _whole(reversed(steps_of(folder)), "older", damaged)
+    yield from _whole(reversed(steps_of(folder)), "older")
 
 
 def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedTraining]:
@@ -164,6 +191,7 @@ def best_ones(folder: Path, ranked: Iterable[int]) -> Iterator[SavedTraining]:
 
 
 def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) -> Iterator[SavedTraining]:
+    """damaged (set[Path]): Damaged ones are added here."""
     for path in paths:
         try:
             found = read_folder(path)
@@ -172,12 +200,7 @@ def _whole(paths: Iterable[Path], order: str, damaged: set[Path] | None = None) 
             continue
         check_version(found, VERSION, _what(path))
         try:
-            saved = read(SavedTraining, found, _what(path))
-            if (step := saved.progress.step) != step_of(path):
-                raise StateError(
-                    f"Can't use '{path}': expected the checkpoint of step {step_of(path)}, found that of step {step}. "
-                    "The folder was renamed."
-                )
+            saved = _read(path, found)
         except StateError as error:
             _tell_damaged(path, error, order, damaged)
         else:
@@ -214,9 +237,9 @@ def prune(
 def remove(paths: Iterable[Path]) -> None:
     """Remove checkpoints. A folder with other files in it stays, with these files."""
     for path in paths:
-        ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
-        if ours and not path.is_symlink():
-            with suppress(OSError):
+        with suppress(OSError):
+            ours = [path / name for name in (MANIFEST, VALUES, TENSORS) if (path / name).exists()]
+            if ours and not path.is_symlink():
                 for file in ours:
                     file.unlink()
                 path.rmdir()
@@ -225,7 +248,7 @@ def remove(paths: Iterable[Path]) -> None:
 def _looks_whole(path: Path) -> bool:
     try:
         check_folder(path, only_sizes=True)
-    except StateError:
+    except (StateError, StateReadError):
         return False
     return True
 
@@ -269,9 +292,10 @@ class CheckpointWriter:
             logger.info("Waiting until an earlier run has written its checkpoint to %s.", self.folder)
             futures.wait([earlier])
 
-    def write(self, step: int, state: Any, then: Callable[[], None]) -> None:
+    def write(self, folder: Path, step: int, state: Any, then: Callable[[], None]) -> None:
         """Write the state after a step. Warns if the disk is full.
 
+        folder (Path): That of the checkpoints, or its subfolder.
         state (Any): A tree of plain values and tensors, which the training may change afterwards.
         then (Callable): Called by the run's own thread once the checkpoint is written.
         """
@@ -284,7 +308,7 @@ class CheckpointWriter:
         except OSError as error:
             self.warn(error)
             return
-        done = self._thread.submit(write_parts, self.folder / name_of(step), values, tensors)
+        done = self._thread.submit(write_parts, folder / name_of(step), values, tensors)
         _under_way[self.folder.resolve()] = done
         self._writing = _Writing(self.newest, then, done)
         self.newest = step

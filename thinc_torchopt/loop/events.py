@@ -241,16 +241,15 @@ class Log(Event):
 
 @dataclass(frozen=True)
 class Save(Event):
-    """The state is saved.
+    """The state is saved. Not sent if a signal stops the run and nothing else asked to save: a resumed training must go
+    on as if it had not been stopped.
 
     info (Mapping): The dict that loggers got, with "output_path" if spaCy has saved a model.
     is_best (bool | None): As in `on_evaluate`. None: the step was not evaluated.
-    stopped_by (int | None): The number of the signal that stops the run, if any.
     """
 
     info: Mapping[str, Any]
     is_best: bool | None
-    stopped_by: int | None
 
 
 class EpochEnd(Event):

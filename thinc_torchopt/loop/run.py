@@ -526,13 +526,16 @@ class Run:
                 next(self.batches)
                 progress.left_out += 1
         stopped_by = None if is_over else self.ranks.stopped_by(self._noted_signal)
-        is_saved = is_over or stopped_by is not None or control.should_save
-        if is_saved:
+        is_due = is_over or control.should_save
+        if is_due or stopped_by is not None:
             if is_best is None:
                 self.ranks.compare_params(progress.step)
             progress.seconds = self.seconds  # with the evaluation and spaCy's saving
-            self.emit(Save, info, is_best, stopped_by)
-        if is_saved or is_best is not None:
+        if is_due:
+            self.emit(Save, info, is_best)
+        if self.checkpoints is not None and stopped_by is not None:
+            self.checkpoints.stop(stopped_by, is_saved=is_due)
+        if is_due or is_best is not None:
             self.ranks.barrier()  # wait until rank 0 has written
         control.end_step()
         return is_over

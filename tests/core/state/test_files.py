@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinc_torchopt.core.errors import StateError
+from thinc_torchopt.core.errors import StateError, StateReadError
 from thinc_torchopt.core.state import files
 from thinc_torchopt.core.state.files import (
     MANIFEST,
@@ -134,6 +134,29 @@ def test_files_refuse_every_damage(tmp_path):
         with pytest.raises(StateError, match=re.escape(f"Can't read '{broken}")):
             raise AssertionError(f"loaded after: {what} -> {read_folder(broken)}")
     check_folder(tmp_path / "whole")
+
+
+def test_files_that_can_not_be_read_are_not_taken_for_damaged(without_privileges, tmp_path):
+    folder = tmp_path / "state"
+    write_folder(folder, TREE)
+    for path in (folder / TENSORS, folder / VALUES, folder / MANIFEST, folder):
+        mode = path.stat().st_mode
+        path.chmod(0)
+        with pytest.raises(StateReadError, match=re.escape(f"Can't read '{path}") + ".*: Permission denied. It may be"):
+            read_folder(folder)
+        path.chmod(mode)
+    assert same(read_folder(folder), TREE)
+
+
+@needs_unix
+@pytest.mark.parametrize("mask", [0o002, 0o077])
+def test_files_can_be_read_by_those_whom_the_umask_allows(mask, tmp_path):
+    before = os.umask(mask)
+    try:
+        write_folder(tmp_path / "state", TREE)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()} == {0o666 & ~mask}
 
 
 def test_files_refuse_what_a_stranger_made(tmp_path):

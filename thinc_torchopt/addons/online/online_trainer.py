@@ -381,7 +381,10 @@ class OnlineTrainer:
         write_folder(Path(path), self.state_dict())
 
     def from_disk(self, path: str | Path) -> None:
-        """Load the files of `to_disk`. RAISES (StateError): They are damaged, or of other models."""
+        """Load the files of `to_disk`.
+
+        RAISES (StateError): They are damaged, or of other models. (StateReadError): They can't be read.
+        """
         from ...core.state import read_folder
 
         self.load_state_dict(read_folder(Path(path)))

@@ -41,7 +41,7 @@ from ...core.schema import check_version, read, write
 from ...core.state import clear_leftovers, read_folder, replacing, write_folder
 from ...core.types import BatchSize
 from ...core.words import count, listed
-from ...loop.checkpoint_folder import steps_of
+from ...loop.checkpoint_folder import resumable
 from ...loop.components import check_listeners, is_trained
 from ...loop.config_check import (
     collect_defaults,
@@ -640,7 +640,7 @@ class StreamLearner:
         cant = f"Can't write what is learned to '{self.folder}':"
         clear_leftovers(self.folder, STATE)
         for folder in (self.folder, self.folder / STATE):
-            if steps_of(folder):
+            if resumable(folder):
                 raise StateError(f"{cant} the checkpoints of a training are in '{folder}'. Give another --output.")
         if not (self.folder / STATE).exists():
             ours = (STATE, LAST, LOG, REJECTED, TEACHER)

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..errors import StateError
+from ..errors import StateError, StateReadError, TorchOptError
 from .trees import flatten, unflatten
 
 TENSORS = "tensors.safetensors"
@@ -37,6 +37,8 @@ _NEW, _OLD = f"{_UNFINISHED}new-", f"{_UNFINISHED}old-"
 _LARGEST_MANIFEST = 100_000
 # Errors of a full disk.
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+# Errors in reading that mean damage. After all others the content may be whole.
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # Errors of a system that can't sync folders.
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 # Bytes that are read at once.
@@ -63,6 +65,7 @@ def write_parts(path: Path, values: Any, tensors: Mapping[str, torch.Tensor]) ->
         except SafetensorError as error:
             raise OSError(f"Can't write {unfinished / TENSORS}: {error}") from error
         (unfinished / VALUES).write_text(json.dumps(values, allow_nan=False), encoding="utf8")
+        shutil.copymode(unfinished / VALUES, unfinished / TENSORS)  # safetensors lets only the owner read it
         files = {
             name: {"bytes": (unfinished / name).stat().st_size, "crc32": crc32_of(unfinished / name)}
             for name in (TENSORS, VALUES)
@@ -87,7 +90,7 @@ def read_folder(path: Path) -> dict[str, Any]:
     """Read a folder of `write_folder`.
 
     RETURNS (dict): The tree. Its tensors are read from the file when they are used: copy them.
-    RAISES (StateError): There is no such folder, or it is damaged.
+    RAISES (StateError): There is no such folder, or it is damaged. (StateReadError): It can't be read.
     """
     check_folder(path)
     try:
@@ -95,7 +98,7 @@ def read_folder(path: Path) -> dict[str, Any]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         tree = unflatten(json.loads((path / VALUES).read_text(encoding="utf8")), tensors)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise _damaged(path, f"files of this package, found {type(error).__name__}: {error}") from error
+        raise _failed(path, "files of this package", error) from error
     if not isinstance(tree, dict):
         raise _damaged(path, f"a dict, found {type(tree).__name__}")
     return tree
@@ -104,7 +107,7 @@ def read_folder(path: Path) -> dict[str, Any]:
 def check_folder(path: Path, *, only_sizes: bool = False) -> None:
     """Check that a folder is complete and unchanged. only_sizes (bool): Don't read the files, which may take long.
 
-    RAISES (StateError): It does not exist, or is damaged.
+    RAISES (StateError): It does not exist, or is damaged. (StateReadError): It can't be read.
     """
     put_back(path)
     if not path.is_dir():
@@ -128,17 +131,29 @@ def check_folder(path: Path, *, only_sizes: bool = False) -> None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, StateError):
             raise
-        raise _damaged(path, f"{MANIFEST}, {TENSORS} and {VALUES}, found {type(error).__name__}: {error}") from error
+        raise _failed(path, f"{MANIFEST}, {TENSORS} and {VALUES}", error) from error
 
 
 def _check_file(path: Path) -> None:
-    """RAISES (StateError): Not a file, but for example a pipe or a device, which could block for ever."""
+    """RAISES (StateError): Not a file, but for example a pipe or a device, which could block for ever.
+    (StateReadError): It can't be read.
+    """
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise _damaged(path, f"a file, found {type(error).__name__}: {error}") from error
+        raise _failed(path, "a file", error) from error
     if not stat.S_ISREG(mode):
         raise _damaged(path, "a file, found something else, perhaps a folder, a pipe or a device")
+
+
+def _failed(path: Path, expected: str, error: Exception) -> TorchOptError:
+    """The error to raise after another one in reading."""
+    if isinstance(error, OSError) and not isinstance(error, _MISSING):
+        return StateReadError(
+            f"Can't read '{error.filename or path}': {error.strerror or error}. It may be undamaged. Allow this user "
+            "to read it, or look for the cause on this machine or disk, and try again."
+        )
+    return _damaged(path, f"{expected}, found {type(error).__name__}: {error}")
 
 
 def _damaged(path: Path, expected_and_found: str) -> StateError:
