@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from typer import Argument as Arg
 
+from ..addons.streams import is_of_stream
 from ..core.errors import StateError
 from ..core.schema import write
-from ..loop.checkpoint_folder import read_checkpoint, steps_of
+from ..core.state import MANIFEST, read_folder
+from ..loop.checkpoint_folder import read_checkpoint, step_of, steps_of
 from ._command import JSON
 from ._screen import errors_shown, make_console
 from ._terminal import print_json, print_notes, print_table, short
@@ -27,7 +29,7 @@ def checkpoint(
     and whether each checkpoint is intact or damaged. Nothing is changed.
     """
     with errors_shown(as_json=as_json):
-        found = [_look_into(folder) for folder in steps_of(path) or [path]]
+        found = [_look_into(folder) for folder in _checkpoints_in(path)]
     whole = [entry for entry in found if entry["whole"]]
     if as_json:
         print_json(found)
@@ -41,10 +43,41 @@ def checkpoint(
         print_notes(console, [entry["problem"] for entry in found if not entry["whole"]])
     if not whole:
         with errors_shown(as_json=as_json):
+            advice = "Start the training again." if steps_of(path) else "Look at the others in its folder."
             raise StateError(
-                f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found)} damaged. Start the "
-                "training again."
+                f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found)} damaged. {advice}"
             )
+
+
+def _checkpoints_in(path: Path) -> list[Path]:
+    """The checkpoints in a folder, or the folder itself if it is one. Some may be damaged.
+
+    RAISES (StateError): It has none, and is something else.
+    """
+    if found := steps_of(path) or ([path] if step_of(path) is not None else []):
+        return found
+    if not (path / MANIFEST).is_file():
+        around = [folder for folder in (path.absolute().parent, *sorted(path.iterdir())) if steps_of(folder)]
+        raise StateError(
+            f"Can't show '{path}': expected a folder with checkpoints, such as step-00000100, found none in it. Give "
+            + (
+                f"the folder that has some: {', '.join(map(str, around))}."
+                if around
+                else "that of 'path' in [training.optimizer.checkpoint]."
+            )
+        )
+    saved = read_folder(path)
+    if is_of_stream(saved):
+        raise StateError(
+            f"Can't show '{path}': expected the checkpoints of spacy train, found the state of spacy torchopt learn. "
+            "It is undamaged: the same learn command goes on from it."
+        )
+    if "progress" not in saved:
+        raise StateError(
+            f"Can't show '{path}': expected the checkpoints of spacy train, found another state. It is undamaged: "
+            "whatever wrote it can read it."
+        )
+    return [path]
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
