@@ -69,6 +69,12 @@ def test_budget_keeps_the_warm_up_only_of_a_run_that_is_resumed(corpus, tmp_path
     assert [warmup("400 steps", resume="never"), warmup("1h", resume="never")] == [20, 30]
 
 
+def test_budget_keeps_the_other_settings_of_its_block(corpus, tmp_path):
+    block = {"@misc": "thinc-torchopt.Budget.v1", "limit": "1h", "decay_ratio": 0.5}
+    config = config_for(tmp_path, corpus, steps=2000, training__optimizer__budget=block)
+    assert derived(config, tmp_path)[0]["training"]["optimizer"]["budget"] == {**block, "limit": "20m"}
+
+
 def test_budget_of_groups_and_of_steps(corpus, tmp_path):
     """Each rate of its own, and all else as it was, variables too; without a block for checkpoints, one in the output
     folder.

@@ -195,7 +195,8 @@ def with_budget(
         put(optimizer, place, _stable(peak, steps))
         rise = f"rises to {plain(peak)} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
         told.append(f"{name}: {rise} until it falls for the end of the budget.")
-    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": budget}
+    own = _at(optimizer, ("budget",)) or {}
+    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", **own, "limit": budget}
     config["training"] |= {
         "max_steps": int(limit) - 1 if unit == "steps" else 0,
         "max_epochs": min(0, training.get("max_epochs", 0)),
