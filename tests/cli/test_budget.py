@@ -53,11 +53,27 @@ def test_budget_keeps_peak_and_warm_up(rate, peak, warmup, corpus, tmp_path):
     assert (training["max_steps"], training["max_epochs"], training["patience"]) == (0, 0, 0)
     assert optimizer["checkpoint"] == config["training"]["optimizer"]["checkpoint"]
     assert told[0].startswith(f"learn_rate: rises to {peak} in {warmup} steps, and stays")
-    other = config.copy()
-    other["training"]["max_steps"] = 40  # of the warm-up of a run that has begun, nothing changes
-    again = derived(other, tmp_path, "30m")[0]["training"]["optimizer"]["learn_rate"]
-    assert again["warmup_steps"] == warmup
     assert told[-1].endswith(f"The config is saved to {tmp_path / 'out' / 'budget.cfg'}.")
+
+
+def test_budget_keeps_the_warm_up_only_of_a_run_that_is_resumed(corpus, tmp_path):
+    def warmup(budget, steps=30, **checkpoint):
+        rate = {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.01, "warmup_steps": steps}
+        config = config_for(tmp_path, corpus, steps=2000, training__optimizer__learn_rate=rate)
+        config["training"]["optimizer"]["checkpoint"] |= checkpoint
+        return derived(config, tmp_path, budget)[0]["training"]["optimizer"]["learn_rate"]["warmup_steps"]
+
+    assert [warmup("400 steps"), warmup("1000 steps"), warmup("400 steps")] == [20, 30, 20]
+    (tmp_path / "state" / "step-00000009").mkdir(parents=True)
+    assert [warmup("1000 steps"), warmup("1000 steps"), warmup("1h")] == [20, 20, 20]
+    assert warmup("1h", steps=40) == 40  # which the resumed run refuses
+    assert [warmup("400 steps", resume="never"), warmup("1h", resume="never")] == [20, 30]
+
+
+def test_budget_keeps_the_other_settings_of_its_block(corpus, tmp_path):
+    block = {"@misc": "thinc-torchopt.Budget.v1", "limit": "1h", "decay_ratio": 0.5}
+    config = config_for(tmp_path, corpus, steps=2000, training__optimizer__budget=block)
+    assert derived(config, tmp_path)[0]["training"]["optimizer"]["budget"] == {**block, "limit": "20m"}
 
 
 def test_budget_of_groups_and_of_steps(corpus, tmp_path):

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from typer import Argument as Arg
 
+from ..addons.streams import is_of_stream
 from ..core.errors import StateError, StateReadError
 from ..core.schema import write
-from ..loop.checkpoint_folder import bytes_of, read_checkpoint, resumable
+from ..core.state import MANIFEST, read_folder
+from ..loop.checkpoint_folder import bytes_of, read_checkpoint, resumable, step_of
 from ._command import JSON
 from ._screen import errors_shown, make_console
 from ._terminal import print_json, print_notes, print_table, short
@@ -27,7 +29,7 @@ def checkpoint(
     and whether each checkpoint is whole, damaged or unreadable. Nothing is changed.
     """
     with errors_shown(as_json=as_json):
-        looked = [(folder, _look_into(folder)) for folder in resumable(path) or [path]]
+        looked = [(folder, _look_into(folder)) for folder in _checkpoints_in(path)]
         found = [entry for folder, entry in looked if folder.is_dir()]  # a running training may have removed others
     whole = [entry for entry in found if entry["whole"]]
     if as_json:
@@ -43,11 +45,44 @@ def checkpoint(
     if not whole:
         with errors_shown(as_json=as_json):
             unread = sum(entry["whole"] is None for entry in found)
-            others = f" and {unread} unreadable. Make these readable." if unread else ". Start the training again."
+            advice = "Start the training again." if resumable(path) else "Look at the others in its folder."
+            others = f" and {unread} unreadable. Make these readable." if unread else f". {advice}"
             raise StateError(
                 f"Can't resume from '{path}': expected an undamaged checkpoint, found {len(found) - unread} damaged"
                 f"{others}"
             )
+
+
+def _checkpoints_in(path: Path) -> list[Path]:
+    """The checkpoints in a folder, or the folder itself if it is one. Some may be damaged.
+
+    RAISES (StateError): It has none, and is something else. (StateReadError): It can't be read.
+    """
+    if found := resumable(path) or ([path] if step_of(path) is not None else []):
+        return found
+    inside = sorted(path.iterdir())
+    if path / MANIFEST not in inside:
+        around = [folder for folder in (path.absolute().parent, *inside) if resumable(folder)]
+        raise StateError(
+            f"Can't show '{path}': expected a folder with checkpoints, such as step-00000100, found none in it. Give "
+            + (
+                f"the folder that has some: {', '.join(map(str, around))}."
+                if around
+                else "that of 'path' in [training.optimizer.checkpoint]."
+            )
+        )
+    saved = read_folder(path)
+    if is_of_stream(saved):
+        raise StateError(
+            f"Can't show '{path}': expected the checkpoints of spacy train, found the state of spacy torchopt learn. "
+            "It is undamaged: the same learn command goes on from it."
+        )
+    if "progress" not in saved:
+        raise StateError(
+            f"Can't show '{path}': expected the checkpoints of spacy train, found another state. It is undamaged: "
+            "whatever wrote it can read it."
+        )
+    return [path]
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from ..core.checks import Section
 from ..core.config_checks import check_corpora
 from ..core.errors import ConfigError
 from ..core.words import plain
+from ..loop.checkpoint_folder import resumable
 from ..loop.first_rates import rates_of_settings
 from ..loop.setup import resolve_optimizer
 from ._command import CODE, TRAINING_CONFIG
@@ -30,6 +32,8 @@ _SECTION = Section("spacy torchopt train", verb="use")
 _DEFAULT_RATE = 0.001
 # The config's warm-up is kept, up to this part of the training.
 _LONGEST_WARMUP = 0.05
+# The first line of the config that is made, before the warm-up steps in the one that was given.
+_GIVEN = "# Warm-up steps in the config given to --budget: "
 # Length of the decay if a signal starts it, in a run without its budget.
 _DECAY_STEPS = 500
 
@@ -174,22 +178,25 @@ def with_budget(
         _SECTION.refuse("--budget", "--output, or a block [training.optimizer.checkpoint], for checkpoints", None)
     folder = output_path if output_path is not None else Path(block["checkpoint"]["path"]).parent
     path = folder / "budget.cfg"
-    before = _rates_before(path)
     optimizer, training, told = config["training"]["optimizer"], plain_config["training"], []
-    for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
-        schedule = _stable(rates, limit if unit == "steps" else training.get("max_steps") or 20_000)
-        if (begun := _at(before, place)) is not None:
-            # A run that was killed may resume with a larger budget: its warm-up must stay the same.
-            schedule["warmup_steps"] = begun.get("warmup_steps", schedule["warmup_steps"])
-        put(optimizer, place, schedule)
-        steps = schedule["warmup_steps"]
-        rise = (
-            f"rises to {plain(schedule['initial_rate'])} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
-        )
-        told.append(f"{'.'.join(place)}: {rise} until it falls for the end of the budget.")
-    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", "limit": budget}
     if "checkpoint" not in block:
-        optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(Path(output_path) / "state")}  # type: ignore[arg-type]
+        optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(folder / "state")}
+    begun, given_before = _begun(path)
+    is_resumed = _is_resumed(block.get("checkpoint", optimizer["checkpoint"]))
+    longest = int(_LONGEST_WARMUP * (limit if unit == "steps" else training.get("max_steps") or 20_000))
+    given: dict[str, int] = {}
+    for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
+        peak, name = max(rates), ".".join(place)
+        given[name] = rates.index(peak)
+        steps = min(given[name], longest)
+        if is_resumed and given_before.get(name) == given[name]:
+            # Another budget may allow a longer one: that of a run that has begun must stay the same.
+            steps = (_at(begun, place) or {}).get("warmup_steps", steps)
+        put(optimizer, place, _stable(peak, steps))
+        rise = f"rises to {plain(peak)} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
+        told.append(f"{name}: {rise} until it falls for the end of the budget.")
+    own = _at(optimizer, ("budget",)) or {}
+    optimizer["budget"] = {"@misc": "thinc-torchopt.Budget.v1", **own, "limit": budget}
     config["training"] |= {
         "max_steps": int(limit) - 1 if unit == "steps" else 0,
         "max_epochs": min(0, training.get("max_epochs", 0)),
@@ -197,7 +204,7 @@ def with_budget(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        config.to_disk(path, interpolate=False)
+        path.write_text(f"{_GIVEN}{json.dumps(given)}\n{config.to_str(interpolate=False)}", encoding="utf8")
     except OSError as error:
         raise ConfigError(
             f"Can't write '{path}': expected a folder that can be written to, found: {error}. Change --output."
@@ -205,10 +212,20 @@ def with_budget(
     return path, [*told, f"max_steps, max_epochs and patience have no effect. The config is saved to {path}."]
 
 
-def _rates_before(path: Path) -> Any:
-    """[training.optimizer] of an earlier run with a budget. RAISES (ConfigError): The file is not a config."""
+def _begun(path: Path) -> tuple[Any, dict[str, int]]:
+    """The config of an earlier run with a budget.
+
+    RETURNS (tuple): Its [training.optimizer], and the warm-up steps in the config that it was made of, by name. Both
+        empty: there is none.
+    RAISES (ConfigError): The file is not such a config.
+    """
+    if not path.exists():
+        return {}, {}
     try:
-        return Config().from_disk(path, interpolate=False)["training"]["optimizer"] if path.exists() else {}
+        text = path.read_text(encoding="utf8")
+        first, _, _ = text.partition("\n")
+        given = json.loads(first.removeprefix(_GIVEN)) if first.startswith(_GIVEN) else {}
+        return Config().from_str(text, interpolate=False)["training"]["optimizer"], given
     except (ValueError, KeyError, OSError) as error:
         raise ConfigError(
             f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it "
@@ -216,13 +233,18 @@ def _rates_before(path: Path) -> Any:
         ) from error
 
 
-def _stable(rates: Sequence[float], steps: float) -> dict[str, Any]:
-    """A schedule with the warm-up of given rates that stays at their peak. steps (float): Expected training steps."""
-    peak = max(rates)
+def _is_resumed(block: Any) -> bool:
+    """Whether a run has checkpoints to go on from. block (Any): [training.optimizer.checkpoint]."""
+    settings = block if isinstance(block, Mapping) else {}
+    return "path" in settings and settings.get("resume") != "never" and bool(resumable(Path(str(settings["path"]))))
+
+
+def _stable(rate: float, warmup_steps: int) -> dict[str, Any]:
+    """A schedule with a warm-up that stays at its peak. rate (float): The peak."""
     return {
         "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
-        "initial_rate": peak,
-        "warmup_steps": min(rates.index(peak), int(_LONGEST_WARMUP * steps)),
+        "initial_rate": rate,
+        "warmup_steps": warmup_steps,
         "decay_steps": _DECAY_STEPS,
         "decay_begins": "when told",
         "decay_type": "linear",

@@ -23,7 +23,7 @@ TorchOptError
 ├── MessageError (ValueError)     a message of a federated training that can't be used
 ├── FederationError (RuntimeError) a federated training that can't go on
 ├── MissingPackageError (ImportError)   an optional package that is not installed
-├── NonFiniteGradError (RuntimeError)   too many updates in a row had NaN or infinite gradients
+├── NonFiniteGradError (RuntimeError)   too many updates in a row are not finite, or one that can't be skipped
 └── RollbackError (RuntimeError)   a training that diverges has no checkpoint to go back to, or went back too often
 
 Warning
@@ -140,7 +140,7 @@ class MissingPackageError(TorchOptError, ImportError):
 
 
 class NonFiniteGradError(TorchOptError, RuntimeError):
-    """Too many updates in a row were skipped because of NaN or infinite gradients."""
+    """Too many updates in a row were skipped because of NaN or infinite gradients; or one can't be skipped."""
 
 
 class RollbackError(TorchOptError, RuntimeError):

@@ -343,7 +343,8 @@ class Listener(Protocol):
         around_part(examples)   a context manager around the forward and backward pass of each part of a batch
         after_backward(losses)  called when the gradients of all parts are in the models; losses by component
         awaits_end              whether a run that is over still owes it `on_train_end`
-        needs_each_update       whether an update that can't be made ends the run, in place of being skipped
+        needs_each_update       a text: why an update that can't be made ends the run, in place of being skipped, and
+                                what to do
 
     name (str): The key of its saved state. Unique among the listeners of a run.
     """
@@ -359,12 +360,12 @@ class Listeners:
 
     RAISES (ConfigError): Two have the same name, or one listens to an unknown event.
 
-    Public: `control`, `need_each_update` (whether any does).
+    Public: `control`, `need_each_update` (why no update may be skipped; empty: it may).
     """
 
     def __init__(self, listeners: Iterable[Listener] = ()):
         self.control = Control()
-        self.need_each_update = False
+        self.need_each_update = ""
         self._all: list[Any] = []
         self._calls: dict[type[Event], list[Callable[[Any, Control], None]]] = {
             kind: [] for kind in EVENT_TYPES.values()
@@ -402,7 +403,7 @@ class Listeners:
         for event, method in methods.items():
             self._calls[EVENT_TYPES[event]].append(method)
         self._all.append(listener)
-        self.need_each_update |= getattr(listener, "needs_each_update", False)
+        self.need_each_update = self.need_each_update or getattr(listener, "needs_each_update", "")
 
     def emit(self, kind: type[E], step: int, epoch: int, run: RunFacts, *carried: Any) -> None:
         """Send an event to its listeners. carried (Any): The fields of this kind of event."""

@@ -23,7 +23,7 @@ from spacy.training import Example
 from spacy.training.loop import subdivide_batch
 
 from ..core import hooks
-from ..core.errors import ConfigError, ConfigWarning, PipelineError
+from ..core.errors import ConfigError, ConfigWarning, NonFiniteGradError, PipelineError
 from ..core.host_errors import error_of_blank, plain_error
 from ..core.optimizer import TorchOptimizer
 from ..core.params import components_with_model, compute_in, trainable_components
@@ -441,8 +441,12 @@ class Run:
                     raise plain from error
                 if (plain := error_of_blank(error, nlp, examples)) is not None:
                     raise plain from error
-                if not str(error).startswith(_NOT_FINITE) or self._listeners.need_each_update:
+                if not str(error).startswith(_NOT_FINITE):
                     raise
+                if reason := self._listeners.need_each_update:
+                    raise NonFiniteGradError(
+                        f"Can't make the update of step {self.progress.step}: {error} {reason}"
+                    ) from error
                 spoiled_by = error
         self.ranks.end_backward()
         skipped = optimizer.skipped_updates

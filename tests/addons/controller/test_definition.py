@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from thinc_torchopt.addons.controller.controller import TrainerController
+from thinc_torchopt.addons.controller.controller import ControllerSettings, TrainerController
 from thinc_torchopt.addons.controller.metrics import Metric
 from thinc_torchopt.addons.controller.operations import Operation, register_operation_handlers
 from thinc_torchopt.core.errors import ConfigError, ControllerError
@@ -319,6 +319,13 @@ def test_definition_that_is_no_file(tmp_path):
         TrainerController(tmp_path)
     with pytest.raises(ControllerError, match="expected the path of a file, or a dict, found list"):
         TrainerController([GOOD])
+
+
+@pytest.mark.parametrize("content", ["", "rules.yaml"])
+def test_definition_file_without_keys_is_named(content, tmp_path):
+    (tmp_path / "d.yaml").write_text(content)
+    with pytest.raises(ControllerError, match=r"'.*d\.yaml': expected the keys"):
+        ControllerSettings(tmp_path / "d.yaml")
 
 
 def test_definition_that_would_be_waited_for(tmp_path):

@@ -17,9 +17,10 @@ from thinc_torchopt.addons.modular.module import Module
 from thinc_torchopt.addons.modular.moments import Adam, Momentum
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.regularizers import REGULARIZERS
-from thinc_torchopt.addons.modular.specs import MODULES, list_optim_modules, list_optim_regularizers
+from thinc_torchopt.addons.modular.specs import MODULES
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError, StateError
+from thinc_torchopt.modular import list_optim_modules, list_optim_regularizers
 
 from .compare import assert_same
 

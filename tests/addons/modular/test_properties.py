@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from thinc_torchopt.addons.modular.aux_vars import from_bytes, to_bytes
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
 from thinc_torchopt.core.errors import AuxVarError, StateError
+from thinc_torchopt.modular import from_bytes, to_bytes
 
 from .compare import assert_same
 from .test_optimizer import fill_grads, params

@@ -20,7 +20,7 @@ from thinc_torchopt.addons.privacy.private_run import plan_private_training
 from thinc_torchopt.addons.privacy.settings import Privacy
 from thinc_torchopt.addons.trials.trial import WRITES, begin_training
 from thinc_torchopt.core.compat import has_opacus
-from thinc_torchopt.core.errors import ConfigError, MissingPackageError, ParamError, RollbackWarning
+from thinc_torchopt.core.errors import ConfigError, MissingPackageError, NonFiniteGradError, ParamError, RollbackWarning
 from thinc_torchopt.core.state.files import read_folder
 from thinc_torchopt.loop.checkpoint_folder import newest_whole
 from thinc_torchopt.loop.run import Run
@@ -463,6 +463,21 @@ def test_private_refuses_before_the_first_step(tmp_path, corpus, changes, error,
     config = private(tmp_path, corpus, **changes)
     monkeypatch.setattr(Run, "begin", lambda run: pytest.fail("the training begins"))
     with pytest.raises(error, match=expected):
+        trained(config)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_private_update_that_can_not_be_made_ends_the_run(tmp_path, corpus):
+    """As the scores of spaCy's tagger are NaN, error E940. Plain training skips such updates."""
+
+    @registry.callbacks("test-private.Spoil.v1")
+    def spoil():
+        return lambda nlp, args: nlp.get_pipe("tagger").model.get_ref("output_layer").get_param("b").fill(math.nan)
+
+    config = private(tmp_path, corpus, steps=1, training__before_update={"@callbacks": "test-private.Spoil.v1"})
+    with pytest.raises(
+        NonFiniteGradError, match=r"of step 0: \[E940\] .* With \[.*privacy\] it can't be .* Lower learn_rate"
+    ):
         trained(config)
 
 

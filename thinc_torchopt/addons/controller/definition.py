@@ -104,9 +104,15 @@ def load(source: Source, label: str | None = None, places: Mapping[str, str] = {
     return _Reader(label or label_of(source), places).definition(read(source))
 
 
-def read(source: Source) -> Any:
-    """Read a definition, without checks of its content. RAISES (ControllerError): It can't be read."""
-    return source if isinstance(source, Mapping) else read_file(source, label_of(source))
+def read(source: Source) -> Mapping[str, Any]:
+    """Read a definition, without checks of its keys. RAISES (ControllerError): It can't be read, or has no keys."""
+    if isinstance(source, Mapping):
+        return source
+    content = read_file(source, label := label_of(source))
+    if not isinstance(content, Mapping):
+        check_size(content, label)
+        raise ControllerError(f"Can't use {label}: expected the keys {', '.join(_KEYS)}, found {short(content)}.")
+    return content
 
 
 def label_of(source: Source) -> str:
@@ -121,12 +127,8 @@ class _Reader:
         self._places = places
         self._faults: list[str] = []
 
-    def definition(self, content: Any) -> Definition:
+    def definition(self, content: Mapping[str, Any]) -> Definition:
         check_size(content, self._label)
-        if not isinstance(content, Mapping):
-            raise ControllerError(
-                f"Can't use {self._label}: expected the keys {', '.join(_KEYS)}, found {short(content)}."
-            )
         if "controller-metrics" in content:
             if "controller_metrics" in content:
                 self._fault("controller-metrics", "'controller_metrics' has the same meaning; remove one of them")

@@ -8,10 +8,11 @@ configs.
 
 from typing import Final
 
-from .aux_vars import AuxVar, from_tensors, to_tensors
+from .aux_vars import AuxVar, from_bytes, from_tensors, to_bytes, to_tensors
 from .blocks import Block
 from .module import Module, Regularizer
 from .optimizer import Modular
+from .specs import list_optim_modules, list_optim_regularizers
 
 STABILITY: Final = "experimental"
 
@@ -21,6 +22,10 @@ __all__ = [
     "Modular",
     "Module",
     "Regularizer",
+    "from_bytes",
     "from_tensors",
+    "list_optim_modules",
+    "list_optim_regularizers",
+    "to_bytes",
     "to_tensors",
 ]

@@ -73,8 +73,10 @@ class PrivateUpdates:
 
     name = "privacy"
 
-    # A batch that is left out would tell something about its examples.
-    needs_each_update = True
+    needs_each_update = (
+        f"With {BLOCK} it can't be skipped: that would tell something about its examples. Lower learn_rate. To go on "
+        'from the newest checkpoint, set on_config_change = "warn" in [training.optimizer.checkpoint].'
+    )
 
     def __init__(self, settings: Privacy, run: Run):
         self._settings = self._block = settings

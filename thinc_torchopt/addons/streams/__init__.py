@@ -11,6 +11,7 @@ from .learner import StreamLearner
 from .rows import LogRow
 from .settings import LearnSettings
 from .source import LineReader
+from .state import is_of_stream
 
 STABILITY: Final = "provisional"
 
@@ -19,4 +20,5 @@ __all__ = [
     "LineReader",
     "LogRow",
     "StreamLearner",
+    "is_of_stream",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,3 +61,8 @@ class LearnerState:
     watched: Count
     seconds: NotNegative
     compared: ComparedTexts | None
+
+
+def is_of_stream(saved: Mapping[str, Any]) -> bool:
+    """Whether a saved state is that of learning from a stream, in any version."""
+    return {"place", "memory", "block"} <= saved.keys()
