@@ -7,9 +7,9 @@ import os
 import platform
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
-from ..conftest import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 MARKS = ("pytest.mark.device", "pytest.mark.gpu")
 NEEDED = {
     "torch": "torch",
