@@ -24,10 +24,10 @@ STABLE = {
 }
 
 
-def derived(config, folder, budget="20m"):
+def derived(config, folder, budget="20m", machine=0):
     """The config that is made, the lines, and the optimizer."""
     config.to_disk(folder / "given.cfg")
-    path, told = with_budget(folder / "given.cfg", {}, budget, folder / "out")
+    path, told = with_budget(folder / "given.cfg", {}, budget, folder / "out", machine)
     found = Config().from_disk(path, interpolate=False)
     registry.resolve({"optimizer": found.interpolate()["training"]["optimizer"]})
     return found, told
@@ -57,16 +57,20 @@ def test_budget_keeps_peak_and_warm_up(rate, peak, warmup, corpus, tmp_path):
 
 
 def test_budget_keeps_the_warm_up_only_of_a_run_that_is_resumed(corpus, tmp_path):
-    def warmup(budget, steps=30, **checkpoint):
+    def warmup(budget, steps=30, machine=0, **checkpoint):
         rate = {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.01, "warmup_steps": steps}
         config = config_for(tmp_path, corpus, steps=2000, training__optimizer__learn_rate=rate)
         config["training"]["optimizer"]["checkpoint"] |= checkpoint
-        return derived(config, tmp_path, budget)[0]["training"]["optimizer"]["learn_rate"]["warmup_steps"]
+        found = derived(config, tmp_path, budget, machine)[0]["training"]["optimizer"]
+        return found["learn_rate"]["warmup_steps"]
 
     assert [warmup("400 steps"), warmup("1000 steps"), warmup("400 steps")] == [20, 30, 20]
     (tmp_path / "state" / "step-00000009").mkdir(parents=True)
     assert [warmup("1000 steps"), warmup("1000 steps"), warmup("1h")] == [20, 20, 20]
-    assert warmup("1h", steps=40) == 40  # which the resumed run refuses
+    # Another one in the config is refused by the resumed run. Only machine 0 has the checkpoints.
+    assert [warmup("1h", steps=40), warmup("1h"), warmup("1h", machine=1)] == [40, 20, 20]
+    (tmp_path / "state" / "step-00000009").rmdir()
+    assert [warmup("1h", machine=1), warmup("1h")] == [20, 30]
     assert [warmup("400 steps", resume="never"), warmup("1h", resume="never")] == [20, 30]
 
 
@@ -138,9 +142,10 @@ def test_budget_wants_a_section_and_a_folder(corpus, tmp_path):
         derived(config, tmp_path)
     (tmp_path / "out").unlink()
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "budget.cfg").write_text("no config")
-    with pytest.raises(ConfigError, match="expected the config of a training with --budget, found another file"):
-        derived(config, tmp_path)
+    for text in ("no config", "# Warm-up steps, in the config given to --budget and here: 30\n"):
+        (tmp_path / "out" / "budget.cfg").write_text(text)
+        with pytest.raises(ConfigError, match="expected the config of a training with --budget, found another file"):
+            derived(config, tmp_path)
     config["vars"] = {"optimizer": config["training"].pop("optimizer")}
     with pytest.raises(ConfigError, match=r"expected a section \[training.optimizer\], found none"):
         derived(config, tmp_path)

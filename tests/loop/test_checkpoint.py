@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateErro
 from thinc_torchopt.core.schedules.curves import warmup_linear
 from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
-from thinc_torchopt.loop.checkpoint_folder import newest_whole, steps_of
+from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.progress import Progress
 
@@ -158,6 +159,29 @@ def test_checkpoint_resume_is_exact_where_a_component_has_nothing_to_learn_from(
     parts = [run(config, tmp_path / "broken", crash_at=step) for step in (4, None)]
     assert list(parts[1]) == [4, 5, 6] and parts[0] | parts[1] == whole
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+def test_checkpoint_of_a_stop_is_exact_after_a_run_with_nothing_left_to_do(corpus, tmp_path):
+    def changed(name, steps):
+        return config_for(tmp_path / name, corpus, steps=steps, training__optimizer__learn_rate=0.01)
+
+    whole = run(changed("whole", 9), tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        run(changed("out", 9), tmp_path / "out", act=lambda step: step == 7 and os.kill(os.getpid(), signal.SIGTERM))
+    assert run(changed("out", 4), tmp_path / "out") == {}
+    assert run(changed("out", 9), tmp_path / "out") == {step: whole[step] for step in (8, 9)}
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_checkpoint_of_a_stop_is_kept_beside_a_damaged_one_of_a_later_step(corpus, tmp_path):
+    config, damaged = config_for(tmp_path, corpus), pytest.warns(CheckpointWarning, match="damaged")
+    for step, warned in ((8, nullcontext()), (7, damaged)):
+        with warned, pytest.raises(SystemExit):
+            run(config, tmp_path / "out", act=lambda at, step=step: at == step and os.kill(os.getpid(), signal.SIGTERM))
+        file = tmp_path / "state" / "stopped" / name_of(8) / "tensors.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with damaged:
+        assert newest_whole(tmp_path / "state").progress.step == 7
 
 
 def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):

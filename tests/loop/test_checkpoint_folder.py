@@ -20,6 +20,7 @@ from thinc_torchopt.loop.checkpoint_folder import (
     prune,
     read_checkpoint,
     remove,
+    resumable,
     room_for,
     step_of,
     steps_of,
@@ -167,6 +168,8 @@ def test_checkpoint_folder_resumes_from_that_of_a_stop_and_does_not_go_back_to_i
         write_folder(folder / name_of(step), {**saved_run(step), "optimizer": {"groups": {}}})
     assert newest_whole(tmp_path).progress.step == 100_000_000
     assert [saved.progress.step for saved in whole_ones(tmp_path)] == [99_999_999]
+    # Both stay until the next one is written.
+    assert room_for(tmp_path, 100_000, 1) == 300_000 - sum(map(bytes_of, resumable(tmp_path)))
     shown = json.loads(spacy_cli("torchopt", "checkpoint", tmp_path, "--json").stdout)
     assert [entry["step"] for entry in shown] == [99_999_999, 100_000_000]
 

@@ -32,8 +32,9 @@ _SECTION = Section("spacy torchopt train", verb="use")
 _DEFAULT_RATE = 0.001
 # The config's warm-up is kept, up to this part of the training.
 _LONGEST_WARMUP = 0.05
-# The first line of the config that is made, before the warm-up steps in the one that was given.
-_GIVEN = "# Warm-up steps in the config given to --budget: "
+# The first line of the config that is made: by setting, the warm-up steps in the config that was given when the run
+# began, and those that it has.
+_WARM_UPS = "# Warm-up steps, in the config given to --budget and here: "
 # Length of the decay if a signal starts it, in a run without its budget.
 _DECAY_STEPS = 500
 
@@ -67,7 +68,7 @@ def train(
         host, port = ("", 0) if machines == 1 else _address_of(endpoint)
         overrides = read_overrides(args, code_path)
         if budget is not None:
-            config_path, told = with_budget(config_path, overrides, budget, output_path)
+            config_path, told = with_budget(config_path, overrides, budget, output_path, machine)
             args, overrides = [], read_overrides([])
             for line in told:
                 make_console().print(line)
@@ -148,12 +149,13 @@ def _launch(command: list[str]) -> int:
 
 
 def with_budget(
-    config_path: Path, overrides: Mapping[str, Any], budget: str, output_path: Path | None
+    config_path: Path, overrides: Mapping[str, Any], budget: str, output_path: Path | None, machine: int = 0
 ) -> tuple[Path, list[str]]:
     """Write the config of a training within a budget.
 
     budget (str): As in `training.Budget`.
     output_path (Path | None): Where spaCy will save models.
+    machine (int): Number of this machine. Only machine 0 needs the checkpoints.
     RETURNS (tuple): The path of the new config (in that folder, or beside the checkpoints), and what was changed.
     RAISES (ConfigError): The config can't be trained within a budget.
     """
@@ -181,17 +183,16 @@ def with_budget(
     optimizer, training, told = config["training"]["optimizer"], plain_config["training"], []
     if "checkpoint" not in block:
         optimizer["checkpoint"] = {"@misc": "thinc-torchopt.Checkpoint.v1", "path": str(folder / "state")}
-    begun, given_before = _begun(path)
-    is_resumed = _is_resumed(block.get("checkpoint", optimizer["checkpoint"]))
+    warm_ups = _warm_ups(path)
+    if not _is_resumed(block.get("checkpoint", optimizer["checkpoint"]), machine):
+        warm_ups = {}
     longest = int(_LONGEST_WARMUP * (limit if unit == "steps" else training.get("max_steps") or 20_000))
-    given: dict[str, int] = {}
     for place, rates in {("learn_rate",): [_DEFAULT_RATE], **rates_of_settings(plain_config)}.items():
         peak, name = max(rates), ".".join(place)
-        given[name] = rates.index(peak)
-        steps = min(given[name], longest)
-        if is_resumed and given_before.get(name) == given[name]:
-            # Another budget may allow a longer one: that of a run that has begun must stay the same.
-            steps = (_at(begun, place) or {}).get("warmup_steps", steps)
+        given = rates.index(peak)
+        given_before, steps = warm_ups.setdefault(name, (given, min(given, longest)))
+        # Another budget may allow a longer one: that of a run that has begun must stay the same.
+        steps = steps if given == given_before else min(given, longest)
         put(optimizer, place, _stable(peak, steps))
         rise = f"rises to {plain(peak)} in {'1 step' if steps == 1 else f'{steps:,} steps'}, and stays"
         told.append(f"{name}: {rise} until it falls for the end of the budget.")
@@ -204,7 +205,7 @@ def with_budget(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{_GIVEN}{json.dumps(given)}\n{config.to_str(interpolate=False)}", encoding="utf8")
+        path.write_text(f"{_WARM_UPS}{json.dumps(warm_ups)}\n{config.to_str(interpolate=False)}", encoding="utf8")
     except OSError as error:
         raise ConfigError(
             f"Can't write '{path}': expected a folder that can be written to, found: {error}. Change --output."
@@ -212,31 +213,36 @@ def with_budget(
     return path, [*told, f"max_steps, max_epochs and patience have no effect. The config is saved to {path}."]
 
 
-def _begun(path: Path) -> tuple[Any, dict[str, int]]:
-    """The config of an earlier run with a budget.
+def _warm_ups(path: Path) -> dict[str, tuple[int, int]]:
+    """What the first line of an earlier config tells, see `_WARM_UPS`. Empty: there is none.
 
-    RETURNS (tuple): Its [training.optimizer], and the warm-up steps in the config that it was made of, by name. Both
-        empty: there is none.
-    RAISES (ConfigError): The file is not such a config.
+    RAISES (ConfigError): The file is not the config of a training with a budget.
     """
     if not path.exists():
-        return {}, {}
+        return {}
     try:
         text = path.read_text(encoding="utf8")
         first, _, _ = text.partition("\n")
-        given = json.loads(first.removeprefix(_GIVEN)) if first.startswith(_GIVEN) else {}
-        return Config().from_str(text, interpolate=False)["training"]["optimizer"], given
-    except (ValueError, KeyError, OSError) as error:
+        if not first.startswith(_WARM_UPS):
+            Config().from_str(text, interpolate=False)["training"]["optimizer"]["budget"]
+            return {}
+        found = json.loads(first.removeprefix(_WARM_UPS))
+        return {name: (int(given), int(steps)) for name, (given, steps) in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ConfigError(
             f"Can't read '{path}': expected the config of a training with --budget, found another file. Remove it "
             "(the training may then have another warm-up), or change --output."
         ) from error
 
 
-def _is_resumed(block: Any) -> bool:
-    """Whether a run has checkpoints to go on from. block (Any): [training.optimizer.checkpoint]."""
+def _is_resumed(block: Any, machine: int) -> bool:
+    """Whether a run has checkpoints to go on from, as far as this machine can tell. block (Any): Its settings of
+    checkpoints.
+    """
     settings = block if isinstance(block, Mapping) else {}
-    return "path" in settings and settings.get("resume") != "never" and bool(resumable(Path(str(settings["path"]))))
+    if "path" not in settings or settings.get("resume") == "never":
+        return False
+    return machine > 0 or bool(resumable(Path(str(settings["path"]))))
 
 
 def _stable(rate: float, warmup_steps: int) -> dict[str, Any]:

@@ -411,7 +411,7 @@ class RunCheckpoints:
         """
         step, folder = self._progress.step, self.folder / STOPPED
         if not is_saved or not self._is_kept:
-            self._write(folder, lambda: prune(folder, 1))
+            self._write(folder, lambda: prune(folder, 1, self._damaged - {folder / name_of(step)}))
         self._writer.wait()
         self.ranks.barrier()  # the others wait too
         logger.warning(

@@ -134,7 +134,12 @@ def room_for(folder: Path, each: int, keep: int) -> int:
 
     each (int): Bytes of one. keep (int): How many are kept.
     """
-    return max(0, (keep + 1) * each - sum(map(bytes_of, steps_of(folder))))
+    return max(0, most_at_once(folder, keep) * each - sum(map(bytes_of, resumable(folder))))
+
+
+def most_at_once(folder: Path, keep: int) -> int:
+    """How many checkpoints there are while one is written, if `keep` are kept."""
+    return keep + 1 + bool(steps_of(folder / STOPPED))
 
 
 def bytes_of(path: Path) -> int:

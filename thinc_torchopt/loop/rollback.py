@@ -15,7 +15,7 @@ from ..core.errors import RollbackError, RollbackWarning, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.types import RollbackSettings
 from .checkpoint import RunCheckpoints
-from .checkpoint_folder import SavedTraining, best_ones, name_of, remove, steps_of, whole_ones
+from .checkpoint_folder import SavedTraining, best_ones, remove, resumable, step_of, whole_ones
 from .events import Control, Save, StepEnd, TrainEnd
 from .model_state import check_model, is_finite, restore_model
 from .processes import Alone
@@ -122,8 +122,7 @@ class Rollback:
             ) from error
         restore_model(self._nlp, saved.model)
         if self._ranks.writes:
-            paths = steps_of(folder)
-            remove(paths[paths.index(folder / name_of(step)) + 1 :])
+            remove(path for path in resumable(folder) if (step_of(path) or 0) > step)
         progress.rollbacks.append((progress.step, step))
         rates = "" if factor == 1.0 else f" Learning rates are now {factor:g} times what they were."
         warnings.warn(

@@ -350,10 +350,10 @@ class Run:
             if self.checkpoints.goes_on:
                 is_over = self._is_over or self.batches.next_epoch is None
                 self.checkpoints.report(is_over)
+                self.checkpoints.restore_random()  # also for a checkpoint at the end
                 if is_over:
                     (self.end if self._listeners.await_end else self.checkpoints.end)()
                     return False
-                self.checkpoints.restore_random()
         self._started = default_timer() - self.progress.seconds
         self.emit(TrainBegin, self.progress.step >= 0)
         return True

@@ -24,7 +24,7 @@ from ..core.host import module_of
 from ..core.params import components_with_model
 from ..core.state import advice_on, clear_leftovers, is_one_of, replacing
 from .checkpoint import RunCheckpoints
-from .checkpoint_folder import nearest
+from .checkpoint_folder import most_at_once, nearest
 from .saved_models import write_model
 
 # At each save but the first: the two of the save before stay until the new one is whole.
@@ -85,7 +85,8 @@ class SpacysModels:
         if self.checkpoints is not None and self.checkpoints.is_on_disk_of(there):
             replaced.append(self.checkpoints.output.best.path)
             needed += each + self.checkpoints.room()
-            told += f", a copy of the best one and {self.checkpoints.settings.keep + 1} checkpoints"
+            most = most_at_once(self.checkpoints.folder, self.checkpoints.settings.keep)
+            told += f", a copy of the best one and {most} checkpoints"
         free, older = shutil.disk_usage(there).free, sum(map(_size_of, replaced))
         if free + older < needed:
             and_older = f", and {older / 1e6:,.0f} MB of older models that are replaced" if older else ""

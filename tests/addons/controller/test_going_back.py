@@ -219,26 +219,26 @@ def test_best_goes_back_only_so_often(given, at_most, scores, corpus, tmp_path):
 
 @pytest.mark.parametrize("stops", [[9, 10], [8]], ids=["between two checkpoints", "at a checkpoint"])
 def test_last_is_the_same_where_a_signal_stopped_the_run(stops, scores, corpus, tmp_path):
-    """Its own checkpoint is for resuming alone, and no rule sees that it is written."""
+    """Its own checkpoint is for resuming alone, and no rule sees that it is written. It is gone after a rollback."""
     scores(RISE_AND_FALL)
     rules = definition(
         rule("back", "on_step_end", 'state["step"] == 11', "last.should_rollback"),
         rule("saved", "on_save", 'state["step"] % 4 != 0', "cut.should_cut"),
         operations=[{**BEST, "name": "last", "arguments": {"to": "last"}}, CUT],
     )
-    ends = []
+    ends, left = [], []
     for name, stopped_at in (("whole", []), ("stopped", stops)):
-        config = prepared(tmp_path / name, corpus, rules, steps=13, keep=1)
+        config, state = prepared(tmp_path / name, corpus, rules, steps=13, keep=1), tmp_path / name / "state"
         for step in stopped_at:
             with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
                 run(config, at={step: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-            assert [int(path.name[5:]) for path in resumable(tmp_path / name / "state")] == sorted({8, step})
+            assert [int(path.name[5:]) for path in resumable(state)] == sorted({8, step})
         with pytest.warns(RollbackWarning, match="step 8 after step 11"):
-            _, infos, _ = run(config)
+            _, infos, _ = run(config, at={12: lambda state=state: left.append(len(resumable(state)))})
         seen = {step: info.get("last_checkpoint") for step, info in infos.items() if step > max(stops)}
-        assert not (tmp_path / name / "state" / "stopped").exists()
+        assert not (state / "stopped").exists()
         ends.append((seen, steps_in(tmp_path / name), numbers(state_of(tmp_path / name, 13)["model"])))
-    assert ends[0] == ends[1]
+    assert ends[0] == ends[1] and left == [1, 1]
 
 
 def test_best_and_freezing(scores, corpus, tmp_path):

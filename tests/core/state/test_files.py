@@ -148,6 +148,15 @@ def test_files_that_can_not_be_read_are_not_taken_for_damaged(without_privileges
     assert same(read_folder(folder), TREE)
 
 
+def test_files_are_written_where_modes_can_not_be_changed(monkeypatch, tmp_path):
+    def refuse(*paths):
+        raise PermissionError
+
+    monkeypatch.setattr(shutil, "copymode", refuse)
+    write_folder(tmp_path / "state", {"x": torch.ones(2)})
+    assert torch.equal(read_folder(tmp_path / "state")["x"], torch.ones(2))
+
+
 @needs_unix
 @pytest.mark.parametrize("mask", [0o002, 0o077])
 def test_files_can_be_read_by_those_whom_the_umask_allows(mask, tmp_path):

@@ -65,7 +65,8 @@ def write_parts(path: Path, values: Any, tensors: Mapping[str, torch.Tensor]) ->
         except SafetensorError as error:
             raise OSError(f"Can't write {unfinished / TENSORS}: {error}") from error
         (unfinished / VALUES).write_text(json.dumps(values, allow_nan=False), encoding="utf8")
-        shutil.copymode(unfinished / VALUES, unfinished / TENSORS)  # safetensors lets only the owner read it
+        with suppress(OSError):  # not on every disk
+            shutil.copymode(unfinished / VALUES, unfinished / TENSORS)  # safetensors lets only the owner read it
         files = {
             name: {"bytes": (unfinished / name).stat().st_size, "crc32": crc32_of(unfinished / name)}
             for name in (TENSORS, VALUES)
