@@ -214,7 +214,7 @@ def with_budget(
 
 
 def _warm_ups(path: Path) -> dict[str, tuple[int, int]]:
-    """What the first line of an earlier config tells, see `_WARM_UPS`. Empty: there is none.
+    """The warm-ups in the first line of an earlier config, see `_WARM_UPS`. Empty: there is none.
 
     RAISES (ConfigError): The file is not the config of a training with a budget.
     """
