@@ -15,10 +15,9 @@ from importlib.metadata import EntryPoint
 from inspect import Parameter
 from typing import Any, ClassVar, Optional, TypeVar
 
-import catalogue
-
 from .checks import OPTIMIZER, Section
 from .errors import ConfigError
+from .registry import entry_points
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 GROUP = "thinc_torchopt_attachments"
@@ -95,9 +94,7 @@ class Attachment:
 
 @cache
 def _entry_points() -> Mapping[str, EntryPoint]:
-    found: Any = catalogue.AVAILABLE_ENTRY_POINTS  # read already, and the same that spaCy sees
-    points = found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ())
-    return {point.name: point for point in points if point.name.isidentifier()}
+    return {point.name: point for point in entry_points(GROUP) if point.name.isidentifier()}
 
 
 def taking_blocks(function: _Function) -> _Function:

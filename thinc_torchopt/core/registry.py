@@ -13,11 +13,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from inspect import Parameter
 from typing import Any, get_type_hints
 
+import catalogue
 from thinc.api import registry
 
 for _name in (
@@ -32,12 +32,13 @@ def names_in(one: Any) -> list[str]:
     """The names in a registry. Entry points are not loaded: it may take long, and one of them may fail."""
     found = copy(one)
     found.entry_points = False
-    return sorted({*found.get_all(), *_names_of_entry_points("_".join(found.namespace))})
+    return sorted({*found.get_all(), *(point.name for point in entry_points("_".join(found.namespace)))})
 
 
-@cache
-def _names_of_entry_points(group: str) -> list[str]:
-    return [point.name for point in entry_points(group=group)]
+def entry_points(group: str) -> list[EntryPoint]:
+    """Of the packages that are installed, as spaCy sees them: reading them again would take long."""
+    found: Any = catalogue.AVAILABLE_ENTRY_POINTS
+    return [*(found.select(group=group) if hasattr(found, "select") else found.get(group, ()))]
 
 
 def arguments_of(cls: type) -> list[Parameter]:
@@ -59,4 +60,4 @@ def signed(
     return function
 
 
-__all__ = ["arguments_of", "names_in", "registry", "signed"]
+__all__ = ["arguments_of", "entry_points", "names_in", "registry", "signed"]

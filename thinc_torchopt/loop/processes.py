@@ -7,7 +7,6 @@ Several processes are an add-on, the entry point `several` of the group `thinc_t
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from spacy.language import Language
@@ -16,6 +15,7 @@ from spacy.training import Example
 from ..core.errors import ConfigError
 from ..core.launched import is_launched
 from ..core.optimizer import TorchOptimizer
+from ..core.registry import entry_points
 from .checkpoint_folder import RanksState
 from .events import Listener
 
@@ -137,7 +137,8 @@ def processes_of(
     """
     if not is_launched():
         return Alone()
-    found = {point.value: point for point in entry_points(group="thinc_torchopt_processes", name="several")}
+    points = entry_points("thinc_torchopt_processes")
+    found = {point.value: point for point in points if point.name == "several"}
     if len(found) != 1:
         raise ConfigError(
             "Can't train in several processes: expected one installed package with the entry point 'several' in "
