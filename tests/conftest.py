@@ -72,7 +72,8 @@ def privacy_counted_once(request):
     if "privacy" in request.node.nodeid and has_opacus:
         import_opacus_accountants()
         rdp = sys.modules["opacus.accountants.analysis.rdp"]
-        rdp._compute_rdp = cache(getattr(rdp._compute_rdp, "__wrapped__", rdp._compute_rdp))
+        if not hasattr(rdp._compute_rdp, "cache_info"):
+            rdp._compute_rdp = cache(rdp._compute_rdp)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
-from .forks import ROOT, Program, Server, environment, fork, import_spacy, serve
+from .forks import ROOT, Program, Server, environment, fork, import_spacy, save_time, serve
 
 PACKAGE = ROOT / "thinc_torchopt"
 
@@ -76,10 +76,9 @@ def _run(program: Program, folder: str, installed: bool, variables: dict[str, st
 def _hide_entry_points() -> None:
     import catalogue
 
-    points = catalogue.AVAILABLE_ENTRY_POINTS
     catalogue.AVAILABLE_ENTRY_POINTS = {
-        group: [one for one in points.select(group=group) if not one.value.startswith(PACKAGE.name)]
-        for group in points.groups
+        group: [one for one in points if not one.value.startswith(PACKAGE.name)]
+        for group, points in catalogue.AVAILABLE_ENTRY_POINTS.items()
     }
 
 
@@ -103,4 +102,5 @@ def _replaced() -> Iterator[str]:
 
 if __name__ == "__main__":
     import_spacy()
+    save_time()
     serve(_run)

@@ -9,6 +9,7 @@ Only on Linux: Windows has no forks, and on macOS they may crash. There each pro
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import pickle
@@ -63,7 +64,10 @@ class Server:
 
 
 def serve(answer: Callable[..., Any]) -> None:
-    """Answer the requests to a server, until it is closed."""
+    """Answer the requests to a server, until it is closed. What it imported is never garbage: no program that it forks
+    looks through it.
+    """
+    gc.freeze()
     for line in sys.stdin:
         print(json.dumps(answer(*json.loads(line))), flush=True)
 
@@ -330,9 +334,13 @@ def save_time() -> None:
 
 def import_spacy() -> None:
     import spacy.cli
+    from spacy.lang.en import English
 
-    # No test waits for the registries of others; ours are looked up by each program.
+    # No test waits for the registries of others, or for regular expressions, which Python keeps once they are compiled;
+    # ours are looked up by each program.
     spacy.registry.ensure_populated()
+    for affix in ("prefix", "suffix", "infix"):
+        getattr(spacy.util, f"compile_{affix}_regex")(getattr(English.Defaults, f"{affix}es"))
     assert not any(name.partition(".")[0] == "thinc_torchopt" for name in sys.modules)
 
 

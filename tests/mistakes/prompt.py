@@ -62,6 +62,7 @@ def main() -> None:
     torch.set_num_threads(1)
     forks.save_time()
     spacy.registry.ensure_populated()
+    spacy.blank("en")  # compiles its regular expressions
     # torch imports more when it makes its first optimizer.
     spacy.registry.resolve({"algorithm": {"@torch_optimizers": "torch.AdamW.v1"}})["algorithm"].trial  # noqa: B018
     serve(_type)

@@ -129,7 +129,14 @@ def test_mistake_is_answered_on_one_screen(name, desk, prompt, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["lr of torch", "an option of spacy train with a slip", "a dev file that is not there"]
+    "name",
+    [
+        "lr of torch",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("an option of spacy train with a slip", "a dev file that is not there")
+        ),
+    ],
 )
 def test_mistake_in_a_process_of_its_own(name, desk, prompt, tmp_path):
     """The prompt forks; a process that begins as a user's does says the same."""
