@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
+import catalogue
 import numpy
 import pytest
 from spacy.util import registry
@@ -246,7 +247,7 @@ def test_block_that_may_change_does_and_its_neighbour_does_not():
 
 def test_blocks_whose_names_no_argument_can_have_are_left_out(monkeypatch):
     points = [EntryPoint(name, "math:pi", GROUP) for name in ("my-block", "precision", "fine")]
-    monkeypatch.setattr(attachments.catalogue, "AVAILABLE_ENTRY_POINTS", {GROUP: points})
+    monkeypatch.setattr(catalogue, "AVAILABLE_ENTRY_POINTS", {GROUP: points})
     monkeypatch.setattr(attachments, "_entry_points", attachments._entry_points.__wrapped__)
 
     @attachments.taking_blocks
