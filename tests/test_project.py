@@ -61,7 +61,7 @@ def check_package(folder, version="0.0.1"):
 @pytest.mark.skipif(not has_matplotlib, reason="matplotlib is not installed")
 def test_project_runs_without_a_network(project, forked_steps):
     folder = project("project")
-    skipped = run_twice(folder, "--vars.max_steps", "60", "--vars.eval_frequency", "20", run=spacy_cli)
+    skipped = run_twice(folder, "--vars.max_steps", "60", "--vars.eval_frequency", "60", run=spacy_cli)
     assert json.loads((folder / "metrics" / "scores.json").read_text())["ents_f"] > 0.3
     assert "<html" in (folder / "metrics" / "report.html").read_text()
     check_package(folder)

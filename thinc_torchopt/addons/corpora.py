@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Literal
 
 from spacy.language import Language
@@ -55,9 +56,7 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
         raise ConfigError(
             f"Can't set 'dev_share' {_WHERE}: expected a number above 0 and below 1, found {dev_share!r}."
         )
-    paragraphs = [
-        text for topic, text in read_paragraphs(load_topics()) if is_dev(topic, dev_share) == (split == "dev")
-    ]
+    paragraphs = [text for topic, text in _all_paragraphs() if is_dev(topic, dev_share) == (split == "dev")]
     if not paragraphs:
         raise ConfigError(
             f"Can't read the split '{split}' {_WHERE}: expected at least one topic, found none with dev_share = "
@@ -76,6 +75,12 @@ def PythonDocs(split: Literal["train", "dev"], *, dev_share: float = 0.2) -> Cal
                 yield Example(nlp.make_doc(text), reference)
 
     return read
+
+
+@cache
+def _all_paragraphs() -> list[tuple[str, str]]:
+    """Of this Python: both splits read them, which takes a while."""
+    return [*read_paragraphs(load_topics())]
 
 
 def load_topics() -> Mapping[str, str]:
