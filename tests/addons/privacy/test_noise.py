@@ -89,7 +89,8 @@ def test_noise_leaves_out_components():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["rdp", "prv"])
+# PRV takes seconds. test_private_run.py has one that ends a training.
+@pytest.mark.parametrize("kind", ["rdp", pytest.param("prv", marks=pytest.mark.slow)])
 def test_accounting_is_opacus_own(kind):
     accountants = pytest.importorskip("opacus.accountants", reason="opacus is not installed")
     from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise, most_steps
