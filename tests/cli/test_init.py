@@ -630,10 +630,12 @@ def test_init_trains(recipe, pipeline, tmp_path, corpus):
     path = tmp_path / "config.cfg"
     path.write_text(spacys(lang="en", pipeline=pipeline.split(",")).to_str())
     overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
+    if "textcat" not in pipeline:
+        overrides["components.tok2vec.model.encode.width"] = 16
     _, new = rewrite(path.read_text(), path, Recipe(recipe), str(tmp_path / "state"), overrides)
     path.write_text(new)
     # Of the recipe best the first 20 steps are the warm-up.
-    quick = {"training.max_steps": 21, "training.eval_frequency": 7} if recipe == "best" else QUICK
+    quick = {"training.max_steps": 21, "training.eval_frequency": 21} if recipe == "best" else QUICK
     train(path, tmp_path / "out", overrides={**overrides, **{k: v for k, v in quick.items() if "batcher" not in k}})
     nlp = spacy.load(tmp_path / "out" / "model-last")
     assert set(pipeline.split(",")) <= set(nlp.pipe_names)
