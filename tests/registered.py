@@ -74,7 +74,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "layers OnlineRNN.v1": {"nO": 4, "nI": 3},
     "architectures OnlineRNNEncoder.v1": {"width": 4},
     "readers PythonDocs.v1": {"split": "dev"},
-    "readers TaughtCorpus.v1": {"corpus": {"@readers": "thinc-torchopt.PythonDocs.v1", "split": "dev"}},
+    "readers TaughtCorpus.v1": {
+        "corpus": {"@readers": "spacy.Corpus.v1", "path": "no-such.spacy", "gold_preproc": False}
+    },
     "controller_metrics FileWatch": {"path": "watched"},
     "controller_operations FreezeControl": {"params": ["tagger/*"]},
     "controller_operations LearnRateControl": {"factor": 0.5, "rate": 0.1},

@@ -11,7 +11,6 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -64,21 +63,26 @@ OPTIONS_OF_OTHERS |= {"--node-config", "--run-config"}
 
 
 @cache
-def all_texts() -> list[tuple[str, str]]:
-    """The strings of the package with a space in them, with file and line."""
-    paths = sorted(PACKAGE.rglob("*.py"))
-    return [(f"{path.relative_to(ROOT)}:{line}", text) for path in paths for line, text in texts(path) if " " in text]
+def package() -> tuple[list[tuple[str, str]], set[str]]:
+    """The strings of the package with a space in them, with file and line; and the public names of its functions,
+    methods and classes.
+    """
+    found, defined = [], set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf8")))]
+        found += [(f"{path.relative_to(ROOT)}:{line}", text) for line, text in texts(nodes) if " " in text]
+        defined |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    return found, {name for name in defined if not name.startswith("_")}
 
 
-def texts(path: Path) -> Iterator[tuple[int, str]]:
+def texts(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """The strings of a file that are no docstrings, an f-string's in one; each with its line."""
-    tree = ast.parse(path.read_text(encoding="utf8"))
     left_out: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             left_out.add(body[0].value)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             left_out.update(node.values)
             yield node.lineno, "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
@@ -114,24 +118,12 @@ def is_name(name: str) -> bool:
     if name in NOT_HERE or path[-1] in ("py", "html", "jsonl", "json", "yaml", "cfg", "spacy", "txt"):
         return True
     if not rest:
-        return any(resolves(owner, path) for owner in OWNERS) or head in defined()
+        return any(resolves(owner, path) for owner in OWNERS) or head in package()[1]
     if head in STAND_FOR:
         return any(resolves(owner, rest) for owner in STAND_FOR[head])
     if head in MODULES:
         return is_importable(path)
     return False
-
-
-@cache
-def defined() -> set[str]:
-    """The public functions and classes that the package exports, and public methods."""
-    found: set[str] = set()
-    for path in PACKAGE.rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf8")))
-        found |= {
-            n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith("_")
-        }
-    return found
 
 
 @cache
@@ -212,7 +204,7 @@ KINDS = {
 
 def findings(kind: str) -> list[str]:
     pattern, exists = KINDS[kind]
-    return [f"{at}: {name}" for at, text in all_texts() for name in re.findall(pattern, text) if not exists(name)]
+    return [f"{at}: {name}" for at, text in package()[0] for name in re.findall(pattern, text) if not exists(name)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,4 +231,4 @@ def test_advice_that_leads_nowhere_is_found(kind, text):
     pattern, exists = KINDS[kind]
     found = re.findall(pattern, text)
     assert found and not any(map(exists, found))
-    assert kind == "file" or len({name for _, text in all_texts() for name in re.findall(pattern, text)}) > 5
+    assert kind == "file" or len({name for _, text in package()[0] for name in re.findall(pattern, text)}) > 5

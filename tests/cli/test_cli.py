@@ -4,6 +4,7 @@ called by hand.
 
 import json
 import random
+import re
 import shutil
 import sys
 from functools import partial
@@ -433,9 +434,10 @@ def test_cli_find_lr(folder):
     # In the stretch the losses are lower than at first.
     assert losses[rates.index(low)] < 0.8 * losses[1]
 
-    text = torchopt(folder, "find-lr", folder / "my.cfg", *small_batches).stdout
-    assert f"[training.optimizer.per_param_lr.tagger/*]\ninitial_rate = {suggestion:.2g}" in text
-    assert f"[training.optimizer.per_param_lr]\nner/* = {suggestion / 3:.2g}" in text
+    text = torchopt(folder, "find-lr", folder / "my.cfg", *small_batches, "--steps", 50).stdout
+    [suggestion] = re.findall(r"\[training\.optimizer\.per_param_lr\.tagger/\*]\ninitial_rate = (\S+)", text)
+    [third] = re.findall(r"\[training\.optimizer\.per_param_lr]\nner/\* = (\S+)", text)
+    assert float(suggestion) / 3 == pytest.approx(float(third), rel=0.1)  # both have two digits
     [line] = [line for line in text.splitlines() if line.startswith("shared+embeddings/layer-0")]
     assert line.split() == ["shared+embeddings/layer-0", "frozen", "frozen", "frozen"]
 

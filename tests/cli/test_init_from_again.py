@@ -1,5 +1,7 @@
 """A trained pipeline trained again, by the config of `init --from`: it begins where the pipeline ended."""
 
+import shutil
+
 import numpy
 import pytest
 import spacy
@@ -7,6 +9,7 @@ from confection import Config
 from spacy.tokens import DocBin
 from spacy.training import Example
 from spacy.training.initialize import init_nlp
+from thinc.api import fix_random_seed
 
 from ..addons.fine_tuning.small_transformers import config_with, needs
 from ..models import toy_examples
@@ -40,7 +43,7 @@ def config_of(kind, folder):
     if kind != "cnn":
         needs(kind)
         return config_with(kind, folder, paths, steps=30)
-    config = config_for(folder, paths, steps=30, **LARGE)
+    config = config_for(folder, paths, steps=30, training__optimizer__checkpoint=None, **LARGE)
     parser = config["components"]["parser"]
     parser["min_action_freq"] = 1
     model = {**parser["model"], "state_type": "ner"}
@@ -49,15 +52,24 @@ def config_of(kind, folder):
     return config
 
 
-@pytest.fixture(params=["cnn", "spacy", "curated"])
-def old(request, tmp_path, monkeypatch):
+@pytest.fixture(scope="module", params=["cnn", "spacy", "curated"])
+def desk(request, tmp_path_factory):
     """A folder with a trained pipeline, `old`, and texts beside it."""
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, spacy.blank("xx"))
-    config = config_of(request.param, tmp_path)
+    folder = tmp_path_factory.mktemp("desk")
+    write(folder, spacy.blank("xx"))
+    config = config_of(request.param, folder)
     config.setdefault("initialize", {})["after_init"] = {"@callbacks": "test-again.Count.v1"}
-    run(config, tmp_path / "trained")
-    (tmp_path / "trained" / "model-last").rename(tmp_path / "old")
+    config["training"]["eval_frequency"] = 30
+    fix_random_seed(0)
+    run(config, folder / "trained")
+    (folder / "trained" / "model-last").rename(folder / "old")
+    return folder
+
+
+@pytest.fixture
+def old(desk, tmp_path, monkeypatch):
+    """A copy of that folder."""
+    monkeypatch.chdir(shutil.copytree(desk, tmp_path, dirs_exist_ok=True))
     return tmp_path
 
 

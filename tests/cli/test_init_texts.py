@@ -363,7 +363,7 @@ def test_init_takes_the_recipe_that_was_measured(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- a property
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(kinds=st.lists(st.sets(st.sampled_from(KINDS)), min_size=1, max_size=5))
 def test_init_chooses_what_can_be_learned(kinds):
     """Whatever annotations are taken away: spaCy finds labels for each component."""

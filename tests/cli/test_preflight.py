@@ -14,6 +14,7 @@ from thinc_torchopt.core.algorithms.usual_rates import FAR, usual_rates
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
+from ..configs import smaller
 from ..conftest import CONFIGS, resize
 from ..spacy_cli import flags_of, spacy_cli
 
@@ -92,10 +93,13 @@ def test_preflight_streamed_corpus(preflight):
 
 
 def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
-    monkeypatch.chdir(tmp_path)
-    preflight(CONFIGS / "guards.cfg", is_timed=True)
+    config, here = tmp_path / "guards.cfg", tmp_path / "here"
+    config.write_text(smaller((CONFIGS / "guards.cfg").read_text()))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    preflight(config, is_timed=True)
     preflight(CONFIGS / "checkpoint.cfg")
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 # ---------------------------------------------------------------------- nothing to train, schedules, ends
@@ -236,8 +240,9 @@ def test_preflight_room_for_checkpoints(small_disk, preflight):
     assert stop.startswith("Can't write checkpoints")
 
 
-def test_preflight_times_steps(preflight):
-    found = preflight(CNN, is_timed=True, training__max_steps=100)
+def test_preflight_times_steps(preflight, tmp_path):
+    (tmp_path / "config.cfg").write_text(smaller(CNN.read_text()))
+    found = preflight(tmp_path / "config.cfg", is_timed=True, training__max_steps=100)
     assert not found["stops"] and found["costs"]["seconds"]["step"] > 0 and found["costs"]["seconds"]["evaluation"] > 0
     [text] = [line["text"] for line in found["lines"] if line["about"] == "Time"]
     assert "for 101 steps and 1 evaluation" in text

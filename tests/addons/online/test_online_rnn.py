@@ -511,10 +511,10 @@ def test_online_rnn_training_goes_on_bit_for_bit(settings, tmp_path, corpus):
         "training__optimizer__use_averages": True,
         "training__optimizer__param_groups": {"rnn": {"params": ["*/encode/*"], "lr_scale": 0.5}},
     }
-    whole = config_for(tmp_path / "whole", corpus, steps=12, **changes)
+    whole = config_for(tmp_path / "whole", corpus, steps=8, **changes)
     infos = run(whole, tmp_path / "whole" / "out")
-    half = config_for(tmp_path / "half", corpus, steps=12, **changes)
-    run(half, tmp_path / "half" / "out", crash_at=8)
+    half = config_for(tmp_path / "half", corpus, steps=8, **changes)
+    run(half, tmp_path / "half" / "out", crash_at=5)
     resumed = run(half, tmp_path / "half" / "out")
     assert min(resumed) > 0 and all(infos[step] == resumed[step] for step in resumed)
     assert digests(tmp_path / "half" / "out") == digests(tmp_path / "whole" / "out")

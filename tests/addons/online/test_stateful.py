@@ -187,7 +187,7 @@ class WithModular(Machine):
 
 
 @pytest.mark.parametrize("machine", [Machine, WithModular])
-@pytest.mark.parametrize("n_examples", [10, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [6, pytest.param(80, marks=pytest.mark.slow)])
 def test_stateful_operations_in_any_order_agree_with_bptt(machine, n_examples):
     run_state_machine_as_test(
         machine,

@@ -26,8 +26,10 @@ def drawn(monkeypatch):
     return figures
 
 
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("suffix, start", [("png", b"\x89PNG"), ("SVG", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    "suffix, start, log",
+    [("png", b"\x89PNG", False), ("png", b"\x89PNG", True), ("SVG", b"<?xml", False), ("pdf", b"%PDF", False)],
+)
 def test_plots_schedule(tmp_path, drawn, suffix, start, log):
     path = tmp_path / "new" / f"rates.{suffix}"
     plots.check_picture(path)
