@@ -172,13 +172,13 @@ def test_budget_may_change_until_the_fall_begins(limit, corpus, tmp_path):
 
 @pytest.mark.parametrize(
     ("limit", "crash_at"),
-    [("30 steps", 18), ("19 steps", None)],
+    [("15 steps", 9), ("9 steps", None)],
     ids=["more, in its fall", "less, when it is finished"],
 )
 def test_budget_may_not_change_from_then_on(limit, crash_at, corpus, tmp_path):
     settings = {"training__optimizer__checkpoint__every": 1}
-    train(tmp_path, corpus, "20 steps", crash_at=crash_at, **settings)
-    with pytest.raises(StateError, match=rf"limit of 20 steps, as when .* began to fall, found {limit}.*a new run"):
+    train(tmp_path, corpus, "10 steps", crash_at=crash_at, **settings)
+    with pytest.raises(StateError, match=rf"limit of 10 steps, as when .* began to fall, found {limit}.*a new run"):
         train(tmp_path, corpus, limit, **settings)
     anew = train(tmp_path, corpus, limit, training__optimizer__checkpoint__resume="never", **settings)
     assert min(anew) == 0 and len(anew) == int(limit.split()[0])
@@ -291,9 +291,9 @@ def test_budget_of_seconds_of_a_run_that_was_killed_in_its_fall(corpus, tmp_path
 
 def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatch):
     """Steps became slower in the course of the training: the fall has fewer of them."""
-    clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 20 else 1.0, evaluation=0.0)
-    train(tmp_path, corpus, "100s")
-    assert 97.0 <= clock.now - 1000.0 <= 101.0
+    clock = Clock(monkeypatch, step=lambda step: 0.25 if step < 10 else 1.0, evaluation=0.0)
+    train(tmp_path, corpus, "60s")
+    assert 57.0 <= clock.now - 1000.0 <= 61.0
 
 
 def keeper(limit, *, step, evaluation, frequency):

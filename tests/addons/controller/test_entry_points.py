@@ -6,7 +6,7 @@ import os
 import pytest
 
 from ...forks import python
-from ...spacy_cli import flags_of, spacy_process
+from ...spacy_cli import flags_of
 from .test_training import STEP, config_for, definition, rule
 
 MODULE = """
@@ -68,7 +68,7 @@ def rules(tmp_path, monkeypatch):
 def test_entry_points_are_found_in_a_run(rules, corpus, tmp_path):
     config_for(tmp_path, corpus, rules, steps=4).to_disk(tmp_path / "config.cfg")
     paths = flags_of({f"paths.{name}": corpus[name] for name in ("train", "dev")})
-    run = spacy_process("train", tmp_path / "config.cfg", *paths)
+    run = python(SPACY, tmp_path / "site", "train", tmp_path / "config.cfg", *paths)
     assert (tmp_path / "notes").read_text() == "0 True\n2 True\n4 True\n"
     assert "Controller 'long' took book.should_note on on_step_end at step 2" in run.stdout + run.stderr
 

@@ -254,7 +254,11 @@ def stops_at(lines, event, holds):
     return None
 
 
-@pytest.mark.parametrize("name", STOPS)
+# What each of them says is said by another one too.
+SLOW = ("thresholded-training-loss", "epoch-level-training-loss-below-threshold", "epoch-level-eval-loss")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STOPS])
 def test_framework_example_stops_when_it_should(name, plain, treebank, tmp_path, caplog):
     definition, event, holds = STOPS[name]
     expected = stops_at(plain, event, holds)

@@ -135,7 +135,11 @@ AVERAGES = {"averages": {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.9, "buffer
 
 
 @pytest.mark.filterwarnings("ignore::thinc_torchopt.core.errors.NonFiniteGradWarning")
-@pytest.mark.parametrize("settings", [{"use_averages": True}, AVERAGES], ids=["averages", "copied buffers"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({"use_averages": True}, marks=pytest.mark.slow), AVERAGES],
+    ids=["averages", "copied buffers"],
+)
 def test_freezing_resumes_exactly(settings, corpus, tmp_path, monkeypatch):
     """Stopped before, while and after torch's params are frozen; with updates that the guard skips in between, where
     it brings back what the batch left in buffers.

@@ -120,7 +120,10 @@ def test_best_keeps_one_checkpoint_more_and_only_then(scores, corpus, tmp_path):
     assert steps_in(tmp_path / "last") == steps_in(tmp_path / "none") == [12, 16]
 
 
-@pytest.mark.parametrize("event", ["on_step_end", "on_evaluate", "on_log", "on_epoch_end"])
+@pytest.mark.parametrize(
+    "event",
+    ["on_step_end", "on_evaluate", *(pytest.param(x, marks=pytest.mark.slow) for x in ("on_log", "on_epoch_end"))],
+)
 def test_best_survives_a_kill(event, scores, corpus, tmp_path):
     """Stopped before and after the way back, and twice: params, scores, rates and firings are those of a training that
     was not stopped.

@@ -24,12 +24,16 @@ HARMFUL = ("os.system", "os.exec", "os.fork", "os.remove", "os.putenv", "subproc
 
 CYCLE = []
 CYCLE.append(CYCLE)
-VALUES = [
-    *(None, True, -1, 1 << 5_000, math.nan, math.inf, b"bytes", object, len, "", " ", "\x00", "\ud800", "x" * 90_000),
-    *("x" * 200_000, "__class__", "{0.__class__}", "../../etc/passwd", "\N{RIGHT-TO-LEFT OVERRIDE}x"),
-    *("\N{CYRILLIC SMALL LETTER EL}oss", "lo\N{LATIN SMALL LETTER LONG S}s", "9**9**9", "[" * 5_000, ["x"] * 9_000),
-    *([list(range(100))] * 200, CYCLE, {"a": CYCLE}, {3: 4}, {None: {}}, {"": ""}, {"x" * 90_000: 1}, {"__init__": 1}),
+TEXTS = [
+    *("", " ", "\x00", "\ud800", "x" * 90_000, "x" * 200_000, "__class__", "{0.__class__}", "../../etc/passwd"),
+    *("\N{RIGHT-TO-LEFT OVERRIDE}x", "\N{CYRILLIC SMALL LETTER EL}oss", "lo\N{LATIN SMALL LETTER LONG S}s"),
+    *("9**9**9", "[" * 5_000),
 ]
+OTHERS = [
+    *(None, True, -1, 1 << 5_000, math.nan, math.inf, b"bytes", object, len, ["x"] * 4_100, [list(range(100))] * 50),
+    *(CYCLE, {"a": CYCLE}, {3: 4}, {None: {}}, {"": ""}, {"x" * 90_000: 1}, {"__init__": 1}),
+]
+VALUES = TEXTS + OTHERS
 
 
 def paths_in(tree, path=()):
@@ -39,11 +43,11 @@ def paths_in(tree, path=()):
         yield from paths_in(value, (*path, key))
 
 
-def check(make):
+def check(definition, make=TrainerController):
     """RETURNS (bool): Whether it was refused."""
     with measured(counts_lines=False) as done:
         try:
-            controller = make()
+            controller = make(definition)
             for step in range(3):
                 told = {"step": step, "losses": {"ner": 0.5}, "batch_words": 5, "grad_norm": 1.0}
                 controller.decide("on_step_end", **told)
@@ -60,7 +64,7 @@ def check(make):
 @pytest.mark.parametrize("path", paths_in(GOOD), ids=str)
 def test_hostile_definition_values(path):
     """Each of some values at each place. A name or a text may be anything short."""
-    refused = sum(check(lambda value=value: TrainerController(changed(path, copy.deepcopy(value)))) for value in VALUES)
+    refused = sum(check(changed(path, copy.deepcopy(value))) for value in VALUES)
     assert refused > len(VALUES) // 2
 
 
@@ -69,58 +73,58 @@ def test_hostile_definition_keys():
         if not isinstance(path[-1], str):
             continue  # of a list
         for key in ("__class__", "x" * 50_000, "\N{RIGHT-TO-LEFT OVERRIDE}x", 3, None):
-            assert check(lambda path=path, key=key: TrainerController(changed((*path[:-1], key), 1)))
+            assert check(changed((*path[:-1], key), 1))
 
 
 ALIASES = b"x: &x ['1', '2']\n"
-# A third of what a file may have, which takes a third of the time; one has as much.
+# A tenth of what a file may have, which takes a tenth of the time; some have as much.
 FILES = {
     "aliases of aliases": BOMB,
     "merges of merges": b"\n".join([b"a0: &a0 {k: 1}", *MERGED]),
     "an alias of itself": b"controllers: &a\n  - *a",
     "an alias to nothing": b"controllers: *nothing",
     "a mapping as its own key": b"? &a {? *a : 1}\n: 1",
-    "an anchor of 30,000 letters": b"a: &" + b"x" * 30_000 + b" 1",
-    "many anchors": b"\n".join(b"a%d: &a%d 1" % (i, i) for i in range(4_100)),
+    "an anchor of 10,000 letters": b"a: &" + b"x" * 10_000 + b" 1",
+    "many anchors": b"\n".join(b"a%d: &a%d 1" % (i, i) for i in range(1_000)),
     "many aliases": ALIASES + b"controllers: [" + b"*x, " * 4_100 + b"]",
     "a tag of Python": b"controllers: !!python/object/apply:os.system ['true']",
     "a tag of its own": b"controllers: !x []",
     "a tag from elsewhere": b"%TAG ! tag:example.org,2000:\n---\n!x {}",
-    "binary": b"controllers: !!binary " + b"QUJD" * 7_000,
+    "binary": b"controllers: !!binary " + b"QUJD" * 2_000,
     "a set": b"controllers: !!set {a, b}",
     "an ordered map": b"controllers: !!omap [a: 1]",
     "a time": b"controllers: 2026-11-23 04:00:00",
-    "several documents": b"---\n" * 3_000,
-    "the end, often": b"...\n" * 3_000,
+    "several documents": b"---\n" * 1_000,
+    "the end, often": b"...\n" * 1_000,
     "another version": b"%YAML 9.9\n---\n{}",
-    "directives": b"%X y\n" * 3_000,
-    "a number of 30,000 digits": b"controllers: " + b"9" * 30_000,
-    "a number to the base 60": b"controllers: 1" + b":59" * 10_000,
-    "a number of bits": b"controllers: 0b" + b"1" * 30_000,
+    "directives": b"%X y\n" * 1_000,
+    "a number of 10,000 digits": b"controllers: " + b"9" * 10_000,
+    "a number to the base 60": b"controllers: 1" + b":59" * 3_000,
+    "a number of bits": b"controllers: 0b" + b"1" * 10_000,
     "an exponent": b"controllers: 1e999999999",
-    "a text of 30,000 letters": b"controllers: '" + b"x" * 30_000 + b"'",
-    "an open text": b"controllers: '" + b"x" * 30_000,
-    "escapes": b'controllers: "' + b"\\x41" * 20_000 + b'"',
-    "a folded text": b"controllers: >\n" + b"  x\n" * 7_000,
-    "deep lists": b"- " * 13_000,
+    "a text of 10,000 letters": b"controllers: '" + b"x" * 10_000 + b"'",
+    "an open text": b"controllers: '" + b"x" * 10_000,
+    "escapes": b'controllers: "' + b"\\x41" * 3_000 + b'"',
+    "a folded text": b"controllers: >\n" + b"  x\n" * 3_000,
+    "deep lists": b"- " * 5_000,
     "deep dicts": b"".join(b" " * i + b"a:\n" for i in range(150)),
-    "questions": b"? " * 13_000,
-    "brackets": b"[" * 30_000,
-    "braces": b"{" * 30_000,
-    "brackets in turn": b"[]" * 15_000,
-    "commas": b"[" + b"," * 30_000 + b"]",
-    "colons": b":" * 30_000,
-    "hyphens": b"-" * 30_000,
-    "comments": b"#\n" * 15_000,
-    "tabs": b"\t" * 30_000,
-    "nothing but spaces": b" " * 30_000,
-    "zeros": b"\0" * 30_000,
-    "not UTF-8": b"\xff" * 30_000,
+    "questions": b"? " * 5_000,
+    "brackets": b"[" * 10_000,
+    "braces": b"{" * 10_000,
+    "brackets in turn": b"[]" * 5_000,
+    "commas": b"[" + b"," * 10_000 + b"]",
+    "colons": b":" * 10_000,
+    "hyphens": b"-" * 10_000,
+    "comments": b"#\n" * 5_000,
+    "tabs": b"\t" * 10_000,
+    "nothing but spaces": b" " * 10_000,
+    "zeros": b"\0" * 10_000,
+    "not UTF-8": b"\xff" * 10_000,
     "UTF-16": "controllers: []".encode("utf-16"),
     "surrogates": b'{"controllers": "\\ud800"}',
-    "a byte order mark": b"\xef\xbb\xbf" * 10_000,
-    "the same key": b"a: 1\n" * 2_000,
-    "keys of one hash": json.dumps({str(i * (2**61 - 1)): i for i in range(1_000)}).encode(),
+    "a byte order mark": b"\xef\xbb\xbf" * 3_000,
+    "the same key": b"a: 1\n" * 1_000,
+    "keys of one hash": json.dumps({str(i * (2**61 - 1)): i for i in range(500)}).encode(),
     "NaN": b'{"controllers": NaN}',
     "too large": b"x" * 5_000_000,
     "a definition, and more": json.dumps(GOOD).encode() + b"}",
@@ -132,7 +136,7 @@ FILES = {
 def test_hostile_definition_files(name, suffix, tmp_path):
     path = tmp_path / f"d.{suffix}"
     path.write_bytes(FILES[name])
-    assert check(lambda: TrainerController(path))
+    assert check(path)
 
 
 @pytest.mark.parametrize("name", ["good", "good.txt"])
@@ -140,9 +144,9 @@ def test_hostile_files_of_other_names_are_read_as_yaml(name, tmp_path):
     """So what YAML is refused for is refused under any name."""
     path = tmp_path / name
     path.write_bytes(b"# A comment, which JSON has not.\n" + json.dumps(GOOD).encode())
-    assert not check(lambda: TrainerController(path))
+    assert not check(path)
     path.write_bytes(BOMB)
-    assert check(lambda: TrainerController(path))
+    assert check(path)
 
 
 def with_metrics(*metrics, rule="True"):
@@ -176,37 +180,34 @@ SERIES = {
 
 @pytest.mark.parametrize("name", SERIES)
 def test_hostile_windows_and_bests(name):
-    assert check(lambda: TrainerController(with_metrics(*SERIES[name]))) == ("300 times" not in name)
+    assert check(with_metrics(*SERIES[name])) == ("300 times" not in name)
 
 
 def test_hostile_rules_as_series():
     """An expression in a metric is read as a rule is."""
-    refused = [
-        check(lambda text=text: TrainerController(with_metrics(series("w", of=text, size=1)))) for text in HOSTILE
-    ]
-    assert all(refused)
+    assert all(check(with_metrics(series("w", of=text, size=1))) for text in HOSTILE[::5])
 
 
 NAMED = ["stop_early", "cut_on_plateau", "roll_back_on_spike", "unfreeze_when", "keep_best"]
 NEEDED = {"params": ["*"], "when": "scores['score'] > 0.5"}
 
 
-def named(name, **arguments):
-    rule = {"@controller_rules": f"thinc-torchopt.{name}.v1", **arguments}
-    block = {"@misc": "thinc-torchopt.TrainerController.v1", "metrics": {}, "rules": {"r": rule}}
-    return registry.resolve({"block": block})["block"]
+def from_rules(rules):
+    block = {"@misc": "thinc-torchopt.TrainerController.v1", "metrics": {}, "rules": rules}
+    return registry.resolve({"block": block})["block"].build()
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_hostile_arguments_of_rules_by_name(name):
     parameters = inspect.signature(registry.get("controller_rules", f"thinc-torchopt.{name}.v1")).parameters
     needed = {key: value for key, value in NEEDED.items() if key in parameters}
-    texts = [text for text in HOSTILE if len(text) < 200][::54]
+    assert not check({"r": {"@controller_rules": f"thinc-torchopt.{name}.v1", **needed}}, from_rules)
+    texts = [*TEXTS, *[text for text in HOSTILE if len(text) < 200][::54]]
     for argument, parameter in parameters.items():
-        for value in [*VALUES, *(texts if "str" in str(parameter.annotation) else [])]:
+        for value in [*OTHERS, *(texts if "str" in str(parameter.annotation) else texts[:1])]:
             if not callable(value) and not isinstance(value, bytes):
-                arguments = {**needed, argument: copy.deepcopy(value)}
-                check(lambda arguments=arguments: TrainerController(named(name, **arguments).definition))
+                rule = {"@controller_rules": f"thinc-torchopt.{name}.v1", **needed, argument: copy.deepcopy(value)}
+                check({"r": rule}, from_rules)
 
 
 def test_hostile_definitions_are_many():
@@ -227,10 +228,9 @@ def test_hostile_names_of_blocks():
         "fired",
     ):
         rule = {"@controller_rules": "thinc-torchopt.stop_early.v1"}
-        block = {"@misc": "thinc-torchopt.TrainerController.v1", "rules": {name: rule, f"{name}_": dict(rule)}}
-        check(lambda block=block: registry.resolve({"block": block})["block"].definition and TrainerController(GOOD))
+        check({name: rule, f"{name}_": dict(rule)}, from_rules)
 
 
 def test_hostile_taken_away():
     for path in paths_in(GOOD):
-        check(lambda path=path: TrainerController(changed(path, del_)))
+        check(changed(path, del_))

@@ -207,7 +207,9 @@ def test_best_models_spare_those_of_another_run(scores, corpus, tmp_path):  # no
     assert kept(out) == sorted([*before, "model-top-12", "model-top-16", "model-top-20"])
 
 
-@pytest.mark.parametrize(("stops", "to"), [((4, 11), None), ((4, 15, 18), "best"), ((18,), "last")])
+@pytest.mark.parametrize(
+    ("stops", "to"), [pytest.param((4, 11), None, marks=pytest.mark.slow), ((4, 15, 18), "best"), ((18,), "last")]
+)
 def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_path):  # noqa: F811
     """As without a stop: params, averages, rates, what fired, and the models that are kept. Also where rules go back:
     windows, bests and what operations have set stay then.

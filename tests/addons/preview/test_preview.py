@@ -14,6 +14,7 @@ from thinc_torchopt.addons.preview.params import ParamRow
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.notebook import compare_recipes, explain, params
 
+from ...configs import smaller
 from ...conftest import CONFIGS
 from ...spacy_cli import spacy_cli
 
@@ -111,7 +112,8 @@ def test_preview_params_are_escaped():
 
 
 def test_preview_compare_recipes(paths, tmp_path):
-    config = CONFIGS / "cnn.cfg"
+    config = tmp_path / "small.cfg"
+    config.write_text(smaller((CONFIGS / "cnn.cfg").read_text()))
     found = compare_recipes(config, paths, recipes="low-memory", steps=2, seeds=1, output=tmp_path / "best.cfg")
     assert list(found.tried) == ["as it is", "tuned Adam", "low-memory"] and found.verdict in repr(found)
     assert (tmp_path / "best.cfg").read_text() == found.config

@@ -57,7 +57,7 @@ def test_comparison_is_seldom_wrong(seeds, of_texts):
     scores apart.
     """
     rng = numpy.random.default_rng(0)
-    runs, wrong = 500, 0
+    runs, wrong = 300, 0
     for _ in range(runs):
         # What each way gains on the texts at hand, and what it would gain on others.
         luck, others = rng.normal(0.0, of_texts, size=4), rng.normal(0.0, of_texts, size=(4, 1, 100))

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import spacy
 import torch
+from confection import Config
 from hypothesis import given
 from hypothesis import strategies as st
 from spacy.errors import Errors
@@ -35,6 +36,7 @@ from thinc_torchopt.addons.trials.lr_finder import (
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.core.schedules.curves import warmup_linear
 
+from ...configs import smaller
 from ...conftest import CONFIGS
 from ...spacy_cli import toy_corpus
 
@@ -177,7 +179,8 @@ def test_lr_finder_loss_is_that_of_the_components_that_have_one(tmp_path):
     """
     corpus = toy_corpus(tmp_path)
     overrides = {"paths.train": str(corpus["train"]), "paths.dev": str(corpus["dev"]), "training.dropout": 0.0}
-    raw = spacy.util.load_config(CONFIGS / "param_groups.cfg", overrides=overrides, interpolate=False)
+    text = smaller((CONFIGS / "param_groups.cfg").read_text())
+    raw = Config().from_str(text, overrides=overrides, interpolate=False)
     nlp, same = init_nlp(raw), init_nlp(raw)
     for pipeline in (nlp, same):
         # They begin with zeros: so would the gradient, and ties of ner would break at the first step.
@@ -334,7 +337,8 @@ def test_lr_finder_takes_a_config_that_goes_back_to_checkpoints(tmp_path):
         "paths.dev": str(corpus["dev"]),
         "paths.state": str(tmp_path / "state"),
     }
-    nlp = init_nlp(spacy.util.load_config(CONFIGS / "guards.cfg", overrides=overrides, interpolate=False))
+    text = smaller((CONFIGS / "guards.cfg").read_text())
+    nlp = init_nlp(Config().from_str(text, overrides=overrides, interpolate=False))
     found = run_range_test(nlp, nlp.config.interpolate(), steps=22)
     assert found.steps <= 22 and not (tmp_path / "state").exists()
 

@@ -15,6 +15,7 @@ from spacy.training.loop import train
 from thinc_torchopt.addons.trials.trial import run_trial, shorten
 from thinc_torchopt.core.errors import ConfigError
 
+from ...configs import smaller
 from ...conftest import CONFIGS
 from ...runs import contents
 from ...spacy_cli import toy_corpus
@@ -40,7 +41,7 @@ THINC = {"@optimizers": "Adam.v1", "learn_rate": 0.001, "use_averages": True}
 
 def load(folder, name="cnn.cfg", **training):
     paths = {f"paths.{part}": str(path) for part, path in toy_corpus(folder).items() if part != "raw_text"}
-    config = spacy.util.load_config(CONFIGS / name, overrides=paths, interpolate=False)
+    config = Config().from_str(smaller((CONFIGS / name).read_text()), overrides=paths, interpolate=False)
     config["training"] |= training
     return config
 
