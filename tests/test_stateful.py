@@ -420,7 +420,7 @@ class WithModular(Machine):
 
 
 @pytest.mark.parametrize("machine", [WithAdamW, WithMomentum, WithModular])
-@pytest.mark.parametrize("n_examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [12, pytest.param(2000, marks=pytest.mark.slow)])
 def test_stateful_operations_in_any_order_agree_with_a_plain_loop(machine, n_examples):
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     run_state_machine_as_test(

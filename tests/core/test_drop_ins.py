@@ -102,7 +102,7 @@ def close(ours, theirs, title):
 @needs_corpora
 def test_drop_ins_equal_thinc_on_treebank_gradients():
     nlp = toy_pipeline(["tagger", "parser"])
-    check_replay(nlp, treebank(nlp, 60), steps=20, settings=SETTINGS)
+    check_replay(nlp, treebank(nlp, 60), steps=12, settings=SETTINGS)
 
 
 def test_drop_ins_equal_thinc_on_toy_gradients():

@@ -118,8 +118,7 @@ LEARNED = {
 }
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("factory", LEARNED)
+@pytest.mark.parametrize(("factory", "streamed"), [*((factory, False) for factory in LEARNED), ("tagger", True)])
 def test_a_component_without_annotations_is_told_in_words_of_the_config(factory, streamed, tmp_path):
     """For texts with entities only, as in spaCy's tutorials."""
     nlp = spacy.blank("xx")

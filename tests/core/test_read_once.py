@@ -46,7 +46,8 @@ def mark(doc):
     return doc
 
 
-ANNOTATING = {
+EVALUATED = {"training__eval_frequency": 3}
+ANNOTATING = EVALUATED | {
     "nlp__pipeline": ["tok2vec", "mark", "tagger", "parser"],
     "components__mark__factory": "read-once-mark",
     "training__annotating_components": ["mark", "tagger"],
@@ -55,7 +56,7 @@ ANNOTATING = {
 }
 
 
-@pytest.mark.parametrize(("max_epochs", "changes"), [(0, {}), (2, {}), (-1, {}), (0, ANNOTATING)])
+@pytest.mark.parametrize(("max_epochs", "changes"), [(0, EVALUATED), (2, EVALUATED), (-1, EVALUATED), (0, ANNOTATING)])
 def test_read_once_training_is_the_same(tmp_path, corpus, reads, monkeypatch, max_epochs, changes):
     """Weights, scores, losses, order of the batches, and all other files of the model."""
     infos, models, counts = [], [], []
@@ -64,7 +65,7 @@ def test_read_once_training_is_the_same(tmp_path, corpus, reads, monkeypatch, ma
             monkeypatch.setattr(read_once, "can_be_kept", lambda reader: False)
         output = tmp_path / name
         infos.append(
-            run(config_for(output, corpus, steps=12, parser=True, training__max_epochs=max_epochs, **changes), output)
+            run(config_for(output, corpus, steps=7, parser=True, training__max_epochs=max_epochs, **changes), output)
         )
         files = {path.relative_to(output): text for path, (text, _) in contents(output / "model-last").items()}
         # Those two tell times, and where the checkpoints are.

@@ -49,7 +49,7 @@ VARIANTS = {
     "accumulate_gradient": {"training__accumulate_gradient": 2},
     "frozen groups": {
         "training__optimizer__param_groups": {
-            "lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 9, "weight_decay": 0.5},
+            "lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 5, "weight_decay": 0.5},
             "never": {"params": ["tok2vec/encode/0/*"], "freeze": True},
         },
         "training__optimizer__per_param_lr": {
@@ -57,12 +57,12 @@ VARIANTS = {
                 "@schedules": "thinc-torchopt.warmup_cosine.v1",
                 "initial_rate": 0.003,
                 "warmup_steps": 2,
-                "total_steps": 20,
+                "total_steps": 10,
             }
         },
     },
     "thawed into the group of others": {
-        "training__optimizer__param_groups": {"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 6}},
+        "training__optimizer__param_groups": {"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 5}},
     },
     "plateau": {
         "training__optimizer__learn_rate": {
@@ -80,11 +80,11 @@ VARIANTS = {
                 "learn_rate": {
                     "@schedules": "thinc-torchopt.warmup_cosine.v1",
                     "initial_rate": 0.01,
-                    "total_steps": 15,
+                    "total_steps": 9,
                     "warmup_steps": 4,
                 },
             },
-            "later": {"params": ["tok2vec/encode/0/*"], "lr_scale": 0.5, "unfreeze_at": 9},
+            "later": {"params": ["tok2vec/encode/0/*"], "lr_scale": 0.5, "unfreeze_at": 5},
             "top": {
                 "params": ["tagger/*"],
                 "learn_rate": {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.01, "patience": 0},
@@ -108,7 +108,7 @@ VARIANTS = {
             },
             "late": {
                 "params": ["parser/*"],
-                "unfreeze_at": 7,
+                "unfreeze_at": 5,
                 "algorithm": {"@torch_optimizers": "torch.Adagrad.v1"},
             },
         },
@@ -119,8 +119,8 @@ MARKS = {"plain": pytest.mark.device, "muon": needs_muon}
 # Between checkpoints, right after one, and right after an evaluation; where something thaws, before and after that. The
 # others differ in what is saved, and not in when.
 STOPS = {
-    "plain": (5, 8, 13, 16),
-    **dict.fromkeys(["frozen groups", "thawed into the group of others", "rates of groups", "algorithms"], (5, 13)),
+    "plain": (5, 6, 7),
+    **dict.fromkeys(["frozen groups", "thawed into the group of others", "rates of groups", "algorithms"], (5, 7)),
 }
 # A parser draws random numbers in each update, with the generator that shuffles and augments texts.
 WITH_PARSER = ("plain", "frozen groups", "augmented", "algorithms", "annotating")
@@ -131,14 +131,14 @@ WITH_PARSER = ("plain", "frozen groups", "augmented", "algorithms", "annotating"
     "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
 )
 def test_checkpoint_resume_is_exact(request, variant, corpus, tmp_path):
-    changes, stops = {"parser": variant in WITH_PARSER, **VARIANTS[variant]}, STOPS.get(variant, (13,))
+    changes, stops = {"steps": 10, "parser": variant in WITH_PARSER, **VARIANTS[variant]}, STOPS.get(variant, (7,))
     if request.config.getoption("--device", "cpu") == "cuda":
         changes |= EXACT_ON_GPU
     whole = run(config_for(tmp_path / "whole", corpus, **changes), tmp_path / "whole")
     config = config_for(tmp_path / "broken", corpus, **changes)
     parts = [run(config, tmp_path / "broken", crash_at=step) for step in (*stops, None)]
     together = {step: info for part in parts for step, info in part.items()}
-    assert together == whole and len(whole) == 21
+    assert together == whole and len(whole) == 11
     assert min(parts[-1]) == stops[-1]  # it went on, and not from the start
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
@@ -188,8 +188,9 @@ def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
     """The best score comes early; then the run is stopped, and spaCy cleans its output folder when it is started
     again.
     """
-    config = config_for(tmp_path, corpus, parser=True, training__optimizer__learn_rate=[0.01] * 6 + [30.0] * 30)
-    run(config, tmp_path / "out", crash_at=18)
+    rates = [0.01] * 6 + [30.0] * 30
+    config = config_for(tmp_path, corpus, steps=10, parser=True, training__optimizer__learn_rate=rates)
+    run(config, tmp_path / "out", crash_at=8)
     best = json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"]
     run(config, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "model-best" / "meta.json").read_text())["performance"] == best
@@ -199,27 +200,27 @@ def test_checkpoint_keeps_the_best_model_that_spacy_removes(corpus, tmp_path):
 
 
 def test_checkpoint_of_a_finished_run_changes_nothing(corpus, tmp_path, caplog):
-    config = config_for(tmp_path, corpus, steps=10)
+    config = config_for(tmp_path, corpus, steps=5)
     run(config, tmp_path / "out")
     before = digests(tmp_path / "out")
     assert (
         run(config, tmp_path / "out") == {}
-        and "was finished, after step 10. To train longer, raise max_steps" in caplog.text
+        and "was finished, after step 5. To train longer, raise max_steps" in caplog.text
     )
     assert digests(tmp_path / "out") == before
-    longer = config_for(tmp_path, corpus, steps=13)
-    assert sorted(run(longer, tmp_path / "out")) == [11, 12, 13] and "Resuming after step 10" in caplog.text
+    longer = config_for(tmp_path, corpus, steps=7)
+    assert sorted(run(longer, tmp_path / "out")) == [6, 7] and "Resuming after step 5" in caplog.text
 
 
 def test_checkpoint_goes_on_with_the_config_of_the_saved_pipeline(corpus, tmp_path):
     """In it the variables of [paths] are filled in."""
-    config = config_for(tmp_path, corpus, steps=10, initialize__vectors="${paths.vectors}", paths__vectors=None)
+    config = config_for(tmp_path, corpus, steps=5, initialize__vectors="${paths.vectors}", paths__vectors=None)
     config["paths"]["vectors"] = None
     run(config, tmp_path / "out")
     saved = Config().from_disk(tmp_path / "out" / "model-last" / "config.cfg", interpolate=False)
     assert saved["initialize"]["vectors"] is None
-    saved["training"]["max_steps"] = 13
-    assert sorted(run(saved, tmp_path / "out")) == [11, 12, 13]
+    saved["training"]["max_steps"] = 7
+    assert sorted(run(saved, tmp_path / "out")) == [6, 7]
 
 
 def test_checkpoint_is_told_by_explain_as_by_the_run(corpus, tmp_path, caplog):
@@ -252,16 +253,16 @@ def test_checkpoint_is_told_by_explain_as_by_the_run(corpus, tmp_path, caplog):
 
 
 def test_checkpoint_keeps_so_many(corpus, tmp_path):
-    run(config_for(tmp_path, corpus, training__optimizer__checkpoint__keep=3), tmp_path / "out")
-    assert [path.name for path in steps_of(tmp_path / "state")] == ["step-00000015", "step-00000018", "step-00000020"]
-    assert sorted(os.listdir(tmp_path / "state")) == ["best", "step-00000015", "step-00000018", "step-00000020"]
+    run(config_for(tmp_path, corpus, steps=7, training__optimizer__checkpoint__keep=3), tmp_path / "out")
+    assert [path.name for path in steps_of(tmp_path / "state")] == ["step-00000005", "step-00000006", "step-00000007"]
+    assert sorted(os.listdir(tmp_path / "state")) == ["best", "step-00000005", "step-00000006", "step-00000007"]
 
 
 def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_path):
     """Ten random damages; of both: there is nothing to go on from."""
-    config = config_for(tmp_path, corpus)
-    whole = run(config_for(tmp_path / "whole", corpus), tmp_path / "whole")
-    run(config, tmp_path / "out", crash_at=17)
+    config = config_for(tmp_path, corpus, steps=8)
+    whole = run(config_for(tmp_path / "whole", corpus, steps=8), None)
+    run(config, None, crash_at=7)
     shutil.copytree(tmp_path / "state", tmp_path / "kept")
     rng = random.Random(0)
     for _ in range(10):
@@ -270,10 +271,10 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
         _older, newer = steps_of(tmp_path / "state")
         damage(newer, rng)
         with pytest.warns(CheckpointWarning, match=f"Can't read '{newer}.*next older"):
-            assert newest_whole(tmp_path / "state").progress.step == 12
+            assert newest_whole(tmp_path / "state").progress.step == 5
     with pytest.warns(CheckpointWarning):
-        part = run(config, tmp_path / "out")
-    assert part == {step: info for step, info in whole.items() if step > 12}
+        part = run(config, None)
+    assert part == {step: info for step, info in whole.items() if step > 5}
     damage(steps_of(tmp_path / "state")[0], rng)
     damage(steps_of(tmp_path / "state")[1], rng)
     with pytest.warns(CheckpointWarning):
@@ -282,14 +283,15 @@ def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_pat
         pytest.warns(CheckpointWarning, match="Can't read"),
         pytest.warns(CheckpointWarning, match="are damaged: the training starts from the beginning"),
     ):
-        assert min(run(config, tmp_path / "out")) == 0
+        assert min(run(config, None, crash_at=1)) == 0
 
 
 def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp_path):
-    config = config_for(tmp_path, corpus)
-    run(config, tmp_path / "out", crash_at=12)
+    config = config_for(tmp_path, corpus, steps=6)
+    run(config, tmp_path / "out", crash_at=4)
     before = digests(tmp_path / "out")
-    changed = config_for(tmp_path, corpus, training__optimizer__algorithm__weight_decay=0.5, training__dropout=0.25)
+    changes = {"training__optimizer__algorithm__weight_decay": 0.5, "training__dropout": 0.25}
+    changed = config_for(tmp_path, corpus, steps=6, **changes)
     with pytest.raises(StateError) as caught:
         run(changed, tmp_path / "out")
     assert "training.optimizer.algorithm.weight_decay: 0.01 before, 0.5 now" in str(caught.value)
@@ -305,15 +307,15 @@ def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp
         pytest.warns(CheckpointWarning, match=r"'default' has other options .*weight_decay is 0\.5, was 0\.01\."),
     ):
         run_and_tell(changed, tmp_path / "out", lambda info: rates.update({info["step"]: info["learn_rates"]}))
-    assert min(rates) == 11 and all(rate == {"default": 0.0} for rate in rates.values())
-    changed["training"] |= {"max_steps": 22, "eval_frequency": 2, "patience": 5000}
+    assert min(rates) == 4 and all(rate == {"default": 0.0} for rate in rates.values())
+    changed["training"] |= {"max_steps": 8, "eval_frequency": 2, "patience": 5000}
     changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
-    assert sorted(run(changed, tmp_path / "out2")) == [21, 22]
+    assert sorted(run(changed, tmp_path / "out2")) == [7, 8]
 
 
 def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
     config = config_for(tmp_path, corpus)
-    run(config, tmp_path / "out", crash_at=12)
+    run(config, None, crash_at=1)
     config["components"]["tagger"]["model"]["tok2vec"]["width"] = 48
     config["components"]["tok2vec"]["model"]["width"] = 48
     config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
@@ -328,7 +330,7 @@ def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
 
 def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpus, tmp_path):
     config = config_for(tmp_path, corpus)
-    run(config, tmp_path / "out", crash_at=12)
+    run(config, tmp_path / "out", crash_at=4)
     docs = list(DocBin().from_disk(corpus["train"]).get_docs(spacy.blank("en").vocab))
     DocBin(docs=docs[::-1], store_user_data=True).to_disk(tmp_path / "other.spacy")
     before = digests(tmp_path / "out")
@@ -360,29 +362,29 @@ UNFIT = {
 def test_checkpoint_advises_what_helps(path, corpus, tmp_path):
     """Against a state that does not fit, or other batches, none does; and these are named as the cause."""
     batches = not path.startswith("training__optimizer") and "frozen" not in path
-    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=6)
+    run(config_for(tmp_path, corpus), None, crash_at=4)
     changed = config_for(tmp_path, corpus, **{path: UNFIT[path]})
     setting = path.replace("__", ".")
     with pytest.raises(StateError, match=rf"(?s){setting}: .*\sTo resume, ") as caught:
-        run(changed, tmp_path / "out")
+        run(changed, None)
     advice = f"To resume, set back: {setting}. Or, if the batches are the same with it: --training.optimizer"
     assert ("on_config_change" in str(caught.value)) is (advice in str(caught.value)) is batches
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     cause = f"The likely cause is the change of {setting}. Undo it, or start again" if batches else "optimizer"
     with pytest.warns(CheckpointWarning, match=setting), pytest.raises(StateError, match=cause):
-        run(changed, tmp_path / "out")
+        run(changed, None)
     if path == "training__max_epochs":
-        assert min(run(config_for(tmp_path, corpus, training__max_epochs=9), tmp_path / "out", crash_at=7)) == 6
+        assert min(run(config_for(tmp_path, corpus, training__max_epochs=9), None, crash_at=5)) == 4
 
 
 def test_checkpoint_follows_its_advice_where_the_batches_stay_the_same(corpus, tmp_path):
-    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=6)
-    changed = config_for(tmp_path, corpus, steps=8, corpora__train__limit=1000)
+    run(config_for(tmp_path, corpus), None, crash_at=4)
+    changed = config_for(tmp_path, corpus, steps=5, corpora__train__limit=1000)
     with pytest.raises(StateError, match=r"if the batches are the same with it: --training\.optimizer.*change warn"):
-        run(changed, tmp_path / "out")
+        run(changed, None)
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     with pytest.warns(CheckpointWarning, match=r"corpora\.train\.limit: 0 before, 1000 now"):
-        assert min(run(changed, tmp_path / "out")) == 6
+        assert min(run(changed, None)) == 4
 
 
 def test_checkpoint_that_is_refused_leaves_the_optimizer_alone(tmp_path):
@@ -428,22 +430,22 @@ def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):
             token.tag_ = "WRONG"
         return docs[:1]
 
-    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=12)
+    run(config_for(tmp_path, corpus), tmp_path / "out", crash_at=4)
     before = digests(tmp_path / "out")
     with pytest.raises(StateError, match=r"corpora\.dev, texts: \d+ with checksum .* before, 1 with checksum .* now"):
         run(with_dev("wrong", all_wrong), tmp_path / "out")
     assert digests(tmp_path / "out") == before
-    assert min(run(with_dev("same", lambda docs: docs[::-1]), tmp_path / "out", crash_at=14)) == 11
+    assert min(run(with_dev("same", lambda docs: docs[::-1]), tmp_path / "out", crash_at=5)) == 4
 
     best = newest_whole(tmp_path / "state").progress.best_score
-    changed = with_dev("wrong", all_wrong, training__optimizer__checkpoint__on_config_change="warn")
+    changed = with_dev("wrong", all_wrong, steps=10, training__optimizer__checkpoint__on_config_change="warn")
     changed["training"]["patience"] = 5  # over, by the old scores
     with pytest.warns(CheckpointWarning, match="the best model, its score and patience start again"):
         run(changed, tmp_path / "out")
     progress = newest_whole(tmp_path / "state").progress
-    assert [step for _, step in progress.results] == [15, 20] and progress.best_score < best
+    assert [step for _, step in progress.results] == [5, 10] and progress.best_score < best
     kept = json.loads((tmp_path / "state" / "best" / "torchopt-manifest.json").read_text())
-    assert kept["step"] in (15, 20)  # equal scores: spaCy keeps the newest
+    assert kept["step"] in (5, 10)  # equal scores: spaCy keeps the newest
 
 
 RATE = {"@schedules": "thinc-torchopt.plateau.v1", "initial_rate": 0.002, "patience": 0}
@@ -463,28 +465,28 @@ def test_checkpoint_is_refused_where_something_remembers_other_scores(name, corp
     """No setting helps against that."""
     block = name.partition(",")[0]
     changes = {f"training__optimizer__{block}": REMEMBERING[name]}
-    run(config_for(tmp_path, corpus, steps=8, **changes), tmp_path / "out", crash_at=7)
+    run(config_for(tmp_path, corpus, steps=8, **changes), None, crash_at=7)
     changed = config_for(tmp_path, corpus, steps=8, **changes, corpora__dev__limit=2)
     for advice in ("refuse", "warn"):
         changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = advice
         with pytest.raises(
             StateError, match=rf"remembered by training\.optimizer\.{block}\. .* corpora\.dev\.limit\."
         ) as caught:
-            run(changed, tmp_path / "out")
+            run(changed, None)
         assert "on_config_change" not in str(caught.value)
     changed = config_for(tmp_path, corpus, steps=8, **changes, training__dropout=0.3)
     changed["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
     with pytest.warns(CheckpointWarning, match="dropout"):
-        assert min(run(changed, tmp_path / "out")) > 0
+        assert min(run(changed, None)) > 0
 
 
 def test_checkpoint_must_and_never(corpus, tmp_path):
-    config = config_for(tmp_path, corpus, steps=7)
+    config = config_for(tmp_path, corpus, steps=2)
     config["training"]["optimizer"]["checkpoint"]["resume"] = "must"
     with pytest.raises(StateError, match="expected an undamaged checkpoint, found none"):
         run(config, tmp_path / "out")
     config["training"]["optimizer"]["checkpoint"]["resume"] = "never"
-    assert sorted(run(config, tmp_path / "out")) == sorted(run(config, tmp_path / "out")) == list(range(8))
+    assert sorted(run(config, tmp_path / "out")) == sorted(run(config, tmp_path / "out")) == [0, 1, 2]
     config["training"]["optimizer"]["checkpoint"]["resume"] = "must"
     assert run(config, tmp_path / "out") == {}
 
@@ -495,8 +497,8 @@ def test_checkpoint_must_and_never(corpus, tmp_path):
 def test_checkpoint_goes_on_training_when_it_cannot_be_written(error, advice, corpus, tmp_path, monkeypatch):
     from thinc_torchopt.loop import checkpoint_folder
 
-    config = config_for(tmp_path, corpus)
-    run(config, tmp_path / "out", crash_at=7)
+    config = config_for(tmp_path, corpus, steps=6)
+    run(config, None, crash_at=4)
     before = read_folder(steps_of(tmp_path / "state")[-1])["progress"]["step"]
 
     def full(path, values, tensors):
@@ -504,7 +506,7 @@ def test_checkpoint_goes_on_training_when_it_cannot_be_written(error, advice, co
 
     monkeypatch.setattr(checkpoint_folder, "write_parts", full)
     with pytest.warns(CheckpointWarning, match=f"{os.strerror(error)}. Training continues, and older.*{advice}"):
-        assert max(run(config, tmp_path / "out")) == 20
+        assert max(run(config, None)) == 6
     assert newest_whole(tmp_path / "state").progress.step == before
 
 
@@ -578,10 +580,10 @@ def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypat
     the one before.
     """
     monkeypatch.chdir(tmp_path)
-    config = config_for(tmp_path, corpus, steps=14, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
-    run(config, Path("out"), crash_at=12)
+    config = config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
+    run(config, Path("out"), crash_at=7)
     best = digests(tmp_path / "out")["model-best scores"]
-    run(config, Path("out"), crash_at=13)
+    run(config, Path("out"), crash_at=8)
     assert digests(tmp_path / "out")["model-best scores"] == best
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -822,7 +824,7 @@ def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path)
 
         return setup
 
-    config = config_for(tmp_path, corpus)
+    config = config_for(tmp_path, corpus, steps=5)
     config["training"]["logger"] = {"@loggers": "test-checkpoint.Raises.v1"}
     before, during, kept = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], [], []
     (tmp_path / "out").mkdir()
@@ -837,7 +839,7 @@ def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path)
         assert os.path.exists(tmp_path / "state" / "lock.json") == (function is not spacy.training.loop.train)
     del config["training"]["logger"]
     train(config, tmp_path / "out")
-    assert newest_whole(tmp_path / "state").progress.step == 20 and len(kept) == 2
+    assert newest_whole(tmp_path / "state").progress.step == 5 and len(kept) == 2
 
 
 BAD = {
@@ -905,7 +907,7 @@ def run_whole(config, folder):
 def unbroken(corpus, tmp_path_factory):
     """The rows and the models of a run that nothing kills."""
     folder = tmp_path_factory.mktemp("unbroken")
-    config = config_for(folder / "a", corpus, steps=60, training__optimizer__checkpoint__every=1)
+    config = config_for(folder / "a", corpus, steps=30, training__optimizer__checkpoint__every=1)
     return run_whole(config, folder), digests(folder / "whole")
 
 
@@ -913,18 +915,18 @@ def unbroken(corpus, tmp_path_factory):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "SIGTERM"])
 def test_checkpoint_survives_signals(number, unbroken, corpus, tmp_path):
     expected, models = unbroken
-    broken = config_for(tmp_path / "b", corpus, steps=60, training__optimizer__checkpoint__every=1)
+    broken = config_for(tmp_path / "b", corpus, steps=30, training__optimizer__checkpoint__every=1)
     found, killed = kill_and_go_on(
-        command(broken, tmp_path, "broken"), tmp_path / "b" / "state", 1, random.Random(0), number
+        command(broken, tmp_path, "broken"), tmp_path / "b" / "state", 1, random.Random(0), number, within=0.3
     )
     assert killed == 1
-    assert found == expected and len(found) == 13
+    assert found == expected and len(found) == 7
     assert digests(tmp_path / "broken") == models
 
 
 def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
     """Until the disk is larger: then the run goes on from the newest that could be written, to the same end."""
-    changes = {"training__eval_frequency": 10, "training__optimizer__checkpoint__keep": 3, **LARGE}
+    changes = {"steps": 12, "training__eval_frequency": 6, "training__optimizer__checkpoint__keep": 3, **LARGE}
     config = config_for(tmp_path, corpus, **changes)
     expected = run_whole(config, tmp_path)
     states = [read_folder(path) for path in steps_of(tmp_path / "state")]
@@ -941,7 +943,7 @@ def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
     assert set(os.listdir(small_disk / "state")) <= {"best", "step-00000000", "step-00000003"}  # no leftovers
     resize(small_disk, 20 * size)
     again = rows(spacy_cli(*args).stdout)
-    assert again.items() <= expected.items() and min(again) == 10
+    assert again.items() <= expected.items() and min(again) == 6
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 

@@ -49,18 +49,19 @@ def trained(component, shared=False):
     fix_random_seed(0)
     nlp = spacy.blank("xx")
     kind = "spans" if component == "spancat" else "entities"
-    model = {}
+    model = {"tok2vec": LISTENER if shared else TOK2VEC}
     if shared:
         nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
-        model = {"model": {"tok2vec": LISTENER}}
-    nlp.add_pipe(component, config=model)
+    if component == "textcat_multilabel":
+        model["linear_model"] = {"length": 4096}
+    nlp.add_pipe(component, config={"model": model})
     examples = corpus(nlp, n=25, kind=kind).examples[::6]  # each name and each city once
     if component == "textcat_multilabel":
         other = Doc(nlp.vocab, ["nobody", "here"])
         other.cats = {"PERSON": 0.0, "CITY": 0.0}
         examples.append(Example(other, other))
     optimizer = nlp.initialize(lambda: examples)
-    for _ in range(30 if component == "ner" else 60):
+    for _ in range(60):
         nlp.update(examples, sgd=optimizer)
     return nlp
 

@@ -28,11 +28,11 @@ COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 OURS = ("run_id", "step_losses", "learn_rates", "learn_rate_default", "grad_norm", "since_evaluation", *COUNTS)
 
 
-def run(loop, *, steps=12, exclude=(), **settings):
+def run(loop, *, steps=8, exclude=(), **settings):
     """Train a small pipeline; return its params, what was yielded, and the calls of before_update."""
     fix_random_seed(1)
-    nlp = toy_pipeline(["tagger", "ner"], shared=False)
-    nlp.add_pipe("textcat", name="frozen")
+    nlp = toy_pipeline(["tagger", "ner", "textcat"], shared=False)
+    nlp.rename_pipe("textcat", "frozen")
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples)
     optimizer = TorchOptimizer(AdamW(), [0.01 / (i + 1) for i in range(50)], grad_clip=0.0, use_averages=True)
@@ -107,8 +107,8 @@ def test_loop_takes_over_for_our_optimizer_only():
 
 
 def test_loop_leaves_frozen_components_alone():
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.add_pipe("textcat", name="frozen")
+    nlp = toy_pipeline(["tagger", "textcat"], shared=False)
+    nlp.rename_pipe("textcat", "frozen")
     nlp.initialize(lambda: toy_examples(nlp))
     before = params_of(nlp.get_pipe("frozen").model)
     params, _, _, optimizer = run(train_while_improving, exclude=["frozen"])

@@ -35,7 +35,7 @@ def old(tmp_path_factory):
     return folder
 
 
-def config_of(old, folder, labels, *, frozen=(), steps=10):
+def config_of(old, folder, labels, *, frozen=(), steps=5):
     corpus = {"train": old / "train.spacy", "dev": old / "train.spacy"}
     config = config_for(folder, corpus, steps=steps, training__frozen_components=list(frozen))
     config["nlp"]["pipeline"] = NAMES
@@ -95,7 +95,7 @@ def test_new_labels_of_a_run_that_goes_on(old, tmp_path):
     """The labels are there before the state is loaded: it ends as the unbroken run, and its model needs no package."""
     whole = run(config_of(old, tmp_path / "whole", None), tmp_path / "whole")
     config = config_of(old, tmp_path / "broken", None)
-    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (7, None)]
+    parts = [run(config, tmp_path / "broken", crash_at=step) for step in (4, None)]
     assert parts[0] | parts[1] == whole and min(parts[1]) > 0
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
     code = (

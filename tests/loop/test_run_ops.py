@@ -53,14 +53,14 @@ def test_run_ops_resume_to_the_last_bit(tmp_path, corpus, chosen, caplog, change
     choices[0] = library
     changes = FASTEST | changes
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    infos = run(config_for(whole, corpus, steps=12, parser=True, **changes), whole)
-    config = config_for(stopped, corpus, steps=12, parser=True, **changes)
-    run(config, stopped, crash_at=8)
+    infos = run(config_for(whole, corpus, steps=7, parser=True, **changes), whole)
+    config = config_for(stopped, corpus, steps=7, parser=True, **changes)
+    run(config, stopped, crash_at=4)
     choices[0] = other
     caplog.clear()
     resumed = run(config, stopped)
     assert digests(stopped) == digests(whole)
-    assert all(resumed[step] == infos[step] for step in resumed) and 11 in resumed
+    assert all(resumed[step] == infos[step] for step in resumed) and 7 in resumed
     assert f"Matrix products by {products_by(library)}: as before the run was stopped." in caplog.messages
     assert made == [1, 1]
 

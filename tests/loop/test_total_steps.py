@@ -155,8 +155,8 @@ def test_total_steps_of_batches_of_ones_own():
     assert rates(4) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])  # a rounding
 
 
-@pytest.mark.parametrize("changes", [{"steps": 20}, {"steps": 0, "training__max_epochs": 3}], ids=["steps", "epochs"])
-@pytest.mark.parametrize("crash_at", [2, 8])
+@pytest.mark.parametrize("changes", [{"steps": 9}, {"steps": 0, "training__max_epochs": 2}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("crash_at", [2, 7])
 def test_total_steps_of_a_run_that_goes_on(changes, crash_at, corpus, tmp_path):
     """To the last bit as one that was not stopped, with batches that were drawn ahead."""
     whole = train(tmp_path / "whole", corpus, **changes)

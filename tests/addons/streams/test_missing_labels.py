@@ -33,20 +33,20 @@ def without_tags(change=lambda i, record: record):
 
 @pytest.mark.parametrize("prequential", [True, False])
 def test_learner_tells_of_missing_labels(model, tmp_path, prequential):
-    stream = write_stream(tmp_path / "stream.jsonl", 30, changed=without_tags(without_cities))
+    stream = write_stream(tmp_path / "stream.jsonl", 15, changed=without_tags(without_cities))
     _, told = learn(model, stream, tmp_path / "out", prequential=prequential)
     [conflict] = [one for one in told if "CITY" in one]
     assert "'ner' (trained before): the first 10 texts have no CITY, where the pipeline finds" in conflict
     assert "--new-labels add" in conflict
-    stream = write_stream(tmp_path / "whole.jsonl", 30, changed=without_tags())
+    stream = write_stream(tmp_path / "whole.jsonl", 15, changed=without_tags())
     assert not learn(model, stream, tmp_path / "whole", prequential=prequential)[1]
 
 
 def test_learner_tells_of_missing_labels_over_several_runs(model, tmp_path):
     """As with a few texts a day: once, when there are enough of them."""
-    stream = write_stream(tmp_path / "stream.jsonl", 30, changed=without_tags(without_cities))
+    stream = write_stream(tmp_path / "stream.jsonl", 15, changed=without_tags(without_cities))
     lines, told = stream.read_text().splitlines(keepends=True), []
-    for end in (4, 8, 12, 30):
+    for end in (4, 8, 12, 15):
         stream.write_text("".join(lines[:end]))
         told.append([one for one in learn(model, stream, tmp_path / "out")[1] if "CITY" in one])
     assert [len(one) for one in told] == [0, 0, 1, 0] and "the first 10 texts have no CITY" in told[2][0]
@@ -54,7 +54,7 @@ def test_learner_tells_of_missing_labels_over_several_runs(model, tmp_path):
 
 def test_learner_looks_without_a_change(model, tmp_path, monkeypatch):
     """Weights are those of a run that does not look, to the bit; and nothing is told if the teacher fills it in."""
-    stream = write_stream(tmp_path / "stream.jsonl", 24, changed=without_tags(without_cities))
+    stream = write_stream(tmp_path / "stream.jsonl", 12, changed=without_tags(without_cities))
     learn(model, stream, tmp_path / "looked", prequential=False)
     with monkeypatch.context() as patch:
         patch.setattr("thinc_torchopt.addons.streams.learner.StreamLearner._look_for_missing", lambda *args: None)

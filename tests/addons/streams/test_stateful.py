@@ -197,7 +197,7 @@ def rejected(folder):
     return [(row["number"], row["text"]) for row in map(json.loads, lines)]
 
 
-@pytest.mark.parametrize("n_examples", [8, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [4, pytest.param(300, marks=pytest.mark.slow)])
 def test_stateful_learning_is_the_same_however_it_is_interrupted(tmp_path, n_examples):
     Machine.model = make_model(tmp_path / "model", ["tagger", "ner", "textcat"])
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

@@ -76,7 +76,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=15, phases=[Phase.generate])
+@settings(max_examples=settings.default.max_examples // 7, phases=[Phase.generate])
 @given(
     operations=st.lists(OPERATIONS, min_size=1, max_size=7),
     restarts=st.sets(st.integers(0, 6), min_size=1),

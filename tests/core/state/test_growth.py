@@ -27,7 +27,7 @@ BOW = {
         "exclusive_classes": True,
         "ngram_size": 1,
         "no_output_layer": False,
-        "length": 262144,
+        "length": 4096,
     }
 }
 GROWS = ["ner", "parser", "textcat", "textcat_multilabel"]
@@ -38,7 +38,7 @@ def trained(component, **settings):
     nlp = toy_pipeline([] if component.startswith("textcat") else [component], shared=False)
     if component.startswith("textcat"):
         nlp.add_pipe(component, config=BOW)
-    examples = toy_examples(nlp, 40)
+    examples = toy_examples(nlp, 8)
     nlp.initialize(lambda: examples)
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True, **settings)
     optimizer.initialize(nlp)
@@ -235,7 +235,7 @@ def test_growth_of_a_module_that_was_built_anew():
 
 def test_growth_components_come_go_and_change_their_names():
     nlp = toy_pipeline(["tagger", "ner"])
-    examples = toy_examples(nlp, 40)
+    examples = toy_examples(nlp, 8)
     nlp.initialize(lambda: examples)
     optimizer = TorchOptimizer(AdamW(), 0.01)
     optimizer.initialize(nlp)

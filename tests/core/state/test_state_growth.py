@@ -457,7 +457,7 @@ def test_preserve_optimizer_state_leaves_old_rows_as_if_nothing_had_grown(name, 
 
 
 @EVERY
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(data=st.data(), on_growth=st.sampled_from(["mean", "zero"]), seed=st.integers(0, 1000))
 def test_preserve_optimizer_state_with_random_shapes(name, options, data, on_growth, seed):
     sizes = data.draw(st.lists(shapes, min_size=1, max_size=4))

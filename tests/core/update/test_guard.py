@@ -145,17 +145,17 @@ def test_guard_that_is_off_keeps_no_averages():
 # ---------------------------------------------------------------- in training
 
 
-def train(optimizer, *, steps=30, spike_at=25, change=lambda optimizer, grads: None):
+def train(optimizer, *, components=("tagger", "ner"), steps=26, spike_at=22, change=lambda optimizer, grads: None):
     """Train a small pipeline as spaCy's loop does; before one of the updates, `change` its gradients. False: make no
     update.
     """
     fix_random_seed(0)
-    nlp = toy_pipeline(["tagger", "ner"])
+    nlp = toy_pipeline(components)
     examples = toy_examples(nlp)
     nlp.initialize(lambda: examples, sgd=optimizer)
     for step in range(steps):
         fix_random_seed(step)
-        nlp.update(examples[step % 3 :][:8], drop=0.2, sgd=False)
+        nlp.update(examples[step % 3 :][:4], drop=0.2, sgd=False)
         models = [proc.model for _, proc in nlp.pipeline]
         grads = [
             node.get_grad(name)
@@ -208,7 +208,7 @@ def test_guard_skips_a_spike_as_if_the_batch_had_not_been(clip_by):
     with pytest.warns(GradSpikeWarning):
         params = train(optimizer, change=multiply)
     assert_same_training((params, optimizer), (train(oracle, change=lambda optimizer, grads: False), oracle))
-    assert set(optimizer.nr_update.values()) == {29} and optimizer.skipped_updates == optimizer.grad_spikes == 1
+    assert set(optimizer.nr_update.values()) == {25} and optimizer.skipped_updates == optimizer.grad_spikes == 1
 
 
 def test_guard_changes_nothing_where_there_is_no_spike():
@@ -241,9 +241,9 @@ def test_guard_scales_a_spike_down(algorithm, grad_clip, clip_by):
         limits.append(3.0 * next(iter(guard_in(optimizer).averages.values())).norm)
 
     with pytest.warns(GradSpikeWarning):
-        params = train(optimizer, change=multiply_and_note, steps=26)
+        params = train(optimizer, change=multiply_and_note, components=["tagger"], steps=23)
     [limit] = limits
-    expected = train(oracle, change=scale_down, steps=26)
+    expected = train(oracle, change=scale_down, components=["tagger"], steps=23)
     for name in params:
         for a, b in zip(params[name], expected[name]):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)  # 1e4 and back again, in float32
@@ -421,14 +421,12 @@ def test_guard_in_nlp_update():
     nlp = toy_pipeline(["tagger", "ner"], shared=False)
     examples, optimizer = toy_examples(nlp), build(spike_factor=10.0)
     nlp.initialize(lambda: examples, sgd=optimizer)
-    for _ in range(30):
+    for _ in range(22):
         nlp.update(examples, sgd=optimizer)
         optimizer.step_schedules()
     averages = optimizer.state_dict()["guard"]["averages"]
-    assert [(name.partition(" ")[0], found["updates"]) for name, found in averages.items()] == [
-        ("tagger", 30),
-        ("ner", 30),
-    ]
+    found = {name.partition(" ")[0]: average["updates"] for name, average in averages.items()}
+    assert found == {"tagger": 22, "ner": 22}
     assert optimizer.grad_spikes == 0
 
 
