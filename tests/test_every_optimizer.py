@@ -236,7 +236,8 @@ def test_every_optimizer_goes_on_in_another_process(layouts, tmp_path):
         run.steps(5, 5)
         expected[layout, name] = bits(run.weights)
         # In float32, because some steps are too small for less.
-        assert layout not in ("float32", "grown") or not same(expected[layout, name], before) or name == "dadaptsgd {}", name
+        if layout in ("float32", "grown") and name != "dadaptsgd {}":
+            assert not same(expected[layout, name], before), name
     python(f"from tests.test_every_optimizer import go_on; go_on({layouts!r}, {str(tmp_path)!r})")
     found = torch.load(tmp_path / "found.pt")
     assert found.keys() == expected.keys()
