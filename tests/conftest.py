@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -64,6 +65,15 @@ def pytest_collection_finish(session):
 def no_wait_for_the_disk(monkeypatch):
     """What tests write need not outlive a power cut, and waiting for the disk takes longer than to write."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture(autouse=True)
+def no_look_for_garbage(monkeypatch):
+    """Before each trial the memory of earlier ones is freed: here they are small, and to look through all that earlier
+    tests left takes longer than a trial.
+    """
+    if trial := sys.modules.get("thinc_torchopt.addons.trials.trial"):
+        monkeypatch.setattr(trial, "gc", SimpleNamespace(collect=lambda: None))
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ EXACT_ON_GPU = {
 def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     """configs/checkpoint.cfg with a small tok2vec, on the small corpus, for three epochs or so.
 
-    parser (bool): With its parser, which draws from Python's `random`, and takes a third of the time.
+    parser (bool): With its parser, which draws from Python's `random` where to cut texts, and takes a third of the time.
     `changes`: config paths with __ for dots; None removes a section.
     """
     config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
@@ -41,6 +41,7 @@ def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     config["nlp"]["lang"] = "xx"  # made in a quarter of the time of an English one
     config["components"]["tok2vec"]["model"] = TOK2VEC.copy()
     config["components"]["parser"]["model"]["hidden_width"] = 16
+    config["components"]["parser"]["update_with_oracle_cut_size"] = 4
     for name in ("tagger", "parser"):
         config["components"][name]["model"]["tok2vec"]["width"] = WIDTH
     if not parser:
