@@ -33,7 +33,7 @@ EXACT_ON_GPU = {
 def config_for(folder, corpus, *, steps=20, parser=False, **changes):
     """configs/checkpoint.cfg with a small tok2vec, on the small corpus, for three epochs or so.
 
-    parser (bool): With its parser, which draws from Python's `random` where to cut texts, and takes a third of the time.
+    parser (bool): With its parser, which draws from `random` where to cut texts, and takes a third of the time.
     `changes`: config paths with __ for dots; None removes a section.
     """
     config = Config().from_disk(CONFIGS / "checkpoint.cfg", interpolate=False)
