@@ -69,8 +69,8 @@ def no_wait_for_the_disk(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_look_for_garbage(monkeypatch):
-    """Before each trial, and after a teacher, the memory of pipelines is freed: here they are small, and to look through
-    all that earlier tests left takes longer than a trial.
+    """Before each trial, and after a teacher, the memory of pipelines is freed: here they are small, and to look
+    through all that earlier tests left takes longer than a trial.
     """
     for name in ("addons.trials.trial", "loop.teacher"):
         if module := sys.modules.get(f"thinc_torchopt.{name}"):
