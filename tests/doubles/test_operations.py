@@ -74,7 +74,10 @@ def trained(n, dtypes, settings, *, on_gpu, odd=False, change=lambda module: Non
 
 
 @pytest.mark.parametrize(("clip", "averages"), [*((clip, "thinc") for clip in CLIPS), ("global", "double")])
-@pytest.mark.parametrize(("dtypes", "masters"), [("float32", False), ("bfloat16", True), ("bfloat16", False)])
+@pytest.mark.parametrize(
+    ("dtypes", "masters"),
+    [("float32", False), ("bfloat16", True), pytest.param("bfloat16", False, marks=pytest.mark.slow)],
+)
 def test_operations_do_not_grow_with_the_number_of_params(dtypes, masters, clip, averages):
     settings = {**GUARD, **CLIPS[clip], **AVERAGES[averages], "master_weights": masters}
     counts = []
@@ -102,7 +105,7 @@ def test_operations_of_averages_on_the_cpu():
 
 
 @pytest.mark.parametrize("clip", ["value", "adaptive"])
-@pytest.mark.parametrize("block", [1, 20, 1 << 24])
+@pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.slow), 20, 1 << 24])
 def test_operations_on_blocks_of_any_size(block, clip, monkeypatch):
     """Also where other code has changed the model; of several dtypes, and in any order in memory."""
     monkeypatch.setattr("thinc_torchopt.core.kernels.BLOCK", block)
