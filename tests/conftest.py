@@ -148,8 +148,8 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """What the commands in the head of a config made, in a few steps, each config once a session: by its name, the folder
-    in which they ran, with `training/` in it, and the output of `spacy train`. Only to be read.
+    """What the commands in the head of a config made, in a few steps, each config once a session: by its name, the
+    folder in which they ran, with `training/` in it, and the output of `spacy train`. Only to be read.
     """
     from .configs import run_head, skip_without
 

@@ -131,6 +131,8 @@ def plain_config(tmp_path_factory):
         config = Config().from_disk(folder / "start.cfg", interpolate=False)
         model = config["components"]["tok2vec"]["model"]
         model["encode"]["width"], model["embed"]["rows"] = WIDTH, [100] * len(model["embed"]["rows"])
+        if "ner" in config["components"]:
+            config["components"]["ner"]["model"]["hidden_width"] = WIDTH
         config.to_disk(folder / "start.cfg")
         toy_corpus(folder)
         paths = ("--paths.train", folder / "train.spacy")
@@ -238,17 +240,25 @@ def run_spacy(args, folder, monkeypatch):
     for definition in (arg for arg in args if arg.endswith(".yaml") and not (folder / arg).exists()):
         (folder / definition).write_text(RULES)
     # Trials are short ones here: of an option that is given twice, the last one counts.
+    small = flags_of({"training.batcher.size": 40})
     quick = ["--steps", "2", "--seeds", "1"] if args[1] in ("try", "tune") else []
     if args[1] == "find-lr":
-        quick = ["--steps", "40", "--max-lr", "1"]  # above it the loss leaps: of so few points that may be chance
+        quick = [
+            "--steps",
+            "40",
+            "--max-lr",
+            "1",
+            *small,
+        ]  # above it the loss leaps: of so few points that may be chance
     if args[1] == "tune":
         pytest.importorskip("optuna", reason="optuna is not installed")
         quick += ["--trials", "2"]
     if args[0] == "train":
         quick = flags_of({"training.max_steps": 2, "training.eval_frequency": 1})
     if "--budget" in args:
-        quick = flags_of({"training.eval_frequency": 20})
-    run = spacy_cli(*args, *quick)
+        quick = [*flags_of({"training.eval_frequency": 20}), *small]
+    # That command replaces functions of spaCy for its process.
+    run = python([*args, *quick]) if args[:2] == ["torchopt", "train"] else spacy_cli(*args, *quick)
     written = ("--output", "--picture")
     assert run.stdout and all((folder / output).exists() for flag, output in pairwise(args) if flag in written)
 

@@ -155,7 +155,9 @@ def test_budget_wants_a_section_and_a_folder(corpus, tmp_path):
 
 
 def test_budget_as_it_is_typed(corpus, tmp_path):
-    """The config that it wrote, with a larger limit, is refused: that is a new run."""
+    """In one process, without a launcher that allows one thread. The config that it wrote, with a larger limit, is
+    refused: that is a new run.
+    """
     paths = flags_of({"paths.train": corpus["train"], "paths.dev": corpus["dev"], "training.batcher.size": 40})
     quick = flags_of({"training.eval_frequency": 10})
 
@@ -164,7 +166,11 @@ def test_budget_as_it_is_typed(corpus, tmp_path):
 
     config, output = tmp_path / "my.cfg", ("--output", tmp_path / "out")
     config.write_text(smaller((CONFIGS / "schedules_to_the_end.cfg").read_text()))
-    first = text(python(["torchopt", "train", config, *output, "--budget", "40 steps", *paths, *quick]))
+    code = tmp_path / "code.py"
+    code.write_text("import os; print('World:', os.environ.get('WORLD_SIZE'))")
+    options = [*output, "--code", code, "--budget", "40 steps"]
+    first = text(python(["torchopt", "train", config, *options, *paths, *quick]))
+    assert "World: None" in first and first.count("World") == 1
     assert "learn_rate: rises to 0.003 in 2 steps, and stays until it falls" in first
     assert "Training pipeline ====" in first and "\x1b" not in first  # not in a terminal
     fall = "32 of 40 steps used after step 31. The learning rate falls in 8 steps, and the training ends."

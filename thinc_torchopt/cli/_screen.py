@@ -99,6 +99,7 @@ def show_plain_headings() -> None:
     from wasabi.util import supports_ansi
 
     if not supports_ansi():
+        msg.show_color = False
         heading = Printer(no_print=True).divider
         msg.divider = lambda *args, **options: print(_CODES.sub("", heading(*args, **options) or ""))  # type: ignore
 

@@ -25,7 +25,7 @@ from ..loop.checkpoint_folder import resumable
 from ..loop.first_rates import rates_of_settings
 from ..loop.setup import resolve_optimizer
 from ._command import CODE, TRAINING_CONFIG
-from ._screen import errors_shown, make_console, print_error
+from ._screen import errors_shown, make_console, print_error, show_plain_headings
 from ._setup import config_errors_shown, load_config, read_overrides
 
 _SECTION = Section("spacy torchopt train", verb="use")
@@ -47,7 +47,7 @@ def train(
     ),
     code_path: Optional[Path] = CODE,
     verbose: bool = Opt(False, "--verbose", "-V", "-VV", help="Display more information for debugging purposes"),
-    use_gpu: int = Opt(-1, "--gpu-id", "-g", help="0: each process uses its own GPU. -1: CPU"),
+    use_gpu: int = Opt(-1, "--gpu-id", "-g", help="GPU ID, or -1 for CPU. Of several processes, each has its own: 0"),
     processes: int = Opt(1, "--nproc-per-node", "-n", min=1, help="Number of processes on this machine"),
     machines: int = Opt(1, "--nnodes", min=1, help="Number of machines. Run the same command on each"),
     machine: int = Opt(0, "--node-rank", min=0, help="Number of this machine, from 0. Machine 0 writes the output"),
@@ -63,8 +63,11 @@ def train(
     """
     args = ctx.args
     with errors_shown(as_json=False):
+        is_launched = (processes, machines, max_restarts) != (1, 1, 0)
         if machine >= machines:
             _SECTION.refuse("--node-rank", f"a number below --nnodes, {machines}", machine)
+        if is_launched and use_gpu > 0:
+            _SECTION.refuse("--gpu-id", "0 with a launcher, where each process has its own GPU", use_gpu)
         host, port = ("", 0) if machines == 1 else _address_of(endpoint)
         overrides = read_overrides(args, code_path)
         if budget is not None:
@@ -79,6 +82,12 @@ def train(
             check_corpora(config)
         if machine:
             wait_for_store(host, port)
+    if not sys.stdout.isatty():
+        os.environ.setdefault("ANSI_COLORS_DISABLED", "1")  # spaCy writes codes of colours to files and pipes, too
+    if not is_launched:
+        ctx.args = args
+        _train_here(ctx, config_path, output_path, verbose=verbose, use_gpu=use_gpu)
+        return
     command = ["--nproc-per-node", str(processes), "--max-restarts", str(max_restarts)]
     if machines == 1:
         command += ["--standalone"]
@@ -92,8 +101,6 @@ def train(
     else:
         # As a rule, each process has one core. More threads than cores are slower than one.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if not sys.stdout.isatty():
-        os.environ.setdefault("ANSI_COLORS_DISABLED", "1")  # spaCy writes codes of colours to files and pipes, too
     command += ["-m", "spacy", "train", str(config_path), "--gpu-id", str(use_gpu)]
     command += ["--output", str(output_path)] if output_path is not None else []
     command += ["--code", str(code_path)] if code_path is not None else []
@@ -109,6 +116,17 @@ def _address_of(endpoint: str | None) -> tuple[str, int]:
             "--rdzv-endpoint", "host:port of the machine with --node-rank 0, with a port of 1 to 65535", endpoint
         )
     return host, int(port)
+
+
+def _train_here(ctx: typer.Context, config_path: Path, output_path: Path | None, **options: Any) -> None:
+    """Run `spacy train` in this process, which has imported the user's code: one process may use all cores."""
+    from spacy.cli.train import train_cli
+
+    from ._train_command import guide_command
+
+    guide_command()
+    show_plain_headings()
+    train_cli(ctx, config_path, output_path, code_path=None, **options)
 
 
 def _launch(command: list[str]) -> int:

@@ -121,11 +121,12 @@ def test_alone_launcher_is_told_why(kind, monkeypatch, tmp_path, capsys):
         ("cnn.cfg", ["--nnodes", 2], "Can't use '--rdzv-endpoint' in spacy torchopt train: expected host:port of the"),
         ("cnn.cfg", ["--nnodes", 2, "--rdzv-endpoint", "here:99999"], "with a port of 1 to 65535, found 'here:99999'"),
         ("cnn.cfg", ["--nnodes", 2, "--node-rank", 2], "expected a number below --nnodes, 2, found 2"),
+        ("cnn.cfg", ["--nproc-per-node", 2, "--gpu-id", 1], "Can't use '--gpu-id' in spacy torchopt train: expected 0"),
         ("thinc.cfg", ["--nproc-per-node", 2], 'expected an optimizer of thinc-torchopt, found "Adam.v1"'),
         ("cnn.cfg", ["--training.optimizer.grad_clip", -1.0], "Can't set 'grad_clip' in [training.optimizer]"),
         ("cnn.cfg", ["--paths.train", "gone.spacy"], "[corpora.train]: there is no file or folder 'gone.spacy'"),
     ],
-    ids=["endpoint", "port", "rank", "optimizer", "setting", "corpus"],
+    ids=["endpoint", "port", "rank", "gpu", "optimizer", "setting", "corpus"],
 )
 def test_alone_command_is_checked_before_it_starts(config, options, message, tmp_path):
     (tmp_path / "cnn.cfg").write_text((CONFIGS / "cnn.cfg").read_text())
