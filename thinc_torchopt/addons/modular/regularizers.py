@@ -54,7 +54,8 @@ class Lasso(_Alpha):
 
 class L2SP(_Alpha):
     """Pull towards the weights before the first step, w0: g + alpha (w - w0), by Li et al. 2018,
-    https://arxiv.org/abs/1802.01483. For the paper's second term, for new layers, use `ridge` with `params`.
+    https://arxiv.org/abs/1802.01483. For the paper's second term, for new layers, use `ridge` with `params`. The first
+    step of a param that was frozen is that after it is unfrozen.
 
     alpha (float): Strength.
     """
