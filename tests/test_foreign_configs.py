@@ -25,7 +25,7 @@ from .models import pipeline_params, same
 from .runs import digests, run
 from .spacy_cli import spacy_cli
 
-STEPS = 6
+STEPS = 4
 
 # Which components each of them trains.
 TRAINED = {
