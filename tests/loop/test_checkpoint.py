@@ -45,7 +45,8 @@ from ..spacy_cli import spacy_cli
 
 VARIANTS = {
     "plain": {},
-    "accumulate_gradient, streamed": {"training__accumulate_gradient": 2, "training__max_epochs": -1},
+    "no averages": {"training__optimizer__use_averages": False},
+    "accumulate_gradient": {"training__accumulate_gradient": 2},
     "frozen groups": {
         "training__optimizer__param_groups": {
             "lower": {"params": ["tok2vec/embed/*"], "unfreeze_at": 5, "weight_decay": 0.5},
@@ -60,14 +61,16 @@ VARIANTS = {
             }
         },
     },
-    "thawed into the group of others, at the rate of a plateau": {
+    "thawed into the group of others": {
         "training__optimizer__param_groups": {"embeddings": {"params": ["tok2vec/embed/*"], "unfreeze_at": 5}},
+    },
+    "plateau": {
         "training__optimizer__learn_rate": {
             "@schedules": "thinc-torchopt.plateau.v1",
             "initial_rate": 0.002,
             "patience": 0,
             "factor": 0.5,
-        },
+        }
     },
     "rates of groups": {
         "training__optimizer__skip_decay": "bias_and_norm",
@@ -88,13 +91,10 @@ VARIANTS = {
             },
         },
     },
-    "augmented, annotating": {
-        "corpora__train__augmenter": {"@augmenters": "spacy.lower_case.v1", "level": 0.5},
-        "training__annotating_components": ["tagger"],
-    },
-    "rmsprop, no averages": {
-        "training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True},
-        "training__optimizer__use_averages": False,
+    "streamed": {"training__max_epochs": -1},
+    "augmented": {"corpora__train__augmenter": {"@augmenters": "spacy.lower_case.v1", "level": 0.5}},
+    "rmsprop": {
+        "training__optimizer__algorithm": {"@torch_optimizers": "torch.RMSprop.v1", "momentum": 0.5, "centered": True}
     },
     "muon": {"training__optimizer__algorithm": {"@torch_optimizers": "torch.Muon.v1"}},
     "algorithms": {
@@ -113,17 +113,17 @@ VARIANTS = {
             },
         },
     },
+    "annotating": {"training__annotating_components": ["tagger"]},
 }
 MARKS = {"plain": pytest.mark.device, "muon": needs_muon}
 # Between checkpoints, right after one, and right after an evaluation; where something thaws, before and after that. The
 # others differ in what is saved, and not in when.
 STOPS = {
     "plain": (5, 6, 7),
-    **dict.fromkeys(["frozen groups", "rates of groups", "algorithms"], (5, 7)),
-    "thawed into the group of others, at the rate of a plateau": (5, 7),
+    **dict.fromkeys(["frozen groups", "thawed into the group of others", "rates of groups", "algorithms"], (5, 7)),
 }
 # A parser draws random numbers in each update, with the generator that shuffles and augments texts.
-WITH_PARSER = ("plain", "frozen groups", "augmented, annotating", "algorithms")
+WITH_PARSER = ("plain", "frozen groups", "augmented", "algorithms", "annotating")
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate of param_groups.lower.learn_rate is 0")  # as the variant says
