@@ -168,17 +168,17 @@ def test_budget_as_it_is_typed(corpus, tmp_path):
     config.write_text(smaller((CONFIGS / "schedules_to_the_end.cfg").read_text()))
     code = tmp_path / "code.py"
     code.write_text("import os; print('World:', os.environ.get('WORLD_SIZE'))")
-    options = [*output, "--code", code, "--budget", "40 steps"]
+    options = [*output, "--code", code, "--budget", "20 steps"]
     first = text(python(["torchopt", "train", config, *options, *paths, *quick]))
     assert "World: None" in first and first.count("World") == 1
-    assert "learn_rate: rises to 0.003 in 2 steps, and stays until it falls" in first
+    assert "learn_rate: rises to 0.003 in 1 step, and stays until it falls" in first
     assert "Training pipeline ====" in first and "\x1b" not in first  # not in a terminal
-    fall = "32 of 40 steps used after step 31. The learning rate falls in 8 steps, and the training ends."
+    fall = "16 of 20 steps used after step 15. The learning rate falls in 4 steps, and the training ends."
     assert fall in first and first.count("The learning rate falls in") == 1
     newest = read_checkpoint(steps_of(tmp_path / "out" / "state")[-1])
-    assert newest.progress.step == 39 and [step for _, step in newest.progress.results][-1] == 39
+    assert newest.progress.step == 19 and [step for _, step in newest.progress.results][-1] == 19
     assert (tmp_path / "out" / "model-best" / "meta.json").exists()
-    larger, _ = with_budget(config, [], "60 steps", output_path=tmp_path / "out")
+    larger, _ = with_budget(config, [], "30 steps", output_path=tmp_path / "out")
     more = text(spacy_cli("train", larger, *output, *paths, *quick, check=False))
-    assert "expected a limit of 40 steps, as when the learning rate began to fall, found 60 steps" in more
-    assert read_checkpoint(steps_of(tmp_path / "out" / "state")[-1]).progress.step == 39
+    assert "expected a limit of 20 steps, as when the learning rate began to fall, found 30 steps" in more
+    assert read_checkpoint(steps_of(tmp_path / "out" / "state")[-1]).progress.step == 19

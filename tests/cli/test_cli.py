@@ -410,15 +410,15 @@ def test_cli_find_lr(folder):
             token.tag_ = rng.choice(tags)
         DocBin(docs=docs).to_disk(folder / f"{part}.spacy")
     before = contents(folder)
-    small_batches = ("--training.batcher.size", "120")
-    run = torchopt(folder, "find-lr", folder / "my.cfg", "--output", folder / "lr.png", "--json", *small_batches)
+    few = ("--training.batcher.size", "60", "--steps")
+    run = torchopt(folder, "find-lr", folder / "my.cfg", "--output", folder / "lr.png", "--json", *few, 80)
     found = json.loads(run.stdout)
     after = contents(folder)
     assert after.pop(folder / "lr.png")[0].startswith(b"\x89PNG") and after == before
 
     rates, losses = found["learn_rates"], found["losses"]
-    assert rates[0] == 1e-6 and len(rates) == len(losses) <= 70 and found["steps"] <= 140
-    assert all(high / low == pytest.approx(1e7 ** (2 / 139), rel=1e-9) for low, high in pairwise(rates))
+    assert rates[0] == 1e-6 and len(rates) == len(losses) <= 40 and found["steps"] <= 80
+    assert all(high / low == pytest.approx(1e7 ** (2 / 79), rel=1e-9) for low, high in pairwise(rates))
     suggestion, (low, high) = found["suggestion"], found["stretch"]
     assert suggestion == pytest.approx(0.5 * (low * high) ** 0.5) and {low, high} <= set(rates)
     peaks = {tuple(entry["setting"]): entry["peak"] for entry in found["settings"]}
@@ -434,7 +434,7 @@ def test_cli_find_lr(folder):
     # In the stretch the losses are lower than at first.
     assert losses[rates.index(low)] < 0.8 * losses[1]
 
-    text = torchopt(folder, "find-lr", folder / "my.cfg", *small_batches, "--steps", 50).stdout
+    text = torchopt(folder, "find-lr", folder / "my.cfg", *few, 50).stdout
     [suggestion] = re.findall(r"\[training\.optimizer\.per_param_lr\.tagger/\*]\ninitial_rate = (\S+)", text)
     [third] = re.findall(r"\[training\.optimizer\.per_param_lr]\nner/\* = (\S+)", text)
     assert float(suggestion) / 3 == pytest.approx(float(third), rel=0.1)  # both have two digits

@@ -70,7 +70,7 @@ def told(config, corpus, *args):
     """The lines by label."""
     paths = [part for name in ("train", "dev") for part in (f"--paths.{name}", str(corpus[name]))]
     # Each step is counted, and has its rates. What stops a training is told first.
-    run = spacy_cli("torchopt", "explain", config, "--all", "--training.max_steps", 200, *paths, *args, check=False)
+    run = spacy_cli("torchopt", "explain", config, "--all", "--training.max_steps", 50, *paths, *args, check=False)
     found, label = {}, ""
     for line in run.stdout.splitlines():
         if line.strip() and "====" not in line:
@@ -134,11 +134,12 @@ def test_explain_guards_checkpoints_and_averages(corpus):
 
 def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus):
     """What thinc's warm-up does without an end; and what patience does to an end."""
-    given, whole = "--training.optimizer.learn_rate", ("--training.max_steps", "2000")
+    given = "--training.optimizer.learn_rate"
+    whole = ("--training.max_steps", "200", "--training.eval_frequency", "20", f"{given}.total_steps", "200")
     found = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "0", *whole)
     assert "learn_rate" not in found["Note"]
-    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "1600", *whole)["Note"]
-    assert "learn_rate falls until step 2,000, but patience = 1,600 may end the training long before" in note
+    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "160", *whole)["Note"]
+    assert "learn_rate falls until step 200, but patience = 160 may end the training long before" in note
     text = (CONFIGS / "schedules.cfg").read_text()
     path = tmp_path / "thinc.cfg"
     path.write_text(text)
@@ -283,7 +284,7 @@ def test_explain_settings(corpus):
         "2",
     )
     assert found["Clipping"] == "Where the norm of a component's gradients is above 1, they are scaled down to that."
-    assert found["Ends"].startswith("At step 200 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
+    assert found["Ends"].startswith("At step 50 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
 
 
 def test_explain_drop_in_and_thinc(tmp_path, corpus):

@@ -613,7 +613,7 @@ def test_init_lists_the_recipes(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "pipeline"),
     [
-        ("best", "tagger,parser"),
+        ("best", "tagger"),
         ("drop-in", "tagger,ner"),
         ("adamw", "textcat"),
         ("fine-tune", "tagger"),
@@ -738,7 +738,7 @@ def best_for(factory, spans, folder):
     return new, block_of(new)["learn_rate"]["initial_rate"], " ".join(draft.changes)
 
 
-@pytest.mark.parametrize("spans", [1, 9, 100, 101, 150, 399, 400, 800])
+@pytest.mark.parametrize("spans", [1, 100, 150, 399, 400])
 def test_init_best_shows_rare_spans_often_enough(spans, tmp_path, monkeypatch):
     monkeypatch.setattr("thinc_torchopt.addons.recipes.corpora.SPANS_SEEN", 2_000)
     config = Config().from_str(best_for("spancat", spans, tmp_path)[0])
@@ -787,7 +787,7 @@ def test_init_best_asks_the_categorizer_with_the_fewest_spans(counts, frozen, sp
 @pytest.mark.parametrize(
     ("pipeline", "texts", "peak", "epochs", "length"),
     [
-        *((["textcat"], 8, 0.002, 5, length) for length in (10, 49, 51, 200, 600)),
+        *((["textcat"], 8, 0.002, 5, length) for length in (49, 51, 200, 600)),
         (["textcat_multilabel"], 8, 0.001, 8, 51),
         (["textcat", "textcat_multilabel"], 8, 0.002, 5, 51),
         (["textcat", "tagger"], 0, 0.002, 10, 51),

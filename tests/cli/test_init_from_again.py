@@ -83,10 +83,10 @@ def count():
 
 @pytest.mark.parametrize("names", [None, "ner"])
 def test_a_pipeline_trained_again(old, names):
-    """The score before the first step is that of the loaded pipeline, and after 50 steps it is not below it."""
-    args = ("--from", "old", "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", "--training.max_steps", 50)
+    """The score before the first step is that of the loaded pipeline, and after 20 steps it is not below it."""
+    args = ("--from", "old", "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", "--training.max_steps", 20)
     args += ("--components", names) * (names is not None)
-    told = spacy_cli("torchopt", "init", "new.cfg", *args, "--training.eval_frequency", 25).stdout
+    told = spacy_cli("torchopt", "init", "new.cfg", *args, "--training.eval_frequency", 10).stdout
     config = Config().from_disk("new.cfg", interpolate=False)
     assert config["initialize"]["after_init"] == {"@callbacks": "test-again.Count.v1"}
     before = spacy.load("old")
@@ -107,7 +107,7 @@ def test_a_pipeline_trained_again(old, names):
         assert peak * rates["param_groups"]["encoder"]["lr_scale"] < 1e-4
     assert peak <= 0.0007  # a third of that for a new network
     infos = run(config, old / "again")
-    assert len(infos) == 51
+    assert len(infos) == 21
     after = scores(spacy.load("again/model-best"), old)
     assert all(after[key] >= expected[key] for key in expected), (expected, after)
     if names is not None:

@@ -27,7 +27,7 @@ def preflight(corpus):
     """Explains a config: gives the exit code, and the JSON."""
 
     def run(config, is_timed=False, **settings):
-        given = {"paths.train": corpus["train"], "paths.dev": corpus["dev"], "training.max_steps": 200}
+        given = {"paths.train": corpus["train"], "paths.dev": corpus["dev"], "training.max_steps": 50}
         given |= {key.replace("__", "."): value for key, value in settings.items()}
         timed = ["--time"] * is_timed
         shown = spacy_cli("torchopt", "explain", config, *flags_of(given), *timed, "--json", check=False)
@@ -89,7 +89,7 @@ def test_preflight_streamed_corpus(preflight):
     assert named(found["checked"], "72 texts in [corpora.train]")
     [end] = [line["text"] for line in found["lines"] if line["about"] == "Ends"]
     assert "streamed again and again (max_epochs = -1): its end does not end the training" in end
-    assert found["costs"]["epochs"] is None and found["costs"]["steps"] == 201
+    assert found["costs"]["epochs"] is None and found["costs"]["steps"] == 51
 
 
 def test_preflight_changes_no_file(preflight, tmp_path, monkeypatch, corpus):
@@ -126,13 +126,13 @@ def test_preflight_components_that_listen(settings, words, preflight):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({f"{RATE}.total_steps": 500}, "is 0 from step 500 on, and the training ends at step 2,000"),
-        ({f"{RATE}.total_steps": 9000}, "still at 0.787 of its highest when the training ends at step 2,000"),
-        ({f"{RATE}.warmup_steps": 5000, f"{RATE}.total_steps": 9000}, "still rises at step 2,000"),
+        ({f"{RATE}.total_steps": 50}, "is 0 from step 50 on, and the training ends at step 200"),
+        ({f"{RATE}.total_steps": 900}, "still at 0.787 of its highest when the training ends at step 200"),
+        ({f"{RATE}.warmup_steps": 500, f"{RATE}.total_steps": 900}, "still rises at step 200"),
         ({f"{RATE}.initial_rate": 0.5}, "goes up to 0.5, far above what is usual for torch.AdamW.v1, 0.00001 to 0.005"),
-        ({"training.patience": 100}, "The training ends at step 100, whatever the score does"),
-        ({"training.eval_frequency": 3000}, "The only evaluation is at step 0"),
-        ({"training.eval_frequency": 1500}, "500 steps at the end are not scored"),
+        ({"training.patience": 10}, "The training ends at step 10, whatever the score does"),
+        ({"training.eval_frequency": 300}, "The only evaluation is at step 0"),
+        ({"training.eval_frequency": 150}, "50 steps at the end are not scored"),
         ({"training.max_steps": 0}, "Nothing ends this training"),
         (
             {"training.batcher.discard_oversize": "true", "training.batcher.size": 4},
@@ -143,13 +143,15 @@ def test_preflight_components_that_listen(settings, words, preflight):
 )
 def test_preflight_notes(settings, words, preflight):
     """Each alone: the config as it is has none of them."""
-    settings = {"training.max_steps": 2000, "training.patience": 0, "training.batcher.tolerance": 0.0, **settings}
+    short = {"training.max_steps": 200, "training.eval_frequency": 20, "training.patience": 0}
+    short |= {f"{RATE}.warmup_steps": 10, f"{RATE}.total_steps": 200, "training.batcher.tolerance": 0.0}
+    settings = short | settings
     settings = {key: True if value == "true" else value for key, value in settings.items()}
     found = preflight(CNN, **settings)
     assert len(named(found["notes"], words)) == 1 and not found["stops"]
     # The toy corpus has the same texts in both parts.
     # A schedule to the end, and patience, do not go together anyway.
-    known = [words, "texts in [corpora.dev] are in", "patience = 100 may end the training"]
+    known = [words, "texts in [corpora.dev] are in", "patience = 10 may end the training"]
     assert not [note for note in found["notes"] if not any(word in note for word in known)]
 
 
@@ -165,9 +167,9 @@ def test_preflight_rate_of_an_algorithm_that_finds_its_own(preflight):
 
 def test_preflight_patience_that_no_training_can_lose(preflight):
     """There is a score at step 0, so it ends nothing before its own number of steps."""
-    settings = {"training.max_steps": 2000}
-    assert named(preflight(CNN, training__patience=1999, **settings)["notes"], "patience = 1,999 may end the training")
-    assert not named(preflight(CNN, training__patience=2000, **settings)["notes"], "may end the training")
+    settings = {"training.max_steps": 200, "training.eval_frequency": 20, f"{RATE}.total_steps": 200}
+    assert named(preflight(CNN, training__patience=199, **settings)["notes"], "patience = 199 may end the training")
+    assert not named(preflight(CNN, training__patience=200, **settings)["notes"], "may end the training")
 
 
 def test_preflight_batches_that_there_are_not(preflight):
