@@ -424,7 +424,11 @@ def files_of(model):
 
 def test_learner_counts_updates_that_are_skipped(tmp_path):
     model = make_model(tmp_path / "model", spike_factor=1.0001, on_spike="skip")
-    stream = write_stream(tmp_path / "stream.jsonl", 40)
+    stream = write_stream(
+        tmp_path / "stream.jsonl",
+        24,
+        changed=lambda i, found: found if i < 22 else {**found, "tags": found["tags"][::-1]},
+    )
     nlp, optimizer = load(model)
     with (
         pytest.warns(Warning, match="spike"),
