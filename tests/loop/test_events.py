@@ -6,6 +6,7 @@ import json
 import math
 import random
 import signal
+from functools import cache
 
 import numpy
 import pytest
@@ -59,6 +60,21 @@ class Recorder:
         return [step for found, step, _ in self.seen if found == name]
 
 
+def blank_pipeline():
+    nlp = spacy.blank("xx")
+    for name in ("tagger", "ner"):
+        nlp.add_pipe(name, config={"model": {"tok2vec": TOK2VEC}})
+    return nlp
+
+
+@cache
+def initialized():
+    fix_random_seed(1)
+    nlp = blank_pipeline()
+    nlp.initialize(lambda: toy_examples(nlp))
+    return nlp.to_bytes()
+
+
 def train(
     *listeners,
     folder=None,
@@ -73,12 +89,9 @@ def train(
 ):
     """Train a small pipeline. until (int): Give up after this step. data, evaluate (Callable): Called before each batch
     and evaluation. RETURNS: its params, and the infos by step."""
-    fix_random_seed(1)
-    nlp = spacy.blank("xx")
-    for name in ("tagger", "ner"):
-        nlp.add_pipe(name, config={"model": {"tok2vec": TOK2VEC}})
+    nlp = blank_pipeline().from_bytes(initialized())  # in a fifth of the time
     examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    fix_random_seed(1)
     if module is not None:
         tok2vec = nlp.get_pipe("tagger").model.get_ref("tok2vec")
         nlp.get_pipe("tagger").model.replace_node(tok2vec, chain(tok2vec, with_array(PyTorchWrapper(module))))
@@ -500,8 +513,13 @@ def broken(*args, **kwargs):
     raise Broken("no more")
 
 
-@pytest.mark.parametrize("error", [Broken("no more"), KeyboardInterrupt()])
-@pytest.mark.parametrize("place", ["data", "update", "evaluation", "listener", "hook"])
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        *((place, Broken("no more")) for place in ("data", "update", "evaluation", "listener", "hook")),
+        ("update", KeyboardInterrupt()),
+    ],
+)
 def test_listeners_hear_of_an_error(place, error):
     """Once, whichever part of a step raised it; and it is the one that ends the training."""
 

@@ -3,6 +3,7 @@
 import io
 import math
 import signal
+from functools import cache
 
 import numpy
 import pytest
@@ -28,13 +29,25 @@ COUNTS = ("skipped_updates", "grad_spikes", "rollbacks", "outside_writes")
 OURS = ("run_id", "step_losses", "learn_rates", "learn_rate_default", "grad_norm", "since_evaluation", *COUNTS)
 
 
-def run(loop, *, steps=8, exclude=(), **settings):
-    """Train a small pipeline; return its params, what was yielded, and the calls of before_update."""
-    fix_random_seed(1)
+def blank_pipeline():
     nlp = toy_pipeline(["tagger", "ner", "textcat"], shared=False)
     nlp.rename_pipe("textcat", "frozen")
+    return nlp
+
+
+@cache
+def initialized():
+    fix_random_seed(1)
+    nlp = blank_pipeline()
+    nlp.initialize(lambda: toy_examples(nlp))
+    return nlp.to_bytes()
+
+
+def run(loop, *, steps=8, exclude=(), **settings):
+    """Train a small pipeline; return its params, what was yielded, and the calls of before_update."""
+    nlp = blank_pipeline().from_bytes(initialized())  # in less time
     examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    fix_random_seed(1)
     optimizer = TorchOptimizer(AdamW(), [0.01 / (i + 1) for i in range(50)], grad_clip=0.0, use_averages=True)
     calls = []
     options = {

@@ -208,7 +208,12 @@ def test_best_models_spare_those_of_another_run(scores, corpus, tmp_path):  # no
 
 
 @pytest.mark.parametrize(
-    ("stops", "to"), [pytest.param((4, 11), None, marks=pytest.mark.slow), ((4, 15, 18), "best"), ((18,), "last")]
+    ("stops", "to"),
+    [
+        pytest.param((4, 11), None, marks=pytest.mark.slow),
+        ((4, 15, 18), "best"),
+        pytest.param((18,), "last", marks=pytest.mark.slow),
+    ],
 )
 def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_path):  # noqa: F811
     """As without a stop: params, averages, rates, what fired, and the models that are kept. Also where rules go back:

@@ -142,7 +142,7 @@ class Plain:
         return True
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 200))])
 def test_plain_evaluator_agrees(seed):
     rng = random.Random(seed)
     definition = random_definition(rng)

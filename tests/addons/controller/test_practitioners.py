@@ -149,7 +149,7 @@ def write_config(folder):
     config["components"]["tagger"]["model"]["tok2vec"]["embed_size"] = 300  # with which each rule fires
     model = {**config["components"]["tagger"]["model"], "@architectures": "spacy.Tagger.v2"}
     config["components"]["morphologizer"] = {"factory": "morphologizer", "model": model}
-    config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 120, 10
+    config["corpora"]["train"]["limit"], config["corpora"]["dev"]["limit"] = 120, 4
     config["training"] |= {"eval_frequency": EVERY, "max_steps": STEPS}
     config["training"]["before_update"] = {"@callbacks": "test-practitioners.Kill.v1"}
     config["training"]["batcher"]["size"] = 100

@@ -166,7 +166,7 @@ def test_gradients_one_window_is_bptt(cell, act, shape, more):
     assert all(torch.allclose(found[name], expected[name], atol=EXACT) for name in w)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 5])
+@pytest.mark.parametrize("window", [1, 3, 5])
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradients_windows(cell, window):
     """Exact inside a window; before it, the naive traces, times what the exact gradient of the state is there."""
@@ -298,7 +298,7 @@ def test_gradients_of_one_sequence(cell):
 )
 def test_gradients_of_traces_in_another_dtype(cell, dtype, tolerance, how, monkeypatch):
     monkeypatch.setattr(gradients, "BLOCK", 2)
-    w, x, dh = problem(cell, T=12, B=3, X=4, H=5)
+    w, x, dh = problem(cell, T=6, B=3, X=4, H=5)
     expected, outputs = eligibility_gradients(cell, w, x, dh, **how)
     found, same = eligibility_gradients(cell, w, x, dh, trace_dtype=dtype, **how)
     assert torch.equal(same, outputs) and all(grad.dtype == torch.float64 for grad in found.values())

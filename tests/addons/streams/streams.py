@@ -1,6 +1,7 @@
 """A small pipeline and a stream for it."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,18 @@ OPTIMIZER = {
 }
 
 
-def make_model(folder: Path, components=("tagger", "ner"), **settings: Any) -> Path:
-    """A pipeline with a shared tok2vec, on disk."""
+@cache
+def initialized(*components: str) -> Language:
     fix_random_seed(0)
     nlp = toy_pipeline(components)
-    nlp.config["training"]["optimizer"] = {**OPTIMIZER, **settings}
     nlp.initialize(lambda: toy_examples(nlp, 30))
+    return nlp
+
+
+def make_model(folder: Path, components=("tagger", "ner"), **settings: Any) -> Path:
+    """A pipeline with a shared tok2vec, on disk."""
+    nlp = initialized(*components)
+    nlp.config["training"]["optimizer"] = {**OPTIMIZER, **settings}
     folder.parent.mkdir(parents=True, exist_ok=True)
     nlp.to_disk(folder)
     return folder
@@ -44,7 +51,7 @@ def record(example: Example) -> dict[str, Any]:
 
 def write_stream(path: Path, n: int, *, start: int = 0, changed=lambda i, found: found) -> Path:
     """n texts. changed (Callable): `changed(i, record)` returns another one."""
-    examples = toy_examples(toy_pipeline(), start + n)[start:]
+    examples = toy_examples(spacy.blank("xx"), start + n)[start:]
     lines = [json.dumps(changed(start + i, record(example))) for i, example in enumerate(examples)]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf8")
     return path

@@ -42,6 +42,7 @@ THINC = {"@optimizers": "Adam.v1", "learn_rate": 0.001, "use_averages": True}
 def load(folder, name="cnn.cfg", **training):
     paths = {f"paths.{part}": str(path) for part, path in toy_corpus(folder).items() if part != "raw_text"}
     config = Config().from_str(smaller((CONFIGS / name).read_text()), overrides=paths, interpolate=False)
+    config["training"]["batcher"] |= {"size": 60}
     config["training"] |= training
     return config
 

@@ -204,10 +204,10 @@ def test_add_labels_the_new_label_is_learned(case):
     nlp, name, _ = trained(case)
     new = new_labels(case)
     add_labels(nlp, name, new)
-    optimizer = TorchOptimizer(AdamW(), 0.01)
+    optimizer = TorchOptimizer(AdamW(), 0.02)
     optimizer.initialize(nlp)
     examples = examples_of(nlp, new=new)
-    for _ in range(40):
+    for _ in range(30):
         nlp.update(examples, sgd=optimizer)
     scores = nlp.evaluate(examples := examples_of(nlp, new=new))
     main = {
