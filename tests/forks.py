@@ -296,15 +296,17 @@ def save_time() -> None:
     For each message that it reads or writes, and for each function of a config, catalogue looks through the entry
     points of all installed packages. For each block of a config, confection reads the signature of its function anew,
     and it parses a config as text each time that it is interpolated, ten times in a training.
-    An English pipeline is made with 1,347 exceptions for its tokenizer.
-    Without them some words have another NORM, so a training ends with other weights than in spaCy: alike in all
-    trainings that a test compares. The hosts' own tests run with them.
+    An English pipeline is made with 1,347 exceptions for its tokenizer. A parser or entity recognizer finds the scale
+    of a layer from 5,000 random vectors; 1,000 do, and fewer the function can't take.
+    So some words have another NORM, layers another scale, and a training ends with other weights than in spaCy: alike
+    in all trainings that a test compares. The hosts' own tests run with all of it.
     """
     import catalogue
     import confection._config
     from confection.validation import Schema
     from spacy.lang.en import EnglishDefaults
     from spacy.language import BaseDefaults
+    from spacy.ml import _precomputable_affine as affine
     from srsly import msgpack
 
     points: Any = catalogue.AVAILABLE_ENTRY_POINTS
@@ -327,6 +329,9 @@ def save_time() -> None:
     )
     schema: Any = Schema
     schema.from_function = cache(schema.from_function)
+    init: Any = affine.init
+    constants = tuple(1000 if value == 5000 else value for value in init.__code__.co_consts)
+    init.__code__ = init.__code__.replace(co_consts=constants)
     defaults: Any
     for defaults, words in ((EnglishDefaults, ("can't", "it's", "e.g.")), (BaseDefaults, (":)",))):
         defaults.tokenizer_exceptions = {word: defaults.tokenizer_exceptions[word] for word in words}
