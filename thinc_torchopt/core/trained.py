@@ -81,16 +81,17 @@ class TrainedParams:
         RAISES (ConfigError): A pattern matches no param. Nothing changes then.
         """
         self.check_patterns(patterns)
-        for param in self.plan.freeze(patterns, frozen=frozen):
-            if self.averages is not None:
-                self.averages.release(param)
+        self._forget_averages(self.plan.freeze(patterns, frozen=frozen))
 
     def freeze_by_settings(self, names: Collection[str]) -> None:
         """See `TorchOptimizer.freeze_by_settings`."""
-        differ = self.plan.freeze_by_settings(names)
-        for param in differ:
-            if self.averages is not None and param.group is None:
-                self.averages.release(param)
+        self._forget_averages([param for param in self.plan.freeze_by_settings(names) if param.group is None])
+
+    def _forget_averages(self, params: Sequence[Param]) -> None:
+        """Forget the averages of params whose training stops or begins."""
+        if self.averages is not None:
+            trained = {param.key for param in self.params if param.group is not None and not param.is_stopped}
+            self.averages.forget({param.key for param in params}, trained)
 
     def check_patterns(self, texts: Sequence[str]) -> None:
         """RAISES (ConfigError): Not a list of patterns, or a pattern matches no param."""

@@ -27,6 +27,10 @@ SCORES = {"name": "scores", "class": "EvalMetrics"}
 LAST = {"name": "last", "class": "RollbackControl", "arguments": {"to": "last"}}
 EMA = {"@misc": "thinc-torchopt.EMA.v1", "decay": 0.5, "warmup": "ignite", "start_step": 1000}
 FALL = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.01, "warmup_steps": 0}
+BUDGETED = {
+    "budget": {"@misc": "thinc-torchopt.Budget.v1", "limit": "4 steps"},
+    "learn_rate": {**FALL, "decay_steps": 2, "decay_begins": "when told"},
+}
 
 
 def op(name, kind, **arguments):
@@ -111,12 +115,16 @@ def test_decay_begins_when_a_rule_says_so(steps, corpus, tmp_path):
     [
         (op("op", "AveragesControl"), "should_begin", {}, "use_averages = true"),
         (op("op", "DecayControl"), "should_begin", {}, "warmup_stable_decay"),
+        (op("op", "DecayControl"), "should_begin", BUDGETED, "Remove one of them"),
+        (op("op", "LearnRateControl", rate=0.01), "should_set", BUDGETED, "Use should_cut or should_raise"),
     ],
 )
-def test_operations_that_a_run_has_nothing_for(operation, action, more, reason, corpus, tmp_path):
+def test_operations_that_a_run_cannot_do(operation, action, more, reason, corpus, tmp_path):
     rules = definition(at(2, f"op.{action}"), operations=[operation])
+    config = config_for(tmp_path, corpus, rules, **more)
+    config["training"]["patience"] = 0  # a budget ends alone
     with pytest.raises(ControllerError, match=reason):
-        run(config_for(tmp_path, corpus, rules, **more))
+        run(config)
 
 
 VALUES = [0.1, 0.8, 0.5, 0.8, 0.4, 0.9, 0.2, 0.6]

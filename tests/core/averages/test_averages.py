@@ -398,6 +398,44 @@ def test_averages_of_a_torch_param_that_takes_no_gradients_begin_anew_when_it_do
     assert same(by_torch, by_hand)
 
 
+@pytest.mark.parametrize("saved_at", [None, 2, 4], ids=["goes_on", "rolled_back", "resumed"])
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_averages_of_buffers_of_a_frozen_module_are_not_used_and_begin_anew(by_torch, saved_at):
+    """The oracle: the mean of the values since it is trained. Its batch normalization moves while it is frozen."""
+    torch.manual_seed(0)
+    nlp, module = toy_pipeline(["tagger"], shared=False), WithBuffers3()
+    nlp.get_pipe("tagger").model = model = chain(thinc.api.Linear(3, 5), PyTorchWrapper(module))
+    model.initialize(numpy.zeros((2, 5), dtype="f"))
+    optimizer = TorchOptimizer(torch_optimizers.SGD(), 0.1, averages=SWA(0))
+    optimizer.initialize(nlp)
+    rng, frozen = numpy.random.default_rng(0), range(3, 6)
+
+    def values():
+        return torch.cat([module[1].running_mean, module[1].running_var])
+
+    since = []
+    for step in range(9):
+        if step in (frozen.start, frozen.stop):
+            since = []
+            if by_torch:
+                module.requires_grad_(step == frozen.stop)
+            else:
+                (optimizer.freeze if step == frozen.start else optimizer.unfreeze)(["tagger/pytorch/*"])
+        backprop(model, rng)
+        model.finish_update(optimizer)
+        since.append(values())
+        with nlp.use_params(optimizer.averages):
+            expected = since[-1] if step in frozen else torch.stack(since).mean(0)
+            assert torch.allclose(values(), expected, rtol=0.0, atol=1e-6), step  # a sum in another order
+        if step == saved_at:
+            saved = copy.deepcopy(optimizer.state_dict())
+        if step == 4 and saved_at == 2:
+            optimizer.roll_back(saved)
+        elif step == saved_at == 4:
+            (optimizer := TorchOptimizer(torch_optimizers.SGD(), 0.1, averages=SWA(0))).initialize(nlp)
+            optimizer.load_state_dict(saved)
+
+
 def test_averages_begin_anew_for_a_param_of_another_shape():
     averages, param = Averages(SWA(0)), new_param()
     feed(averages, param, [1.0, 2.0])

@@ -198,7 +198,7 @@ class LearnRateControl(Operation):
             optimizer.scale_learn_rates(self.groups, self._factor, self._min_rate, self._max_rate)
 
     def should_set(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
-        """Set learning rates to `rate`."""
+        """Set learning rates to `rate`, in place of schedules. Not within a budget, whose rates must fall."""
         if control is not None:
             _optimizer_of(run, "change learning rates").set_learn_rates(self.groups, self._rate)
 

@@ -194,6 +194,11 @@ class Rules:
                     f"Can't use the action {name}.{action}: [training.optimizer.{planned[0]}] decides when the decay "
                     "begins. Remove one of them."
                 )
+            if isinstance(operation, LearnRateControl) and action == "should_set" and planned:
+                raise ControllerError(
+                    f"Can't use the action {name}.{action}: [training.optimizer.{planned[0]}] lets learning rates fall "
+                    "to the end, but a rate that is set stays as it is. Use should_cut or should_raise, which scale it."
+                )
             if isinstance(operation, DecayControl) and not self._optimizer.can_begin_decay:
                 raise ControllerError(
                     f"Can't use the action {name}.{action}: no schedule can begin to fall on demand. Give learn_rate "

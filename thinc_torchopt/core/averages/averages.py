@@ -12,7 +12,7 @@ example. Neither do those of rows for a new label.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -84,7 +84,8 @@ class Averages:
 
     @torch.no_grad()
     def update(self, params: Iterable[Param], shims: Iterable[Shim] = ()) -> None:
-        """Move averages towards the values. Torch params that no longer take gradients, nor are updated, lose theirs.
+        """Move averages towards the values. Torch params that no longer take gradients, nor are updated, lose theirs;
+        so do buffers of modules with these alone.
 
         params (Iterable[Param]): The updated params, with this update counted in `steps`.
         shims (Iterable[Shim]): Their shims. Buffers of those with an updated param are averaged too.
@@ -107,22 +108,32 @@ class Averages:
             if weight is None:
                 weight = weights[average.taken] = self.settings.weight(average.taken)
             self._note(average, param.tensor, weight, moves)
-        stopped = {key for key, average in averages_of.items() if average.param.is_stopped}
-        for key in stopped.difference(param.key for param in params):
-            del averages_of[key]
-        updated: set[Key] = set()
+        updated = {param.key for param in params}
+        stopped = {key for key, average in averages_of.items() if average.param.is_stopped} - updated
+        if stopped:
+            self.forget(stopped, averages_of.keys() | updated)
         for shim in shims if self.settings.buffers == "average" else ():
             buffers = self._buffers_of(shim)
-            if buffers.slots:
-                updated = updated or {param.key for param in params}
-                if buffers.belong_to_any(updated):
-                    self._follow_buffers(buffers, moves)
+            if buffers.slots and buffers.belong_to_any(updated):
+                self._follow_buffers(buffers, moves)
         for (weight, are_alike), (averages, values) in moves.items():
             kernels.lerp_(averages, values if are_alike else kernels.alike(values, averages), weight)
 
     def release(self, param: Param) -> TensorAverage | None:
         """Forget a param, and return its average."""
         return self._of.pop(param.key, None)
+
+    def forget(self, params: Set[Key], trained: Set[Key]) -> None:
+        """Forget params whose training stops or begins, and the buffers of modules where no other param is trained.
+
+        params (Set[Key]): Their keys. trained (Set[Key]): The keys of all params that are trained now.
+        """
+        for key in params:
+            self._of.pop(key, None)
+        others = trained - params
+        for shim, buffers in list(self._of_buffers.items()):
+            if buffers.belong_to_any(params) and not buffers.belong_to_any(others):
+                del self._of_buffers[shim]
 
     @torch.no_grad()
     def inherit(self, param: Param, released: TensorAverage, old: Released, on_growth: OnGrowth) -> None:
@@ -156,7 +167,8 @@ class Averages:
         RETURNS (AveragedParams): Arrays under thinc's `(node.id, name)`, which share memory with the averages if these
             have the param's device and dtype. Under a key of its own for a shim that keeps its params elsewhere:
             `use_params` passes it thinc's key. For a torch module a whole state dict, as its shim requires, under
-            `pytorch_{shim.id}_{name}`: averages, and current values where there are none.
+            `pytorch_{shim.id}_{name}`: averages, and current values where there are none. Buffers have theirs
+            only beside averages of params: those of a frozen module stay as they are.
         """
         found = AveragedParams()
         for key, average in self._of.items():
@@ -168,10 +180,9 @@ class Averages:
             for name, param in module_of(shim).named_parameters(remove_duplicate=False):
                 if (tensor := self.tensor_of(id(param))) is not None:
                     averaged[name] = tensor
-            averaged |= {
-                name: average.tensor for name, average in self._buffers_of(shim).averages.items() if average is not None
-            }
             if averaged:
+                buffers = self._buffers_of(shim).averages
+                averaged |= {name: average.tensor for name, average in buffers.items() if average is not None}
                 for name, value in module_of(shim).state_dict().items():
                     found[f"pytorch_{shim.id}_{name}"] = averaged.get(name, value)
         return found
@@ -511,7 +522,7 @@ class BufferAverages:
             self.averages = {path: None if average is None else average.copy() for path, average in found.items()}
             self.steps = before.steps
 
-    def belong_to_any(self, params: set[Key]) -> bool:
+    def belong_to_any(self, params: Set[Key]) -> bool:
         """Whether any of these params belongs to the module."""
         if self._params.isdisjoint(params):
             self._params = {id(param) for param in self.module.parameters()}
