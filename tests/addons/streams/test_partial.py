@@ -81,7 +81,7 @@ def test_texts_in_one_batch_teach_what_they_annotate(model, tmp_path):
         if name.startswith(("cats", "spans")):
             assert found[0].scores[name] == value, name
     one, other = (pipeline_params(spacy.load(tmp_path / name / "model-last")) for name in ("out", "alone"))
-    for name in FACTORIES:  # sums of floats in another order, divided by their size: a hundredth of the rate of 0.005
+    for name in FACTORIES:  # sums of floats in another order, divided by their size: a fiftieth of the rate of 0.005
         for a, b in zip(one[name], other[name]):
-            torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=0, atol=5e-5)
+            torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=0, atol=1e-4)
     assert found[0].losses["textcat"] > 0
