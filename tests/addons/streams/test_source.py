@@ -172,6 +172,42 @@ def test_source_that_an_editor_has_replaced_goes_on(tmp_path):
         read_all(path, place)
 
 
+def replaced_while_open(path, content, keep=None):
+    """The lines that follow when another file takes the place of an open one.
+
+    keep (Path | None): The name that the open one gets. None: it is deleted, as by `sed -i`.
+    """
+    path.write_bytes(b"one\ntwo\n")
+    lines = LineReader(path).read(Place())
+    next(lines)
+    if keep is not None:
+        os.link(path, keep)
+    edited = path.with_name("edited")
+    edited.write_bytes(content)
+    edited.replace(path)
+    return [line.content for line in lines]
+
+
+def test_source_whose_read_lines_are_edited_while_it_is_read(tmp_path):
+    """It is no later part, unless the old file is somewhere: under another name, or packed."""
+    path = tmp_path / "stream.jsonl"
+    assert replaced_while_open(path, b"one\ntwo\nthree\n") == [b"two", b"three"]
+    with pytest.raises(StateError, match="expected the same first 2 lines as before"):
+        replaced_while_open(path, b"ONE\ntwo\nthree\n")
+    assert replaced_while_open(path, b"three\n", keep=tmp_path / "moved away") == [b"two", b"three"]
+
+
+def test_source_that_is_rotated_and_packed_while_it_is_read(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    write_at(path, b"one\ntwo\n", 1)
+    lines = LineReader(path).read(Place())
+    next(lines)
+    write_at(tmp_path / "stream.jsonl.1.gz", b"packed", 1)
+    path.unlink()
+    write_at(path, b"three\n", 2)
+    assert [line.content for line in lines] == [b"two", b"three"]
+
+
 def following(path):
     found, stop = [], threading.Event()
 

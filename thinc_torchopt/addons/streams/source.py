@@ -92,10 +92,8 @@ class LineReader:
                     place = line.place
                     yield line
                 path = None if self._is_stopped() else self._next(file.fileno())
-            was_rotated = any(stat.st_ino == place.inode for _, stat, _ in self._rotated())
-            # An editor, too, puts another file in the place of the one that it has changed.
-            if was_rotated or not (path == self._path and place.offset and self._begins_as(path, place)):
-                place = Place()
+                if path is not None and not self._is_copy(path, os.fstat(file.fileno()), place):
+                    place = Place()
 
     def begin(self, place: Place) -> Place:
         """A place with its file: also one before the first line, so that the file is known if it is rotated then."""
@@ -132,12 +130,15 @@ class LineReader:
             if self._begins_as(other, start):
                 return other
         if start.offset:
-            raise StateError(
-                f"Can't go on with the stream '{path}': expected the same first {start.lines:,} lines as before, found "
-                "others, or fewer. New texts are added at the end; a file that was rotated must be beside it, not "
-                "compressed. Restore the file, or give another --output."
-            )
+            raise self._changed(start)
         return path
+
+    def _changed(self, place: Place) -> StateError:
+        return StateError(
+            f"Can't go on with the stream '{self._path}': expected the same first {place.lines:,} lines as before, "
+            "found others, or fewer. New texts are added at the end; a file that was rotated must be beside it, "
+            "not compressed. Restore the file, or give another --output."
+        )
 
     def _begins_as(self, path: Path, place: Place) -> bool:
         """Whether the lines before a place are in a file."""
@@ -146,6 +147,25 @@ class LineReader:
             while left and (chunk := file.read(min(left, _CHUNK))):
                 checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
         return not left and checksum == place.checksum
+
+    def _is_copy(self, path: Path, before: os.stat_result, place: Place) -> bool:
+        """Whether the file after another one is a copy of it, as an editor puts it in its place, and no later part.
+
+        before (os.stat_result): Of the other one, which is open. place (Place): Its end.
+        RAISES (StateError): The other one is gone, and lines before its end have changed.
+        """
+        was_rotated = any(
+            # Who packs a file keeps its time, at least in seconds, and deletes it.
+            stat.st_ino == before.st_ino or (is_packed and int(stat.st_mtime) == int(before.st_mtime))
+            for _, stat, is_packed in self._rotated()
+        )
+        if was_rotated or path != self._path or not place.offset:
+            return False
+        if self._begins_as(path, place):
+            return True
+        if not before.st_nlink:
+            raise self._changed(place)
+        return False
 
     def _next(self, file: int) -> Path | None:
         """The file after an open one, if that was rotated. None: it is the newest.
