@@ -269,6 +269,16 @@ def test_source_that_is_rotated_before_anything_was_read_goes_on_with_the_old_fi
     assert LineReader(path).begin(place) == place and LineReader(None).begin(Place()) == Place()
 
 
+def test_source_that_was_empty_is_not_another_file_with_its_inode(tmp_path):
+    """A new file may get the inode of a deleted one; here by a name of its own."""
+    path = tmp_path / "stream.jsonl"
+    path.touch()
+    place = LineReader(path).begin(Place())
+    path.rename(tmp_path / "other.jsonl").write_bytes(b"other\n")
+    path.write_bytes(b"one\n")
+    assert read_all(path, place)[0] == [b"one"]
+
+
 def test_source_that_is_rotated_may_begin_with_the_same_lines(tmp_path):
     """It is no copy by an editor, as the old file is there."""
     path = tmp_path / "stream.jsonl"

@@ -125,8 +125,9 @@ class LineReader:
         ]
         rotated = {other for other, _, _ in self._rotated()}
         # A rotated file comes first, as the one after it may begin with the same lines. Under another name it may be a
-        # backup, whose later lines were repaired since: it comes last.
-        for other in [*(other for other in same if other in rotated), *([path] if start.offset else []), *same]:
+        # backup, whose later lines were repaired since: it comes last. Before the first line there is no content to
+        # know it by, and the inode may be that of any new file.
+        for other in [*(other for other in same if other in rotated), *([path, *same] if start.offset else [])]:
             if self._begins_as(other, start):
                 return other
         if start.offset:
