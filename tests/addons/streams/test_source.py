@@ -38,6 +38,17 @@ def test_source_reads_each_line_once(tmp_path_factory, lines, cuts, ended):
     assert found == [line.strip() for line in lines if line.strip()]
 
 
+@pytest.mark.parametrize("added", [b"\n", b"\r\n", b"\n\n"])
+def test_source_numbers_lines_after_one_that_had_no_line_end(tmp_path, added):
+    path = tmp_path / "stream.jsonl"
+    path.write_bytes(b"one\ntwo")
+    _, place = read_all(path)
+    path.write_bytes(b"one\ntwo" + added + b"last")
+    (line,) = LineReader(path).read(place)
+    number = path.read_bytes().count(b"\n") + 1
+    assert (line.place.lines, line.where) == (number, f"line {number} of the stream")
+
+
 def test_source_follows_a_file_that_grows(tmp_path):
     path, found, stop = tmp_path / "stream.jsonl", [], threading.Event()
     path.write_bytes(b"one\ntw")

@@ -88,7 +88,9 @@ class LineReader:
             name = "the stream" if path == self._path else f"'{path}'"
             with self._reading(path) as file:
                 place = replace(place, inode=os.fstat(file.fileno()).st_ino)
-                for line in self._lines(self._from_file(file.fileno(), place.offset), place, name):
+                # The rest of a line that was read before it had a line end, often only that, is not a line of its own.
+                first = place if self._is_at_line_end(file, place.offset) else replace(place, lines=place.lines - 1)
+                for line in self._lines(self._from_file(file.fileno(), place.offset), first, name):
                     place = line.place
                     yield line
                 path = None if self._is_stopped() else self._next(file.fileno())
@@ -203,6 +205,11 @@ class LineReader:
                 yield path, path.stat(), match[1] is not None
 
     # ------------------------------------------------------------------ bytes and lines
+
+    def _is_at_line_end(self, file: BinaryIO, offset: int) -> bool:
+        """Whether the lines before a place in a file have ended, the last one too."""
+        file.seek(max(0, offset - 1))
+        return not offset or file.read(1) == b"\n"
 
     def _from_file(self, file: int, position: int) -> Iterator[bytes]:
         """Read to the end of a file, which was rotated or stays as it is; or until the run is stopped."""
