@@ -152,6 +152,7 @@ def test_source_that_was_rotated_while_nobody_read(tmp_path, n):
     lines = list(LineReader(path).read(place))
     assert [line.content for line in lines] == [b"three", *(b"%d" % i for i in range(n) for _ in range(2))]
     assert lines[0].where == f"line 3 of '{path}.{n}'" and lines[-1].where == "line 2 of the stream"
+    assert not lines[0].may_grow
     assert read_all(path, lines[-1].place)[0] == []
 
 

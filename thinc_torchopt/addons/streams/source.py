@@ -29,12 +29,13 @@ _PAUSE = 0.5
 
 class Line(NamedTuple):
     """A line that is not blank. content (bytes): Without the line end. place (Place): Where the next one begins. where
-    (str): Its number and its file, for messages.
+    (str): Its number and its file, for messages. may_grow (bool): It is the last of the stream, without a line end.
     """
 
     content: bytes
     place: Place
     where: str
+    may_grow: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class LineReader:
                 first = place if self._is_at_line_end(file, place.offset) else replace(place, lines=place.lines - 1)
                 for line in self._lines(self._from_file(file.fileno(), place.offset), first, name):
                     place = line.place
-                    yield line
+                    # The last line of a file that was rotated is whole.
+                    yield line._replace(may_grow=line.may_grow and self._next(file.fileno()) is None)
                 path = None if self._is_stopped() else self._next(file.fileno())
                 if path is not None and not self._is_copy(path, os.fstat(file.fileno()), place):
                     place = Place()
@@ -256,4 +258,4 @@ class LineReader:
         last = b"".join(pending)
         if last.strip() and not self._is_stopped():
             place = place.after(last)
-            yield Line(last.strip(), place, f"line {place.lines:,} of {name}")
+            yield Line(last.strip(), place, f"line {place.lines:,} of {name}", may_grow=True)
