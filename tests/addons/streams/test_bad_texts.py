@@ -138,6 +138,20 @@ def test_bad_texts_are_left_out(model, good, tmp_path, ends):
     assert rows(tmp_path / "out")[-1]["rejected"] == len(BAD)
 
 
+def test_bad_texts_may_be_half_written(model, good, tmp_path):
+    """The last line is left for the next run, so that a good text is not lost."""
+    lines, expected = good
+    options = {"replay": 1, "memory": 4, "skip_bad": True}
+    stream = write(tmp_path / "stream.jsonl", lines[:7])
+    with stream.open("a") as file:
+        file.write(lines[7][:20])
+    found, told = learn(model, stream, tmp_path / "out", **options)
+    assert (found[-1].texts, found[-1].rejected) == (7, 0)
+    assert told == ["Left for the next run: line 8 of the stream, which has no line end yet, and is not JSON."]
+    learn(model, write(stream, lines), tmp_path / "out", **options)
+    assert files(tmp_path / "out") == files(expected) and rows(tmp_path / "out") == rows(expected)
+
+
 def test_bad_texts_are_found_in_their_batch(model, good, tmp_path):
     """Against a loop by hand, which makes an update of the others."""
     lines = good[0]

@@ -38,6 +38,17 @@ def test_source_reads_each_line_once(tmp_path_factory, lines, cuts, ended):
     assert found == [line.strip() for line in lines if line.strip()]
 
 
+@pytest.mark.parametrize("added", [b"\n", b"\r\n", b"\n\n"])
+def test_source_numbers_lines_after_one_that_had_no_line_end(tmp_path, added):
+    path = tmp_path / "stream.jsonl"
+    path.write_bytes(b"one\ntwo")
+    _, place = read_all(path)
+    path.write_bytes(b"one\ntwo" + added + b"last")
+    (line,) = LineReader(path).read(place)
+    number = path.read_bytes().count(b"\n") + 1
+    assert (line.place.lines, line.where) == (number, f"line {number} of the stream")
+
+
 def test_source_follows_a_file_that_grows(tmp_path):
     path, found, stop = tmp_path / "stream.jsonl", [], threading.Event()
     path.write_bytes(b"one\ntw")
@@ -141,6 +152,7 @@ def test_source_that_was_rotated_while_nobody_read(tmp_path, n):
     lines = list(LineReader(path).read(place))
     assert [line.content for line in lines] == [b"three", *(b"%d" % i for i in range(n) for _ in range(2))]
     assert lines[0].where == f"line 3 of '{path}.{n}'" and lines[-1].where == "line 2 of the stream"
+    assert not lines[0].may_grow
     assert read_all(path, lines[-1].place)[0] == []
 
 
@@ -170,6 +182,42 @@ def test_source_that_an_editor_has_replaced_goes_on(tmp_path):
     os.remove(tmp_path / "stream.jsonl~")
     with pytest.raises(StateError, match="expected the same first 2 lines"):
         read_all(path, place)
+
+
+def replaced_while_open(path, content, keep=None):
+    """The lines that follow when another file takes the place of an open one.
+
+    keep (Path | None): The name that the open one gets. None: it is deleted, as by `sed -i`.
+    """
+    path.write_bytes(b"one\ntwo\n")
+    lines = LineReader(path).read(Place())
+    next(lines)
+    if keep is not None:
+        os.link(path, keep)
+    edited = path.with_name("edited")
+    edited.write_bytes(content)
+    edited.replace(path)
+    return [line.content for line in lines]
+
+
+def test_source_whose_read_lines_are_edited_while_it_is_read(tmp_path):
+    """It is no later part, unless the old file is somewhere: under another name, or packed."""
+    path = tmp_path / "stream.jsonl"
+    assert replaced_while_open(path, b"one\ntwo\nthree\n") == [b"two", b"three"]
+    with pytest.raises(StateError, match="expected the same first 2 lines as before"):
+        replaced_while_open(path, b"ONE\ntwo\nthree\n")
+    assert replaced_while_open(path, b"three\n", keep=tmp_path / "moved away") == [b"two", b"three"]
+
+
+def test_source_that_is_rotated_and_packed_while_it_is_read(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    write_at(path, b"one\ntwo\n", 1)
+    lines = LineReader(path).read(Place())
+    next(lines)
+    write_at(tmp_path / "stream.jsonl.1.gz", b"packed", 1)
+    path.unlink()
+    write_at(path, b"three\n", 2)
+    assert [line.content for line in lines] == [b"two", b"three"]
 
 
 def following(path):
@@ -231,6 +279,16 @@ def test_source_that_is_rotated_before_anything_was_read_goes_on_with_the_old_fi
     write_at(path, b"two\n", 2)
     assert read_all(path, place)[0] == [b"one", b"two"]
     assert LineReader(path).begin(place) == place and LineReader(None).begin(Place()) == Place()
+
+
+def test_source_that_was_empty_is_not_another_file_with_its_inode(tmp_path):
+    """A new file may get the inode of a deleted one; here by a name of its own."""
+    path = tmp_path / "stream.jsonl"
+    path.touch()
+    place = LineReader(path).begin(Place())
+    path.rename(tmp_path / "other.jsonl").write_bytes(b"other\n")
+    path.write_bytes(b"one\n")
+    assert read_all(path, place)[0] == [b"one"]
 
 
 def test_source_that_is_rotated_may_begin_with_the_same_lines(tmp_path):

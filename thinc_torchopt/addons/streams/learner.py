@@ -26,6 +26,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ from .records import (
     read_record,
     unknown_keys,
     unknown_labels,
+    without_half_line,
 )
 from .rows import LogRow, append_rows, trim_rows
 from .scores import ScoredTexts, StreamScores
@@ -269,14 +271,12 @@ class StreamLearner:
         return False
 
     def _batches(self, source: LineReader) -> Iterator[list[Line]]:
-        batch: list[Line] = []
-        for line in source.read(self.place):
-            batch.append(line)
-            if len(batch) == self._settings.batch_size:
+        lines = source.read(self.place)
+        if self._settings.skip_bad:
+            lines = without_half_line(lines, self._notify)
+        while batch := list(islice(lines, self._settings.batch_size)):
+            if len(batch) == self._settings.batch_size or not self._is_stopped():
                 yield batch
-                batch = []
-        if batch and not self._is_stopped():
-            yield batch
 
     # ------------------------------------------------------------------ one batch
 

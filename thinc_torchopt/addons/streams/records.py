@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ...core.errors import StreamError, TorchOptError
 from ...core.schema import Count
 from ...loop.data_check import labels_in
 from ...loop.filling import COMPLETE
-from .source import LineReader, Place
+from .source import Line, LineReader, Place
 
 _OF_TOKENS = ("words", "spaces", "tags", "pos", "morphs", "lemmas", "heads", "deps", "sent_starts")
 _OF_DOCS = ("entities", "cats", "links", "spans")
@@ -44,7 +44,7 @@ Record = dict[str, Any]
 def read_record(content: bytes, place: str) -> Record:
     """Read a line. place (str): Of it, for errors. RAISES (StreamError): It is not a text with labels."""
     try:
-        found = json.loads(content.decode("utf-8-sig"))
+        found = _parse(content)
     except (ValueError, RecursionError) as error:
         raise StreamError(
             f"Can't learn from {place}: expected JSON, found {_short(content)} ({error}). If it is still being "
@@ -55,6 +55,25 @@ def read_record(content: bytes, place: str) -> Record:
             f"Can't learn from {place}: expected an object with a 'text' or 'words', found {_short(content)}."
         )
     return found
+
+
+def _parse(content: bytes) -> Any:
+    return json.loads(content.decode("utf-8-sig"))
+
+
+def without_half_line(lines: Iterator[Line], notify: Callable[[str], None]) -> Iterator[Line]:
+    """Lines, without a last one that has no line end and is not JSON, as it may still be being written.
+
+    notify (Callable): Called with a note if there is one.
+    """
+    for line in lines:
+        try:
+            if line.may_grow:
+                _parse(line.content)
+        except (ValueError, RecursionError):
+            notify(f"Left for the next run: {line.where}, which has no line end yet, and is not JSON.")
+            return
+        yield line
 
 
 def _has_text(record: Mapping[str, Any]) -> bool:

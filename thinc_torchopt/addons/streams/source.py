@@ -29,12 +29,13 @@ _PAUSE = 0.5
 
 class Line(NamedTuple):
     """A line that is not blank. content (bytes): Without the line end. place (Place): Where the next one begins. where
-    (str): Its number and its file, for messages.
+    (str): Its number and its file, for messages. may_grow (bool): It is the last of the stream, without a line end.
     """
 
     content: bytes
     place: Place
     where: str
+    may_grow: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,15 @@ class LineReader:
             name = "the stream" if path == self._path else f"'{path}'"
             with self._reading(path) as file:
                 place = replace(place, inode=os.fstat(file.fileno()).st_ino)
-                for line in self._lines(self._from_file(file.fileno(), place.offset), place, name):
+                # The rest of a line that was read before it had a line end, often only that, is not a line of its own.
+                first = place if self._is_at_line_end(file, place.offset) else replace(place, lines=place.lines - 1)
+                for line in self._lines(self._from_file(file.fileno(), place.offset), first, name):
                     place = line.place
-                    yield line
+                    # The last line of a file that was rotated is whole.
+                    yield line._replace(may_grow=line.may_grow and self._next(file.fileno()) is None)
                 path = None if self._is_stopped() else self._next(file.fileno())
-            was_rotated = any(stat.st_ino == place.inode for _, stat, _ in self._rotated())
-            # An editor, too, puts another file in the place of the one that it has changed.
-            if was_rotated or not (path == self._path and place.offset and self._begins_as(path, place)):
-                place = Place()
+                if path is not None and not self._is_copy(path, os.fstat(file.fileno()), place):
+                    place = Place()
 
     def begin(self, place: Place) -> Place:
         """A place with its file: also one before the first line, so that the file is known if it is rotated then."""
@@ -127,17 +129,21 @@ class LineReader:
         ]
         rotated = {other for other, _, _ in self._rotated()}
         # A rotated file comes first, as the one after it may begin with the same lines. Under another name it may be a
-        # backup, whose later lines were repaired since: it comes last.
-        for other in [*(other for other in same if other in rotated), *([path] if start.offset else []), *same]:
+        # backup, whose later lines were repaired since: it comes last. Before the first line there is no content to
+        # know it by, and the inode may be that of any new file.
+        for other in [*(other for other in same if other in rotated), *([path, *same] if start.offset else [])]:
             if self._begins_as(other, start):
                 return other
         if start.offset:
-            raise StateError(
-                f"Can't go on with the stream '{path}': expected the same first {start.lines:,} lines as before, found "
-                "others, or fewer. New texts are added at the end; a file that was rotated must be beside it, not "
-                "compressed. Restore the file, or give another --output."
-            )
+            raise self._changed(start)
         return path
+
+    def _changed(self, place: Place) -> StateError:
+        return StateError(
+            f"Can't go on with the stream '{self._path}': expected the same first {place.lines:,} lines as before, "
+            "found others, or fewer. New texts are added at the end; a file that was rotated must be beside it, "
+            "not compressed. Restore the file, or give another --output."
+        )
 
     def _begins_as(self, path: Path, place: Place) -> bool:
         """Whether the lines before a place are in a file."""
@@ -146,6 +152,25 @@ class LineReader:
             while left and (chunk := file.read(min(left, _CHUNK))):
                 checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
         return not left and checksum == place.checksum
+
+    def _is_copy(self, path: Path, before: os.stat_result, place: Place) -> bool:
+        """Whether the file after another one is a copy of it, as an editor puts it in its place, and no later part.
+
+        before (os.stat_result): Of the other one, which is open. place (Place): Its end.
+        RAISES (StateError): The other one is gone, and lines before its end have changed.
+        """
+        was_rotated = any(
+            # Who packs a file keeps its time, at least in seconds, and deletes it.
+            stat.st_ino == before.st_ino or (is_packed and int(stat.st_mtime) == int(before.st_mtime))
+            for _, stat, is_packed in self._rotated()
+        )
+        if was_rotated or path != self._path or not place.offset:
+            return False
+        if self._begins_as(path, place):
+            return True
+        if not before.st_nlink:
+            raise self._changed(place)
+        return False
 
     def _next(self, file: int) -> Path | None:
         """The file after an open one, if that was rotated. None: it is the newest.
@@ -182,6 +207,11 @@ class LineReader:
                 yield path, path.stat(), match[1] is not None
 
     # ------------------------------------------------------------------ bytes and lines
+
+    def _is_at_line_end(self, file: BinaryIO, offset: int) -> bool:
+        """Whether the lines before a place in a file have ended, the last one too."""
+        file.seek(max(0, offset - 1))
+        return not offset or file.read(1) == b"\n"
 
     def _from_file(self, file: int, position: int) -> Iterator[bytes]:
         """Read to the end of a file, which was rotated or stays as it is; or until the run is stopped."""
@@ -228,4 +258,4 @@ class LineReader:
         last = b"".join(pending)
         if last.strip() and not self._is_stopped():
             place = place.after(last)
-            yield Line(last.strip(), place, f"line {place.lines:,} of {name}")
+            yield Line(last.strip(), place, f"line {place.lines:,} of {name}", may_grow=True)
