@@ -3,7 +3,6 @@
 import io
 import math
 import signal
-from functools import cache
 
 import numpy
 import pytest
@@ -19,7 +18,7 @@ from thinc_torchopt.core.errors import ConfigError, LearnRateWarning, PipelineEr
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.run import train_while_improving
 
-from ..models import WIDTH, params_of, pipeline_params, same, toy_examples, toy_pipeline
+from ..models import WIDTH, initialized, params_of, pipeline_params, same, toy_examples, toy_pipeline
 from ..runs import config_for, contents, loop_over
 
 SPACYS = spacy.training.loop.train_while_improving.__wrapped__
@@ -35,17 +34,9 @@ def blank_pipeline():
     return nlp
 
 
-@cache
-def initialized():
-    fix_random_seed(1)
-    nlp = blank_pipeline()
-    nlp.initialize(lambda: toy_examples(nlp))
-    return nlp.to_bytes()
-
-
 def run(loop, *, steps=8, exclude=(), **settings):
     """Train a small pipeline; return its params, what was yielded, and the calls of before_update."""
-    nlp = blank_pipeline().from_bytes(initialized())  # in less time
+    nlp = blank_pipeline().from_bytes(initialized(blank_pipeline))
     examples = toy_examples(nlp)
     fix_random_seed(1)
     optimizer = TorchOptimizer(AdamW(), [0.01 / (i + 1) for i in range(50)], grad_clip=0.0, use_averages=True)
