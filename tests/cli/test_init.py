@@ -407,7 +407,6 @@ def test_init_fine_tune_with_a_transformer(tmp_path):
         "@schedules": "thinc-torchopt.warmup_linear.v1",
         "initial_rate": 0.002,
         "warmup_steps": 100,
-        "total_steps": 1000,
     }
     assert block["learn_rate"] == schedule
     text = text.replace("[training]", '[training]\nfrozen_components = ["transformer"]')

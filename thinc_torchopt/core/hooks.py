@@ -55,6 +55,7 @@ from .config_checks import check_corpora, names_our_optimizer
 from .errors import ConfigError, TorchOptWarning
 from .host import first_optimizer, module_of
 from .launched import is_launched, rank_in_environment
+from .log import LOGGER
 from .params import backprop_apart, begin_update_in_precision, components_with_model, leave_to_others, name_as_original
 from .read_once import read_once_in_initialize
 from .replaced import SPACY, THINC, Replaced, replace
@@ -260,17 +261,17 @@ def _is_for_us(nlp: Any) -> bool:
 @contextmanager
 def _silence(nlp: Any) -> Iterator[None]:
     """Inside, a training logs nothing and shows none of our warnings."""
-    training, log = nlp.config["training"], logging.getLogger("spacy.torchopt")
+    training = nlp.config["training"]
     logger = training["logger"]
     training["logger"] = {"@loggers": "spacy.ConsoleLogger.v3", "progress_bar": None, "console_output": False}
-    log.addFilter(_drop)  # its level is set later, when the loop is imported
+    LOGGER.addFilter(_drop)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TorchOptWarning)
             yield
     finally:
         training["logger"] = logger
-        log.removeFilter(_drop)
+        LOGGER.removeFilter(_drop)
 
 
 def _drop(record: logging.LogRecord) -> bool:

@@ -15,7 +15,6 @@ continues: checkpoint_folder.py. A run resumes from the newest undamaged one.
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import warnings
@@ -30,6 +29,7 @@ from spacy.language import Language
 from ..core.algorithms import StateSizes
 from ..core.checks import own_errors
 from ..core.errors import CheckpointWarning, ConfigError, ScheduleError, StateError
+from ..core.log import LOGGER, inform
 from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
 from ..core.read_once import Reader
@@ -61,10 +61,6 @@ from .random_state import RandomState, check_generators, collect_random, restore
 from .run_lock import RunLock
 from .saved_models import OutputFolder
 from .signals import Signals
-
-# spaCy shows only warnings by default; resuming should be shown too.
-logger = logging.getLogger("spacy.torchopt")
-logger.setLevel(logging.INFO)
 
 # Bytes of an average, or of a master copy.
 _FLOAT = 4
@@ -328,7 +324,7 @@ class RunCheckpoints:
 
     def _restore_run(self, saved: SavedTraining) -> None:
         self.own = saved.own
-        logger.info("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
+        inform("Reading past %s batches, to where the run stopped.", f"{saved.data.position:,}")
         self._read_past(saved)
         self._progress.go_on_from(saved.progress)
         self._listeners.load_state_dict(saved.listeners)
@@ -360,7 +356,7 @@ class RunCheckpoints:
 
     def report(self, is_over: bool) -> None:
         """Log where a run resumes. is_over (bool): The run was finished."""
-        logger.info("%s", self._told(is_over))
+        inform("%s", self._told(is_over))
 
     def _told(self, is_over: bool) -> str:
         """Where a run resumes, in words."""
@@ -414,7 +410,7 @@ class RunCheckpoints:
             self._write(folder, lambda: prune(folder, 1, self._damaged - {folder / name_of(step)}))
         self._writer.wait()
         self.ranks.barrier()  # the others wait too
-        logger.warning(
+        LOGGER.warning(
             "Stopped by %s after step %d; the state %s saved in %s. To resume%s, run the same command again.",
             signal.Signals(number).name,
             step,

@@ -9,7 +9,6 @@ told at the next step, or where the run waits for it.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent import futures
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from ..core.errors import CheckpointWarning, StateError, StateReadError
+from ..core.log import inform
 from ..core.schema import Count, Positive, check_version, read
 from ..core.state import (
     MANIFEST,
@@ -39,8 +39,6 @@ from .model_state import ModelState
 from .progress import Progress
 from .random_state import RandomState
 from .run_lock import RunLock
-
-logger = logging.getLogger("spacy.torchopt")
 
 VERSION = 3
 # Subfolder for the checkpoint of a step at which a signal stopped the run, and none was due.
@@ -294,7 +292,7 @@ class CheckpointWriter:
         """Wait until a run of this process that was abandoned has written its last checkpoint."""
         earlier = _under_way.get(self.folder.resolve())
         if earlier is not None and not earlier.done():
-            logger.info("Waiting until an earlier run has written its checkpoint to %s.", self.folder)
+            inform("Waiting until an earlier run has written its checkpoint to %s.", self.folder)
             futures.wait([earlier])
 
     def write(self, folder: Path, step: int, state: Any, then: Callable[[], None]) -> None:

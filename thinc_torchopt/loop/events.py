@@ -25,7 +25,6 @@ Rules get an event as a name with keyword arguments, the *facts* that it carries
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -33,12 +32,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ..core.errors import ConfigError
+from ..core.log import LOGGER
 
 if TYPE_CHECKING:
     from spacy.language import Language
     from spacy.training import Example
 
-logger = logging.getLogger("spacy.torchopt")
 
 # The facts of rules. A loop may leave some out: metrics that need them then have no value. Numbers may be NumPy's or
 # torch's.
@@ -418,7 +417,7 @@ class Listeners:
             try:
                 call(ExceptionRaised(step, epoch, run, error), self.control)
             except Exception as another:
-                logger.warning("A listener failed at on_exception. %s: %s", type(another).__name__, another)
+                LOGGER.warning("A listener failed at on_exception. %s: %s", type(another).__name__, another)
 
     def before_run(self) -> None:
         """Begin the run for all listeners."""

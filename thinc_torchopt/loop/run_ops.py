@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any
 
 from spacy.language import Language
 
 from ..core.errors import CheckpointWarning
+from ..core.log import inform
 from ..core.ops import PipelineOps, Products, fastest, products_by
 from ..core.schema import read, write
 from ..core.types import OpsThreads
 from .events import Control, StepBegin, TrainBegin
 from .processes import Alone
-
-logger = logging.getLogger("spacy.torchopt")
 
 
 class RunOps:
@@ -51,7 +49,7 @@ class RunOps:
     def _choose(self) -> Products:
         state, reason = self._ranks.from_rank_0(self._measure)
         products = read(Products, state, "the matrix products of rank 0")
-        logger.info("Matrix products by %s: %s", products, reason)
+        inform("Matrix products by %s: %s", products, reason)
         return products
 
     def _measure(self) -> tuple[dict[str, Any], str]:
@@ -70,7 +68,7 @@ class RunOps:
                 ),
                 stacklevel=2,
             )
-        logger.info("Matrix products by %s: as before the run was stopped.", found)
+        inform("Matrix products by %s: as before the run was stopped.", found)
         return found
 
     def state_dict(self) -> dict[str, Any]:

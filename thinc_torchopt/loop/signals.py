@@ -8,7 +8,6 @@ later signals.
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,11 +16,10 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ..core import hooks
+from ..core.log import inform
 from ..core.optimizer import TorchOptimizer
 from .events import Control, StepEnd, TrainBegin
 from .processes import Alone
-
-logger = logging.getLogger("spacy.torchopt")
 
 Step = TypeVar("Step")
 
@@ -118,7 +116,7 @@ class RunCooldown:
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         if self.ranks.is_told_to_decay(self.noted):
             self._signals.noted = None
-            logger.info("SIGUSR1 after step %d: the learning rate falls, and then the training ends.", event.step)
+            inform("SIGUSR1 after step %d: the learning rate falls, and then the training ends.", event.step)
             self.begin(event)
         if self._optimizer.decay_is_over:
             control.should_evaluate = control.should_stop = True

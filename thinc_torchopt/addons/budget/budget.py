@@ -12,13 +12,13 @@ from them. They take at most about half of it.
 
 from __future__ import annotations
 
-import logging
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ...core.errors import ConfigError, StateError
+from ...core.log import inform
 from ...core.schema import NotNegative, read, write
 from ...loop.events import Control, Evaluate, Event, StepBegin, StepEnd, TrainBegin
 from ...loop.run import Run
@@ -26,7 +26,6 @@ from .settings import Budget
 
 T = TypeVar("T")
 
-logger = logging.getLogger("spacy.torchopt")
 
 # Weight of a step in the mean cost, relative to the step after it.
 _MEMORY = 0.98
@@ -141,7 +140,7 @@ class BudgetKeeper:
             steps = self._steps_of_fall(event.step, now, end)
             state.fell_for = self._settings.amount
             self._optimizer.begin_decay(steps)
-            logger.info(
+            inform(
                 "Budget: %s used after step %d. The learning rate falls in %s, and the training ends.",
                 self._shown(now, self._settings.amount),
                 event.step - 1,

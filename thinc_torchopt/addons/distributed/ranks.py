@@ -6,7 +6,6 @@ come from rank 0 or from all ranks: see the methods of `Ranks`.
 
 from __future__ import annotations
 
-import logging
 import random
 import zlib
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from ...core import hooks
 from ...core.errors import ConfigError, DistributedError, StateError
+from ...core.log import LOGGER, inform
 from ...core.optimizer import TorchOptimizer
 from ...core.params import components_with_model, shim_paths, torch_params
 from ...core.state import in_main_memory
@@ -38,7 +38,6 @@ from .settings import Distributed
 from .shard import Shards, check_can_be_split
 
 T = TypeVar("T")
-logger = logging.getLogger("spacy.torchopt")
 
 # The most lines of an error about different configs.
 _LINES = 20
@@ -136,7 +135,7 @@ class Ranks(Alone):
             return
         factor = self.settings.rate_factor(self.size)
         rates = f"multiplied by {factor:g}" if factor != 1.0 else "as the config says (scale_learn_rate is 'none')"
-        logger.info(
+        inform(
             "Training in %d processes: each step trains on %d batches at once, and uses the %s of their gradients. "
             "Learning rates are %s. max_steps, eval_frequency and patience count such steps.",
             self.size,
@@ -295,7 +294,7 @@ class Ranks(Alone):
                 whole |= {"averages": None, "grads": {}}  # all ranks have them
             self._optimizer.roll_back(self.share(in_main_memory(whole)))
         elif isinstance(error, GeneratorExit):
-            logger.warning(
+            LOGGER.warning(
                 "The training was left before its end, so the optimizer on rank %d has a part of its state only. To "
                 "use it again, end the training by max_steps, or by a listener that sets should_stop.",
                 self.rank,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from spacy.tokens import Doc
 from spacy.training.loop import DIR_MODEL_BEST
 
 from ...core.host import forward_of, swap_forward
+from ...core.log import inform
 from ...loop.events import Control, StepBegin, TrainBegin, TrainEnd
 from ...loop.run import Run
 from .batches import run_at_once, run_in_parts, runs_in_parts
@@ -16,8 +16,6 @@ from .saving import SPANS, blocks_with, read_dev, score_of_saved, strided_spans,
 from .settings import FineTuning
 from .transformers import transformers_of
 from .windows import PieceWindows, count_lost, forward_in_windows
-
-logger = logging.getLogger("spacy.torchopt")
 
 
 class RunWindows:
@@ -51,8 +49,8 @@ class RunWindows:
         )
         for one in others:
             if (lost := count_lost(one, one.node.attrs["get_spans"], docs)).cut:
-                logger.info("With the windows of '%s' in the config, %s.", one.component, lost)
-        logger.info(
+                inform("With the windows of '%s' in the config, %s.", one.component, lost)
+        inform(
             "Transformer: windows of %d wordpieces. The pipeline is saved with windows of %d words, which lose no "
             "wordpiece of the training and development data.",
             settings.window_pieces,
@@ -64,7 +62,7 @@ class RunWindows:
         run = self._run
         train = run.batches.all_examples()
         if not train and run.batches.max_epochs == -1:
-            logger.info("The training data is streamed: the windows are those of the development data alone.")
+            inform("The training data is streamed: the windows are those of the development data alone.")
         return [example.predicted for example in [*train, *read_dev(run.nlp)]]
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
@@ -92,7 +90,7 @@ class RunWindows:
         if folder is None or not (best := folder / DIR_MODEL_BEST).is_dir():
             return
         score, step = max(event.run.results)  # of equal scores, spaCy keeps the last
-        logger.info(
+        inform(
             "%s, loaded without this package: score %.4f. At step %d of the training: %.4f.",
             DIR_MODEL_BEST,
             score_of_saved(best, run.nlp),

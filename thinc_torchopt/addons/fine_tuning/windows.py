@@ -15,7 +15,6 @@ spacy-curated-transformers counts in wordpieces itself: there, the settings are 
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -27,10 +26,9 @@ from spacy.tokens import Doc, Span
 from thinc.model import Model
 
 from ...core.errors import ConfigError
+from ...core.log import LOGGER
 from .settings import BLOCK
 from .transformers import Transformer, transformers_of
-
-logger = logging.getLogger("spacy.torchopt")
 
 # Hugging Face's warning of a text that is longer than the model can read, which it gives once.
 _TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"
@@ -127,7 +125,7 @@ class PieceWindows:
 
     def _tell_of_long_token(self, text: str, length: int) -> None:
         if not self._has_told:
-            logger.warning(
+            LOGGER.warning(
                 "A token has more wordpieces than a window: %d, '%s'. The model reads the first %d. More such tokens "
                 "are not mentioned.",
                 length - self._pieces.special,

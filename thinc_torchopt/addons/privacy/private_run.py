@@ -12,7 +12,6 @@ The counts are saved in checkpoints, with the secret of the noise. A rollback ta
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from spacy.training import Example
 
 from ...core.errors import ConfigError
 from ...core.launched import is_launched
+from ...core.log import inform
 from ...core.optimizer import TorchOptimizer
 from ...core.schema import Count, NotNegative, read, write
 from ...core.types import Accountant
@@ -36,8 +36,6 @@ from .accounting import Account, PrivacyPlan, plan_privacy
 from .book import Book, check_layers
 from .noise import Noise
 from .settings import BLOCK, PoissonBatcher, Privacy
-
-logger = logging.getLogger("spacy.torchopt")
 
 _WHAT = """Private training: epsilon and delta hold for one example of the training corpus: a doc, or a sentence where \
 the corpus is read sentence by sentence. A person with several is protected less.
@@ -139,12 +137,12 @@ class PrivateUpdates:
     # ------------------------------------------------------------------ the run
 
     def _announce(self) -> None:
-        logger.info("%s", _WHAT)
+        inform("%s", _WHAT)
         for warning in what_is_not_covered(self._settings, self._nlp.config.interpolate()["training"]["seed"]):
-            logger.info("%s", warning)
-        logger.info("Private training: %s", self.plan.in_words())
+            inform("%s", warning)
+        inform("Private training: %s", self.plan.in_words())
         if self._account.steps:
-            logger.info(_GOES_ON, f"{self._account.steps:,}")
+            inform(_GOES_ON, f"{self._account.steps:,}")
         self._tell_end()
 
     def on_train_begin(self, event: TrainBegin, control: Control) -> None:
@@ -156,9 +154,7 @@ class PrivateUpdates:
 
     def _tell_end(self) -> None:
         if self._is_over:
-            logger.info(
-                "Private training ends: one more update would exceed epsilon %g.", self._settings.target_epsilon
-            )
+            inform("Private training ends: one more update would exceed epsilon %g.", self._settings.target_epsilon)
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
         self._tell_end()
@@ -167,7 +163,7 @@ class PrivateUpdates:
 
     def on_evaluate(self, event: Evaluate, control: Control) -> None:
         self._epsilons = self._account.epsilons()
-        logger.info("Private training: %s", self._account.in_words(self._epsilons))
+        inform("Private training: %s", self._account.in_words(self._epsilons))
 
     def on_log(self, event: Log, control: Control) -> None:
         if self._epsilons is not None:

@@ -17,7 +17,6 @@ has its augmented references annotated.
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,7 @@ from spacy.training.augment import dont_augment
 from ...core.checks import Section
 from ...core.config_checks import names_our_optimizer
 from ...core.errors import ConfigError, PipelineWarning
+from ...core.log import inform
 from ...core.words import count
 from ...loop.filling import NEVER_OPEN, Filled, Rule, fill, leave_open, rules_for
 from ...loop.teacher import Teacher
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ...core.hooks import Source
 
 Reader = Callable[[Language], Iterable[Example]]
-logger = logging.getLogger("spacy.torchopt")
-logger.setLevel(logging.INFO)
 
 _SECTION = Section("the block of 'thinc-torchopt.TaughtCorpus.v1'", allows_texts=False)
 _IN = f" in {_SECTION.path}"
@@ -231,7 +229,7 @@ class TaughtCorpus:
         for line in lines:
             if line not in _told:
                 _told.add(line)
-                logger.info(line)
+                inform(line)
 
 
 def _reader(name: str, value: Any) -> Reader:

@@ -1,0 +1,23 @@
+"""What a run logs, beside spaCy's own messages."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+LOGGER = logging.getLogger("spacy.torchopt")
+
+
+def inform(message: str, *args: Any) -> None:
+    """Log with the level INFO.
+
+    Python shows only warnings unless a level was set. That a run is resumed, and from where, is shown all the same: by
+    the handlers that the loggers have. A level that the user has set counts, and no logger is changed.
+    """
+    spacys = logging.getLogger("spacy")
+    is_set = LOGGER.level or spacys.level or logging.root.level != logging.WARNING or LOGGER.manager.disable
+    if is_set:
+        LOGGER.info(message, *args, stacklevel=2)
+    elif not LOGGER.disabled:
+        file, line, function, _ = LOGGER.findCaller(stacklevel=2)
+        LOGGER.handle(LOGGER.makeRecord(LOGGER.name, logging.INFO, file, line, message, args, None, function))
