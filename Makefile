@@ -38,9 +38,9 @@ SHELL := bash
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | column -t -s '|'
 
-# pip, with a line for each package that it downloads, and one every eight seconds while it unpacks them, which it does
+# pip, with a line for each package that it downloads, and one every six seconds while it unpacks them, which it does
 # in silence. Its errors are on stderr.
-pip = { while sleep 8 >/dev/null; do echo "  ... $$(du -sm $(VENV) | cut -f 1) MB so far"; done & beat=$$!; \
+pip = { while sleep 6 >/dev/null; do echo "  ... $$(du -sm $(VENV) | cut -f 1) MB so far"; done & beat=$$!; \
 	PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --constraint constraints.txt $(1); \
 	failed=$$?; kill $$beat; exit $$failed; } | { grep -v --line-buffered '[.]metadata' \
 	| grep --line-buffered -oE '^ *(Downloading|Using cached|Building|Installing|Successfully|[.]{3}) .{0,66}' || true; }
