@@ -34,7 +34,7 @@ def test_public_names_are_those_of_the_file():
     assert listed == sorted(set(listed)), "Sort tests/public_names.txt, each name once."
     gone, new = sorted({*listed} - public_names()), sorted(public_names() - {*listed})
     assert not gone, (
-        f"No longer public: {', '.join(gone)}. Whoever removes a name says in CHANGELOG.md that it is gone, and what to "
-        "use instead; docs/stability.md says what may go when. Then remove its line from tests/public_names.txt."
+        f"No longer public: {', '.join(gone)}. Whoever removes a name tells so in CHANGELOG.md and docs/stability.md, "
+        "with what to use instead, and removes its line from tests/public_names.txt."
     )
     assert not new, f"New public names: {', '.join(new)}. Add them to tests/public_names.txt."

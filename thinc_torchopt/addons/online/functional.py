@@ -168,8 +168,8 @@ def check_cell(cell: Cell, weights: Weights, where: Section) -> tuple[str, ...]:
 
     RETURNS (tuple[str, ...]): Relations that reach other units in the same step: that part is left out. Empty for most
         cells.
-    RAISES (ConfigError): Two relations have the same name; one is not used; the state has other shapes after a step; or torch.func can't
-        differentiate the step. (ShapeError): Weights with wrong names or shapes.
+    RAISES (ConfigError): Two relations have the same name; one is not used; the state has other shapes after a step; or
+        torch.func can't differentiate the step. (ShapeError): Weights with wrong names or shapes.
     """
     check_names(cell.relations, where)
     like = next(iter(weights.values()))

@@ -94,7 +94,7 @@ class Dense:
             trace[f"{self.name}.bias"][:n].add_(reach.sum(0))
 
     def _named(self, *values: _Value) -> dict[str, _Value]:
-        """What belongs to the weight and to the bias, by their names."""
+        """Values for the weight and the bias, by their names. Without a bias, only the first one."""
         return dict(zip(self.weight_names, values))
 
 
