@@ -11,8 +11,10 @@ from .addons.online import (
     describe,
     eligibility_gradients,
 )
+from .addons.online.cells import CELLS
 
 __all__ = [
+    "CELLS",
     "Cell",
     "Dense",
     "Elementwise",

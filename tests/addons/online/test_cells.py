@@ -1,16 +1,19 @@
 """Closed forms against torch.func, traces against a naive loop, and cells of one's own."""
 
+import numpy
 import pytest
 import torch
 
 from thinc_torchopt.addons.online.adjoint import input_gradient
-from thinc_torchopt.addons.online.cells import CELLS, Cell
+from thinc_torchopt.addons.online.cells import CELLS, RNN, Cell, TorchLSTM
 from thinc_torchopt.addons.online.eligibility import ParamDimTraces
 from thinc_torchopt.addons.online.functional import check_cell, linearize_by_func, warn_of_truncation
 from thinc_torchopt.addons.online.gradients import eligibility_gradients
+from thinc_torchopt.addons.online.node import recurrent_nodes
+from thinc_torchopt.addons.online.online_rnn import OnlineRNN
 from thinc_torchopt.addons.online.relations import Dense, Elementwise
 from thinc_torchopt.core.checks import Section
-from thinc_torchopt.core.errors import ConfigError, ConfigWarning
+from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ShapeError
 
 from . import reference
 from .reference import ACTS, bptt, distance, naive, problem
@@ -262,6 +265,89 @@ def test_cells_that_traces_cant_follow(cell, says):
     if cell.relations:
         with pytest.raises(ConfigError, match=says):
             ParamDimTraces(cell, weights_of(cell), 1)
+
+
+@pytest.mark.parametrize(
+    ("relations", "name"),
+    [((W, W), "W"), ((W, Elementwise("W")), "W"), ((W, Elementwise("W.bias")), "W.bias")],
+    ids=["twice", "two kinds", "of a weight"],
+)
+def test_cells_relations_have_different_names(relations, name):
+    """Those of one name would share weights and traces, and their gradients would add up."""
+    cell = cell_with(lambda self, x, s, r: (torch.tanh(r("W", x, s[0])),), relations)
+    for use in (
+        lambda: eligibility_gradients(cell, weights_of(cell), torch.ones(2, 1, 2), torch.ones(2, 1, 3)),
+        lambda: ParamDimTraces(cell, weights_of(cell), 1),
+        lambda: OnlineRNN(3, 2, cell=cell),
+    ):
+        with pytest.raises(ConfigError, match=f"'cell'.*relations with different names, found '{name}'"):
+            use()
+
+
+class Plain(RNN):
+    """torch.nn.RNN(bias=False)."""
+
+    W = Dense("W", has_bias=False)
+    relations = (W,)
+
+
+class PlainGates(TorchLSTM):
+    """torch.nn.LSTM(bias=False): its gates are computed by one matmul."""
+
+    relations = Wi, Wg, Wf, Wo = tuple(Dense(name, has_bias=False) for name in ("Wi", "Wg", "Wf", "Wo"))
+
+
+@pytest.mark.parametrize("how", [{}, {"fast_solve": False}, {"traces": "adjoint"}], ids=str)
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("plain", "cell"), [(Plain, "rnn"), (PlainGates, "torch-lstm")])
+def test_cells_without_biases_are_those_with_zeros(plain, cell, how, normalize):
+    w, x, dh = problem(cell, T=5, B=2, X=2, H=3)
+    zeros = {name: torch.zeros_like(value) if value.ndim == 1 else value for name, value in w.items()}
+    how = {"normalize_matrix_spectrum": True, "fast_solve": how.get("fast_solve", True)} if normalize else how
+    expected, outputs = eligibility_gradients(cell, zeros, x, dh, **how)
+    matrices = {name: value for name, value in w.items() if value.ndim == 2}
+    found, same = eligibility_gradients(plain(), matrices, x, dh, **how)
+    assert found.keys() == matrices.keys() and torch.allclose(same, outputs, atol=EXACT)
+    assert distance(found, {name: expected[name] for name in matrices}) < EXACT
+    with pytest.raises(ShapeError, match=r"bias.*expected none"):
+        eligibility_gradients(plain(), zeros, x, dh)
+
+
+@pytest.mark.parametrize("learning", ["d-rtrl", "bptt"])
+@pytest.mark.parametrize(("plain", "module"), [(Plain, torch.nn.RNN), (PlainGates, torch.nn.LSTM)])
+def test_cells_without_biases_in_a_layer(plain, module, learning):
+    """torch's, of one window. float32: 1e-5."""
+    torch.manual_seed(0)
+    theirs, x = module(2, 3, bias=False), torch.randn(4, 1, 2)
+    how = {"vjp_method": "multi-step", "window": 4} if learning == "d-rtrl" else {}
+    layer = OnlineRNN(3, 2, cell=plain(), learning=learning, **how)
+    layer.initialize()
+    (node,) = recurrent_nodes(layer)
+    suffixes = ["_i", "_f", "_g", "_o"] if module is torch.nn.LSTM else [""]
+    assert sorted(node.param_names) == sorted(f"{letter}{suffix}" for letter in "WU" for suffix in suffixes)
+    for letter, matrix in (("W", theirs.weight_ih_l0), ("U", theirs.weight_hh_l0)):
+        for suffix, gate in zip(suffixes, matrix.detach().chunk(len(suffixes))):
+            node.set_param(f"{letter}{suffix}", gate.numpy().copy())
+    expected, _ = theirs(x)
+    expected.sum().backward()
+    found, backprop = layer.begin_update(x.numpy())
+    assert numpy.allclose(found, expected.detach().numpy(), atol=1e-5)
+    backprop(numpy.ones_like(found))
+    for letter, matrix in (("W", theirs.weight_ih_l0), ("U", theirs.weight_hh_l0)):
+        for suffix, grad in zip(suffixes, matrix.grad.chunk(len(suffixes))):
+            assert numpy.allclose(node.get_grad(f"{letter}{suffix}"), grad.numpy(), atol=1e-5)
+    with pytest.raises(ConfigError, match=r"'chrono'.*no bias"):
+        OnlineRNN(3, 2, cell=PlainGates(), chrono=100)
+
+
+def test_cells_say_which_weights_have_traces():
+    cell = Plain()
+    traces = ParamDimTraces(cell, weights_of(cell), 1)
+    assert traces.trace_of("W.weight").shape == (1, 5, 3, 1)
+    with pytest.raises(ConfigError, match=r"'weight'.*expected 'W.weight', found 'nope'"):
+        traces.trace_of("nope")
+    with pytest.raises(ConfigError, match=r"'has_bias'.*true or false"):
+        Dense("W", has_bias="no")
 
 
 def test_cells_whose_relation_reaches_two_units_are_truncated():

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from ...core.checks import Section
-from .relations import Dense, Elementwise, Relation, Weights, apply_all, own_weight
+from .relations import Dense, Elementwise, Relation, Weights, apply_all, check_names, own_weight
 
 State = tuple[Tensor, ...]
 
@@ -368,11 +368,12 @@ def make_cell(cell: str | Cell, activation: str, where: Section) -> Cell:
     """A cell by its name; a cell object is returned unchanged.
 
     where (Section): For errors: the owner of the argument.
-    RAISES (ConfigError): An unknown cell or activation.
+    RAISES (ConfigError): An unknown cell or activation; a cell without relations, or with two of one name.
     """
     if isinstance(cell, Cell):
         if not cell.relations:
             where.refuse("cell", "a cell with at least one relation", cell)
+        check_names(cell.relations, where)
         return cell
     where.choice("activation", activation, tuple(ACTIVATIONS))
     return CELLS[where.choice("cell", cell, tuple(CELLS))](activation)

@@ -35,6 +35,7 @@ from .relations import Relation, Weights, per_unit, read_trace_
 BLOCK = 32
 
 _WHERE = Section("ParamDimTraces", allows_texts=False)
+_READ = Section("ParamDimTraces.trace_of", verb="use")
 
 Traces = list[dict[str, Tensor]]  # by state and weight. Shape of each: (B, ...weight)
 
@@ -93,7 +94,8 @@ class ParamDimTraces:
         self._is_zero = self._is_zero or rows is None
 
     def trace_of(self, weight: str) -> Tensor:
-        """RETURNS (Tensor): A copy. Shape: (B, ...weight, states)."""
+        """RETURNS (Tensor): A copy. Shape: (B, ...weight, states). RAISES (ConfigError): There is no such weight."""
+        _READ.choice("weight", weight, tuple(self.weights))
         return torch.stack([of_state[weight] for of_state in self._traces], -1)
 
     def clear_grads(self) -> None:

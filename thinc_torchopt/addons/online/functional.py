@@ -17,7 +17,7 @@ from torch.func import jacrev, vjp, vmap
 from ...core.checks import Section
 from ...core.errors import ConfigWarning, ShapeError
 from .cells import Cell, Linearized, Relate, State
-from .relations import Relation, Weights, concatenated
+from .relations import Relation, Weights, check_names, concatenated
 
 
 class Recorded:
@@ -168,9 +168,10 @@ def check_cell(cell: Cell, weights: Weights, where: Section) -> tuple[str, ...]:
 
     RETURNS (tuple[str, ...]): Relations that reach other units in the same step: that part is left out. Empty for most
         cells.
-    RAISES (ConfigError): A relation is not used; the state has other shapes after a step; or torch.func can't
-        differentiate the step. (ShapeError): Weights with wrong names or shapes.
+    RAISES (ConfigError): Two relations have the same name; one is not used; the state has other shapes after a step; or
+        torch.func can't differentiate the step. (ShapeError): Weights with wrong names or shapes.
     """
+    check_names(cell.relations, where)
     like = next(iter(weights.values()))
     width, units = input_width(cell, weights), like.shape[-1]
     check_weights(cell, weights, width, units, where)

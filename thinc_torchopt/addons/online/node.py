@@ -26,7 +26,7 @@ from .adjoint import adjoint_gradients, states_to_keep
 from .cells import CELLS, Cell
 from .functional import check_cell, check_real, warn_of_truncation
 from .gradients import Method, TracedGradients
-from .relations import Held, Relation, Weights
+from .relations import Elementwise, Held, Relation, Weights
 from .scan import scan
 
 SETTINGS = "online_rnn"
@@ -283,8 +283,8 @@ def param_shapes(cell: Cell, width: int, units: int) -> dict[str, tuple[int, ...
 
 def _parts(relation: Relation, width: int, units: int) -> dict[str, _Parts]:
     """The params that make up each weight of a relation, from the first row to the last."""
-    (weight, *bias) = relation.weight_names
-    if not bias:
+    weight, *bias = relation.weight_names
+    if isinstance(relation, Elementwise):
         return {weight: [(weight, (units,))]}
     rest = relation.name.removeprefix("W")
     suffix = f"_{rest}" if rest else ""
@@ -292,7 +292,7 @@ def _parts(relation: Relation, width: int, units: int) -> dict[str, _Parts]:
     matrices: _Parts = [(f"W{suffix}", (units, width))] if "x" in relation.inputs else []
     if others:
         matrices.append((f"U{suffix}", (units, units * others)))
-    return {weight: matrices, bias[0]: [(f"b{suffix}", (units,))]}
+    return {weight: matrices, **{name: [(f"b{suffix}", (units,))] for name in bias}}
 
 
 def init_params(model: Model, cell: Cell, chrono: int | None = None) -> None:
@@ -309,7 +309,7 @@ def init_params(model: Model, cell: Cell, chrono: int | None = None) -> None:
     if chrono is not None:
         memory = model.ops.xp.log(uniform_init(model.ops, (units,), lo=1.0, hi=chrono - 1.0))
     for relation in cell.relations:
-        init = dense if len(relation.weight_names) > 1 else elementwise
+        init = elementwise if isinstance(relation, Elementwise) else dense
         for parts in _parts(relation, model.get_dim("nI"), units).values():
             for name, shape in parts:
                 if not model.has_param(name):

@@ -81,8 +81,11 @@ def OnlineRNN(
     method.check(where)
     if chrono is not None:
         where.whole("chrono", chrono, at_least=3)
-        if not made.memory_gates:
-            where.refuse("chrono", "null for a cell without a gate that keeps the state", chrono)
+        with_bias = {relation.name for relation in made.relations if len(relation.weight_names) > 1}
+        if not made.memory_gates or not made.memory_gates.keys() <= with_bias:
+            where.refuse(
+                "chrono", "null for a cell without a gate that keeps the state, or whose gate has no bias", chrono
+            )
     if learning == "bptt" and method != Method(traces=traces):
         where.refuse("learning", '"d-rtrl" with vjp_method, window or normalize_matrix_spectrum', learning)
     if bidirectional and nO is not None and nO % 2:

@@ -179,7 +179,8 @@ class _InputsAhead:
         relation = self._relations[name]
         if not isinstance(relation, Dense):
             return relation.apply(self._weights, concatenated(parts))
-        weight, bias = (self._weights[key] for key in relation.weight_names)
+        weight, *biases = (self._weights[key] for key in relation.weight_names)
+        bias = biases[0] if biases else weight.new_zeros(weight.shape[1])
         rest = parts
         if parts[0] is self._x:
             if name not in self._ahead:
