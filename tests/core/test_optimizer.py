@@ -355,7 +355,7 @@ def test_optimizers_given_arrays_of_torch_params():
     optimizer = TorchOptimizer(AdamW(), 0.01, grad_clip=0.0)
     optimizer.initialize(nlp)
     theirs = copy.deepcopy(module)
-    other = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.01)
+    other = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.01, fused=True)
     for step in range(3):
         for (name, param), plain in zip(module.named_parameters(), theirs.parameters(), strict=True):
             plain.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(step))
