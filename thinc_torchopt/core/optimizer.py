@@ -406,34 +406,54 @@ class TorchOptimizer(Optimizer):
                 raise
 
     @contextmanager
-    def joint_step(self, spoiled_by: Exception | None = None, *, epoch: float | None = None) -> Iterator[None]:
+    def joint_step(
+        self,
+        spoiled_by: Exception | None = None,
+        *,
+        epoch: float | None = None,
+        before_update: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
         """Inside, `finish_update` only collects gradients; at the end all params are updated together. Other threads
         wait.
 
         spoiled_by (Exception | None): A component's error about a value that is not finite. The update is skipped.
         epoch (float): For the history of learning rates.
+        before_update (Callable): Called before the update, when all gradients are known.
         """
         with self._lock:
             if self._joint:  # nested: the outer one updates
                 yield
+                if before_update is not None:
+                    before_update()
                 return
             self._trained.table.follow_renamed()
             self._joint = True
             try:
                 yield
-                self.step(spoiled_by, epoch)
+                self.step(spoiled_by, epoch, before_update)
             finally:
                 self._joint = False
                 self._noted.forget()
 
-    def step(self, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
+    def step(
+        self,
+        spoiled_by: Exception | None = None,
+        epoch: float | None = None,
+        before_update: Callable[[], None] | None = None,
+    ) -> None:
         """Update every param with a gradient collected since the last step.
 
-        spoiled_by, epoch: As for `joint_step`.
+        spoiled_by, epoch, before_update: As for `joint_step`.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
-        with self._lock:
+
+        def update() -> None:
+            if before_update is not None:
+                before_update()
             self._update(spoiled_by, epoch)
+
+        with self._lock:
+            self._noted.update(self._trained.table, self.set_grad, self._update_of_shim, update)
 
     def _update(
         self,
@@ -485,16 +505,8 @@ class TorchOptimizer(Optimizer):
             check_param_not_in_use(key, weights, param, self._trained.table.names)
             if param is None and not isinstance(weights, torch.Tensor) and not is_viewable(weights):
                 weights = own_copy(weights)
-            if self._joint and self._step.reduce is not None:
-                raise DistributedError(
-                    f"Can't update param {key!r} by itself in one of several processes: expected "
-                    "thinc.model.Model.finish_update to pass all gradients to the optimizer at once, found a call for "
-                    "one param. Other code has replaced that function, or a component calls the optimizer itself. "
-                    "Train in one process."
-                )
-            waiting = self._noted, self._joint
-            self._noted, self._joint = NotedGrads(), False
-            try:
+            self._refuse_alone(key)
+            with self._apart():
                 if param is None:
                     self.set_grad(weights, gradient, key=key)
                     self._update(lr_scale=lr_scale, part=key)
@@ -502,11 +514,40 @@ class TorchOptimizer(Optimizer):
                     self.set_grad(param, grad := view_of_param(gradient, f"{key}"))
                     self._update(lr_scale=lr_scale, part=key)
                     grad.zero_()
-            finally:
-                self._noted, self._joint = waiting
             if self._joint:
                 self._step.grad_norm = None  # it was this one param's
             return weights, gradient
+
+    def _update_of_shim(
+        self, key: Key, weights: Any, gradient: Any, callback: Callable[[Any], None], *, lr_scale: float
+    ) -> None:
+        """Update a param of a shim by itself, after the update of all others. Arguments: As for `set_grad`."""
+        self._refuse_alone(key)
+        grad_norm = self._step.grad_norm
+        with self._apart():
+            self.set_grad(weights, gradient, callback, key=key)
+            self._update(lr_scale=lr_scale, part=key)
+        self._step.grad_norm = grad_norm
+
+    def _refuse_alone(self, key: Key) -> None:
+        """RAISES (DistributedError): It is a joint step of several processes."""
+        if self._joint and self._step.reduce is not None:
+            raise DistributedError(
+                f"Can't update param {key!r} by itself in one of several processes: expected "
+                "thinc.model.Model.finish_update to pass all gradients to the optimizer at once, found a call for "
+                "one param. Other code has replaced that function, or a component calls the optimizer itself. "
+                "Train in one process."
+            )
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Inside, an update has none of the gradients that were noted before."""
+        waiting = self._noted, self._joint
+        self._noted, self._joint = NotedGrads(), False
+        try:
+            yield
+        finally:
+            self._noted, self._joint = waiting
 
     def step_schedules(self) -> None:
         """Move every schedule on by one, each exactly once."""
