@@ -275,6 +275,7 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             check_versions(nlp, exclude)
             restore_trees(nlp)
+            hooks.check_not_put_back()
             walked = walk_pipeline(nlp)
             self._trained.plan.check(walked)
             self._reset_if_other(nlp)
@@ -292,6 +293,7 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             restore_trees(nlp)
+            hooks.check_not_put_back()
             self._reset_if_other(nlp, anew)
             with suppress(PipelineError):
                 self._trained.table.add_all(nlp, ())

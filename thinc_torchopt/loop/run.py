@@ -192,6 +192,7 @@ class Run:
         self.control = self._listeners.control
         self._is_open = self._has_told_error = self._is_closed = False
         end = hooks.end_of_training()
+        hooks.check_not_put_back()
         try:
             self._name_params()
             self._open_processes(listeners, end)
