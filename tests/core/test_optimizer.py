@@ -30,6 +30,7 @@ import thinc_torchopt
 from thinc_torchopt import Adam, RAdam, TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, AdamW
 from thinc_torchopt.core.errors import (
+    CheckpointWarning,
     ConfigError,
     NonFiniteGradError,
     NonFiniteGradWarning,
@@ -728,16 +729,37 @@ def test_optimizers_copies_have_the_settings_and_start_anew(make_copy):
     nlp.update(examples, sgd=optimizer)
     before = params_of(nlp.get_pipe("tagger").model)
     other_nlp, other = make_copy((nlp, optimizer))
-    assert (
-        (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0)
-        and other.params == {}
-        and other.averages == {}
-    )
-    other_nlp.update(examples, sgd=other)
+    assert (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0) and other.params == {}
+    with pytest.warns(CheckpointWarning, match="starts without moments, averages and counts"):
+        assert other.averages == {}
+    other_nlp.update(examples, sgd=other)  # it was told
     assert other.averages and not same(before, params_of(other_nlp.get_pipe("tagger").model))
     assert same(before, params_of(nlp.get_pipe("tagger").model))
     nlp.update(examples, sgd=optimizer)
     assert max(optimizer.nr_update.values()) == 2
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_optimizers_copies_tell_what_they_lack(make_copy):
+    """At their first update; not if they got the state, or have new weights, or there was none."""
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["tagger"], shared=False)
+    make_copy(plain()).initialize(nlp)
+    nlp.update(examples, sgd=optimizer)
+    other_nlp, other = make_copy((nlp, optimizer))
+    third = make_copy(other)
+    with pytest.warns(CheckpointWarning, match=r"load_state_dict\(original.state_dict\(\)\)") as warned:
+        other_nlp.update(examples, sgd=other)
+        other_nlp.update(examples, sgd=other)
+    assert len(warned) == 1
+    other_nlp, loaded = make_copy((nlp, optimizer))
+    loaded.initialize(other_nlp)
+    loaded.load_state_dict(optimizer.state_dict())
+    other_nlp.update(examples, sgd=loaded)
+    nlp.update(examples, sgd=optimizer)
+    # As the original goes on.
+    assert same(*(params_of(pipeline.get_pipe("tagger").model) for pipeline in (nlp, other_nlp)))
+    other_nlp.initialize(lambda: examples, sgd=third)
+    other_nlp.update(examples, sgd=third)
 
 
 def test_optimizers_averages_can_be_given_up():

@@ -30,7 +30,7 @@ from .algorithms import AN_ALGORITHM, Algorithm
 from .attachments import Attachment, collect_attachments, taking_blocks
 from .averages import AverageSettings, check_not_in_use, check_param_not_in_use, chosen_averages
 from .checks import OPTIMIZER, check_ops_threads, known_settings, own_errors
-from .errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
+from .errors import CheckpointWarning, ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from .host_errors import check_versions
 from .labels import restore_trees
 from .lock import lock_for
@@ -243,7 +243,7 @@ class TorchOptimizer(Optimizer):
         return [name for name in super().__dir__() if name not in _HIDDEN]
 
     def _reset(self) -> None:
-        self._is_checked = False
+        self._is_checked = self._lacks_state = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -468,6 +468,7 @@ class TorchOptimizer(Optimizer):
         """part (Key | None): The key of the only param, if it is updated by itself, as a part of a step."""
         self._settings.check_end_is_known()
         self._check_settings()
+        self._tell_lack_of_state()
         params, shims = self._noted.pop_all()
         if params:
             for attachment in self.attachments.values():
@@ -832,6 +833,8 @@ class TorchOptimizer(Optimizer):
     def averages(self) -> dict[Any, Any]:
         """The averages for `nlp.use_params` and `Model.use_params`; perhaps empty. See `Averages.as_thinc`."""
         with self._lock:
+            if self.keeps_averages:
+                self._tell_lack_of_state()
             return self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
@@ -939,7 +942,7 @@ class TorchOptimizer(Optimizer):
             by_name.restore_scalers([found for model in walked for found in model.shims], state.grad_scalers)
             by_name.restore_grads(walked, state.grads)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
-            self._trained, self._step.guard = trained, guard
+            self._trained, self._step.guard, self._lacks_state = trained, guard, False
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Check that a state can be loaded, without loading it. saved, RAISES: As `load_state_dict`."""
@@ -989,15 +992,33 @@ class TorchOptimizer(Optimizer):
         self.load_state_dict(read_folder(Path(path)), on_growth=on_growth, renamed=renamed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings and schedules, without params and state: a copied pipeline has other arrays and keys."""
+        """Settings and schedules, without params and state: a copied pipeline has other arrays and keys. With a
+        pipeline, it is pickled by `nlp.pipe(n_process=2)`; a copy that is used says what it lacks.
+        """
         left_behind = ("_lock", "_noted", "_trained", "_frozen_grads")
         kept = {name: value for name, value in self.__dict__.items() if name not in left_behind}
-        return {**kept, "_step": copy(self._step), "_settings": copy(self._settings)}
+        kept |= {"_step": copy(self._step), "_settings": copy(self._settings)}
+        return {**kept, "_lacks_state": self._lacks_state or any(param.steps for param in self._trained.params)}
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
         self._lock = lock_for(self)
+        lacks_state = self._lacks_state
         self._reset()
+        self._lacks_state = lacks_state
+
+    def _tell_lack_of_state(self) -> None:
+        """Warn once if it is a copy of an optimizer that had made updates."""
+        if self._lacks_state:
+            self._lacks_state = False
+            warnings.warn(
+                CheckpointWarning(
+                    "A copy of an optimizer starts without moments, averages and counts: copies and pickles have its "
+                    "settings and schedules alone. To go on with its state, call initialize(nlp) and "
+                    "load_state_dict(original.state_dict())."
+                ),
+                stacklevel=4,
+            )
 
 
 TorchOptimizer.__init__.__doc__ = TorchOptimizer.__doc__
