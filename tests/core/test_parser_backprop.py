@@ -102,8 +102,8 @@ def gradients(nlp, examples, *, is_on, library="numpy"):
 @pytest.mark.parametrize("library", ["numpy", "thinc"])
 @pytest.mark.parametrize("changes", [{}, {"beam_width": 2, "beam_update_prob": 1.0}], ids=["greedy", "beam"])
 def test_parser_backprop_of_a_trained_pipeline_is_spacys(changes, library):
-    """Same losses to the last bit, as forward passes are the same. Gradients to rounding, in units of the largest; so is
-    the tok2vec's loss, the sum of their squares.
+    """Losses to the last bit, but the tok2vec's, a sum of squared gradients, as forward passes are the same. Gradients
+    to rounding, in units of the largest.
     """
     nlp, examples = trained_pipeline(**changes)
     expected_losses, expected = gradients(nlp, examples, is_on=False, library=library)
