@@ -1,5 +1,6 @@
 """With any other optimizer, everything is as it is without us, to the last bit."""
 
+import functools
 import gc
 import json
 import warnings
@@ -39,7 +40,7 @@ from ..models import (
     toy_examples,
     toy_pipeline,
 )
-from ..runs import config_for
+from ..runs import config_for, loop_over
 
 TRAIN = """
 import hashlib, json, sys
@@ -561,3 +562,109 @@ def test_hooks_forget_who_wrote_the_models_of_the_training_before():
     spacy.training.loop.train_while_improving(spacy.blank("xx"), None, [], None, **arguments)
     nlp = spacy.blank("xx")
     assert spacy.training.loop.create_before_to_disk_callback(None)(nlp) is nlp
+
+
+# ---------------------------------------------------------------------- other packages
+
+
+def saved_before_us(name):
+    """What another package would put back: the host's own function."""
+    owner = {"finish_update": thinc.model.Model, "train_while_improving": spacy.training.loop}[name]
+    return owner, getattr(owner, name).__wrapped__
+
+
+def put_back(name):
+    """As a context manager does that was entered before us."""
+    return saved_before_us(name)[1]
+
+
+def wraps_and_leaves_out(name):
+    """`functools.wraps` copies our mark, and `__wrapped__` is ours; it calls what was saved."""
+    owner, saved = saved_before_us(name)
+
+    @functools.wraps(getattr(owner, name))
+    def wrapper(*args, **kwargs):
+        return saved(*args, **kwargs)
+
+    return wrapper
+
+
+def wraps_and_calls(name):
+    ours = getattr(saved_before_us(name)[0], name)
+
+    @functools.wraps(ours)
+    def wrapper(*args, **kwargs):
+        return ours(*args, **kwargs)
+
+    return wrapper
+
+
+def calls(name):
+    """Without `functools.wraps`, around a wrapper."""
+    before = wraps_and_calls(name)
+    return lambda *args, **kwargs: before(*args, **kwargs)
+
+
+class Patch:
+    """Keeps what it calls in an attribute."""
+
+    def __init__(self, function):
+        self.before = {"function": function}
+
+    def patched(self, *args, **kwargs):
+        return self.before["function"](*args, **kwargs)
+
+
+def calls_from_an_object(name):
+    patch = Patch(getattr(saved_before_us(name)[0], name))
+    return lambda *args, **kwargs: patch.patched(*args, **kwargs)
+
+
+def calls_in_part(name):
+    return functools.partial(calls(name))
+
+
+JOINS = {
+    "finish_update": lambda nlp, optimizer, examples: nlp.initialize(lambda: examples, sgd=optimizer),
+    "train_while_improving": lambda nlp, optimizer, examples: nlp.resume_training(sgd=optimizer),
+}
+
+
+@pytest.mark.parametrize("name", ["finish_update", "train_while_improving"])
+@pytest.mark.parametrize("other", [put_back, wraps_and_leaves_out])
+def test_hooks_warn_when_ours_is_no_longer_called(monkeypatch, name, other):
+    """When an optimizer joins a pipeline."""
+    nlp, optimizer = toy_pipeline(["tagger"], shared=False), TorchOptimizer(AdamW(), 0.01)
+    owner, _ = saved_before_us(name)
+    monkeypatch.setattr(owner, name, other(name))
+    with pytest.warns(HostWarning, match=rf"no longer replaced by ours: {name} \(from .*The effects: ") as warned:
+        JOINS[name](nlp, optimizer, toy_examples(nlp))
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("name", ["finish_update", "train_while_improving"])
+@pytest.mark.parametrize("other", [wraps_and_calls, calls, calls_from_an_object, calls_in_part])
+def test_hooks_accept_a_wrapper_that_calls_ours(monkeypatch, name, other):
+    nlp, optimizer = toy_pipeline(["tagger"], shared=False), TorchOptimizer(AdamW(), 0.01)
+    owner, _ = saved_before_us(name)
+    monkeypatch.setattr(owner, name, other(name))
+    hooks.check_all_in_place()
+    JOINS[name](nlp, optimizer, toy_examples(nlp))
+
+
+def test_hooks_warn_when_a_run_begins(monkeypatch, corpus, tmp_path):
+    """A function that was put back after the optimizer has joined: spaCy's own loop would train."""
+    nlp = init_nlp(config_for(tmp_path, corpus, steps=1).interpolate())
+    owner, saved = saved_before_us("train_while_improving")
+    monkeypatch.setattr(owner, "train_while_improving", saved)
+    with pytest.warns(HostWarning, match="train_while_improving .*without checkpoints, rules and rollbacks"):
+        spacy.training.loop.train(nlp)
+    monkeypatch.undo()
+    optimizer, examples = TorchOptimizer(AdamW(), 0.01), toy_examples(nlp)
+    optimizer.initialize(nlp)
+    owner, saved = saved_before_us("finish_update")
+    monkeypatch.setattr(owner, "finish_update", saved)
+    with pytest.warns(HostWarning, match="finish_update .*each param is updated separately"):
+        next(loop_over(nlp, optimizer, [examples]))
+    with pytest.warns(HostWarning, match="finish_update"):
+        TorchOptimizer(AdamW(), 0.01).initialize(nlp)

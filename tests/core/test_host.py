@@ -1,11 +1,12 @@
 """What is read behind the backs of the hosts is what their own functions say."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
-from thinc.api import Linear, Model, PyTorchWrapper
+from thinc.api import Linear, Model, PyTorchShim, PyTorchWrapper
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinc_torchopt.core import host
@@ -14,8 +15,11 @@ from thinc_torchopt.core.host import (
     grads_of,
     is_hooked_after_step,
     is_hooked_before_step,
+    module_of,
     run_last,
+    swap,
     swap_grads,
+    swap_module,
 )
 
 
@@ -130,3 +134,39 @@ def test_host_optimizers_tell_the_compiler_once_it_is_there(monkeypatch):
     ours = function.__dynamo_disable
     torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1).zero_grad()
     assert function.__dynamo_disable is not ours
+
+
+def test_host_swap_puts_back_what_is_still_ours():
+    """Of an attribute of the object, of its class, and of a slot; not over what other code has set meanwhile."""
+
+    class Slotted:
+        __slots__ = ("forward",)
+
+    node, module, slotted = Linear(2, 2), torch.nn.Linear(2, 2), Slotted()
+    slotted.forward, ours, theirs = len, object(), object()
+    own = torch.nn.Linear(2, 2)
+    own.forward = max
+    for owner, name in ((node, "_func"), (module, "forward"), (slotted, "forward"), (own, "forward"), (node, "ops")):
+        before, had = getattr(owner, name), set(getattr(owner, "__dict__", ()))
+        put_back = swap(owner, name, ours)
+        assert getattr(owner, name) is ours
+        put_back()
+        assert getattr(owner, name) == before and set(getattr(owner, "__dict__", ())) == had
+        put_back = swap(owner, name, ours)
+        setattr(owner, name, theirs)
+        put_back()
+        assert getattr(owner, name) is theirs
+
+
+def test_host_swapped_module_of_hugging_face():
+    """Their shim keeps it in two places; a state that is loaded brings another one."""
+    shim, first, second, loaded = PyTorchShim(torch.nn.Linear(1, 1)), *(torch.nn.Linear(1, 1) for _ in range(3))
+    shim._model, shim._hfmodel = first, SimpleNamespace(transformer=first)
+    put_back = swap_module(shim, second)
+    assert module_of(shim) is shim._hfmodel.transformer is second
+    put_back()
+    assert module_of(shim) is shim._hfmodel.transformer is first
+    put_back = swap_module(shim, second)
+    shim._model, shim._hfmodel = loaded, SimpleNamespace(transformer=loaded)
+    put_back()
+    assert module_of(shim) is shim._hfmodel.transformer is loaded

@@ -7,7 +7,6 @@ import itertools
 import pickle
 import pydoc
 import re
-import warnings
 import weakref
 
 import numpy
@@ -21,7 +20,6 @@ from thinc.api import (
     PyTorchGradScaler,
     PyTorchShim,
     PyTorchWrapper,
-    Shim,
     chain,
     constant,
     warmup_linear,
@@ -32,6 +30,7 @@ import thinc_torchopt
 from thinc_torchopt import Adam, RAdam, TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, Adagrad, AdamW
 from thinc_torchopt.core.errors import (
+    CheckpointWarning,
     ConfigError,
     NonFiniteGradError,
     NonFiniteGradWarning,
@@ -63,6 +62,7 @@ from ..models import (
     toy_pipeline,
 )
 from ..peek import averages_in
+from .params.test_shims import StoreShim, shim_model
 
 
 def plain(algorithm=None, learn_rate=0.01, **settings):
@@ -355,7 +355,7 @@ def test_optimizers_given_arrays_of_torch_params():
     optimizer = TorchOptimizer(AdamW(), 0.01, grad_clip=0.0)
     optimizer.initialize(nlp)
     theirs = copy.deepcopy(module)
-    other = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.01)
+    other = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.01, fused=True)
     for step in range(3):
         for (name, param), plain in zip(module.named_parameters(), theirs.parameters(), strict=True):
             plain.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(step))
@@ -367,179 +367,6 @@ def test_optimizers_given_arrays_of_torch_params():
 
 
 # ---------------------------------------------------------------- shims
-
-
-class StoreShim(Shim):
-    """Keeps its params in Python lists, as thinc's TensorFlow shim keeps them in variables: one call with flat
-    arrays.
-    """
-
-    def __init__(self, values):
-        super().__init__(None)
-        self.values = [numpy.array(value, dtype="f") for value in values]
-        self.gradients = None
-        self.finished = 0
-
-    def finish_update(self, optimizer):
-        if self.gradients is None:
-            raise ValueError("There are no gradients")
-        flat = numpy.concatenate([value.ravel() for value in self.values])
-        grad = numpy.concatenate([value.ravel() for value in self.gradients])
-        flat, _ = optimizer((self.id, "store-shim"), flat, grad)
-        start = 0
-        for i, value in enumerate(self.values):
-            self.values[i] = flat[start : start + value.size].reshape(value.shape).copy()
-            start += value.size
-        self.gradients = None
-        self.finished += 1
-
-
-class PerParamShim(StoreShim):
-    """Calls the optimizer once for each param."""
-
-    def finish_update(self, optimizer):
-        for i, (value, grad) in enumerate(zip(self.values, self.gradients)):
-            self.values[i] = optimizer((self.id, f"v{i}"), value, grad)[0].copy()
-        self.gradients = None
-
-
-class ZeroingShim(StoreShim):
-    """Calls once for each param, and is done with each gradient at once: in place, or by letting it go."""
-
-    def __init__(self, values, *, in_place):
-        super().__init__(values)
-        self.in_place = in_place
-
-    def finish_update(self, optimizer):
-        for i, grad in enumerate(self.gradients):
-            if grad is not None:
-                self.values[i][...] = optimizer((self.id, f"v{i}"), self.values[i], grad)[0]
-                if self.in_place:
-                    grad.fill(0.0)
-                else:
-                    self.gradients[i] = None
-        self.finished += 1
-
-
-def shim_model(shim):
-    return chain(Linear(3, 3), Model("store", lambda model, X, is_train: (X, lambda dY: dY), shims=[shim])).initialize()
-
-
-@pytest.mark.parametrize("kind, clip", [(StoreShim, 0.0), (StoreShim, 0.5), (PerParamShim, 0.0)])
-@pytest.mark.device
-def test_optimizers_write_back_to_shims_with_a_store_of_their_own(kind, clip):
-    shim = kind([numpy.ones((2, 3)), numpy.arange(4.0)])
-    model = shim_model(shim)
-    optimizer = plain(grad_clip=clip)
-    values = [*params_of(model), *(torch.from_numpy(value.copy()) for value in shim.values)]
-    params = [torch.nn.Parameter(value) for value in values]
-    bare = torch.optim.AdamW(params, lr=0.01, fused=True)
-    rng = numpy.random.default_rng(0)
-    for _ in range(10):
-        grads = [rng.normal(size=tuple(param.shape)).astype("f") for param in params]
-        model.layers[0].set_grad("W", grads[0].copy())
-        model.layers[0].set_grad("b", grads[1].copy())
-        shim.gradients = [grad.copy() for grad in grads[2:]]
-        for param, grad in zip(params, grads):
-            param.grad = torch.from_numpy(grad.copy())
-        if clip:
-            torch.nn.utils.clip_grad_norm_(params, clip)
-        bare.step()
-        model.finish_update(optimizer)
-    found = [*params_of(model), *map(torch.from_numpy, shim.values)]
-    for ours, theirs in zip(found, params):
-        # One flat tensor and four: torch's kernel takes the last elements of a tensor in another way, to the last bit.
-        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
-    if kind is StoreShim:
-        assert shim.finished == 10
-        assert sum(name.endswith("/store-shim") for name in optimizer.params) == 1
-
-
-PER_PARAM_SHIMS = [PerParamShim, lambda v: ZeroingShim(v, in_place=True), lambda v: ZeroingShim(v, in_place=False)]
-
-
-@pytest.mark.parametrize("make", PER_PARAM_SHIMS)
-def test_optimizers_take_all_calls_of_a_shim_into_one_step(make):
-    """One norm over all its params and the thinc layer below, from the first update on; one step of the controller, one
-    of the guard.
-    """
-    shim = make([numpy.ones((2, 3)), numpy.arange(4.0), numpy.ones(2)])
-    model = shim_model(shim)
-    optimizer = plain(AdamW(), grad_clip=0.5)
-    params = [
-        torch.nn.Parameter(torch.from_numpy(value.copy()))
-        for value in [*map(numpy.asarray, params_of(model)), *shim.values]
-    ]
-    bare = torch.optim.AdamW(params, lr=0.01, fused=True)
-    rng = numpy.random.default_rng(0)
-    for step in range(6):
-        grads = [rng.normal(size=tuple(param.shape)).astype("f") for param in params]
-        if step == 3:
-            grads[4][:] = numpy.nan  # in the shim's last param: nothing is updated, its first ones neither
-        model.layers[0].set_grad("W", grads[0].copy())
-        model.layers[0].set_grad("b", grads[1].copy())
-        shim.gradients = [grad.copy() for grad in grads[2:]]
-        if step == 3:
-            with pytest.warns(NonFiniteGradWarning, match="v2' is not finite"):
-                model.finish_update(optimizer)
-            continue
-        model.finish_update(optimizer)
-        for param, grad in zip(params, grads):
-            param.grad = torch.from_numpy(grad.copy())
-        norm = torch.nn.utils.clip_grad_norm_(params, 0.5)
-        bare.step()
-        assert optimizer.grad_norm == pytest.approx(norm.item(), rel=1e-6)
-    found = [*params_of(model), *map(torch.from_numpy, shim.values)]
-    for ours, theirs in zip(found, params):
-        # The factor of clipping rides along in the kernel, where torch's own loop rounds the scaled gradients once
-        # more.
-        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
-    assert optimizer.rates.step_count == 5 and optimizer.skipped_updates == 1
-    assert set(optimizer.nr_update.values()) == {5}
-
-
-def test_optimizers_take_a_shim_that_calls_more_often_than_before():
-    """A param of it had no gradient at first. What comes unexpectedly is updated by itself, once; from then on it
-    joins.
-    """
-    shim = ZeroingShim([numpy.ones(2), numpy.ones(3)], in_place=False)
-    model, optimizer = shim_model(shim), plain(SGD(), 0.5)
-    for step in range(3):
-        shim.gradients = [numpy.ones(2, dtype="f"), numpy.ones(3, dtype="f") if step else None]
-        model.finish_update(optimizer)
-    assert shim.values[0].tolist() == [-0.5] * 2 and shim.values[1].tolist() == [0.0] * 3
-
-
-@pytest.mark.parametrize("freeze", [True, False])
-def test_optimizers_a_shim_may_be_frozen_or_have_empty_params(freeze):
-    shim = PerParamShim([numpy.ones(2), numpy.ones((0, 3)), numpy.ones(3)])
-    nlp = toy_pipeline(["tagger"], shared=False)
-    nlp.get_pipe("tagger").model = shim_model(shim)
-    optimizer = plain(SGD(), 0.5, param_groups={"still": {"params": ["tagger/*"], "freeze": freeze}})
-    optimizer.initialize(nlp)
-    for _ in range(2):
-        shim.gradients = [numpy.ones_like(value) for value in shim.values]
-        nlp.get_pipe("tagger").model.finish_update(optimizer)
-        assert shim.gradients is None
-    assert all((value == (1.0 if freeze else 0.0)).all() for value in shim.values)
-
-
-def test_optimizers_finish_a_shim_after_a_skipped_update():
-    """Such a shim lets go of its gradients when it has its answer: a NaN must not stay with it."""
-
-    class Accumulating(StoreShim):
-        def add(self, value):
-            grad = numpy.full(3, value, dtype="f")
-            self.gradients = [grad] if self.gradients is None else [self.gradients[0] + grad]
-
-    shim = Accumulating([numpy.ones(3)])
-    model, optimizer = shim_model(shim), plain(SGD(), 0.5)
-    for value in (numpy.nan, 1.0, 1.0):
-        shim.add(value)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NonFiniteGradWarning)
-            model.finish_update(optimizer)
-    assert optimizer.skipped_updates == 1 and (shim.values[0] == 0.0).all() and shim.finished == 3
 
 
 def test_optimizers_custom_torch_shim_is_run_once_and_joins_the_step():
@@ -586,22 +413,6 @@ def test_optimizers_copied_torch_layers_have_averages_of_their_own():
             found = params_of(model)
         expected = [averages_in(optimizer).tensor_of(id(param)) for param in model.shims[0]._model.parameters()]
         assert same(found, expected)
-
-
-def test_optimizers_reuse_one_buffer_for_a_shim():
-    shim = StoreShim([numpy.ones(5)])
-    model, optimizer = shim_model(shim), plain()
-    seen = set()
-    for _ in range(3):
-        shim.gradients = [numpy.ones(5, dtype="f")]
-        model.finish_update(optimizer)
-        seen.add(next(tensor.data_ptr() for name, tensor in optimizer.params.items() if name.endswith("store-shim")))
-    assert len(seen) == 1
-
-
-def test_optimizers_let_a_shims_error_through():
-    with pytest.raises(ValueError, match="There are no gradients"):
-        shim_model(StoreShim([numpy.ones(2)])).finish_update(plain())
 
 
 def test_optimizers_set_grad_with_a_callback():
@@ -918,16 +729,37 @@ def test_optimizers_copies_have_the_settings_and_start_anew(make_copy):
     nlp.update(examples, sgd=optimizer)
     before = params_of(nlp.get_pipe("tagger").model)
     other_nlp, other = make_copy((nlp, optimizer))
-    assert (
-        (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0)
-        and other.params == {}
-        and other.averages == {}
-    )
-    other_nlp.update(examples, sgd=other)
+    assert (other.learn_rate, other.L2, other.grad_clip) == (0.02, 0.3, 0.0) and other.params == {}
+    with pytest.warns(CheckpointWarning, match="starts without moments, averages and counts"):
+        assert other.averages == {}
+    other_nlp.update(examples, sgd=other)  # it was told
     assert other.averages and not same(before, params_of(other_nlp.get_pipe("tagger").model))
     assert same(before, params_of(nlp.get_pipe("tagger").model))
     nlp.update(examples, sgd=optimizer)
     assert max(optimizer.nr_update.values()) == 2
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_optimizers_copies_tell_what_they_lack(make_copy):
+    """At their first update; not if they got the state, or have new weights, or there was none."""
+    nlp, examples = trained_pipeline(optimizer := plain(), components=["tagger"], shared=False)
+    make_copy(plain()).initialize(nlp)
+    nlp.update(examples, sgd=optimizer)
+    other_nlp, other = make_copy((nlp, optimizer))
+    third = make_copy(other)
+    with pytest.warns(CheckpointWarning, match=r"load_state_dict\(original.state_dict\(\)\)") as warned:
+        other_nlp.update(examples, sgd=other)
+        other_nlp.update(examples, sgd=other)
+    assert len(warned) == 1
+    other_nlp, loaded = make_copy((nlp, optimizer))
+    loaded.initialize(other_nlp)
+    loaded.load_state_dict(optimizer.state_dict())
+    other_nlp.update(examples, sgd=loaded)
+    nlp.update(examples, sgd=optimizer)
+    # As the original goes on.
+    assert same(*(params_of(pipeline.get_pipe("tagger").model) for pipeline in (nlp, other_nlp)))
+    other_nlp.initialize(lambda: examples, sgd=third)
+    other_nlp.update(examples, sgd=third)
 
 
 def test_optimizers_averages_can_be_given_up():

@@ -102,10 +102,14 @@ def gradients(nlp, examples, *, is_on, library="numpy"):
 @pytest.mark.parametrize("library", ["numpy", "thinc"])
 @pytest.mark.parametrize("changes", [{}, {"beam_width": 2, "beam_update_prob": 1.0}], ids=["greedy", "beam"])
 def test_parser_backprop_of_a_trained_pipeline_is_spacys(changes, library):
-    """Same losses to the last bit, as forward passes are the same. Gradients to rounding, in units of the largest."""
+    """Losses to the last bit, but the tok2vec's, a sum of squared gradients, as forward passes are the same. Gradients
+    to rounding, in units of the largest.
+    """
     nlp, examples = trained_pipeline(**changes)
     expected_losses, expected = gradients(nlp, examples, is_on=False, library=library)
     losses, found = gradients(nlp, examples, is_on=True, library=library)
+    # float32 gradients, summed in another order: how far apart is up to the processor's matrix products.
+    assert losses.pop("tok2vec") == pytest.approx(expected_losses.pop("tok2vec"), rel=1e-6)
     assert losses == expected_losses and found.keys() == expected.keys()
     below = [value for (_, _, node, _), value in expected.items() if node == "precomputable_affine"]
     assert len(below) == 6 and all(value.any() for value in below)

@@ -26,8 +26,8 @@ from thinc_torchopt.loop.checkpoint_folder import newest_whole
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.model_state import collect_model, restore_model
 
+from ..core.params.test_shims import StoreShim
 from ..core.state.test_by_name import JUNK, REMOVED, changed, paths_of
-from ..core.test_optimizer import StoreShim
 from ..doubles.torch_cuda import to_cuda
 from ..models import backprop, grads_of, mixed_model, params_of, same, toy_examples, toy_pipeline
 from ..runs import Crash, loop_over

@@ -33,7 +33,7 @@ Warning
     ├── CheckpointWarning          a checkpoint is damaged, from another config, or could not be written
     ├── GradSpikeWarning           the gradients of an update were far larger than usual
     ├── GrowthWarning              a param grew, and its state could not
-    ├── HostWarning                an unknown version of spaCy or thinc
+    ├── HostWarning                an unknown version of spaCy or thinc, or functions put back
     ├── LearnRateWarning           other code wrote to a param group; says what was done about it
     ├── NonFiniteGradWarning       an update was skipped
     ├── PipelineWarning            a pipeline with nothing to train
@@ -203,7 +203,7 @@ class GrowthWarning(TorchOptWarning):
 
 
 class HostWarning(TorchOptWarning):
-    """The package does not know the installed version of spaCy or thinc."""
+    """The package does not know the installed version of spaCy or thinc, or other code has put its functions back."""
 
 
 class LearnRateWarning(TorchOptWarning):

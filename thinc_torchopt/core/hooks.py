@@ -58,7 +58,7 @@ from .launched import is_launched, rank_in_environment
 from .log import LOGGER
 from .params import backprop_apart, begin_update_in_precision, components_with_model, leave_to_others, name_as_original
 from .read_once import read_once_in_initialize
-from .replaced import SPACY, THINC, Replaced, replace
+from .replaced import SPACY, THINC, Replaced, replace, warn_of_put_back
 from .update import keep_before_pass
 
 UseParams = Callable[[Any, Any], AbstractContextManager[None]]
@@ -93,6 +93,14 @@ def check_all_in_place() -> None:
             "replaced them without functools.wraps, or the versions are not supported: see the warning. Train in one "
             "process, or remove the code that replaces them."
         )
+
+
+def check_not_put_back() -> None:
+    """Warn of functions that are no longer replaced: other code has put back what it had saved. With several processes
+    that is an error: see `check_all_in_place`.
+    """
+    if not is_launched():
+        warn_of_put_back(replaced_functions())
 
 
 def _finish_update(original: Callable[..., None]) -> Callable[..., None]:
@@ -197,6 +205,8 @@ def tell_first_rates(rates: str) -> None:
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(nlp: Any, output_path: Any = None, **kwargs: Any) -> Any:
         with ExitStack() as end:
+            if _is_for_us(nlp):
+                check_not_put_back()
             if _is_for_us(nlp) and is_launched():
                 check_all_in_place()
             if _is_for_us(nlp) and rank_in_environment() > 0:

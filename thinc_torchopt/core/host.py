@@ -10,6 +10,7 @@ import ctypes
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -41,14 +42,35 @@ def module_of(shim: Shim) -> Any:
     return shim._model if isinstance(shim._model, torch.nn.Module) else None
 
 
-def swap_module(shim: Shim, module: Any) -> None:
-    """Let a shim wrap another torch module. Hugging Face's shim keeps it in two places.
+def swap(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute for the time of a run: a layer's function or ops, a shim's module, a module's `forward`.
+
+    RETURNS (Callable): Puts back what was there, unless other code has set something else meanwhile.
+    """
+    before, was_in = getattr(owner, name), name in getattr(owner, "__dict__", {})
+    setattr(owner, name, value)
+
+    def put_back() -> None:
+        if getattr(owner, name, None) is not value:
+            return
+        if not was_in and name in getattr(owner, "__dict__", {}):
+            delattr(owner, name)  # the class has it
+        else:
+            setattr(owner, name, before)
+
+    return put_back
+
+
+def swap_module(shim: Shim, module: Any) -> Callable[[], None]:
+    """Let a shim wrap another torch module. Hugging Face's shim keeps it in two places. RETURNS: As `swap`.
 
     SOURCE: thinc/shims/shim.py, `Shim._model`; spacy_transformers/layers/hf_shim.py (1.4.0), `HFShim._hfmodel`.
     """
-    shim._model = module
+    back = ExitStack()
+    back.callback(swap(shim, "_model", module))
     if hasattr(shim, "_hfmodel"):
-        shim._hfmodel.transformer = module
+        back.callback(swap(shim._hfmodel, "transformer", module))
+    return back.close
 
 
 def attention_of(module: torch.nn.Module) -> str | None:
@@ -159,9 +181,9 @@ def forward_of_parsers_lower_layer() -> Callable[..., Any]:
     return _precomputable_affine.forward
 
 
-def swap_forward(node: Model[Any, Any], forward: Callable[..., Any]) -> None:
-    """Set the forward function of a layer. SOURCE: thinc/model.py, `Model._func`."""
-    node._func = forward
+def swap_forward(node: Model[Any, Any], forward: Callable[..., Any]) -> Callable[[], None]:
+    """Set the forward function of a layer. RETURNS: As `swap`. SOURCE: thinc/model.py, `Model._func`."""
+    return swap(node, "_func", forward)
 
 
 def set_original_refs(node: Model[Any, Any], refs: dict[str, int]) -> None:

@@ -30,10 +30,10 @@ from spacy.language import Language
 from thinc.api import Model, NumpyOps
 
 from .checks import Section, check_ops_threads
-from .host import code_of_blis
+from .host import code_of_blis, swap
 from .launched import processes_here
 from .params import components_with_model
-from .parser_backprop import Batched, batch_backprop, put_back
+from .parser_backprop import Batched, batch_backprop
 from .schema import Positive
 from .types import OpsThreads
 
@@ -308,14 +308,13 @@ class PipelineOps:
         self._stack = ExitStack()
         # The ops before, by the `id` of ours. Each of a pipeline's ops has one, that its nodes share as before.
         self._ours: dict[int, tuple[NumpyOps, FastOps]] = {}
-        self._nodes: list[Model[Any, Any]] = []
         self._batched = Batched()
-        self._parsers: list[Model[Any, Any]] = []
+        self._put_back: list[Callable[[], None]] = []
 
     def __enter__(self) -> PipelineOps:
         if self._products.library != "thinc":
             self._stack.enter_context(_limits(self._products))
-        self._stack.callback(self._put_back)
+        self._stack.callback(self._end)
         self.cover()
         return self
 
@@ -325,7 +324,7 @@ class PipelineOps:
     @property
     def changes_anything(self) -> bool:
         """Whether the pipeline has layers that compute otherwise inside."""
-        return bool(self._nodes or self._parsers)
+        return bool(self._put_back)
 
     def cover(self) -> None:
         """Give the products to nodes that are new, or were moved to the CPU."""
@@ -333,24 +332,20 @@ class PipelineOps:
             ops: Any = node.ops
             if type(ops) is not NumpyOps:
                 continue
-            if batch_backprop(node, self._batched):
-                self._parsers.append(node)
+            if (put_back := batch_backprop(node, self._batched)) is not None:
+                self._put_back.append(put_back)
             if self._products.library != "thinc":
                 _, ours = self._ours.setdefault(id(ops), (ops, FastOps(ops, _multiply(self._products))))
-                node.ops = ours
-                self._nodes.append(node)
+                self._put_back.append(swap(node, "ops", ours))
 
-    def _put_back(self) -> None:
-        """Also into layers that were taken out of the pipeline. Whatever else has our ops computes as before."""
-        before = {id(ours): ops for ops, ours in self._ours.values()}
-        for node in self._nodes:
-            node.ops = before.get(id(node.ops), node.ops)
+    def _end(self) -> None:
+        """Also in layers that were taken out of the pipeline. Whatever else has our ops computes as before."""
+        for put_back in self._put_back:
+            put_back()
         for _, ours in self._ours.values():
             ours.multiply = None
-        for node in self._parsers:
-            put_back(node, self._batched)
         self._batched.is_on = False
-        self._nodes, self._ours, self._parsers = [], {}, []
+        self._put_back, self._ours = [], {}
 
 
 @contextmanager

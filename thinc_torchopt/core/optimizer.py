@@ -30,7 +30,7 @@ from .algorithms import AN_ALGORITHM, Algorithm
 from .attachments import Attachment, collect_attachments, taking_blocks
 from .averages import AverageSettings, check_not_in_use, check_param_not_in_use, chosen_averages
 from .checks import OPTIMIZER, check_ops_threads, known_settings, own_errors
-from .errors import ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
+from .errors import CheckpointWarning, ConfigAttributeError, ConfigError, ConfigWarning, DistributedError, PipelineError
 from .host_errors import check_versions
 from .labels import restore_trees
 from .lock import lock_for
@@ -243,7 +243,7 @@ class TorchOptimizer(Optimizer):
         return [name for name in super().__dir__() if name not in _HIDDEN]
 
     def _reset(self) -> None:
-        self._is_checked = False
+        self._is_checked = self._lacks_state = False
         self._noted = NotedGrads()
         self._step.forget_buffers()
         self._frozen_grads = FrozenGrads()
@@ -275,6 +275,7 @@ class TorchOptimizer(Optimizer):
         with self._lock:
             check_versions(nlp, exclude)
             restore_trees(nlp)
+            hooks.check_not_put_back()
             walked = walk_pipeline(nlp)
             self._trained.plan.check(walked)
             self._reset_if_other(nlp)
@@ -292,6 +293,7 @@ class TorchOptimizer(Optimizer):
         """
         with self._lock:
             restore_trees(nlp)
+            hooks.check_not_put_back()
             self._reset_if_other(nlp, anew)
             with suppress(PipelineError):
                 self._trained.table.add_all(nlp, ())
@@ -406,34 +408,54 @@ class TorchOptimizer(Optimizer):
                 raise
 
     @contextmanager
-    def joint_step(self, spoiled_by: Exception | None = None, *, epoch: float | None = None) -> Iterator[None]:
+    def joint_step(
+        self,
+        spoiled_by: Exception | None = None,
+        *,
+        epoch: float | None = None,
+        before_update: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
         """Inside, `finish_update` only collects gradients; at the end all params are updated together. Other threads
         wait.
 
         spoiled_by (Exception | None): A component's error about a value that is not finite. The update is skipped.
         epoch (float): For the history of learning rates.
+        before_update (Callable): Called before the update, when all gradients are known.
         """
         with self._lock:
             if self._joint:  # nested: the outer one updates
                 yield
+                if before_update is not None:
+                    before_update()
                 return
             self._trained.table.follow_renamed()
             self._joint = True
             try:
                 yield
-                self.step(spoiled_by, epoch)
+                self.step(spoiled_by, epoch, before_update)
             finally:
                 self._joint = False
                 self._noted.forget()
 
-    def step(self, spoiled_by: Exception | None = None, epoch: float | None = None) -> None:
+    def step(
+        self,
+        spoiled_by: Exception | None = None,
+        epoch: float | None = None,
+        before_update: Callable[[], None] | None = None,
+    ) -> None:
         """Update every param with a gradient collected since the last step.
 
-        spoiled_by, epoch: As for `joint_step`.
+        spoiled_by, epoch, before_update: As for `joint_step`.
         RAISES (NonFiniteGradError): `max_nonfinite` updates in a row were skipped.
         """
-        with self._lock:
+
+        def update() -> None:
+            if before_update is not None:
+                before_update()
             self._update(spoiled_by, epoch)
+
+        with self._lock:
+            self._noted.update(self._trained.table, self.set_grad, self._update_of_shim, update)
 
     def _update(
         self,
@@ -446,6 +468,7 @@ class TorchOptimizer(Optimizer):
         """part (Key | None): The key of the only param, if it is updated by itself, as a part of a step."""
         self._settings.check_end_is_known()
         self._check_settings()
+        self._tell_lack_of_state()
         params, shims = self._noted.pop_all()
         if params:
             for attachment in self.attachments.values():
@@ -485,16 +508,8 @@ class TorchOptimizer(Optimizer):
             check_param_not_in_use(key, weights, param, self._trained.table.names)
             if param is None and not isinstance(weights, torch.Tensor) and not is_viewable(weights):
                 weights = own_copy(weights)
-            if self._joint and self._step.reduce is not None:
-                raise DistributedError(
-                    f"Can't update param {key!r} by itself in one of several processes: expected "
-                    "thinc.model.Model.finish_update to pass all gradients to the optimizer at once, found a call for "
-                    "one param. Other code has replaced that function, or a component calls the optimizer itself. "
-                    "Train in one process."
-                )
-            waiting = self._noted, self._joint
-            self._noted, self._joint = NotedGrads(), False
-            try:
+            self._refuse_alone(key)
+            with self._apart():
                 if param is None:
                     self.set_grad(weights, gradient, key=key)
                     self._update(lr_scale=lr_scale, part=key)
@@ -502,11 +517,40 @@ class TorchOptimizer(Optimizer):
                     self.set_grad(param, grad := view_of_param(gradient, f"{key}"))
                     self._update(lr_scale=lr_scale, part=key)
                     grad.zero_()
-            finally:
-                self._noted, self._joint = waiting
             if self._joint:
                 self._step.grad_norm = None  # it was this one param's
             return weights, gradient
+
+    def _update_of_shim(
+        self, key: Key, weights: Any, gradient: Any, callback: Callable[[Any], None], *, lr_scale: float
+    ) -> None:
+        """Update a param of a shim by itself, after the update of all others. Arguments: As for `set_grad`."""
+        self._refuse_alone(key)
+        grad_norm = self._step.grad_norm
+        with self._apart():
+            self.set_grad(weights, gradient, callback, key=key)
+            self._update(lr_scale=lr_scale, part=key)
+        self._step.grad_norm = grad_norm
+
+    def _refuse_alone(self, key: Key) -> None:
+        """RAISES (DistributedError): It is a joint step of several processes."""
+        if self._joint and self._step.reduce is not None:
+            raise DistributedError(
+                f"Can't update param {key!r} by itself in one of several processes: expected "
+                "thinc.model.Model.finish_update to pass all gradients to the optimizer at once, found a call for "
+                "one param. Other code has replaced that function, or a component calls the optimizer itself. "
+                "Train in one process."
+            )
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Inside, an update has none of the gradients that were noted before."""
+        waiting = self._noted, self._joint
+        self._noted, self._joint = NotedGrads(), False
+        try:
+            yield
+        finally:
+            self._noted, self._joint = waiting
 
     def step_schedules(self) -> None:
         """Move every schedule on by one, each exactly once."""
@@ -789,6 +833,8 @@ class TorchOptimizer(Optimizer):
     def averages(self) -> dict[Any, Any]:
         """The averages for `nlp.use_params` and `Model.use_params`; perhaps empty. See `Averages.as_thinc`."""
         with self._lock:
+            if self.keeps_averages:
+                self._tell_lack_of_state()
             return self._trained.averages_for_thinc()
 
     @averages.setter  # type: ignore[override]
@@ -896,7 +942,7 @@ class TorchOptimizer(Optimizer):
             by_name.restore_scalers([found for model in walked for found in model.shims], state.grad_scalers)
             by_name.restore_grads(walked, state.grads)
             self._frozen_grads.stop_only(trained.plan.frozen_params)
-            self._trained, self._step.guard = trained, guard
+            self._trained, self._step.guard, self._lacks_state = trained, guard, False
 
     def check_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Check that a state can be loaded, without loading it. saved, RAISES: As `load_state_dict`."""
@@ -946,15 +992,33 @@ class TorchOptimizer(Optimizer):
         self.load_state_dict(read_folder(Path(path)), on_growth=on_growth, renamed=renamed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings and schedules, without params and state: a copied pipeline has other arrays and keys."""
+        """Settings and schedules, without params and state: a copied pipeline has other arrays and keys. With a
+        pipeline, it is pickled by `nlp.pipe(n_process=2)`; a copy that is used says what it lacks.
+        """
         left_behind = ("_lock", "_noted", "_trained", "_frozen_grads")
         kept = {name: value for name, value in self.__dict__.items() if name not in left_behind}
-        return {**kept, "_step": copy(self._step), "_settings": copy(self._settings)}
+        kept |= {"_step": copy(self._step), "_settings": copy(self._settings)}
+        return {**kept, "_lacks_state": self._lacks_state or any(param.steps for param in self._trained.params)}
 
     def __setstate__(self, settings: dict[str, Any]) -> None:
         self.__dict__.update(settings)
         self._lock = lock_for(self)
+        lacks_state = self._lacks_state
         self._reset()
+        self._lacks_state = lacks_state
+
+    def _tell_lack_of_state(self) -> None:
+        """Warn once if it is a copy of an optimizer that had made updates."""
+        if self._lacks_state:
+            self._lacks_state = False
+            warnings.warn(
+                CheckpointWarning(
+                    "A copy of an optimizer starts without moments, averages and counts: copies and pickles have its "
+                    "settings and schedules alone. To go on with its state, call initialize(nlp) and "
+                    "load_state_dict(original.state_dict())."
+                ),
+                stacklevel=4,
+            )
 
 
 TorchOptimizer.__init__.__doc__ = TorchOptimizer.__doc__

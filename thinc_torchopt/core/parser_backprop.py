@@ -100,15 +100,8 @@ class _Collecting:
             yield ids.ravel(), d_features.reshape((ids.size, -1))
 
 
-def batch_backprop(node: Model[Any, Any], batched: Batched) -> bool:
-    """Give a node the batched backward pass if it is a parser's. RETURNS: Whether it is."""
-    if forward_of(node) is not tb_framework.forward:
-        return False
-    swap_forward(node, batched)
-    return True
-
-
-def put_back(node: Model[Any, Any], batched: Batched) -> None:
-    """Give a node spaCy's own function again, unless it has got another one meanwhile."""
-    if forward_of(node) is batched:
-        swap_forward(node, tb_framework.forward)
+def batch_backprop(node: Model[Any, Any], batched: Batched) -> Callable[[], None] | None:
+    """Give a node the batched backward pass if it is a parser's. RETURNS: Puts spaCy's back, see `swap`. None: it is
+    none.
+    """
+    return swap_forward(node, batched) if forward_of(node) is tb_framework.forward else None

@@ -9,7 +9,9 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
 import spacy.about
@@ -45,8 +47,17 @@ class Replaced(NamedTuple):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the current function is ours."""
-        return hasattr(self.function, _MARK)
+        """Whether the current function is ours, or one of another package that can call ours."""
+        return any(map(self._is_ours, _callables_of(self.function)))
+
+    @property
+    def was_put_back(self) -> bool:
+        """Whether it was replaced, and is no longer in place."""
+        return (self.owner, self.name) in _replaced and not self.is_in_place
+
+    def _is_ours(self, function: Any) -> bool:
+        """`functools.wraps` copies our mark to other functions, and two classes have functions of one name."""
+        return getattr(function, _MARK, None) == (id(function), self.owner, self.name)
 
     @property
     def found(self) -> str:
@@ -69,8 +80,9 @@ class Replaced(NamedTuple):
         """Install the hook."""
         original = self.function
         hook = functools.wraps(original)(self.hook_for(original))
-        setattr(hook, _MARK, True)
+        setattr(hook, _MARK, (id(hook), self.owner, self.name))
         setattr(self.owner, self.name, hook)
+        _replaced.add((self.owner, self.name))
         # `spacy train` keeps spaCy's `train` under another name.
         command = sys.modules.get("spacy.cli.train")
         if getattr(command, "train_nlp", None) is original:
@@ -89,6 +101,63 @@ def replace(host: str, version: str, known: str, functions: Sequence[Replaced]) 
     for function in functions:
         if function not in changed and not function.is_in_place:
             function.replace()
+
+
+# Places of functions that were replaced.
+_replaced: set[tuple[Any, str]] = set()
+
+
+def warn_of_put_back(functions: Sequence[Replaced]) -> None:
+    """Warn of functions that another package has put back or replaced since."""
+    if found := [function for function in functions if function.was_put_back]:
+        names = ", ".join(f"{function.name} (from {_origin(function.function)})" for function in found)
+        effects = "; ".join(dict.fromkeys(function.without for function in found))
+        warnings.warn(
+            HostWarning(
+                f"Functions of thinc and spaCy are no longer replaced by ours: {names}. Other code has put back a "
+                f"function that it had saved, or its own does not call ours. The effects: {effects}. Remove that code, "
+                "or import thinc_torchopt after it has put its functions back."
+            ),
+            stacklevel=3,
+        )
+
+
+def _origin(function: Any) -> str:
+    return str(getattr(getattr(function, "__code__", None), "co_filename", None) or type(function).__module__)
+
+
+def _callables_of(function: Any) -> Iterator[Any]:
+    """A function, and those that it may call as a wrapper does: from its closure, its globals, or its attributes."""
+    found, seen = [function], dict[int, Any]()
+    while found:
+        one = found.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, (list, tuple, dict)):
+            found += one.values() if isinstance(one, dict) else one
+        if not callable(one) or isinstance(one, type):
+            continue
+        yield one
+        if isinstance(one, FunctionType):
+            if str(one.__globals__.get("__name__")).partition(".")[0] in _HOSTS:
+                continue  # its module, where `functools.wraps` has copied another's to `__module__`
+            # Not `__wrapped__`: it may be set to ours by a function that does not call it.
+            with suppress(ValueError):  # a name that has no value yet
+                names = inspect.getclosurevars(one)
+                used = [*names.nonlocals.values(), *names.globals.values()]
+                found += [*used, *(vars(value) for value in used if _is_plain_object(value))]
+            found += [one.__defaults__, one.__kwdefaults__]
+        else:
+            found += [getattr(one, name, None) for name in ("func", "__wrapped__", "__func__", "__dict__")]
+            found += [getattr(getattr(one, "__self__", None), "__dict__", None), vars(type(one)).get("__call__")]
+
+
+_HOSTS: Final = ("thinc", "spacy", "thinc_torchopt")
+
+
+def _is_plain_object(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, ModuleType)
 
 
 def _leave_alone(host: str, expected: str, found: str, functions: Sequence[Replaced]) -> None:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from timeit import default_timer
 from typing import Any, Optional
 
@@ -191,6 +192,7 @@ class Run:
         self.control = self._listeners.control
         self._is_open = self._has_told_error = self._is_closed = False
         end = hooks.end_of_training()
+        hooks.check_not_put_back()
         try:
             self._name_params()
             self._open_processes(listeners, end)
@@ -451,13 +453,13 @@ class Run:
         self.ranks.end_backward()
         skipped = optimizer.skipped_updates
         optimizer.batch_size = BatchSize(sum(len(example) for example in batch), len(batch))
-        with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch):
+        before_update = partial(self.emit, PreOptimizerStep, spoiled_by)
+        with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch, before_update=before_update):
             for name, proc in nlp.pipeline:
                 if name not in arguments.exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
                     # spaCy's table wants one, also of an empty batch, and of components behind one that raised.
                     losses.setdefault(name, 0.0)
-            self.emit(PreOptimizerStep, spoiled_by)
         optimizer.batch_size = None
         self.ranks.end_update(all_losses)
         unknown = all_losses if self.ranks.is_spoiled(spoiled_by is not None) else ()  # spaCy stops at the first NaN

@@ -1,6 +1,7 @@
 """How the modules of transformers compute in a run: gradient checkpointing, frozen layers, attention."""
 
 import warnings
+from functools import partial
 
 import numpy
 import pytest
@@ -11,6 +12,7 @@ from spacy.util import registry
 
 from thinc_torchopt.addons.fine_tuning import FineTuning
 from thinc_torchopt.addons.fine_tuning.attention import attending
+from thinc_torchopt.addons.fine_tuning.batches import run_at_once, run_in_parts, runs_in_parts
 from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
 from thinc_torchopt.addons.fine_tuning.layers import names_to_freeze
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
@@ -114,6 +116,19 @@ def test_checkpointing_of_the_lowest_layers_that_are_trained():
         module.layers[0].requires_grad_(True)
         assert passes() == [2, 2, 1, 1]
     assert passes() == [1, 1, 1, 1]
+
+
+def test_forward_functions_of_other_code_stay():
+    """What it has put around ours in a run: it goes on with the plain module."""
+    module, layer = torch.nn.Module(), torch.nn.Sequential(torch.nn.Linear(4, 4))
+    module.layers = torch.nn.ModuleList([layer])
+    with checkpointing(FineTuning(window_pieces=None, gradient_checkpointing=1), module):
+        layer.forward = theirs = partial(layer.forward)
+    assert vars(layer).pop("forward") is theirs
+    run_in_parts(layer, 4)
+    layer.forward = theirs = partial(layer.forward)
+    run_at_once(layer)
+    assert vars(layer).pop("forward") is theirs and not runs_in_parts(layer)
 
 
 def test_checkpointing_of_a_decoder():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -15,8 +16,7 @@ import torch
 from thinc.api import PyTorchShim
 
 from ...core.checks import Section
-from ...core.host import attention_of, module_of, swap_module
-from .checkpointing import with_forward
+from ...core.host import attention_of, module_of, swap, swap_module
 from .settings import BLOCK
 
 _OFTEN: Final = ("eager", "sdpa", "flash_attention_2", "flex_attention")
@@ -46,18 +46,18 @@ def attending(shim: PyTorchShim, attention: str) -> Iterator[None]:
     if not _is_of_hugging_face(module):
         with ExitStack() as stack:
             for product in _products_of(module) if attention == "sdpa" else ():
-                stack.enter_context(with_forward(product, _fused(product)))
+                stack.callback(swap(product, "forward", partial(_fused(product), product.forward)))
             yield
         return
     if attention_of(module) == attention:
         yield
         return
-    swap_module(shim, _twin_of(shim, attention))
+    put_back = swap_module(shim, twin := _twin_of(shim, attention))
     try:
         yield
     finally:
-        module.train(module_of(shim).training)
-        swap_module(shim, module)
+        module.train(twin.training)
+        put_back()
 
 
 # ---------------------------------------------------------------------- Hugging Face

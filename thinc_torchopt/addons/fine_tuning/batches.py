@@ -53,9 +53,13 @@ def run_in_parts(module: torch.nn.Module, at_most: int) -> None:
 
 
 def run_at_once(module: torch.nn.Module) -> None:
-    """Let a transformer read all windows of a batch at once again."""
+    """Let a transformer read all windows of a batch at once again, also inside a function that other code has put
+    around ours.
+    """
     if runs_in_parts(module):
-        del module.__dict__["forward"], module.__dict__[_AT_MOST]
+        del module.__dict__[_AT_MOST]
+        if getattr(vars(module).get("forward"), "__func__", None) in (_curated, _hugging_face):
+            del module.__dict__["forward"]
 
 
 def runs_in_parts(module: torch.nn.Module) -> bool:
@@ -68,7 +72,7 @@ def runs_in_parts(module: torch.nn.Module) -> bool:
 def _hugging_face(self: Any, **inputs: Tensor) -> Any:
     """SOURCE: spacy_transformers/layers/transformer_model.py, `_convert_transformer_inputs`."""
     forward, parts = type(self).forward, _parts_of(self, inputs["attention_mask"])
-    if len(parts) == 1:
+    if len(parts) < 2:
         return forward(self, **inputs)
     outputs = [forward(self, **{key: part.of(value) for key, value in inputs.items()}) for part in parts]
     merged = {
@@ -95,7 +99,7 @@ def _curated(self: Any, piece_ids: Tensor, attention_mask: Any = None, *others: 
     is_given = attention_mask is not None
     mask = attention_mask.bool_mask[:, 0, 0, :] if is_given else piece_ids.ne(self.padding_idx)
     forward, parts = type(self).forward, _parts_of(self, mask)
-    if len(parts) == 1:
+    if len(parts) < 2:
         return forward(self, piece_ids, attention_mask, *others)
     outputs = [
         forward(self, part.of(piece_ids), *([type(attention_mask)(part.of(mask))] if is_given else []))
@@ -122,7 +126,12 @@ class _Part(NamedTuple):
 
 
 def _parts_of(module: torch.nn.Module, mask: Tensor) -> list[_Part]:
-    """mask (Tensor): Of the wordpieces that are not padding. Shape: (windows, length)."""
+    """mask (Tensor): Of the wordpieces that are not padding. Shape: (windows, length).
+
+    RETURNS (list[_Part]): Empty: all windows at once.
+    """
+    if not runs_in_parts(module):
+        return []
     mask, length = mask.bool(), mask.shape[1]
     parts = []
     for rows in split_by_length(mask.sum(1).tolist(), module.__dict__[_AT_MOST]):

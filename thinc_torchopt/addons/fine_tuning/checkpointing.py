@@ -19,6 +19,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ...core.checks import Section
+from ...core.host import swap
 from .settings import BLOCK, FineTuning
 
 
@@ -52,7 +53,7 @@ def checkpointing(settings: FineTuning, module: torch.nn.Module) -> Iterator[Non
     with ExitStack() as stack:
         for layer in layers:
             chosen = partial(_is_chosen, layer, layers, settings.gradient_checkpointing)
-            stack.enter_context(with_forward(layer, partial(_checkpointed, layer, chosen)))
+            stack.callback(swap(layer, "forward", partial(_checkpointed, layer, chosen, layer.forward)))
         yield
 
 
@@ -86,18 +87,3 @@ def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     for child in module.children():
         found += list(child) if isinstance(child, torch.nn.ModuleList) else layers_of(child)
     return found
-
-
-@contextmanager
-def with_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a module computes by another function. forward (Callable): Gets the module's own, and its arguments."""
-    before = module.forward
-    was_set = "forward" in vars(module)
-    module.forward = partial(forward, before)
-    try:
-        yield
-    finally:
-        if was_set:
-            module.forward = before
-        else:
-            del module.forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from spacy.tokens import Doc
@@ -31,7 +32,7 @@ class RunWindows:
         self._run = run
         # Frozen ones read as before, and are saved so: others may have learned from them.
         self._transformers = transformers_of(run.nlp, run.arguments.exclude)
-        self._covered: list[tuple[Any, Any]] = []
+        self._covered: list[tuple[Any, Callable[[], None]]] = []
         self._has_begun = False
         self._saved: tuple[int, int] | None = None
 
@@ -100,8 +101,8 @@ class RunWindows:
 
     def close(self) -> None:
         """Put the transformers back. In memory they have the windows of the saved pipeline then."""
-        for node, forward in self._covered:
-            swap_forward(node, forward)
+        for _, put_back in self._covered:
+            put_back()
         for one in self._transformers:
             run_at_once(one.module)
             if self._has_begun and self._saved is not None and not one.is_curated:
@@ -123,5 +124,5 @@ class RunWindows:
                 continue
             forward = forward_of(one.node)
             windows = PieceWindows(one.tokenizer, settings.window_pieces, settings.stride)
-            swap_forward(one.node, forward_in_windows(forward, windows, settings.window_pieces))
-            self._covered.append((one.node, forward))
+            ours = forward_in_windows(forward, windows, settings.window_pieces)
+            self._covered.append((one.node, swap_forward(one.node, ours)))

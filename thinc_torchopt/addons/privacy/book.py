@@ -115,8 +115,7 @@ class Book:
     def _open(self, node: Model, stack: ExitStack) -> None:
         """Put a layer's form in place of its forward function, and keep torch from computing its gradients."""
         form, forward = _form_of(node), forward_of(node)
-        stack.callback(swap_forward, node, forward)
-        swap_forward(node, partial(self._run, form, forward))
+        stack.callback(swap_forward(node, partial(self._run, form, forward)))
         stack.callback(swap_grads, node, swap_grads(node, {}))
         for shim in node.shims:
             module = _module_in(node, shim)

@@ -42,7 +42,7 @@ from .precision import (
     scale_passes_apart,
     scaling_all_apart,
 )
-from .shims import WriteBack, backprop_through_frozen, foreign_grads, torch_grads
+from .shims import backprop_through_frozen, torch_grads, update_in_calls
 from .succession import Released
 from .table import ParamTable
 
@@ -54,7 +54,6 @@ __all__ = [
     "ParamTable",
     "Pattern",
     "Released",
-    "WriteBack",
     "all_names",
     "as_one_vector",
     "backprop_apart",
@@ -68,7 +67,6 @@ __all__ = [
     "computing_all_in",
     "escape",
     "follow_models",
-    "foreign_grads",
     "in_order",
     "inherit_master",
     "is_viewable",
@@ -87,6 +85,7 @@ __all__ = [
     "torch_params",
     "trainable_components",
     "unique",
+    "update_in_calls",
     "view_of_param",
     "walk",
     "walk_pipeline",

@@ -196,7 +196,7 @@ class Param:
 
     @property
     def is_of_shim(self) -> bool:
-        """Whether a shim keeps it elsewhere, and passes it to its optimizer: see `shims.foreign_grads`."""
+        """Whether a shim keeps it elsewhere, and passes it to its optimizer: see `shims.update_in_calls`."""
         return is_key_of_shim(self.key)
 
     @property

@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
-from thinc.api import PyTorchShim, Shim
+from thinc.api import Model, PyTorchShim, Shim
 
 from ..host import module_of, scaler_of
+from ..types import Key
+from .param import own_copy
 
 # thinc's way to call an optimizer: key, weights, gradient -> weights, gradient.
 Call = Callable[..., tuple[Any, Any]]
@@ -121,104 +122,54 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, ar
     return made
 
 
-class ForeignGrad(NamedTuple):
-    """Param and gradient in one call of a shim with its own store."""
-
-    name: str
-    weights: Any
-    gradient: Any
-
-
-# Calls of its optimizer by each shim in an update.
-_calls: WeakKeyDictionary[Shim, int] = WeakKeyDictionary()
-
-
-def foreign_grads(shim: Shim) -> list[ForeignGrad]:
-    """The params and gradients that a shim passes to its optimizer.
+def update_in_calls(
+    shims: Sequence[tuple[Shim, Model[Any, Any]]],
+    key_of: Callable[[Shim, str, Model[Any, Any]], Key],
+    set_grad: Callable[..., None],
+    update_alone: Callable[..., None],
+    update: Callable[[], None],
+) -> None:
+    """Make an update of all params together, inside the calls of shims with a store of their own.
 
     Such a shim collects params and gradients, calls the optimizer, and writes the result back, all in one function. The
-    result is not known yet: later, `WriteBack` runs the shim again from the start. So here it is stopped in its last
-    call. A shim that calls for each of its params needs answers in between: a copy of it gets them, and changes in
-    place are undone.
+    result is known after the update. So the next shim runs inside this one's call, and the update inside the last
+    one's: each shim runs once.
 
-    RETURNS (list[ForeignGrad]): One per call; usually one, with all params in one flat array.
+    shims (Sequence): Each with the root of its model. One that makes no call has nothing to update.
+    key_of (Callable): `ParamTable.name_shim_param`.
+    set_grad (Callable): `TorchOptimizer.set_grad`. Gets the param of each shim's first call.
+    update_alone (Callable): Updates the param of a later call by itself: it comes when the update is over.
+    update (Callable): Makes the update. After an error the shims keep their values, and let go of their gradients.
     """
-    calls = _calls.get(shim)
-    if calls is None:
-        try:
-            calls = len(_record(_copy_of(shim), None))
-        except Exception:
-            calls = 1  # the shim itself raises the error below
-        _calls[shim] = calls
-    return _record(shim if calls < 2 else _copy_of(shim), max(calls, 1))
+    if not shims:
+        update()
+        return
+    (shim, model), *others = shims
+    joins = True
+    errors: list[Exception] = []
 
+    def answer(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
+        nonlocal joins
+        if len(gradient) < 1:
+            return weights, gradient
+        if hasattr(gradient, "flags") and not getattr(gradient.flags, "writeable", True):
+            gradient = own_copy(gradient)
+        values = [weights]
+        own_key = key_of(shim, key[1], model)
+        if joins and lr_scale == 1.0:
+            joins = False
+            set_grad(weights, gradient, values.append, key=own_key)
+            try:
+                update_in_calls(others, key_of, set_grad, update_alone, update)
+            except Exception as error:
+                errors.append(error)
+        else:
+            update_alone(own_key, weights, gradient, values.append, lr_scale=lr_scale)
+        gradient[...] = 0
+        return values[-1], gradient
 
-class WriteBack:
-    """Passes the new values to a shim, once all are known.
-
-    shim (Shim): The shim. names (Iterable[str]): The names in its calls of the optimizer.
-    update_alone (Call): For calls under other names: updates each by itself.
-    """
-
-    def __init__(self, shim: Shim, names: Iterable[str], update_alone: Call):
-        self._shim = shim
-        self._missing = set(names)
-        self._values: dict[str, Any] = {}
-        self._update_alone = update_alone
-
-    def add(self, name: str, values: Any) -> None:
-        """Add the new values for a call, in the form of the shim's array. The last ones run the shim."""
-        self._values[name] = values
-        self._missing.discard(name)
-        if not self._missing:
-            self._shim.finish_update(self._answer)
-
-    def _answer(self, key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-        if key[1] in self._values:
-            return self._values[key[1]], gradient * 0
-        _calls[self._shim] = _calls.get(self._shim, 1) + 1
-        return self._update_alone(("shim", *key), weights, gradient, lr_scale=lr_scale)
-
-
-def _record(shim: Shim, last: int | None) -> list[ForeignGrad]:
-    """The calls of a shim, up to the call of this number. Each call returns its own arguments."""
-    found: list[ForeignGrad] = []
-    before: list[tuple[Any, Any]] = []
-
-    def note(key: tuple[int, str], weights: Any, gradient: Any, *, lr_scale: float = 1.0) -> tuple[Any, Any]:
-        if len(found) + 1 == last == 1:
-            found.append(ForeignGrad(key[1], weights, gradient))
-            raise _Stop
-        given = ForeignGrad(key[1], _clone(weights), _clone(gradient))
-        before.extend([(weights, given.weights), (gradient, given.gradient)])
-        found.append(given)
-        if len(found) == last:
-            raise _Stop
-        return weights, gradient
-
-    try:
-        shim.finish_update(note)
-    except _Stop:
-        pass
-    finally:
-        for array, values in before:
-            with suppress(ValueError):  # read-only, so unchanged
-                array[...] = values
-    return found
-
-
-def _copy_of(shim: Shim) -> Shim:
-    """A copy of a shim that shares no mutable values with it."""
-    made = copy(shim)
-    for name, value in list(vars(shim).items()):
-        if isinstance(value, (dict, list, set)):
-            setattr(made, name, copy(value))
-    return made
-
-
-def _clone(array: Any) -> Any:
-    return array.clone() if isinstance(array, torch.Tensor) else array.copy()
-
-
-class _Stop(BaseException):
-    """Stops a shim in its call of the optimizer."""
+    shim.finish_update(answer)
+    if errors:
+        raise errors[0]
+    if joins:
+        update_in_calls(others, key_of, set_grad, update_alone, update)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy
@@ -12,17 +11,17 @@ import torch
 from thinc.api import Model, PyTorchShim, Shim
 
 from .. import kernels
+from ..errors import ParamError
 from ..host import grads_of
 from ..params import (
     Param,
     ParamTable,
-    WriteBack,
     clear_grads,
-    foreign_grads,
     own_copy,
     places_in,
     scale_passes_apart,
     torch_grads,
+    update_in_calls,
 )
 from ..types import Key
 
@@ -36,6 +35,8 @@ class NotedGrads:
     def __init__(self) -> None:
         self.params: dict[Key, Param] = {}
         self.shims: list[Shim] = []
+        # Those with a store of their own, each with the root of its model: they run in `update`.
+        self._with_store: list[tuple[Shim, Model[Any, Any]]] = []
 
     def note(
         self, table: ParamTable, key: Key, source: Any, grad: Any, callback: Callable[[Any], None] | None = None
@@ -131,11 +132,28 @@ class NotedGrads:
                         set_grad(source, grad)
             finally:  # a gradient that is noted has its values
                 kernels.copy_([copy for copy, _ in copies], [grad for _, grad in copies])
-        elif found := foreign_grads(shim):
-            back = WriteBack(shim, [name for name, _, _ in found], update_alone)
-            for name, weights, gradient in found:
-                key = table.name_shim_param(shim, name, model)
-                set_grad(weights, gradient, partial(back.add, name), key=key)
+        elif all(known is not shim for known, _ in self._with_store):
+            if any(known.id == shim.id for known, _ in self._with_store):
+                raise ParamError(
+                    f"Can't update two shims ({type(shim).__name__}) with the same id, {shim.id}: they call the "
+                    "optimizer for their params under this id. A copied layer has the ids of the first one. Set "
+                    "another one in the copy: shim.id = Shim.global_id = Shim.global_id + 1."
+                )
+            self._with_store.append((shim, model))
+
+    def update(
+        self,
+        table: ParamTable,
+        set_grad: Callable[..., None],
+        update_alone: Callable[..., None],
+        update: Callable[[], None],
+    ) -> None:
+        """Add the params that shims keep elsewhere, make the update, and pass the new values to these shims.
+
+        table, set_grad: As in `collect`. update_alone, update (Callable): See `update_in_calls`.
+        """
+        shims, self._with_store = self._with_store, []
+        update_in_calls(shims, table.name_shim_param, set_grad, update_alone, update)
 
     def pop_all(self) -> tuple[list[Param], list[Shim]]:
         """Remove and return everything: the params that still have their gradient, and the shims. The gradients of
@@ -152,6 +170,7 @@ class NotedGrads:
         """Drop everything."""
         self.params.clear()
         self.shims = []
+        self._with_store = []
 
 
 def _drop_grad(param: Param, callback: Callable[[Any], None] | None) -> None:
