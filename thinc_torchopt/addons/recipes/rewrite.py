@@ -153,8 +153,6 @@ def with_fast_products(text: str, overrides: Mapping[str, Any] | None = None) ->
     training = Config().from_str(text, interpolate=False, overrides=dict(overrides or {})).interpolate()["training"]
     if training.get("gpu_allocator") or "ops" in training["optimizer"]:
         return text, ""
-    if (kind := training["optimizer"]["@optimizers"]) != TORCH:
-        return text, f'Matrix products stay thinc\'s: "{kind}" has no setting ops.'
     text = with_settings(text, {f"{_SECTION}.ops": "fastest"})
     return text, 'ops = "fastest": matrix products by the library that is the fastest on the CPU.'
 
