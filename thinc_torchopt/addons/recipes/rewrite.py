@@ -16,7 +16,7 @@ from ...core.errors import ConfigError
 from ...core.host_errors import plain_errors
 from .config_text import ConfigText, SectionText, SettingText, put, value_at, with_settings
 from .recipes import Draft, Recipe
-from .translation import TORCH, Translation
+from .translation import Translation
 
 _SECTION = "training.optimizer"
 _LOGGER = "training.logger"
