@@ -6,7 +6,7 @@ of a param that grows; state_beside.py handles state that belongs to no param.
 """
 
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_plain, may_move, small_matrix
-from .facts import Roles, check_states, library_of
+from .facts import FAR, Roles, check_states, library_of, usual_rates
 from .pytorch_optimizer import create
 from .state_beside import StateBeside, collect_beside, map_tensors, restore_beside
 from .state_fit import Fill, Kind, check_kind, check_on_growth, fit_param_state, fresh_state
@@ -30,7 +30,6 @@ from .torch_classes import (
     SparseAdam,
 )
 from .torchao import Adam4bit, Adam8bit, AdamFp8, AdamW4bit, AdamW8bit, AdamWFp8, Quantized
-from .usual_rates import FAR, usual_rates
 
 __all__ = [
     "AN_ALGORITHM",

@@ -14,6 +14,10 @@ rows, columns: a magnitude, summed up along the last dimension of the param, or 
 torch's names decide the roles. A class that uses a name in another sense, or has names of its own, says so in its row,
 or itself: `state_roles = {"z": "copy"}`. Other state counts as a moment if it has the param's shape.
 
+*Usual rates* are those in papers, in torch, and in known models. An algorithm whose step follows the size of the
+gradients (SGD) has no scale of its own; those that divide by it (Adam) move each number by about the rate. Rates far
+above the range hardly ever train anything.
+
 SOURCE: timm's OptimInfo (timm/optim/_optim_factory.py), for the form of the table.
 """
 
@@ -23,7 +27,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -46,6 +50,27 @@ ROLES: dict[str, Role] = {
 PER_CELL = frozenset(["moment", "magnitude", "sum", "copy"])
 NEVER_NEGATIVE = frozenset(["magnitude", "count", "rows", "columns"])
 
+# A rate is far above the range if it exceeds the upper end this many times; far below, likewise.
+FAR = 10.0
+
+
+class UsualRates(NamedTuple):
+    """lowest, highest (float): The usual range of the highest rate of a training.
+    source (str): Where the range is from.
+    is_factor (bool): The algorithm finds its rate itself, and multiplies it by this one.
+    """
+
+    lowest: float
+    highest: float
+    source: str
+    is_factor: bool = False
+
+
+_ADAM = UsualRates(1e-5, 5e-3, "Kingma and Ba 2014 and thinc use 0.001, BERT 0.00002 to 0.00005")
+_PRETRAINED = UsualRates(1e-6, 1e-4, "Devlin et al. 2018 use 0.00002 to 0.00005 for BERT")
+_SIGN = UsualRates(1e-6, 1e-3, "Chen et al. 2023: a third to a tenth of Adam's, as each number moves by the whole rate")
+_NONE_NEEDED = UsualRates(0.1, 1.0, "its authors: 1, as it finds the rate itself, and multiplies it by this one", True)
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -58,6 +83,7 @@ class Facts:
     matrices_only (bool): It is for matrices: its fallback, AdamW by default, optimizes the rest.
     contiguous_only (bool): It does not accept params that are transposed, or in another memory order.
     finds_rate (bool): As in `Algorithm`.
+    usual_rates (UsualRates | None): None: unknown.
     least (Mapping[str, float]): Lower limits of options that the class does not check.
     options (tuple[str, ...]): Its options, if the installed torch may lack the class: so the error names the class and
         not an option.
@@ -70,29 +96,48 @@ class Facts:
     matrices_only: bool = False
     contiguous_only: bool = False
     finds_rate: bool = False
+    usual_rates: UsualRates | None = None
     least: Mapping[str, float] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
 
 _TORCH = {
-    "adadelta": Facts(source="Zeiler 2012, https://arxiv.org/abs/1212.5701"),
-    "adafactor": Facts(source="Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235"),
-    "adagrad": Facts(source="Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", kernel=ADAGRAD),
-    "adam": Facts(source="Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=ADAM),
-    "adamax": Facts(source="Kingma and Ba 2014, https://arxiv.org/abs/1412.6980"),
-    "adamw": Facts(source="Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=ADAM),
+    "adadelta": Facts(
+        usual_rates=UsualRates(0.1, 1.0, "Zeiler 2012 and torch use 1: its steps have the scale of the weights"),
+        source="Zeiler 2012, https://arxiv.org/abs/1212.5701",
+    ),
+    "adafactor": Facts(
+        usual_rates=UsualRates(1e-4, 1e-2, "Shazeer and Stern 2018 and torch use 0.01"),
+        source="Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235",
+    ),
+    "adagrad": Facts(
+        usual_rates=UsualRates(1e-3, 0.1, "torch uses 0.01"),
+        source="Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html",
+        kernel=ADAGRAD,
+    ),
+    "adam": Facts(usual_rates=_ADAM, source="Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=ADAM),
+    "adamax": Facts(usual_rates=_ADAM, source="Kingma and Ba 2014, https://arxiv.org/abs/1412.6980"),
+    "adamw": Facts(
+        usual_rates=_ADAM, source="Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=ADAM
+    ),
     "asgd": Facts(
+        usual_rates=UsualRates(1e-3, 0.1, "torch uses 0.01"),
         source="Polyak and Juditsky 1992, https://doi.org/10.1137/0330046",
         least={"lambd": 0.0, "alpha": 0.0, "t0": 0.0},
     ),
-    "nadam": Facts(source="Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ"),
-    "radam": Facts(source="Liu et al. 2019, https://arxiv.org/abs/1908.03265"),
+    "nadam": Facts(usual_rates=_ADAM, source="Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ"),
+    "radam": Facts(usual_rates=_ADAM, source="Liu et al. 2019, https://arxiv.org/abs/1908.03265"),
     "rmsprop": Facts(
+        usual_rates=UsualRates(1e-4, 1e-2, "Hinton 2012 uses 0.001, torch 0.01"),
         source="Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
         state_roles={"momentum_buffer": "sum"},
     ),
-    "rprop": Facts(source="Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623"),
+    "rprop": Facts(
+        usual_rates=UsualRates(1e-4, 0.1, "Riedmiller and Braun 1993 use 0.1 for the first step, torch 0.01"),
+        source="Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623",
+    ),
     "sgd": Facts(
+        usual_rates=UsualRates(1e-3, 1.0, "He et al. 2015 use 0.1 with a momentum of 0.9, torch 0.001"),
         source="Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html",
         kernel=SGD,
         state_roles={"momentum_buffer": "sum"},
@@ -108,6 +153,7 @@ _TORCH = {
         "'torch.Adam.v1'.",
     ),
     "muon": Facts(
+        usual_rates=UsualRates(1e-4, 0.05, "Jordan 2024 uses 0.02, torch 0.001"),
         source="Jordan 2024, https://kellerjordan.github.io/posts/muon/",
         least={"eps": 0.0, "ns_steps": 1},
         options=("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
@@ -118,26 +164,30 @@ _LOW_RANK = "its low-rank projections are objects that can't be saved, and witho
 _PYTORCH_OPTIMIZER = {
     "a2grad": Facts(state_roles={"x_k": "copy"}),
     "accsgd": Facts(state_roles={"momentum_buffer": "copy"}),
+    "adabelief": Facts(usual_rates=_ADAM),
     "adabound": Facts(
         refusal="it counts on a fixed order of param groups, and here the order can change at each update."
     ),
     "adago": Facts(matrices_only=True),
-    "adamp": Facts(contiguous_only=True),
+    "adamp": Facts(usual_rates=_ADAM, contiguous_only=True),
     "adamuon": Facts(matrices_only=True),
+    "adan": Facts(usual_rates=_ADAM),
     "adasmooth": Facts(state_roles={"prev_param": "copy"}),
     "adatam": Facts(state_roles={"exp_avg": "sum"}),
     "apollo": Facts(refusal=_LOW_RANK),
-    "dadaptadagrad": Facts(state_roles={"x0": "copy"}, finds_rate=True),
-    "dadaptadam": Facts(finds_rate=True),
-    "dadaptadan": Facts(finds_rate=True),
-    "dadaptlion": Facts(finds_rate=True),
-    "dadaptsgd": Facts(state_roles={"x0": "copy", "z": "copy"}, finds_rate=True),
+    "dadaptadagrad": Facts(usual_rates=_NONE_NEEDED, state_roles={"x0": "copy"}, finds_rate=True),
+    "dadaptadam": Facts(usual_rates=_NONE_NEEDED, finds_rate=True),
+    "dadaptadan": Facts(usual_rates=_NONE_NEEDED, finds_rate=True),
+    "dadaptlion": Facts(usual_rates=_NONE_NEEDED, finds_rate=True),
+    "dadaptsgd": Facts(usual_rates=_NONE_NEEDED, state_roles={"x0": "copy", "z": "copy"}, finds_rate=True),
     "emofact": Facts(state_roles={"shadow": "copy"}),
     "emolynx": Facts(state_roles={"shadow": "copy"}),
     "emonavi": Facts(state_roles={"shadow": "copy"}),
     "fira": Facts(refusal=_LOW_RANK),
     "galore": Facts(refusal=_LOW_RANK),
+    "lamb": Facts(usual_rates=_ADAM),
     "lars": Facts(state_roles={"momentum_buffer": "sum"}),
+    "lion": Facts(usual_rates=_SIGN),
     "lorarite": Facts(refusal="it is for pairs of low-rank matrices, not for params of any shape."),
     "madgrad": Facts(state_roles={"x0": "copy"}),
     "muon": Facts(matrices_only=True),
@@ -146,21 +196,27 @@ _PYTORCH_OPTIMIZER = {
     "normuon": Facts(matrices_only=True),
     "novograd": Facts(state_roles={"moments": "sum"}),
     "pid": Facts(state_roles={"i_buffer": "sum"}),
-    "prodigy": Facts(state_roles={"p0": "copy"}, finds_rate=True),
-    "ranger": Facts(state_roles={"slow_buffer": "copy"}),
-    "ranger21": Facts(state_roles={"lookahead_params": "copy"}),
+    "prodigy": Facts(usual_rates=_NONE_NEEDED, state_roles={"p0": "copy"}, finds_rate=True),
+    "ranger": Facts(usual_rates=_ADAM, state_roles={"slow_buffer": "copy"}),
+    "ranger21": Facts(usual_rates=_ADAM, state_roles={"lookahead_params": "copy"}),
     "sara": Facts(
         refusal="it computes values from its state only once, and would keep the old ones after a state is loaded."
     ),
-    "schedulefreeadamw": Facts(state_roles={"z": "copy"}),
+    "schedulefreeadamw": Facts(
+        usual_rates=UsualRates(1e-5, 0.05, "Defazio et al. 2024: Adam's, or up to ten times that"),
+        state_roles={"z": "copy"},
+    ),
     "schedulefreeradam": Facts(state_roles={"z": "copy"}),
     "schedulefreesgd": Facts(state_roles={"z": "copy"}),
     "sgdp": Facts(state_roles={"momentum": "sum"}, contiguous_only=True),
     "sgdw": Facts(state_roles={"momentum_buffer": "sum"}),
+    "signsgd": Facts(usual_rates=_SIGN),
     "spectralsphere": Facts(matrices_only=True),
     "srmm": Facts(state_roles={"mov_avg_param": "copy"}),
+    "stableadamw": Facts(usual_rates=_ADAM),
     "swats": Facts(state_roles={"momentum_buffer": "sum"}, contiguous_only=True),
     "tam": Facts(state_roles={"momentum_buffer": "sum"}),
+    "tiger": Facts(usual_rates=_SIGN),
 }
 _TABLE: Mapping[str, Mapping[str, Facts]] = {"torch": _TORCH, "pytorch_optimizer": _PYTORCH_OPTIMIZER}
 # Cache of `roles_of`, which is called for each param.
@@ -170,6 +226,21 @@ _FOUND: dict[type, Roles] = {}
 def facts_of(library: str, name: str) -> Facts:
     """The row of a class. library (str): Its package. name (str): Its name there, in any case."""
     return _TABLE.get(library, {}).get(name.lower(), Facts())
+
+
+def usual_rates(label: str, *, pretrained: bool = False) -> UsualRates | None:
+    """The usual rates of an algorithm. None: unknown.
+
+    label (str): Its name in the config: "torch.AdamW.v1", "thinc-torchopt.Adam.v1", or "pytorch-optimizer.create.v1
+        (lion)".
+    pretrained (bool): For a pretrained transformer, which higher rates destroy.
+    """
+    library, _, name = label.partition(".")
+    if library == "pytorch-optimizer":
+        found = facts_of("pytorch_optimizer", name.partition("(")[2].rstrip(")")).usual_rates
+    else:
+        found = facts_of("torch", name.removesuffix(".v1")).usual_rates
+    return _PRETRAINED if pretrained and found is _ADAM else found
 
 
 def roles_of(optimizer_class: type[torch.optim.Optimizer]) -> Roles:
