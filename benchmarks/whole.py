@@ -9,6 +9,7 @@ Imports, reading the corpora, initialization, evaluations and saving are in. Cor
     numpy     the same command, where thinc's NumpyOps multiply by NumPy: NumpyOps(use_blis=False)
     ours      the recipe `best` (spacy torchopt init), thinc's products
     fastest   the same, with ops = "fastest"
+    drop-in   the recipe `drop-in`, which writes ops = "fastest" too
 
 All train on batches of the same size, and evaluate after the same steps. Each run is a process of its own, without
 limits on the kernels of OpenBLAS (OPENBLAS_CORETYPE, OPENBLAS_L2_SIZE), and contestants take turns. Printed are all
@@ -43,7 +44,7 @@ TASKS = {
     "spancat": ("food", "spancat"),
     "lstm": ("food", "ner"),
 }
-CONTESTANTS = ("stock", "numpy", "ours", "fastest")
+CONTESTANTS = ("stock", "numpy", "ours", "fastest", "drop-in")
 BATCH_WORDS = 400
 CNN: dict[str, Any] = {
     "@architectures": "spacy.HashEmbedCNN.v2",
@@ -152,10 +153,11 @@ def config_for(folder: Path, task: str, name: str) -> Path:
     config.to_disk(stock)
     if name in ("stock", "numpy"):
         return stock
-    spacy_cli("torchopt", "init", stock, ours, "--recipe", "best", "--paths.train", config["paths"]["train"])
+    recipe = "drop-in" if name == "drop-in" else "best"
+    spacy_cli("torchopt", "init", stock, ours, "--recipe", recipe, "--paths.train", config["paths"]["train"])
     config = Config().from_disk(ours, interpolate=False)
     config["training"]["batcher"]["size"] = BATCH_WORDS
-    config["training"]["optimizer"]["ops"] = "fastest" if name == "fastest" else "thinc"
+    config["training"]["optimizer"]["ops"] = "thinc" if name == "ours" else "fastest"
     config.to_disk(ours)
     return ours
 

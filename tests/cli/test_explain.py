@@ -375,9 +375,9 @@ def test_explain_products_of_an_optimizer_without_the_setting(corpus, monkeypatc
     choice = choose({thincs: 2.9, numpys: 1.0})
     monkeypatch.setattr("thinc_torchopt.addons.preview.description.fastest", lambda nlp, threads: choice)
     config = fast_cpu(corpus)
-    config["training"]["optimizer"] = {"@optimizers": "thinc-torchopt.Adam.v1"}
+    config["training"]["optimizer"] = {"@optimizers": "Adam.v1"}
     [text] = [text for label, text in explain(config, is_timed=True).cost_lines if label == "Products"]
-    assert 'ops = "fastest" of thinc-torchopt.TorchOptimizer.v1 takes it.' in text
+    assert 'ops = "fastest" of the optimizers of thinc-torchopt takes it.' in text
 
 
 class Noted(PipelineOps):

@@ -10,7 +10,7 @@ from spacy.training import Corpus as SpacyCorpus
 from spacy.training.loop import create_train_batches
 from spacy.util import registry
 
-from thinc_torchopt.core.algorithms.usual_rates import FAR, usual_rates
+from thinc_torchopt.core.algorithms.facts import FAR, usual_rates
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 

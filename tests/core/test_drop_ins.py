@@ -16,6 +16,7 @@ from thinc.api import Model, registry
 
 import thinc_torchopt
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.errors import ConfigError
 
 from ..conftest import needs_corpora
 from ..models import (
@@ -196,11 +197,11 @@ def test_drop_ins_radam_is_torchs(decoupled):
 
 @pytest.mark.parametrize("name", ["Adam", "RAdam", "SGD"])
 def test_drop_ins_take_thincs_config(name):
-    """One word of a config changes: same arguments, same defaults."""
+    """One word of a config changes: same arguments, same defaults. Beside them `ops`."""
     options = {"learn_rate": {"@schedules": "warmup_linear.v1", **SCHEDULE}, "L2": 0.01, "grad_clip": 1.0}
     theirs = registry.fill({"o": {"@optimizers": f"{name}.v1", **options}})["o"]
     ours = registry.fill({"o": {"@optimizers": f"thinc-torchopt.{name}.v1", **options}})["o"]
-    assert {**ours, "@optimizers": ""} == {**theirs, "@optimizers": ""}
+    assert {**ours, "@optimizers": ""} == {**theirs, "@optimizers": "", "ops": "thinc"}
     optimizer = registry.resolve({"o": {"@optimizers": f"thinc-torchopt.{name}.v1", **options}})["o"]
     reference = registry.resolve({"o": {"@optimizers": f"{name}.v1", **options}})["o"]
     for attribute in ("learn_rate", "b1", "b2", "eps", "L2", "grad_clip"):
@@ -208,15 +209,22 @@ def test_drop_ins_take_thincs_config(name):
         assert getattr(optimizer, attribute) == (expected if name != "SGD" or attribute != "eps" else 0.0)
 
 
+@pytest.mark.parametrize("make", [thinc_torchopt.Adam, thinc_torchopt.RAdam, thinc_torchopt.SGD])
+def test_drop_ins_take_the_ops_of_a_run(make):
+    assert make(0.1).ops == "thinc" and make(0.1, ops="fastest").ops == "fastest"
+    with pytest.raises(ConfigError, match=r"'ops' in \[training.optimizer\]: expected 'thinc' or 'fastest'"):
+        make(0.1, ops="fast")
+
+
 def test_drop_ins_refuse_a_decay_that_erases_weights():
     optimizer = thinc_torchopt.SGD(0.5, L2=2.0)
-    with pytest.raises(thinc_torchopt.core.errors.ConfigError, match="learn_rate x L2 below 1"):
+    with pytest.raises(ConfigError, match="learn_rate x L2 below 1"):
         optimizer((0, "W"), numpy.ones((2, 2), dtype="f"), numpy.ones((2, 2), dtype="f"))
 
 
 @pytest.mark.parametrize("betas", [{"beta1": 1.0}, {"beta2": 1.0}, {"beta1": -0.1}])
 def test_drop_ins_refuse_betas_out_of_range(betas):
-    with pytest.raises(thinc_torchopt.core.errors.ConfigError, match=rf"'{next(iter(betas))}'.*at least 0 and below 1"):
+    with pytest.raises(ConfigError, match=rf"'{next(iter(betas))}'.*at least 0 and below 1"):
         thinc_torchopt.Adam(**betas)
 
 

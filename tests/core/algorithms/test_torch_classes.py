@@ -272,7 +272,7 @@ def test_torch_optimizers_name_an_unknown_argument_in_python():
 def test_torch_optimizers_without_muon_in_torch(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(ConfigError, match=r"has no torch\.optim\.Muon"):
-        torch_optimizers._offer("Muon", "")()
+        torch_optimizers._offer("Muon")()
 
 
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")

@@ -180,7 +180,7 @@ class Draft:
     def _drop_in(self) -> None:
         kind = self.optimizer.kind
         if kind.startswith(PREFIX):
-            self.changes.append(f'@optimizers = "{kind}" is a drop-in already: nothing was changed.')
+            self.changes.append(f'@optimizers = "{kind}" is a drop-in already: its settings stay.')
             self.is_unchanged = True
             return
         self.optimizer.set_optimizer(

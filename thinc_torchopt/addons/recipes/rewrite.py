@@ -16,7 +16,7 @@ from ...core.errors import ConfigError
 from ...core.host_errors import plain_errors
 from .config_text import ConfigText, SectionText, SettingText, put, value_at, with_settings
 from .recipes import Draft, Recipe
-from .translation import TORCH, Translation
+from .translation import Translation
 
 _SECTION = "training.optimizer"
 _LOGGER = "training.logger"
@@ -153,8 +153,6 @@ def with_fast_products(text: str, overrides: Mapping[str, Any] | None = None) ->
     training = Config().from_str(text, interpolate=False, overrides=dict(overrides or {})).interpolate()["training"]
     if training.get("gpu_allocator") or "ops" in training["optimizer"]:
         return text, ""
-    if (kind := training["optimizer"]["@optimizers"]) != TORCH:
-        return text, f'Matrix products stay thinc\'s: "{kind}" has no setting ops.'
     text = with_settings(text, {f"{_SECTION}.ops": "fastest"})
     return text, 'ops = "fastest": matrix products by the library that is the fastest on the CPU.'
 

@@ -19,8 +19,8 @@ from ..errors import ConfigError, ScheduleError, StateError
 from ..host import call_without_compiler, step
 from ..kernels import NO_KERNEL, FusedKernel
 from ..schedules import Schedule, current
+from .facts import roles_of
 from .state_beside import check_plain, collect_beside
-from .state_roles import roles_of
 
 call_without_compiler()
 

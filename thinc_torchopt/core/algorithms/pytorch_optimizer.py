@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Dict
 
@@ -13,78 +12,8 @@ from ..compat import import_pytorch_optimizer
 from ..errors import ConfigError
 from ..near_misses import did_you_mean
 from .algorithm import IN_ALGORITHM, Algorithm, as_plain
-from .state_roles import Roles, register_roles
+from .facts import Facts, facts_of
 from .torch_classes import AdamW, is_matrix
-
-
-@dataclass(frozen=True)
-class Traits:
-    """Facts about one of the library's optimizers.
-
-    state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than in torch.
-    matrices_only (bool): It is for matrices: AdamW optimizes the rest. Most need a flag in the param group for that.
-    contiguous_only (bool): It does not accept params that are transposed, or in another memory order.
-    finds_rate (bool): As in `Algorithm`.
-    refusal (str): Why it can't be used. Empty: it can, unless a trial fails.
-    """
-
-    state_roles: Roles = field(default_factory=dict)
-    matrices_only: bool = False
-    contiguous_only: bool = False
-    finds_rate: bool = False
-    refusal: str = ""
-
-
-_LOW_RANK = "its low-rank projections are objects that can't be saved, and without them it is only Adam."
-_TRAITS = {
-    "a2grad": Traits({"x_k": "copy"}),
-    "accsgd": Traits({"momentum_buffer": "copy"}),
-    "adabound": Traits(
-        refusal="it counts on a fixed order of param groups, and here the order can change at each update."
-    ),
-    "adago": Traits(matrices_only=True),
-    "adamp": Traits(contiguous_only=True),
-    "adamuon": Traits(matrices_only=True),
-    "adasmooth": Traits({"prev_param": "copy"}),
-    "adatam": Traits({"exp_avg": "sum"}),
-    "apollo": Traits(refusal=_LOW_RANK),
-    "dadaptadagrad": Traits({"x0": "copy"}, finds_rate=True),
-    "dadaptadam": Traits(finds_rate=True),
-    "dadaptadan": Traits(finds_rate=True),
-    "dadaptlion": Traits(finds_rate=True),
-    "dadaptsgd": Traits({"x0": "copy", "z": "copy"}, finds_rate=True),
-    "emofact": Traits({"shadow": "copy"}),
-    "emolynx": Traits({"shadow": "copy"}),
-    "emonavi": Traits({"shadow": "copy"}),
-    "fira": Traits(refusal=_LOW_RANK),
-    "galore": Traits(refusal=_LOW_RANK),
-    "lars": Traits({"momentum_buffer": "sum"}),
-    "lorarite": Traits(refusal="it is for pairs of low-rank matrices, not for params of any shape."),
-    "madgrad": Traits({"x0": "copy"}),
-    "muon": Traits(matrices_only=True),
-    "muonclip": Traits({"momentum_buffer": "sum"}, matrices_only=True),
-    "nero": Traits(contiguous_only=True),
-    "normuon": Traits(matrices_only=True),
-    "novograd": Traits({"moments": "sum"}),
-    "pid": Traits({"i_buffer": "sum"}),
-    "prodigy": Traits({"p0": "copy"}, finds_rate=True),
-    "ranger": Traits({"slow_buffer": "copy"}),
-    "ranger21": Traits({"lookahead_params": "copy"}),
-    "sara": Traits(
-        refusal="it computes values from its state only once, and would keep the old ones after a state is loaded."
-    ),
-    "schedulefreeadamw": Traits({"z": "copy"}),
-    "schedulefreeradam": Traits({"z": "copy"}),
-    "schedulefreesgd": Traits({"z": "copy"}),
-    "sgdp": Traits({"momentum": "sum"}, contiguous_only=True),
-    "sgdw": Traits({"momentum_buffer": "sum"}),
-    "spectralsphere": Traits(matrices_only=True),
-    "srmm": Traits({"mov_avg_param": "copy"}),
-    "swats": Traits({"momentum_buffer": "sum"}, contiguous_only=True),
-    "tam": Traits({"momentum_buffer": "sum"}),
-}
-for _name, _traits in _TRAITS.items():
-    register_roles("pytorch_optimizer", _name, _traits.state_roles)
 
 
 def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
@@ -109,9 +38,9 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
             f"Can't build 'pytorch-optimizer.create.v1': the library has no optimizer of the name '{name}'."
             f"{near or ' pytorch_optimizer.get_supported_optimizers() lists them.'}"
         )
-    traits = _TRAITS.get(name.lower(), Traits())
-    if traits.refusal:
-        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {traits.refusal} Choose another algorithm.")
+    facts = facts_of("pytorch_optimizer", name)
+    if facts.refusal:
+        raise ConfigError(f"Can't train with '{label}' in {IN_ALGORITHM}: {facts.refusal} Choose another algorithm.")
     cls = library.load_optimizer(name)
     known = {
         key: p
@@ -122,10 +51,10 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     options = defaults | {
         key: tuple(value) if isinstance(value, list) else as_plain(value) for key, value in options.items()
     }
-    build = partial(_build, cls, frozenset(known), {"use_muon": True} if traits.matrices_only else {})
+    build = partial(_build, cls, frozenset(known), {"use_muon": True} if facts.matrices_only else {})
     build.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]  # for its defaults
-    fallback = AdamW() if traits.matrices_only else None
-    accepts = partial(_accepts, traits)
+    fallback = AdamW() if facts.matrices_only else None
+    accepts = partial(_accepts, facts)
     algorithm = Algorithm(
         label,
         build,
@@ -133,7 +62,7 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
         accepts=accepts,
         fallback=fallback,
         counts_for_group=True,
-        finds_rate=traits.finds_rate,
+        finds_rate=facts.finds_rate,
     )
     offered = set(known) | algorithm.trial.reads
     unknown = sorted(set(options) - offered)
@@ -145,10 +74,8 @@ def create(name: str, options: Dict[str, Any] = {}) -> Algorithm:
     return algorithm
 
 
-def _accepts(traits: Traits, name: str, param: torch.Tensor) -> bool:
-    return (is_matrix(name, param) or not traits.matrices_only) and (
-        param.is_contiguous() or not traits.contiguous_only
-    )
+def _accepts(facts: Facts, name: str, param: torch.Tensor) -> bool:
+    return (is_matrix(name, param) or not facts.matrices_only) and (param.is_contiguous() or not facts.contiguous_only)
 
 
 def _build(

@@ -11,7 +11,7 @@ reshape: the cells have no index in common. If their number is the same they kee
 
 A *fill* goes dimension by dimension: new rows are the mean of the old rows, then new columns the mean of the old
 columns, over old and new rows alike. So the new cells of a corner get the mean of all old cells. Neither a mean nor an
-interpolation of second moments is negative. state_roles.py says which state gets less than a mean, or something else.
+interpolation of second moments is negative. facts.py says which state gets less than a mean, or something else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, StateError
 from ..inserted import Order
-from .state_roles import PER_CELL, ROLES, Role, Roles, last_part, role_of, roles_of
+from .facts import PER_CELL, ROLES, Role, Roles, role_of, roles_of
 
 Kind = Literal["identity", "expand", "contract", "reshape"]
 Fill = Literal["mean", "zero"]
@@ -80,30 +80,10 @@ def fit_param_state(
     RAISES (StateError): The kind does not fit the shapes, or state has an unknown shape.
     """
     check_on_growth(on_growth)
-    if order is not None:
-        old_first = fit_param_state(
-            optimizer_class,
-            state,
-            old_shape,
-            order.old_first(new_param.detach()),
-            on_growth=on_growth,
-            name=name,
-            old_dtype=old_dtype,
-            options=options,
-        )
-        return _in_place(old_first, order, new_param, roles_of(optimizer_class))
+    roles = roles_of(optimizer_class)
+    if order is not None:  # cells in its middle are fitted as if they were at its end, and then put in place
+        param, new_param, row_size = new_param, order.old_first(new_param.detach()), 1
     old, new = tuple(old_shape), tuple(new_param.shape)
-    is_same = old == new and old_dtype in (None, new_param.dtype)
-    unchanged = {
-        key
-        for key, value in state.items()
-        if is_same
-        and isinstance(value, Tensor)
-        and value.device == new_param.device
-        and (value.ndim == 0 or (value.shape == new_param.shape and value.stride() == new_param.stride()))
-    }
-    if kind is None and len(unchanged) == len(state):
-        return dict(state)
     in_rows = row_size > 1 and len(old) == len(new) == 1 and old != new and not any(n % row_size for n in old + new)
     if in_rows:
         state = {key: value.view(-1, row_size) if _has_shape(value, old) else value for key, value in state.items()}
@@ -112,34 +92,31 @@ def fit_param_state(
     check_kind(kind, old, new, f"the state of param '{name}'")
     # Factored state follows its param: its own shapes may look like another kind.
     is_reshape = kind == "reshape" or (kind is None and _is_reshape(old, new))
-    roles = roles_of(optimizer_class)
-    on_device = bool(options and (options.get("fused") or options.get("capturable")))
-    fitted = {}
+    fitted = dict(state)
     for key, value in state.items():
-        if key in unchanged:
-            fitted[key] = value
-            continue
         role = role_of(roles, key)
         shape = _new_shape(key, role, value, old, new, name)
-        if not isinstance(value, Tensor):
-            fitted[key] = value
-        elif shape is None:
-            stays = last_part(key) == "step" and value.device.type == "cpu" and not on_device
-            fitted[key] = value if stays or value.device == new_param.device else value.to(new_param.device)
-        else:
+        if shape is not None:
             dtype = new_param.dtype if value.dtype == old_dtype else value.dtype
-            if value.device != new_param.device or value.dtype != dtype:
-                value = value.to(new_param.device, dtype)
-            scale = _SUM_SCALE if role == "sum" else 1.0
-            fitted[key] = _with_strides_of(new_param, _fit(value, shape, is_reshape, on_growth, scale))
+            value = value.to(new_param.device, dtype)
+            value = _fit(value, shape, is_reshape, on_growth, _SUM_SCALE if role == "sum" else 1.0)
+            fitted[key] = value = _with_strides_of(new_param, value)
             if role == "copy" and old != new and not is_reshape:
-                kept = _leading(fitted[key], old).clone()
-                _leading(fitted[key].copy_(new_param.detach()), old).copy_(kept)
+                kept = _leading(value, old).clone()
+                _leading(value.copy_(new_param.detach()), old).copy_(kept)
+        elif isinstance(value, Tensor) and value.device != new_param.device:
+            on_device = bool(options and (options.get("fused") or options.get("capturable")))
+            if key.rpartition("/")[2] != "step" or value.device.type != "cpu" or on_device:
+                fitted[key] = value.to(new_param.device)
     for key in fitted if math.prod(old) != math.prod(new) else ():  # otherwise there are no new cells
         average = key.removesuffix("square_avg") + "grad_avg"
         if key.endswith("square_avg") and average in fitted:
             _keep_variance(fitted[key], fitted[average], None if is_reshape else state[key])
-    return {key: value.flatten() if in_rows and _has_shape(value, new) else value for key, value in fitted.items()}
+    if order is not None:
+        return _in_place(fitted, order, param, roles)
+    if not in_rows:
+        return fitted
+    return {key: value.flatten() if _has_shape(value, new) else value for key, value in fitted.items()}
 
 
 def _in_place(state: Mapping[str, Any], order: Order, param: Tensor, roles: Roles) -> dict[str, Any]:
@@ -214,7 +191,7 @@ def check_on_growth(on_growth: str) -> None:
 
 
 def _fit(value: Tensor, shape: Shape, is_reshape: bool, fill: Fill, scale: float) -> Tensor:
-    if tuple(value.shape) == shape:
+    if value.shape == shape:
         return value
     if not (value.is_floating_point() or value.is_complex()):
         return _fit(value.double(), shape, is_reshape, fill, scale).round_().to(value.dtype)
@@ -222,31 +199,22 @@ def _fit(value: Tensor, shape: Shape, is_reshape: bool, fill: Fill, scale: float
 
 
 def _contract(value: Tensor, shape: Shape) -> Tensor:
-    if all(size >= old for size, old in zip(shape, value.shape)):
-        return value
-    return _leading(value, shape).clone(
-        memory_format=torch.contiguous_format
-    )  # a view would keep all of the old cells in memory
+    leading = _leading(value, shape)
+    # A view would keep all of the old cells in memory.
+    return value if leading is value else leading.clone(memory_format=torch.contiguous_format)
 
 
 def _expand(value: Tensor, shape: Shape, fill: Fill, scale: float) -> Tensor:
-    if fill == "zero" or not value.numel():
-        grown = value.new_zeros(shape)
-        _leading(grown, value.shape).copy_(value)
-        return grown
-    if value.shape == shape:
-        return value
-    grown = value.new_empty(shape)
-    filled = _leading(grown, value.shape).copy_(value)  # before the mean, which then finds it in the cache
-    for dim, size in enumerate(shape):
-        if size > filled.shape[dim]:
-            mean = filled.mean(dim, keepdim=True)
-            old_size, sizes = filled.shape[dim], [*filled.shape[:dim], size, *filled.shape[dim + 1 :]]
-            filled = _leading(grown, sizes)
-            filled.narrow(dim, old_size, size - old_size).copy_(mean)
-    if scale != 1.0:
-        grown.mul_(scale)
-        _leading(grown, value.shape).copy_(value)
+    grown = value
+    for dim, (old, size) in enumerate(zip(value.shape, shape)):
+        if old < size:
+            sizes = list(grown.shape)
+            sizes[dim] = size - old
+            is_zero = fill == "zero" or not grown.numel()
+            cells = grown.new_zeros(()) if is_zero else grown.mean(dim, keepdim=True)
+            grown = torch.cat((grown, cells.expand(sizes)), dim)
+    if scale != 1.0 and grown is not value:
+        _leading(grown.mul_(scale), value.shape).copy_(value)
     return grown
 
 

@@ -13,20 +13,18 @@ which is never `foreach` on a CPU. `benchmarks/README.md` has the figures. Param
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Dict, List, Literal, Optional, Tuple, Union
 
 import torch
 
-from .. import kernels
 from ..checks import Section
 from ..errors import ConfigError
-from ..kernels import FusedKernel
 from ..near_misses import did_you_mean
 from ..registry import arguments_of, signed
 from ..types import FloatOrSchedule
 from .algorithm import AN_ALGORITHM, IN_ALGORITHM, Algorithm, as_torch_option
-from .state_roles import Roles, register_roles
+from .facts import facts_of
 
 AlgorithmFactory = Callable[..., Algorithm]
 
@@ -34,39 +32,18 @@ _NOT_OFFERED = {"params", "lr", "differentiable"}
 _CHOICES = {"adjust_lr_fn": Optional[Literal["original", "match_rms_adamw"]]}
 
 
-def _offer(
-    name: str,
-    source: str,
-    *,
-    kernel: FusedKernel = kernels.NO_KERNEL,
-    refusal: str = "",
-    least: Mapping[str, float] = {},
-    options: Sequence[str] = (),
-    state_roles: Roles = {},
-    matrices_only: bool = False,
-) -> AlgorithmFactory:
-    """Make the registered function of one of torch's classes.
-
-    name (str): The class's name in torch.optim.
-    source (str): The paper of the algorithm.
-    kernel (FusedKernel): torch's fused kernel of it.
-    refusal (str): Why it can't be used, and what to use. Empty: it can.
-    least (Mapping[str, float]): Lower limits of options that torch does not check.
-    options (Sequence[str]): Its options, if the installed torch may lack the class: so the error names the class and
-        not an option.
-    state_roles (Mapping[str, Role]): Roles of its state tensors, where the names mean something else than usual.
-    matrices_only (bool): It is for matrices. Its option `fallback`, an algorithm too, optimizes the rest:
-        torch.AdamW.v1 by default.
-    """
-    register_roles("torch", name, state_roles)
+def _offer(name: str) -> AlgorithmFactory:
+    """Make the registered function of one of torch's classes. name (str): Its name in torch.optim."""
+    facts = facts_of("torch", name)
     label = f"torch.{name}.v1"
     cls: Any = getattr(torch.optim, name, None)
+    refusal = facts.refusal
     if cls is None:
         refusal = f"torch {torch.__version__} has no torch.optim.{name}. Upgrade torch, or choose another algorithm."
-    params = [_any(option) for option in options] if cls is None else _config_params(cls)
-    if matrices_only:
+    params = [_any(option) for option in facts.options] if cls is None else _config_params(cls)
+    if facts.matrices_only:
         params.append(_any("fallback").replace(annotation=Optional[Algorithm]))
-    build = _from(least, cls) if least and cls is not None else cls
+    build = _from(facts.least, cls) if facts.least and cls is not None else cls
 
     def factory(**given: Any) -> Algorithm:
         if refusal:
@@ -79,14 +56,14 @@ def _offer(
                 f"{did_you_mean(unknown[0], [p.name for p in params], is_setting=True)}"
             )
         taken = {p.name: as_torch_option(p.name, p.default, given.get(p.name, p.default), IN_ALGORITHM) for p in params}
-        if not matrices_only:
-            return Algorithm(label, build, taken, kernel=kernel)
+        if not facts.matrices_only:
+            return Algorithm(label, build, taken, kernel=facts.kernel)
         fallback = taken.pop("fallback")
         if fallback is not None:
             Section(IN_ALGORITHM).kind("fallback", fallback, Algorithm, AN_ALGORITHM)
         return Algorithm(label, build, taken, accepts=is_matrix, fallback=AdamW() if fallback is None else fallback)
 
-    return signed(factory, name, params, Algorithm, f"torch.optim.{name}.\n\n    SOURCE: {source}\n    ")
+    return signed(factory, name, params, Algorithm, f"torch.optim.{name}.\n\n    SOURCE: {facts.source}\n    ")
 
 
 def _from(
@@ -135,53 +112,24 @@ def pair_of_numbers(length: int, *, or_none: bool = False) -> Any:
     return Union[Tuple[(item,) * length], List[item], Dict[str, item]]
 
 
-Adadelta = _offer("Adadelta", "Zeiler 2012, https://arxiv.org/abs/1212.5701")
-Adafactor = _offer("Adafactor", "Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235")
-Adagrad = _offer("Adagrad", "Duchi et al. 2011, https://jmlr.org/papers/v12/duchi11a.html", kernel=kernels.ADAGRAD)
-Adam = _offer("Adam", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980", kernel=kernels.ADAM)
-Adamax = _offer("Adamax", "Kingma and Ba 2014, https://arxiv.org/abs/1412.6980")
-AdamW = _offer("AdamW", "Loshchilov and Hutter 2017, https://arxiv.org/abs/1711.05101", kernel=kernels.ADAM)
-ASGD = _offer(
-    "ASGD",
-    "Polyak and Juditsky 1992, https://doi.org/10.1137/0330046",
-    least={"lambd": 0.0, "alpha": 0.0, "t0": 0.0},
-)
-NAdam = _offer("NAdam", "Dozat 2016, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ")
-RAdam = _offer("RAdam", "Liu et al. 2019, https://arxiv.org/abs/1908.03265")
-RMSprop = _offer(
-    "RMSprop",
-    "Hinton 2012, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
-    state_roles={"momentum_buffer": "sum"},
-)
-Rprop = _offer("Rprop", "Riedmiller and Braun 1993, https://doi.org/10.1109/ICNN.1993.298623")
-SGD = _offer(
-    "SGD",
-    "Sutskever et al. 2013 for its momentum, https://proceedings.mlr.press/v28/sutskever13.html",
-    kernel=kernels.SGD,
-    state_roles={"momentum_buffer": "sum"},
-)
-LBFGS = _offer(
-    "LBFGS",
-    "Liu and Nocedal 1989, https://doi.org/10.1007/BF01589116",
-    refusal="it evaluates the loss several times a step through a closure, and a spaCy pipeline computes gradients "
-    "before the optimizer is called. Use 'torch.AdamW.v1', or 'torch.SGD.v1' with momentum.",
-)
-SparseAdam = _offer(
-    "SparseAdam",
-    "torch, https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html",
-    refusal="it needs sparse gradients, and those of thinc's layers, its embeddings too, are dense. Use "
-    "'torch.Adam.v1'.",
-)
+Adadelta = _offer("Adadelta")
+Adafactor = _offer("Adafactor")
+Adagrad = _offer("Adagrad")
+Adam = _offer("Adam")
+Adamax = _offer("Adamax")
+AdamW = _offer("AdamW")
+ASGD = _offer("ASGD")
+NAdam = _offer("NAdam")
+RAdam = _offer("RAdam")
+RMSprop = _offer("RMSprop")
+Rprop = _offer("Rprop")
+SGD = _offer("SGD")
+LBFGS = _offer("LBFGS")
+SparseAdam = _offer("SparseAdam")
 # Muon and its fallback share the learning rate: `adjust_lr_fn = "match_rms_adamw"` scales Muon's so that a rate for
 # AdamW fits. Muon's author advises another algorithm for embeddings and output layers, which are matrices too: a block
 # of [training.optimizer.param_groups] with its own `algorithm`.
-Muon = _offer(
-    "Muon",
-    "Jordan 2024, https://kellerjordan.github.io/posts/muon/",
-    least={"eps": 0.0, "ns_steps": 1},
-    options=("weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
-    matrices_only=True,
-)
+Muon = _offer("Muon")
 
 
 def is_matrix(name: str, param: torch.Tensor) -> bool:

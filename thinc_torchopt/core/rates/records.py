@@ -77,7 +77,6 @@ class GroupRecord:
         self.names = names
         self.params: tuple[torch.Tensor, ...] = tuple(group["params"])
         self.options = {name: _own(group[name]) for name in option_names if name in group}
-        self._options = list(self.options.values())
         if isinstance(group.get("lr"), torch.Tensor):
             self.lr_tensor = group["lr"]
         self.__dict__.pop("checksum", None)
@@ -111,17 +110,15 @@ class GroupRecord:
         self.applied_rate = rate
 
     def is_untouched(self, group: TorchGroup) -> bool:
-        """Whether this is the group, unchanged. Runs at every step."""
+        """Whether this is the group, unchanged. Runs at every step, for each group: without calls for what is equal."""
+        params = group["params"]
         return (
             group is self.group
-            and self.has_params(group)
-            and _same_options(list(map(group.get, self.options)), self._options)
-            and self.has_rate(group)
+            and len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and self.options.items() <= group.items()
+            and (group["lr"] == self.applied_rate or self.has_rate(group))
         )
-
-    def has_params(self, group: TorchGroup) -> bool:
-        params = group["params"]
-        return len(params) == len(self.params) and all(map(is_, params, self.params))
 
     def has_rate(self, group: TorchGroup) -> bool:
         return math.isclose(rate_of(group), self.applied_rate, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
@@ -322,7 +319,10 @@ class OptimizerRecord:
     def is_untouched(self) -> bool:
         """Whether nothing has changed. Runs at every step."""
         groups = self.optimizer.param_groups
-        return len(groups) == len(self.groups) and all(map(GroupRecord.is_untouched, self.groups, groups))
+        try:
+            return len(groups) == len(self.groups) and all(map(GroupRecord.is_untouched, self.groups, groups))
+        except (KeyError, RuntimeError, ValueError):  # no rate; another tensor of several numbers
+            return False
 
     def pairs(self) -> Pairs:
         """Each current group, with its record.
@@ -364,11 +364,11 @@ class OptimizerRecord:
         for i, group in enumerate(added):
             add("added", self.new_label(group, {other.label for other in self.groups}, later=i), n_before, n_now)
         for record, group in pairs:
-            if record is None or record.is_untouched(group):
+            if record is None:
                 continue
             if not record.has_rate(group):
                 add("learn_rate", record.label, record.applied_rate, rate_of(group))
-            if not record.has_params(group):
+            if list(map(id, group["params"])) != list(map(id, record.params)):
                 add("moved" if self.only_moved(pairs) else "params", record.label, *self._labels(record, group))
             changed = [name for name, option in record.options.items() if not _same_options(group.get(name), option)]
             if changed:

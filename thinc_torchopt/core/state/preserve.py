@@ -197,7 +197,7 @@ def _match(
             "from before."
         )
     wanted = _read_mappings(mappings, new, old)
-    relatives = _index_relatives(old, places)
+    relatives: dict[Any, int | None] | None = None
     names: dict[int, list[str]] = {}
     for name, param in new.items():
         names.setdefault(id(param), []).append(name)
@@ -208,8 +208,10 @@ def _match(
         if found is not None and found.old is not None:
             source = old[found.old]
             members.append(_Member(name, param, source, found.kind, *places[id(source)]))
-        elif found is not None and param.requires_grad and (group := _find_relative(relatives, name)) is not None:
-            members.append(_Member(name, param, None, None, group, math.inf))
+        elif found is not None and param.requires_grad:
+            relatives = _index_relatives(old, places) if relatives is None else relatives
+            if (group := _find_relative(relatives, name)) is not None:
+                members.append(_Member(name, param, None, None, group, math.inf))
     return sorted(members, key=lambda member: (member.group, member.place))
 
 
@@ -220,16 +222,16 @@ def _fit_all(
     taken: set[int] = set()
     for member in members:
         group = optimizer.param_groups[member.group]
+        found = None
         if member.old is None:
-            if fresh := fresh_state(optimizer, group, member.param):
-                state[member.param] = fresh
+            found = fresh_state(optimizer, group, member.param)
         elif old_state := optimizer.state.get(member.old):
             if id(member.old) in taken:  # two params can't share one state
                 old_state = {
                     key: value.clone() if isinstance(value, Tensor) else value for key, value in old_state.items()
                 }
             taken.add(id(member.old))
-            state[member.param] = fit_param_state(
+            found = fit_param_state(
                 type(optimizer),
                 old_state,
                 member.old.shape,
@@ -240,8 +242,9 @@ def _fit_all(
                 old_dtype=member.old.dtype,
                 options=group,
             )
-        if member.param in state:
-            yield member.name, state[member.param], member.param
+        if found:
+            state[member.param] = found
+            yield member.name, found, member.param
 
 
 def _find(

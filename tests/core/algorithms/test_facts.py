@@ -1,14 +1,16 @@
-"""Oracle: classes of torch's and of ours, and what their code does with its state."""
+"""Oracle: classes of torch's, of the library, and of ours, and what their code does with its state."""
 
 import pytest
 import torch
 from torch import nn
 
 from thinc_torchopt import Algorithm, TorchOptimizer, preserve_optimizer_state
-from thinc_torchopt.core.algorithms.pytorch_optimizer import _TRAITS, create
-from thinc_torchopt.core.algorithms.state_roles import ROLES, check_states, roles_of
+from thinc_torchopt.core.algorithms.facts import _PYTORCH_OPTIMIZER, _TORCH, ROLES, check_states, roles_of
+from thinc_torchopt.core.algorithms.pytorch_optimizer import create
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, StateError
+
+SUMS = [name for name, row in _PYTORCH_OPTIMIZER.items() if "sum" in row.state_roles.values()]
 
 
 class Slow(torch.optim.Optimizer):
@@ -46,7 +48,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("cls, share", [(Slow, 0.1), (Slower, 1.0)])
-def test_state_roles_of_a_class_are_those_of_its_state(cls, share):
+def test_facts_state_roles_of_a_class_are_those_of_its_state(cls, share):
     model, larger = Model(4), Model(6)
     optimizer = cls(model.parameters())
     model.W.grad = torch.randn(4, 3)
@@ -60,7 +62,7 @@ def test_state_roles_of_a_class_are_those_of_its_state(cls, share):
     torch.testing.assert_close(found["size"][4:], was["size"].mean(0).expand(2, 3))
 
 
-def test_state_roles_of_a_class_are_checked_in_its_state():
+def test_facts_state_roles_of_a_class_are_checked_in_its_state():
     model = Model(4)
     state = {"size": torch.full((4, 3), -1.0), "looks": 1}
     with pytest.raises(StateError, match="values of at least zero in size"):
@@ -70,7 +72,7 @@ def test_state_roles_of_a_class_are_checked_in_its_state():
     check_states(torch.optim.SGD, [("W", state, model.W)])  # who says nothing of it
 
 
-def test_state_roles_are_those_of_bases_and_libraries():
+def test_facts_state_roles_are_those_of_bases_and_libraries():
     assert roles_of(torch.optim.SGD)["momentum_buffer"] == "sum"
     assert roles_of(type("Mine", (torch.optim.RMSprop,), {}))["momentum_buffer"] == "sum"
     assert roles_of(Slower) == {**ROLES, **Slow.state_roles, "velocity": "moment"}
@@ -79,20 +81,32 @@ def test_state_roles_are_those_of_bases_and_libraries():
 
 
 @pytest.mark.parametrize("roles", [{"slow": "copie"}, ["slow"]])
-def test_state_roles_that_there_are_not_are_refused_early(roles):
+def test_facts_state_roles_that_there_are_not_are_refused_early(roles):
     cls = type("Wrong", (Slow,), {"state_roles": roles})
     with pytest.raises(ConfigError, match=r"state_roles of Wrong: expected .*'copy'.*found .*slow"):
         TorchOptimizer(Algorithm("mine", cls))
 
 
+def test_facts_are_of_classes_of_torch():
+    known = {name.lower() for name in dir(torch.optim)}
+    assert {name for name, row in _TORCH.items() if not row.options} <= known
+
+
 @pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
-@pytest.mark.parametrize("name", [name for name, facts in _TRAITS.items() if "sum" in facts.state_roles.values()])
-def test_state_roles_of_the_library_say_what_is_a_sum(name):
+def test_facts_are_of_classes_of_the_library():
+    import pytorch_optimizer
+
+    assert set(_PYTORCH_OPTIMIZER) <= set(pytorch_optimizer.get_supported_optimizers())
+
+
+@pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
+@pytest.mark.parametrize("name", SUMS)
+def test_facts_state_roles_of_the_library_say_what_is_a_sum(name):
     """With the same gradient all the time, a sum becomes several times what is added at each step; an average never."""
     param = nn.Parameter(torch.eye(2))
     algorithm = create(name, {"momentum": 0.9} if name in ("pid", "sgdp", "sgdw") else {})
     optimizer = algorithm.build([param], lr=1e-6, **algorithm.options)
-    [key] = [key for key, role in _TRAITS[name].state_roles.items() if role == "sum"]
+    [key] = [key for key, role in _PYTORCH_OPTIMIZER[name].state_roles.items() if role == "sum"]
     sizes = []
     for _ in range(100):
         param.grad = torch.ones(2, 2)
