@@ -265,7 +265,7 @@ def _rule(
         teacher=theirs,
         is_exclusive=factory == "textcat",
         threshold=of_teacher.threshold,
-        spans_key=getattr(pipe, "key", "sc"),
+        spans_key=nlp.get_pipe_config(name).get("spans_key", "sc"),
         teachers_key=of_teacher.spans_key,
         incorrect_key=getattr(pipe, "incorrect_spans_key", None),
         labels=taught if not own or taught is None else taught & own,

@@ -29,6 +29,7 @@ import catalogue
 import spacy
 import torch
 from confection import Config
+from spacy import about
 from spacy.language import Language
 from spacy.tokens import Doc
 from spacy.util import get_package_path, is_package
@@ -172,11 +173,11 @@ class Teacher:
         return found
 
     def _folder(self, rules: Sequence[Rule]) -> str:
-        """The name of the folder in the cache: of the teacher, of what it runs with, and of the components that
+        """The name of the folder in the cache: of the teacher, the code that it runs with, and its components that
         annotate.
         """
         components = sorted({(rule.kind, rule.teacher) for rule in rules})
-        of = json.dumps([self.digest, spacy.__version__, _digest_of_code(), components])
+        of = json.dumps([self.digest, about.__version__, _digest_of_code(), components])
         return f"v{_VERSION}-{_digest(of)[:_SHORT]}"
 
     def _annotate(
