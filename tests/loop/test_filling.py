@@ -1,5 +1,7 @@
 """What a teacher fills in, against cases by hand, and laws that hold for all annotations."""
 
+import json
+import math
 from collections import Counter
 
 import pytest
@@ -16,9 +18,11 @@ from thinc_torchopt.loop.filling import (
     Taught,
     components_of,
     fill,
+    fits,
     leave_open,
     predicted_in,
     rules_for,
+    taught_by,
 )
 
 VOCAB = spacy.blank("xx").vocab
@@ -46,6 +50,44 @@ def ents(doc):
 
 
 NER = Rule("ner", "entities", labels=frozenset(["PERSON", "CITY"]))
+
+
+def test_threshold_of_zero_is_no_missing_one():
+    for threshold, expected in ((0.0, 0.0), (None, 0.5), (0.7, 0.7)):
+        assert taught_by("textcat_multilabel", ["A"], {"threshold": threshold}).threshold == expected
+    assert taught_by("textcat_multilabel", ["A"], {}).threshold == 0.5
+
+
+def test_rule_of_a_span_finder_has_its_key():
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("span_finder", config={"spans_key": "own"})
+    [rule] = rules_for(nlp, nlp)
+    assert (rule.spans_key, rule.teachers_key) == ("own", "own")
+
+
+KINDS = ("trees", "sentences", "tags", "morphology", "lemmas", "entities", "spans", "categories")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_of_another_form_do_not_fit(kind):
+    """What a pipeline predicts fits; not for a text with fewer tokens, nor with a value of another form in it."""
+    n, labels = len(WORDS), ["X"] * 7
+    of_tokens = {"heads": [0] * 7, "deps": labels, "tags": labels, "pos": labels, "lemmas": labels}
+    doc = text([(5, 7, "A")], spans={"sc": [(5, 7, "A")]}, morphs=["A=b"] * 7, **of_tokens)
+    doc.cats = {"A": 0.3}
+    rules = [Rule("x", kind)]
+    said = json.loads(json.dumps(predicted_in(doc, rules)))
+    assert fits(said, n, rules) and fits(predicted_in(doc, rules), n, rules)
+    assert not fits({}, n, rules) and not fits({kind: 3}, n, rules) and not fits({kind: None}, n, rules)
+    values = said[kind]["sc"] if kind == "spans" else said[kind]
+    if kind == "categories":
+        assert not fits({kind: {"A": math.nan}}, n, rules) and not fits({kind: {"A": "x"}}, n, rules)
+        return
+    assert not fits(said, 6, rules)
+    for bad in (None, "x", [], 9, [99, 99, "A"], [-1, 1, "A"], [-1, "A"], ["A", 3]):
+        if bad == "x" and kind in ("tags", "lemmas"):
+            continue
+        assert not fits({kind: {"sc": [bad]} if kind == "spans" else [*values[:-1], bad]}, n, rules), bad
 
 
 # ---------------------------------------------------------------------- entities

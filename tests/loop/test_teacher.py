@@ -13,8 +13,9 @@ from spacy.language import Language
 from spacy.tokens import Doc
 
 from thinc_torchopt.core.errors import ConfigError
+from thinc_torchopt.core.host import cli_util
 from thinc_torchopt.loop.filling import rules_for
-from thinc_torchopt.loop.teacher import Teacher, _needed, annotate, digest_of
+from thinc_torchopt.loop.teacher import Teacher, _digest, _needed, annotate, digest_of
 
 from ..models import toy_examples, toy_pipeline
 
@@ -114,6 +115,51 @@ def test_teacher_makes_damaged_predictions_again(folder, nlp, tmp_path, damage):
     assert file.read_bytes() == content
 
 
+OTHER_FORMS = {
+    "an entity out of the text": ("entities", [[2, 5, "PERSON"]]),
+    "an entity without a label": ("entities", [[0, 1, 7]]),
+    "too few tags": ("tags", ["NN"]),
+    "a head out of the text": ("trees", [[4, "x"]] * 4),
+    "no kind": ("entities", None),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_FORMS)
+def test_teacher_takes_no_cache_of_another_form(folder, nlp, tmp_path, kind):
+    """Under the right name, as of a version that forgot to count itself up."""
+    rules = rules_for(nlp, nlp)
+    expected = Teacher(folder, cache=tmp_path).predict(docs(nlp), rules)
+    [file] = tmp_path.rglob("*.jsonl")
+    name, value = OTHER_FORMS[kind]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[2][2] = {**rows[2][2], name: value} if value is not None else {}
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    file.unlink()
+    (file.parent / f"{_digest(content)}.jsonl").write_text(content)
+    with pytest.warns(UserWarning, match=r"are damaged, and are made again: its content has another form"):
+        assert Teacher(folder, cache=tmp_path).predict(docs(nlp), rules) == expected
+    assert list(tmp_path.rglob("*.jsonl")) == [file]
+
+
+@pytest.mark.parametrize("change", ["the form", "spaCy", "the code", "nothing"])
+def test_teacher_takes_no_cache_of_another_version(folder, nlp, tmp_path, monkeypatch, change):
+    rules = rules_for(nlp, nlp)
+    code = tmp_path / "functions.py"
+    code.write_text(f"import spacy\n@spacy.Language.component('test-code {change}')\ndef one(doc):\n    return doc\n")
+    cli_util().import_code(code)
+    Teacher(folder, cache=tmp_path / "cache").predict(docs(nlp), rules)
+    if change == "the form":
+        monkeypatch.setattr("thinc_torchopt.loop.teacher._VERSION", 1)
+    elif change == "spaCy":
+        monkeypatch.setattr("spacy.about.__version__", "3.9.0")
+    elif change == "the code":
+        code.write_text(code.read_text() + "# changed\n")
+    again = Teacher(folder, cache=tmp_path / "cache")
+    again.predict(docs(nlp), rules)
+    assert again.n_predicted == (0 if change == "nothing" else 6)
+    assert all(path.name.startswith("v") for path in (tmp_path / "cache").iterdir())
+
+
 def test_teacher_reads_what_another_process_makes_again(folder, nlp, tmp_path, monkeypatch):
     """Under the name of the damaged file, as its content is the same."""
     rules = rules_for(nlp, nlp)
@@ -123,7 +169,7 @@ def test_teacher_reads_what_another_process_makes_again(folder, nlp, tmp_path, m
     file.write_bytes(b"{")
     second = Teacher(folder, cache=tmp_path)
     with pytest.warns(UserWarning, match="are damaged, and are made again"):
-        second._read_cache(file.parent, {}, ["any"])
+        second._read_cache(file.parent, {}, ["any"], rules)
     file.write_bytes(content)
     monkeypatch.setattr(Teacher, "nlp", property(lambda self: pytest.fail("loaded")))
     assert second.predict(docs(nlp), rules) == expected

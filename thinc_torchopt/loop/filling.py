@@ -16,6 +16,7 @@ These are not open.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,12 +155,12 @@ class Taught(NamedTuple):
 
 def taught_by(factory: str, labels: Iterable[str], settings: Mapping[str, Any]) -> Taught:
     """A component of a teacher, from its factory, its labels and its settings in the config."""
-    kind = LEARNS_FROM.get(factory)
+    kind, threshold = LEARNS_FROM.get(factory), settings.get("threshold")
     return Taught(
         factory,
         frozenset(labels) if kind in _LABELLED else None,
         settings.get("spans_key", "sc"),
-        settings.get("threshold") or 0.5,
+        0.5 if threshold is None else threshold,
     )
 
 
@@ -264,7 +265,7 @@ def _rule(
         teacher=theirs,
         is_exclusive=factory == "textcat",
         threshold=of_teacher.threshold,
-        spans_key=getattr(pipe, "key", "sc"),
+        spans_key=nlp.get_pipe_config(name).get("spans_key", "sc"),
         teachers_key=of_teacher.spans_key,
         incorrect_key=getattr(pipe, "incorrect_spans_key", None),
         labels=taught if not own or taught is None else taught & own,
@@ -328,8 +329,43 @@ _READ: Final[dict[Kind, Callable[[Doc], Any]]] = {
         (token.pos_, doc.vocab.strings[int(key)] if key else "") for token, key in zip(doc, _column(doc, MORPH))
     ],
     "lemmas": lambda doc: [token.lemma_ for token in doc],
-    "sentences": lambda doc: [int(value) for value in _column(doc, SENT_START)],
+    "sentences": lambda doc: [int(token.sent_start) for token in doc],
     "trees": lambda doc: [(token.head.i, token.dep_) for token in doc],
+}
+
+
+def fits(predicted: Predicted, n_tokens: int, rules: Iterable[Rule]) -> bool:
+    """Whether predictions have the form that `predicted_in` gives them, for a text of so many tokens."""
+    try:
+        return all(
+            _FITS[rule.kind](
+                predicted["spans"][rule.teachers_key] if rule.kind == "spans" else predicted[rule.kind], n_tokens
+            )
+            for rule in rules
+        )
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _are_spans(found: Any, n: int) -> bool:
+    return all(0 <= start < end <= n and isinstance(label, str) for start, end, label in found)
+
+
+def _are_labels(found: Any, n: int) -> bool:
+    return len(found) == n and all(isinstance(label, str) for label in found)
+
+
+_FITS: Final[dict[Kind, Callable[[Any, int], bool]]] = {
+    "entities": _are_spans,
+    "spans": _are_spans,
+    "categories": lambda found, n: all(math.isfinite(score) for score in found.values()),
+    "tags": _are_labels,
+    "morphology": lambda found, n: len(found) == n and all(_are_labels(one, 2) for one in found),
+    "lemmas": _are_labels,
+    "sentences": lambda found, n: len(found) == n and all(start in (-1, 0, 1) for start in found),
+    "trees": lambda found, n: (
+        len(found) == n and all(head in range(n) and isinstance(label, str) for head, label in found)
+    ),
 }
 
 

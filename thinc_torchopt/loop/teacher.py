@@ -1,12 +1,12 @@
 """A teacher: a frozen pipeline that annotates texts for another one.
 
 It is loaded when it is first needed, and freed when it is not: it and the pipeline that learns need not be in memory
-together. What it says is kept in files, by a digest of its weights and of the text. Each is written once, whole, and
+together. What it says is kept in files, by a digest of the teacher and of the text. Each is written once, whole, and
 has a digest of its content in its name: a damaged one is removed, and made again.
 
     cache/
-      3f0c.../              a digest of the teacher and of its components that annotate
-        8a1e....jsonl       texts: one a line, with its digest and what was predicted
+      v2-3f0c.../           the version of this form, and a digest of the teacher and of its components that annotate
+        8a1e....jsonl       texts: one a line, with its digest, its number of tokens, and what was predicted
 
 Several processes share a folder: each annotates a part of the texts, and reads the rest from the files of the others.
 """
@@ -18,25 +18,30 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from inspect import getclosurevars, isfunction
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import catalogue
 import spacy
 import torch
 from confection import Config
+from spacy import about
 from spacy.language import Language
 from spacy.tokens import Doc
 from spacy.util import get_package_path, is_package
 
 from ..core.errors import CheckpointWarning, ConfigError
 from ..core.launched import is_launched, rank_in_environment, world_size_in_environment
-from .filling import Predicted, Rule, Taught, predicted_in, taught_by
+from .filling import Predicted, Rule, Taught, fits, predicted_in, taught_by
 from .progress_bars import show_progress
 from .random_state import preserved_random
 
+# Of the form of the cache, with the predictions in it.
+_VERSION: Final = 2
 # Texts that a pipeline annotates at once.
 _BATCH: Final = 128
 # Texts whose predictions are in memory, the latest ones: a stream has no end.
@@ -47,6 +52,8 @@ _SHORT: Final = 16
 _PATIENCE: Final = 120.0
 # Neither the weights nor the settings of a pipeline.
 _NOT_HASHED: Final = ("meta.json",)
+# The module of a file that --code names. SOURCE: spacy/cli/_util.py, `import_code`.
+_CODE: Final = "python_code"
 
 
 class Teacher:
@@ -150,7 +157,7 @@ class Teacher:
         if missing and self.cache is not None:
             files = self._files.get(folder, {})
             self._read -= {files[digest] for digest in missing if digest in files}
-            self._read_cache(self.cache / folder, known, missing)
+            self._read_cache(self.cache / folder, known, missing, rules)
             missing = {digest: doc for digest, doc in missing.items() if digest not in known}
         if missing:
             own = missing
@@ -166,9 +173,12 @@ class Teacher:
         return found
 
     def _folder(self, rules: Sequence[Rule]) -> str:
-        """The name of the folder in the cache: of the teacher, and of the components that annotate."""
-        names = json.dumps([self.digest, sorted({(rule.kind, rule.teacher) for rule in rules})])
-        return hashlib.sha256(names.encode()).hexdigest()[:_SHORT]
+        """The name of the folder in the cache: of the teacher, the code that it runs with, and its components that
+        annotate.
+        """
+        components = sorted({(rule.kind, rule.teacher) for rule in rules})
+        of = json.dumps([self.digest, about.__version__, _digest_of_code(), components])
+        return f"v{_VERSION}-{_digest(of)[:_SHORT]}"
 
     def _annotate(
         self, folder: str, docs: Mapping[str, Doc], rules: Sequence[Rule], known: dict[str, Predicted]
@@ -183,7 +193,9 @@ class Teacher:
             found = dict(zip(docs, annotate(self.nlp, list(docs.values()), rules, bar.update)))
         self.n_predicted += len(found)
         if self.cache is not None:
-            content = "".join(json.dumps([digest, predicted]) + "\n" for digest, predicted in found.items())
+            content = "".join(
+                json.dumps([digest, len(docs[digest]), predicted]) + "\n" for digest, predicted in found.items()
+            )
             path = self.cache / folder / f"{_digest(content)}.jsonl"
             try:
                 write_text(path, content)
@@ -201,7 +213,9 @@ class Teacher:
 
     # ------------------------------------------------------------------ the cache
 
-    def _read_cache(self, folder: Path, known: dict[str, Predicted], wanted: Collection[str]) -> bool:
+    def _read_cache(
+        self, folder: Path, known: dict[str, Predicted], wanted: Collection[str], rules: Sequence[Rule]
+    ) -> bool:
         """Read files that are new, as they were written, until all that is wanted is known.
 
         RETURNS (bool): Whether there were any.
@@ -215,7 +229,7 @@ class Teacher:
                 content = path.read_text("utf8")
                 if _digest(content) != path.stem:
                     raise ValueError("its content has changed")
-                found = dict(json.loads(line) for line in content.splitlines())
+                found = dict(_from_line(line, rules) for line in content.splitlines())
                 self._note(path, found)
                 known.update(found)
             except (OSError, ValueError) as error:
@@ -237,7 +251,7 @@ class Teacher:
         assert self.cache is not None
         since = time.monotonic()
         while left := {digest: doc for digest, doc in missing.items() if digest not in known}:
-            if self._read_cache(self.cache / folder, known, left):
+            if self._read_cache(self.cache / folder, known, left, rules):
                 since = time.monotonic()
             elif time.monotonic() - since > _PATIENCE:
                 self._is_alone = True
@@ -289,6 +303,34 @@ def _needed(nlp: Language, rules: Sequence[Rule]) -> list[str]:
 def digest_of(doc: Doc) -> str:
     """A digest of a text's tokens."""
     return _digest(json.dumps([[token.text for token in doc], [bool(token.whitespace_) for token in doc]]))
+
+
+def _from_line(line: str, rules: Sequence[Rule]) -> tuple[str, Predicted]:
+    """The digest of a text, and its predictions. RAISES (ValueError): It has another form."""
+    said: Any = json.loads(line)
+    match said:
+        case [str(digest), int(n_tokens), dict(predicted)] if fits(predicted, n_tokens, rules):
+            return digest, predicted
+    raise ValueError("its content has another form")
+
+
+def _digest_of_code() -> str:
+    """A digest of the files of --code whose functions are registered. Empty: there are none."""
+    found = hashlib.sha256()
+    for file in sorted({file for function in catalogue.REGISTRY.values() for file in _code_files(function)}):
+        with suppress(OSError):  # it was moved since
+            found.update(Path(file).read_bytes())
+    return found.hexdigest()
+
+
+def _code_files(function: Any) -> Iterator[str]:
+    """The file of a function or class, if --code names it. spaCy wraps the function of a component."""
+    wrapped = [value for _, value in sorted(getclosurevars(function).nonlocals.items())] if isfunction(function) else []
+    for one in (function, *wrapped):
+        if getattr(one, "__module__", None) == _CODE:
+            for part in vars(one).values() if isinstance(one, type) else (one,):
+                if isfunction(part):
+                    yield part.__code__.co_filename
 
 
 def _time_of(path: Path) -> tuple[float, str]:

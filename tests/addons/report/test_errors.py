@@ -11,7 +11,6 @@ from spacy.tokens import Doc, DocBin, Span
 
 from thinc_torchopt.addons.report.draw_errors import draw
 from thinc_torchopt.addons.report.errors import N_WORST, compare
-from thinc_torchopt.addons.report.labels import tables_of
 from thinc_torchopt.core.errors import ConfigError
 
 TAGS, DEPS = ("NN", "<i>", "''"), ("nsubj", "<i>&", "punct")
@@ -91,20 +90,6 @@ def words(n, salt):
     return f"{salt} " + " ".join(f"w{i}" for i in range(n))
 
 
-def test_errors_are_those_that_spacys_scorer_counts(foretold, tmp_path):
-    nlp, component = foretold
-    found = compare(nlp, written(nlp, component, [words(12, i) for i in range(60)], tmp_path / "dev.spacy"))
-    assert [one.kind for one in found.kinds] == ["ents", "spans_sc", "cats", "tag", "dep"]
-    for table in tables_of(found.scores, {}, found.annotated, found.predicted, found.right):
-        for row in table.rows.values():
-            if table.kind != "tag":  # spaCy has no scores of tags by label
-                assert row.p == pytest.approx(row.right / row.predicted if row.predicted else 0.0)
-            if table.kind not in ("tag", "cats"):
-                assert row.r == pytest.approx(row.right / row.annotated if row.annotated else 0.0)
-    tags = found.scores["tag_acc"] * sum(found.annotated["tag"].values())
-    assert sum(found.right["tag"].values()) == pytest.approx(tags)
-
-
 def test_errors_that_are_worst_come_first(foretold, tmp_path):
     nlp, component = foretold
     found = compare(nlp, written(nlp, component, [words(12, i) for i in range(90)], tmp_path / "dev.spacy"))
@@ -125,8 +110,9 @@ def test_errors_in_long_texts_are_shown_with_what_is_around(foretold, tmp_path):
         for passage in kind.worst:
             longest = max((mark.end - mark.start for mark in (*passage.annotated, *passage.predicted)), default=0)
             assert len(passage.text) <= 1000 and len(passage.words) <= 120 + longest / 3
-            ends = len(passage.words) if kind.kind in ("tag", "dep") else len(passage.text)
-            assert all(0 <= mark.start < mark.end <= ends for mark in (*passage.annotated, *passage.predicted))
+            assert all(
+                0 <= mark.start < mark.end <= len(passage.text) for mark in (*passage.annotated, *passage.predicted)
+            )
 
 
 HOSTILE = [
@@ -161,7 +147,7 @@ def test_errors_of_texts_without_annotations_are_none(foretold, tmp_path):
     text = words(5, "bare")
     component.told[text] = lambda doc: annotate(doc, random.Random(3))
     DocBin(docs=[nlp.make_doc(text)]).to_disk(tmp_path / "bare.spacy")
-    assert not any(one.wrong for one in compare(nlp, tmp_path / "bare.spacy").kinds)
+    assert not compare(nlp, tmp_path / "bare.spacy").kinds
 
 
 def test_errors_need_texts(foretold, tmp_path):

@@ -147,7 +147,7 @@ def test_bad_texts_may_be_half_written(model, good, tmp_path):
         file.write(lines[7][:20])
     found, told = learn(model, stream, tmp_path / "out", **options)
     assert (found[-1].texts, found[-1].rejected) == (7, 0)
-    assert told == ["Left for the next run: line 8 of the stream, which has no line end yet, and is not JSON."]
+    assert told[0] == "Left for the next run: line 8 of the stream, which has no line end yet, and is not JSON."
     learn(model, write(stream, lines), tmp_path / "out", **options)
     assert files(tmp_path / "out") == files(expected) and rows(tmp_path / "out") == rows(expected)
 
@@ -208,7 +208,8 @@ def test_bad_texts_that_cannot_be_scored_are_told(model, good, tmp_path, monkeyp
 
     monkeypatch.setattr(Scorer, "score", score)
     found, told = learn(model, write(tmp_path / "stream.jsonl", good[0]), tmp_path / "out")
-    assert [row.score for row in found] == [None] * 3 and "odd annotations" in told[0] and len(told) == 1
+    assert [row.score for row in found] == [None] * 3 and "odd annotations" in told[0]
+    assert told[1:] == ["'parser' has learned nothing: 12 texts without dependency trees."]
 
 
 # ---------------------------------------------------------------------- the watched corpus
@@ -232,7 +233,8 @@ def test_bad_texts_of_the_watched_corpus_end_nothing(model, good, tmp_path, dama
                 write(watched, good[0][:3])
     assert [row.texts for row in found] == [0, 2, 4, 6, 8, 10, 12]
     assert [row.watched is not None for row in found] == [True, True, False, False, False, True, True]
-    assert len(told) == 1 and "watched.jsonl" in told[0] and "goes on" in told[0]
+    assert "watched.jsonl" in told[0] and "goes on" in told[0]
+    assert told[1:] == ["'parser' has learned nothing: 12 texts without dependency trees."]
     assert files(tmp_path / "out") == files(good[1])
 
 

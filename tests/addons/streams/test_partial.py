@@ -55,9 +55,15 @@ def test_text_without_annotations_teaches_nothing(model, tmp_path):
     assert not [name for name in found[0].scores if name.startswith(("cats", "spans"))]
     # The score is that of the entities alone. spaCy's weights for three components add up to 0.99.
     assert found[0].score == pytest.approx(0.99 * found[0].scores["ents_f"])
-    nothing = write_stream(tmp_path / "nothing.jsonl", 6, changed=lambda i, record: {"words": record["words"]})
-    found, _ = learn(model, nothing, tmp_path / "two")
-    assert changed(model, tmp_path / "two") == set() and found[0].score is None
+    nothing = write_stream(
+        tmp_path / "nothing.jsonl", 6, changed=lambda i, record: {"words": record["words"]} if i < 5 else record
+    )
+    found, _ = learn(model, nothing, tmp_path / "two", save_every=20)
+    assert found[0].score is None and found[1].losses["ner"] > 0
+    only = tmp_path / "only.jsonl"
+    only.write_text(nothing.read_text().splitlines()[5] + "\n")
+    learn(model, only, tmp_path / "three")
+    assert changed(model, tmp_path / "two") == changed(model, tmp_path / "three") == {"tok2vec", "ner"}
 
 
 def test_text_that_says_there_is_nothing_teaches_that(model, tmp_path):

@@ -49,11 +49,16 @@ TEXTS = st.one_of(
 )
 
 
+def with_a_good_one(texts):
+    """It is an error if no text has annotations."""
+    return [*texts, json.dumps(GOOD)]
+
+
 class Machine(RuleBasedStateMachine):
     model: Path
 
     @initialize(
-        texts=st.lists(TEXTS, min_size=4, max_size=10),
+        texts=st.lists(TEXTS, min_size=4, max_size=10).map(with_a_good_one),
         batch_size=st.sampled_from([1, 3]),
         replay=st.sampled_from([0, 2]),
         is_watched=st.booleans(),
@@ -131,14 +136,14 @@ class Machine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ what happens to the files
 
-    @rule(texts=st.lists(TEXTS, min_size=1, max_size=4))
+    @rule(texts=st.lists(TEXTS, min_size=1, max_size=4).map(with_a_good_one))
     @precondition(lambda self: self.options["batch_size"] == 1)  # a batch at the end of the file is not full
     def write_more(self, texts):
         self.texts += texts
         self.whole += texts
         self.write()
 
-    @rule(texts=st.lists(TEXTS, max_size=3))
+    @rule(texts=st.lists(TEXTS, max_size=3).map(with_a_good_one))
     @precondition(lambda self: self.options["batch_size"] == 1 and self.has_read)
     def rotate(self, texts):
         for i in range(9, 0, -1):

@@ -31,6 +31,7 @@ def test_texts_of_each_kind(tmp_path):
         ("a.jsonl", b'{"text": 1}\n', "expected a JSON object with a 'text' in each line: line 1 is '{"),
         ("a.jsonl", b'{"text": "a"}\n["b"]\n', "line 2 is"),
         ("a.jsonl", b"{", "expected a JSON object"),
+        ("a.jsonl", b'{"text": "\\ud800 Anna"}\n', "the text of line 1 has half of a surrogate pair: '{"),
         ("a.spacy", b"x", "expected spaCy's binary format"),
         ("a.md", b"x", "found a file of another kind"),
     ],

@@ -1,8 +1,9 @@
 """Reports on trainings: one HTML file, one picture, or a cell of a notebook. report.py has the object behind them.
 
-log_file.py reads a log, runs.py joins logs to runs. trained.py reads what was trained, labels.py the scores of labels,
-errors.py finds the worst errors. figures.py draws runs, draw_errors.py errors; about.py says the rest in words, and
-page.py writes the page. plots.py has the pictures of other commands, style.py their common style.
+log_file.py reads a log, runs.py joins logs to runs. trained.py reads what was trained, labels.py the scores of labels.
+kinds.py compares predictions with annotations, a class for each kind of them, and errors.py finds the worst errors.
+figures.py draws runs, draw_errors.py errors; about.py says the rest in words, and page.py writes the page. plots.py has
+the pictures of other commands, style.py their common style.
 """
 
 from .log_file import COUNTS, read_history

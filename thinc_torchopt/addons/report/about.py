@@ -64,7 +64,7 @@ def lines_of(report: Report) -> Iterator[str]:
     if report.compared is not None:
         name = printable(report.compared.name)
         for kind in report.compared.kinds:
-            yield f"{title_of(kind.kind)}: {_count(kind.wrong, 'error')} in {name}."
+            yield f"{title_of(kind.name)}: {_count(kind.wrong, 'error')} in {name}."
         if not report.compared.kinds:
             yield f"No errors can be shown: {name} has no annotations that the pipeline predicts."
 
@@ -158,15 +158,15 @@ def _errors(kind: KindOfErrors, compared: Compared, i: int) -> dict[str, Any]:
     where = "texts" if kind.kind == "cats" else "sentences" if kind.kind == "dep" else "places"
     told = "no errors" if not kind.wrong else f"{worst} of {_count(kind.n_passages, where[:-1])} with errors"
     return {
-        "title": f"{title_of(kind.kind)}: {told}",
+        "title": f"{title_of(kind.name)}: {told}",
         "how": how,
-        "by": printable(kind.component),
+        "by": printable(", ".join(kind.components)),
         "passages": passages,
     }
 
 
 def _how_of_spans(kind: str) -> str:
-    what = "words have a wrong prediction" if kind in ("tag", "pos", "morph") else ""
+    what = "words have a wrong prediction" if kind in ("tag", "pos", "morph", "lemma") else ""
     worse = (
         f"the more of its {what}"
         if what

@@ -5,9 +5,10 @@ Texts and labels may come from anyone. displaCy escapes texts, but not labels: t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from spacy.displacy.render import DependencyRenderer, EntityRenderer, SpanRenderer
@@ -32,32 +33,29 @@ def draw(passage: Passage, kind: str, name: str, *, is_right_to_left: bool) -> l
         return []
     rows = [("annotated", passage.annotated), ("predicted", passage.predicted)]
     if kind == "dep":
-        first, last = _stretch(passage)
+        starts = _starts(passage)
+        arcs = [[_by_words(mark, starts) for mark in marks] for _, marks in rows]
+        first, last = _stretch([*arcs[0], *arcs[1]], len(passage.words))
         return [
             (what, _tree(passage.words[first:last], marks, first, f"{name}-{what}", is_right_to_left))
-            for what, marks in rows
+            for (what, _), marks in zip(rows, arcs)
         ]
-    if kind in ("ents", "tag", "pos", "morph"):
-        return [(what, _entities(passage, marks, by_words=kind != "ents")) for what, marks in rows]
-    return [
-        (what, _spans(passage, marks) if _overlap(marks) else _entities(passage, marks, by_words=False))
-        for what, marks in rows
-    ]
+    return [(what, _spans(passage, marks) if _overlap(marks) else _entities(passage, marks)) for what, marks in rows]
 
 
 def _overlap(marks: Sequence[Mark]) -> bool:
     return any(after.start < before.end for before, after in pairwise(sorted(marks)))
 
 
-def _entities(passage: Passage, marks: Sequence[Mark], *, by_words: bool) -> str:
-    starts = [0]
-    for word in passage.words:
-        starts.append(starts[-1] + len(word))
+def _starts(passage: Passage) -> list[int]:
+    """Where each word begins, and the end of the last one."""
+    return list(accumulate(map(len, passage.words), initial=0))
+
+
+def _entities(passage: Passage, marks: Sequence[Mark]) -> str:
     ents: list[dict[str, Any]] = []
     for mark in marks:
         start, end = mark.start, mark.end
-        if by_words:
-            start, end = starts[start], starts[start] + max(1, len(passage.words[start].rstrip()))
         if not ents or start >= ents[-1]["end"]:  # cut at the same place
             verdict = "right" if mark.is_right else "wrong"
             ents.append({"start": start, "end": end, "label": _label(mark), "params": {"verdict": verdict}})
@@ -66,9 +64,7 @@ def _entities(passage: Passage, marks: Sequence[Mark], *, by_words: bool) -> str
 
 
 def _spans(passage: Passage, marks: Sequence[Mark]) -> str:
-    starts = [0]
-    for word in passage.words:
-        starts.append(starts[-1] + len(word))
+    starts = _starts(passage)
     ends = [start + len(word.rstrip()) for start, word in zip(starts, passage.words)]
     spans: list[dict[str, Any]] = []
     for mark in marks:
@@ -85,11 +81,18 @@ def _spans(passage: Passage, marks: Sequence[Mark]) -> str:
     return renderer.render([{"tokens": words, "spans": spans, "settings": {"direction": "auto"}}])
 
 
-def _stretch(passage: Passage) -> tuple[int, int]:
+def _by_words(mark: Mark, starts: Sequence[int]) -> Mark:
+    """An arc from word to word, in place of characters. One within a word has no head there."""
+    child, head = (None if at is None else bisect_right(starts, at) - 1 for at in (mark.start, mark.head))
+    assert child is not None
+    return mark._replace(start=child, end=child + 1, head=None if head == child and mark.head != mark.start else head)
+
+
+def _stretch(marks: Sequence[Mark], n_words: int) -> tuple[int, int]:
     """The words from the first to the last arc that differs, with some around."""
-    ends = [i for mark in (*passage.annotated, *passage.predicted) for i in (mark.start, mark.head) if i is not None]
+    ends = [i for mark in marks for i in (mark.start, mark.head) if i is not None]
     first = max(0, min(ends, default=0) - _AROUND)
-    return first, min(len(passage.words), max(ends, default=0) + 1 + _AROUND, first + _MOST_DRAWN)
+    return first, min(n_words, max(ends, default=0) + 1 + _AROUND, first + _MOST_DRAWN)
 
 
 def _tree(words: Sequence[str], marks: Sequence[Mark], first: int, name: str, is_right_to_left: bool) -> str:

@@ -1,17 +1,18 @@
 """The worst errors of a trained pipeline on annotated texts.
 
-*kind*: as in labels.py. *passage*: a part of a text: sentences where they are annotated or predicted, otherwise the
+*kind*: as in kinds.py. *passage*: a part of a text: sentences where they are annotated or predicted, otherwise the
 whole text; at most `_MOST_WORDS` words, never cut within an entity or a span. *wrong*: annotations of a passage that
-were not predicted, and predictions that are not annotated. A passage is worse the more of it is wrong; of two with as
-much wrong, the one with less right. Categories belong to a text: it is worse the further the score of a category is
-from its annotation, 0 or 1.
+were not predicted, and predictions that are not annotated; of tags and trees, the words that have some. A passage is
+worse the more of it is wrong; of two with as much wrong, the one with less right. Categories belong to a text: it is
+worse the further the score of a category is from its annotation, 0 or 1.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,21 +23,17 @@ from spacy.tokens import Doc
 from spacy.training import Corpus, Example
 
 from ...core.errors import ConfigError
-from .labels import Counts
+from .kinds import Categories, Items, Kind, kinds_of
 
 # For each kind.
 N_WORST = 20
 _MOST_WORDS, _MOST_CHARACTERS = 60, 1000
-# spaCy's scorer of trees leaves them out.
-_NO_DEPS = ("p", "punct")
-# Attributes of tokens that are compared, by what a component assigns.
-_TOKEN_KINDS = {"token.tag": ("tag", "TAG"), "token.pos": ("pos", "POS"), "token.morph": ("morph", "MORPH")}
 
 
 class Mark(NamedTuple):
-    """An annotation or a prediction. start, end (int): Characters of its passage; of trees and tags: its token.
+    """An annotation or a prediction. start, end (int): Characters of its passage.
 
-    head (int | None): Of trees: the token of its head; itself: a root; None: outside of the passage.
+    head (int | None): Of trees: where the word of its head begins; itself: a root; None: outside of the passage.
     """
 
     start: int
@@ -52,8 +49,9 @@ class Passage:
 
     number (int): That of its text, from 1.
     words (list[str]): With the white space after each.
-    annotated, predicted (list[Mark]): Of trees, those that differ; of entities and spans, all.
+    annotated, predicted (list[Mark]): Of tags and trees, those that differ; of entities and spans, all.
     categories (list[tuple]): Of categories: name, whether it is annotated, score.
+    badness (float | None): None: as much as is wrong.
     """
 
     number: int
@@ -64,7 +62,7 @@ class Passage:
     predicted: list[Mark] = field(default_factory=list)
     categories: list[tuple[str, bool, float]] = field(default_factory=list)
     is_cut: bool = False
-    badness: float = 0.0
+    badness: float | None = None
 
     @property
     def text(self) -> str:
@@ -73,38 +71,42 @@ class Passage:
 
 @dataclass
 class KindOfErrors:
-    """The errors of a kind.
+    """The errors of a kind, and its counts.
 
-    component (str): That which predicts it.
+    kind (str): As the names of spaCy's scores begin.
+    components (list[str]): Those that predict it. is_shared (bool): Others predict the same kind at other places.
+    annotated, predicted, right (Counter): By row of the table of labels.
+    auc (dict): Of categories, by label.
     wrong (int): All errors. n_passages (int): The passages that have them.
     worst (list[Passage]): The worst ones first.
     """
 
     kind: str
-    component: str
+    components: list[str]
+    is_shared: bool = False
+    annotated: Counter[str] = field(default_factory=Counter)
+    predicted: Counter[str] = field(default_factory=Counter)
+    right: Counter[str] = field(default_factory=Counter)
+    auc: dict[str, float | None] = field(default_factory=dict)
     wrong: int = 0
     n_passages: int = 0
     worst: list[Passage] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """One that no other has."""
+        return f"{self.kind} of '{self.components[0]}'" if self.is_shared else self.kind
+
 
 @dataclass
 class Compared:
-    """A pipeline compared with annotations.
-
-    name (str): The file of the texts.
-    scores (dict): As spaCy computes them, from 0 to 1.
-    annotated, predicted, right (dict): Counts of labels by kind.
-    """
+    """A pipeline compared with annotations. name (str): The file of the texts."""
 
     name: str
     n_texts: int
     n_words: int
-    scores: dict[str, Any]
     is_right_to_left: bool
     kinds: list[KindOfErrors] = field(default_factory=list)
-    annotated: Counts = field(default_factory=lambda: defaultdict(Counter))
-    predicted: Counts = field(default_factory=lambda: defaultdict(Counter))
-    right: Counts = field(default_factory=lambda: defaultdict(Counter))
 
 
 def compare(nlp: Language, path: Path) -> Compared:
@@ -130,208 +132,117 @@ def compare(nlp: Language, path: Path) -> Compared:
     try:
         for example, doc in zip(examples, nlp.pipe([example.predicted for example in examples])):
             example.predicted = doc
-        scores = Scorer(nlp).score(examples)
+        return compare_examples(nlp, examples, path.name)
     except Exception as error:
         raise ConfigError(
             f"Can't compare the pipeline with {path}: it fails on these texts: {_first_line(error)}. Give texts like "
             "those it was trained on."
         ) from error
+
+
+def compare_examples(nlp: Language, examples: Sequence[Example], name: str) -> Compared:
+    """Compare predictions with annotations. name (str): Of the texts."""
+    scores = Scorer(nlp).score(examples, per_component=True)
     found = Compared(
-        path.name,
+        name,
         len(examples),
         sum(len(example.reference) for example in examples),
-        scores,
         nlp.vocab.writing_system.get("direction") == "rtl",
     )
-    for kind, component, passages_of in _kinds(nlp, examples, found):
-        errors = KindOfErrors(kind, component)
-        heap: list[tuple[tuple[float, int, int], int, Passage]] = []
-        for number, example in enumerate(examples, 1):
-            for passage in passages_of(example):
-                if not passage.wrong:
-                    continue
-                errors.wrong += passage.wrong
-                errors.n_passages += 1
-                passage.number = number
-                worse = (passage.badness or passage.wrong, -passage.right, -number)
-                entry = (worse, errors.n_passages, passage)
-                heapq.heappush(heap, entry) if len(heap) < N_WORST else heapq.heappushpop(heap, entry)
-        errors.worst = [passage for _, _, passage in sorted(heap, reverse=True)]
-        if kind in found.right or errors.wrong:
+    kinds = kinds_of(nlp, examples)
+    keys = Counter(kind.key for kind, _ in kinds)
+    for kind, components in kinds:
+        errors = KindOfErrors(kind.key, components, keys[kind.key] > 1)
+        if isinstance(kind, Categories):
+            errors.auc = scores.get(components[0], {}).get("cats_auc_per_type", {})
+        _find_worst(errors, kind, examples)
+        if errors.annotated or errors.wrong:
             found.kinds.append(errors)
     return found
 
 
-_PassagesOf = Callable[[Example], Iterator[Passage]]
-
-
-def _kinds(nlp: Language, examples: Sequence[Example], found: Compared) -> Iterator[tuple[str, str, _PassagesOf]]:
-    """The kinds that trained components predict, each with its component and the function that compares a text."""
-    seen = set()
-    for name, proc in nlp.pipeline:
-        if not getattr(proc, "is_trainable", False):
-            continue
-        for what in nlp.get_pipe_meta(name).assigns:
-            if what in seen:
-                continue
-            seen.add(what)
-            if what == "doc.ents":
-                yield "ents", name, _bound(_spans, found, "ents", _entities)
-            elif what == "doc.spans":
-                for key in sorted({key for example in examples for key in example.reference.spans}):
-                    yield f"spans_{key}", name, _bound(_spans, found, f"spans_{key}", _span_group(key))
-            elif what == "doc.cats":
-                is_exclusive = nlp.get_pipe_meta(name).factory == "textcat"
-                cfg = getattr(proc, "cfg", {})
-                threshold = cfg.get("threshold", 0.5) if isinstance(cfg, dict) else 0.5
-                yield "cats", name, _bound(_categories, found, None if is_exclusive else threshold)
-            elif what == "token.dep":
-                yield "dep", name, _bound(_trees, found)
-            elif what in _TOKEN_KINDS:
-                kind, attribute = _TOKEN_KINDS[what]
-                yield kind, name, _bound(_tokens, found, kind, attribute)
-
-
-def _bound(function: Callable[..., Iterator[Passage]], *arguments: Any) -> _PassagesOf:
-    return lambda example: function(example, *arguments)
-
-
-# ---------------------------------------------------------------------- entities and spans
-
-
-def _entities(doc: Doc) -> list[Any] | None:
-    return list(doc.ents) if doc.has_annotation("ENT_IOB") else None
-
-
-def _span_group(key: str) -> Callable[[Doc], list[Any] | None]:
-    return lambda doc: list(doc.spans[key]) if key in doc.spans else None
-
-
-def _spans(
-    example: Example, found: Compared, kind: str, spans_of: Callable[[Doc], list[Any] | None]
-) -> Iterator[Passage]:
-    spans = spans_of(example.reference)
-    if spans is None:  # not annotated: not scored
-        return
-    annotated = {(span.start_char, span.end_char, span.label_) for span in spans}
-    predicted = {(span.start_char, span.end_char, span.label_) for span in spans_of(example.predicted) or ()}
-    if kind == "ents":
-        unknown = [(token.idx, token.idx + len(token)) for token in example.reference if not token.ent_iob]
-        predicted = {span for span in predicted if not any(start < span[1] and span[0] < end for start, end in unknown)}
-    right = annotated & predicted
-    for counts, those in ((found.annotated, annotated), (found.predicted, predicted), (found.right, right)):
-        counts[kind].update(label for _, _, label in those)
-    doc = example.predicted
-    for first, last in _passages(doc, example.reference, annotated | predicted):
-        start, end = doc[first].idx, doc[last - 1].idx + len(doc[last - 1])
-        here, there = (
-            sorted(span for span in those if start <= span[0] < max(end, start + 1)) for those in (annotated, predicted)
-        )
-        wrong = len(set(here) ^ set(there))
-        words, is_cut = _words(doc, first, last)
-        room = sum(map(len, words))
-        marks = [
-            [
-                Mark(a - start, min(b - start, room), label, (a, b, label) in right)
-                for a, b, label in those
-                if a - start < room
-            ]
-            for those in (here, there)
-        ]
-        yield Passage(0, wrong, len(set(here) & set(there)), words, marks[0], marks[1], is_cut=is_cut)
-
-
-# ---------------------------------------------------------------------- tags and trees
-
-
-def _tokens(example: Example, found: Compared, kind: str, attribute: str) -> Iterator[Passage]:
-    if not example.reference.has_annotation(attribute):
-        return
-    doc = example.predicted
-    annotated = example.get_aligned(attribute, as_string=True)
-    predicted = [str(token.morph) if kind == "morph" else getattr(token, f"{kind}_") for token in doc]
-    if kind == "tag":
-        for here, there in zip(annotated, predicted):
-            if here is not None:
-                found.annotated[kind][here] += 1
-                found.predicted[kind][there] += 1
-                found.right[kind][here] += here == there
-    for first, last in _passages(doc, example.reference, ()):
-        differ = [i for i in range(first, last) if annotated[i] is not None and annotated[i] != predicted[i]]
-        known = sum(annotated[i] is not None for i in range(first, last))
-        words, is_cut = _words(doc, first, last)
-        marks = [
-            [Mark(i - first, i - first + 1, labels[i] or "nothing", False) for i in differ if i - first < len(words)]
-            for labels in (annotated, predicted)
-        ]
-        yield Passage(0, len(differ), known - len(differ), words, marks[0], marks[1], is_cut=is_cut)
-
-
-def _trees(example: Example, found: Compared) -> Iterator[Passage]:
-    if not example.reference.has_annotation("DEP") or not example.reference.has_annotation("HEAD"):
-        return
-    doc = example.predicted
-    heads, deps = example.get_aligned_parse(projectivize=False)
-    counted = [
-        heads[i] is not None and deps[i] is not None and deps[i].lower() not in _NO_DEPS for i in range(len(doc))
-    ]
-    here = [(head, (dep or "").lower()) for head, dep in zip(heads, deps)]
-    there = [(token.head.i, token.dep_.lower()) for token in doc]
-    for i, is_counted in enumerate(counted):
-        if is_counted:
-            found.annotated["dep"][here[i][1]] += 1
-            found.right["dep"][here[i][1]] += here[i] == there[i]
-        if deps[i] is not None and there[i][1] not in _NO_DEPS:
-            found.predicted["dep"][there[i][1]] += 1
-    for first, last in _passages(doc, example.reference, ()):
-        differ = [i for i in range(first, last) if counted[i] and here[i] != there[i]]
-        right = sum(counted[first:last]) - len(differ)
-        words, is_cut = _words(doc, first, last)
-        marks = [
-            [_arc(i, arcs[i], first, len(words)) for i in differ if i - first < len(words)] for arcs in (here, there)
-        ]
-        yield Passage(0, len(differ), right, words, marks[0], marks[1], is_cut=is_cut)
-
-
-def _arc(i: int, arc: tuple[Any, str], first: int, n: int) -> Mark:
-    head = int(arc[0]) - first
-    return Mark(i - first, i - first + 1, arc[1], False, head if 0 <= head < n else None)
-
-
-# ---------------------------------------------------------------------- categories
-
-
-def _categories(example: Example, found: Compared, threshold: float | None) -> Iterator[Passage]:
-    """threshold (float | None): None: one category holds, that with the highest score."""
-    annotated, scores = example.reference.cats, example.predicted.cats
-    names = [name for name in scores if name in annotated]
-    if not names:
-        return
-    best = max(scores.values())
-    chosen = {name: scores[name] == best if threshold is None else scores[name] >= threshold for name in names}
-    holds = {name: annotated[name] > 0.5 for name in names}
-    for name in names:
-        found.annotated["cats"][name] += holds[name]
-        found.predicted["cats"][name] += chosen[name]
-        found.right["cats"][name] += holds[name] and chosen[name]
-    differ = [name for name in names if chosen[name] != holds[name]]
-    shown = sorted(
-        (name for name in names if holds[name] or chosen[name]), key=lambda name: (-holds[name], -scores[name])
-    )
-    doc = example.predicted
-    words, is_cut = _words(doc, 0, min(len(doc), 2 * _MOST_WORDS))
-    yield Passage(
-        0,
-        len(differ),
-        len(names) - len(differ),
-        words,
-        categories=[(name, holds[name], float(scores[name])) for name in shown],
-        is_cut=is_cut or len(doc) > 2 * _MOST_WORDS,
-        badness=max((abs(holds[name] - float(scores[name])) for name in differ), default=0.0),
-    )
+def _find_worst(errors: KindOfErrors, kind: Kind, examples: Sequence[Example]) -> None:
+    """Count the annotations and predictions of a kind, and find the passages with most errors."""
+    heap: list[tuple[tuple[float, int, int], int, Passage]] = []
+    for number, example in enumerate(examples, 1):
+        annotated, predicted = kind.compare(example)
+        rows = [set(kind.in_rows(items, annotated)) for items in (annotated, predicted)]
+        for counts, items in zip((errors.annotated, errors.predicted, errors.right), (*rows, rows[0] & rows[1])):
+            counts.update(item.row for item in items)
+        for passage in _passages_of(kind, example, annotated, predicted):
+            if passage.wrong:
+                errors.wrong += passage.wrong
+                errors.n_passages += 1
+                passage.number = number
+                badness = passage.wrong if passage.badness is None else passage.badness
+                entry = ((badness, -passage.right, -number), errors.n_passages, passage)
+                heapq.heappush(heap, entry) if len(heap) < N_WORST else heapq.heappushpop(heap, entry)
+    errors.worst = [passage for _, _, passage in sorted(heap, reverse=True)]
 
 
 # ---------------------------------------------------------------------- passages
+
+
+def _passages_of(kind: Kind, example: Example, annotated: Items, predicted: Items) -> Iterator[Passage]:
+    """The passages of a text with the items in it. Of one without any: none."""
+    if isinstance(kind, Categories):
+        return _of_text(kind, example, annotated, predicted)
+    return _of_passages(kind, example, annotated, predicted) if annotated or predicted else iter(())
+
+
+def _of_passages(kind: Kind, example: Example, annotated: Items, predicted: Items) -> Iterator[Passage]:
+    """The passages of a text, with their items."""
+    doc = example.predicted
+    spans = [] if kind.is_of_tokens else [place[:2] for items in (annotated, predicted) for place in items.values()]
+    passages = list(_passages(doc, example.reference, spans))
+    starts = [doc[first].idx for first, _ in passages]
+    parts: list[tuple[Items, Items]] = [({}, {}) for _ in passages]
+    for side, items in enumerate((annotated, predicted)):
+        for item, place in items.items():
+            parts[max(0, bisect_right(starts, place.start) - 1)][side][item] = place
+    right = annotated.keys() & predicted.keys()
+    for (first, last), start, sides in zip(passages, starts, parts):
+        words, is_cut = _words(doc, first, last)
+        marks = [[*_marks(items, right, kind, start, sum(map(len, words)))] for items in sides]
+        wrong = [item for items in sides for item in items if item not in right]
+        yield Passage(
+            0,
+            len({item.start for item in wrong} if kind.is_of_tokens else wrong),
+            sum(item in right for item in sides[0]),
+            words,
+            marks[0],
+            marks[1],
+            is_cut=is_cut,
+        )
+
+
+def _marks(items: Items, right: Any, kind: Kind, start: int, room: int) -> Iterator[Mark]:
+    """The marks of items in a passage. start (int): Its first character. room (int): How many of it are shown."""
+    for item, place in sorted(items.items(), key=lambda one: (one[1][:2], one[0])):
+        if place.start - start < room and not (kind.is_of_tokens and item in right):
+            head = None if place.head is None or not 0 <= place.head - start < room else place.head - start
+            end = min(place.end - start, room)
+            yield Mark(place.start - start, end, item.label or "nothing", item in right, head)
+
+
+def _of_text(kind: Categories, example: Example, annotated: Items, predicted: Items) -> Iterator[Passage]:
+    """A text, with its categories. Of one without, nothing is shown."""
+    values, scores = kind.values(example)
+    if not values:
+        return
+    held, chosen = ({item.label for item in items} for items in (annotated, predicted))
+    differ = held ^ chosen
+    shown = sorted(held | chosen, key=lambda name: (-values.get(name, 0.0), -scores.get(name, 0.0)))
+    words, is_cut = _words(example.predicted, 0, min(len(example.predicted), 2 * _MOST_WORDS))
+    yield Passage(
+        0,
+        len(differ),
+        len(values.keys() | differ) - len(differ),
+        words,
+        categories=[(name, values.get(name, 0.0) > 0.5, scores.get(name, 0.0)) for name in shown],
+        is_cut=is_cut or len(example.predicted) > 2 * _MOST_WORDS,
+        badness=max((abs((values.get(name, 0.0) > 0.5) - scores.get(name, 0.0)) for name in differ), default=0.0),
+    )
 
 
 def _passages(doc: Doc, reference: Doc, spans: Any) -> Iterator[tuple[int, int]]:

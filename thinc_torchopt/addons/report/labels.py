@@ -1,6 +1,7 @@
 """Labels: their scores, and how often they are annotated, predicted, and predicted rightly.
 
-*kind*: a kind of annotation, as the names of spaCy's scores begin: "ents", "spans_sc", "cats", "tag", "dep", "morph".
+*kind*: a kind of annotation, as the names of spaCy's scores begin: "ents", "spans_sc", "cats", "tag", "pos", "morph",
+"lemma", "dep", "sents".
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spacy.tokens import Doc, DocBin
 from spacy.training.corpus import walk_corpus
 from spacy.vocab import Vocab
 
 from .log_file import number, printable
+
+if TYPE_CHECKING:
+    from .errors import KindOfErrors
 
 # "ents_per_type", "spans_sc_per_type", "dep_las_per_type", "morph_per_feat", "cats_f_per_type", "cats_auc_per_type"
 _BY_LABEL = re.compile(r"(.+?)(?:_(las|uas|f|auc|macro_f|micro_f))?_per_(?:type|feat)")
@@ -28,6 +32,8 @@ _TITLES = {
     "pos": "Parts of speech",
     "dep": "Dependencies",
     "morph": "Morphology",
+    "lemma": "Lemmas",
+    "sents": "Sentences",
 }
 _COLUMNS = (
     ("precision", "p"),
@@ -66,14 +72,16 @@ class Label:
 
 @dataclass
 class Labels:
-    """The labels of a kind, the most frequent first."""
+    """The labels of a kind, the most frequent first. name (str): Of the kind; that of its component too if there are
+    several.
+    """
 
-    kind: str
+    name: str
     rows: dict[str, Label]
 
     @property
     def title(self) -> str:
-        return title_of(self.kind)
+        return title_of(self.name)
 
     @property
     def headers(self) -> list[str]:
@@ -110,16 +118,19 @@ class Texts:
     is_whole: bool = True
 
 
-def title_of(kind: str) -> str:
-    return f"Spans in '{kind.removeprefix('spans_')}'" if kind.startswith("spans_") else _TITLES.get(kind, kind)
+def title_of(name: str) -> str:
+    """The title of a kind. name (str): As in `Labels`."""
+    kind, of, component = name.partition(" of ")
+    title = f"Spans in '{kind.removeprefix('spans_')}'" if kind.startswith("spans_") else _TITLES.get(kind, kind)
+    return title + of + component
 
 
-def tables_of(scores: Mapping[str, Any], train: Counts, dev: Counts, predicted: Counts, right: Counts) -> list[Labels]:
+def tables_of(scores: Mapping[str, Any], train: Counts, dev: Counts) -> list[Labels]:
     """A table for each kind.
 
     scores (Mapping): All scores, as meta.json has them.
-    train, dev, predicted, right (dict): Counts of labels by kind: annotated in the training texts; in the texts that
-        the scores are of, annotated, predicted, and predicted rightly. Empty: unknown.
+    train, dev (dict): Counts of annotated labels by kind: in the training texts, and in those that the scores are of.
+        Empty: unknown.
     """
     tables: dict[str, dict[str, Label]] = defaultdict(dict)
     for key, values in scores.items():
@@ -133,22 +144,26 @@ def tables_of(scores: Mapping[str, Any], train: Counts, dev: Counts, predicted: 
                 row.p, row.r, row.f = (number(value.get(name)) for name in "prf")
             elif which == "auc":
                 row.auc = number(value)
-    for kind in right:
-        for label in set(dev.get(kind, ())) | set(predicted.get(kind, ())):
-            tables[kind].setdefault(label, Label())
-    found = []
     for kind, rows in tables.items():
         for label, row in rows.items():
             row.in_train = train[kind][label] if kind in train else None
             row.annotated = dev[kind][label] if kind in dev else None
-            if kind in right:
-                row.predicted, row.right = predicted[kind][label], right[kind][label]
-                if math.isnan(row.f) and math.isnan(row.auc):
-                    row.p, row.r, row.f = prf(row.right, row.predicted, row.annotated or 0)
-        if rows:
-            by_size = sorted(rows, key=lambda label: (-(rows[label].annotated or rows[label].in_train or 0), label))
-            found.append(Labels(kind, {label: rows[label] for label in by_size}))
-    return found
+    return [_sorted(kind, rows) for kind, rows in tables.items() if rows]
+
+
+def table_of(found: KindOfErrors, train: Counts) -> Labels:
+    """The table of a kind whose predictions were compared with annotations. train (dict): As for `tables_of`."""
+    rows = {}
+    for label in found.annotated.keys() | found.predicted.keys():
+        counts = found.annotated[label], found.predicted[label], found.right[label]
+        in_train = train[found.kind][label] if found.kind in train else None
+        rows[label] = Label(*prf(*counts), number(found.auc.get(label)), in_train, *counts)
+    return _sorted(found.name, rows)
+
+
+def _sorted(name: str, rows: dict[str, Label]) -> Labels:
+    by_size = sorted(rows, key=lambda label: (-(rows[label].annotated or rows[label].in_train or 0), label))
+    return Labels(name, {label: rows[label] for label in by_size})
 
 
 def shown(label: str) -> str:
@@ -157,7 +172,7 @@ def shown(label: str) -> str:
     return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}\u2026"
 
 
-def prf(right: int, predicted: int, annotated: int) -> tuple[float, float, float]:
+def prf(annotated: int, predicted: int, right: int) -> tuple[float, float, float]:
     """Precision, recall and F-score, as spaCy computes them."""
     p, r = right / predicted if predicted else 0.0, right / annotated if annotated else 0.0
     return p, r, 2 * p * r / (p + r) if p + r else 0.0

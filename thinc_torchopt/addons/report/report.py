@@ -18,7 +18,7 @@ from ...core.tables import as_text, print_table
 from ...core.words import count
 from .about import lines_of
 from .errors import Compared, compare
-from .labels import Labels, Texts, count_texts, tables_of
+from .labels import Labels, Texts, count_texts, table_of, tables_of
 from .page import make_page, write_page
 from .runs import LoggedRun, facts_of, read_runs, summarize
 from .trained import Trained, read_folder
@@ -99,10 +99,9 @@ class Report:
         train, dev = (self.corpus(name) for name in ("train", "dev"))
         known = train.counts if train is not None and train.n_texts is not None else {}
         if self.compared is not None:
-            found = self.compared
-            return tables_of(found.scores, known, found.annotated, found.predicted, found.right)
+            return [table for one in self.compared.kinds if (table := table_of(one, known)).rows]
         annotated = dev.counts if dev is not None and dev.is_whole else {}
-        return tables_of(self.trained.scores, known, annotated, {}, {})
+        return tables_of(self.trained.scores, known, annotated)
 
     @property
     def told(self) -> list[str]:
@@ -114,11 +113,11 @@ class Report:
         found = [summarize(run) for run in self.runs]
         if self.labels:
             found[0]["labels"] = {
-                one.kind: {label: _without_nan(asdict(row)) for label, row in one.rows.items()} for one in self.labels
+                one.name: {label: _without_nan(asdict(row)) for label, row in one.rows.items()} for one in self.labels
             }
         if self.compared is not None:
             found[0]["errors"] = {
-                one.kind: {
+                one.name: {
                     "wrong": one.wrong,
                     "worst": [{"text": worst.number, "wrong": worst.wrong, "in": worst.text} for worst in one.worst],
                 }

@@ -2,7 +2,8 @@
 
 learner.py learns, with the settings of settings.py; state.py is what it saves, rows.py what it logs. source.py reads
 lines, records.py makes examples of them and keeps some. backward.py computes gradients, undo.py undoes a batch that
-failed. teaching.py fills in what texts leave open. scores.py scores texts, watched.py old and new labels apart.
+failed. annotated.py tells which components texts teach, teaching.py fills in what they leave open. scores.py scores
+texts, watched.py old and new labels apart.
 """
 
 from typing import Final

@@ -55,6 +55,7 @@ from ...loop.label_conflicts import MOST_TEXTS, Comparison
 from ...loop.model_state import check_model, checksum_of, collect_model, restore_model
 from ...loop.random_state import check_generators, collect_random, preserved_random, restore_random
 from ...loop.run_lock import RunLock
+from .annotated import AnnotatedTexts, Teaches
 from .backward import backward
 from .records import (
     Memory,
@@ -87,10 +88,14 @@ _ADVICE = (
 
 
 class _Text(NamedTuple):
-    """A text of a batch."""
+    """A text of a batch. teaches (list[str]): The components that it has annotations for. unused (list[str]): Its keys
+    that are not used.
+    """
 
     line: Line
     example: Example
+    teaches: list[str]
+    unused: list[str]
 
 
 class StreamLearner:
@@ -137,6 +142,7 @@ class StreamLearner:
             "training"
         ]["before_update"]
         self._trained = set(nlp.pipe_names) - set(self._frozen)
+        self._teaches, self._annotated = Teaches(nlp, self._trained), AnnotatedTexts()
         self._values, self._identity = collect_values(nlp), collect_identity(nlp)
         self._added: list[tuple[str, str]] = []
         self.teacher: StreamTeacher | None = None
@@ -216,8 +222,8 @@ class StreamLearner:
 
         RETURNS (Iterator): A row for each block, when it was learned and saved; at the end, one with the score of the
             watched corpus, if the last block has none.
-        RAISES (StreamError): A text can't be learned. (StateError): The file has changed. What was learned
-            until then is saved.
+        RAISES (StreamError): A text can't be learned, or no text has anything to learn. (StateError): The file has
+            changed. What was learned until then is saved.
         """
         self.place = source.begin(self.place)
         batches = self._batches(source)
@@ -250,11 +256,28 @@ class StreamLearner:
             if row is not None:
                 row = self._log(row, is_last=is_over)
             if is_over or self.texts - self._saved >= self._settings.save_every:
-                self.save()
+                if failed is None:
+                    self._check_annotated(at_end=is_over)
+                if not self._teaches.in_vain(self._annotated):
+                    self.save()
             if row is not None:
                 yield row
             if failed is not None:
                 raise failed
+
+    def _check_annotated(self, *, at_end: bool) -> None:
+        """Tell what was not learned. at_end (bool): The stream has ended, or the run was stopped.
+
+        RAISES (StreamError): It has ended, and no text had annotations for any component.
+        """
+        has_ended = at_end and not self._is_stopped()
+        if has_ended:
+            self._teaches.check(self._annotated)
+        if at_end or self._teaches.in_vain(self._annotated):
+            for doubt in self._teaches.doubts(self._annotated):
+                self._notify(doubt)
+        if has_ended:
+            self._annotated = AnnotatedTexts()
 
     def _learn_block(self, batches: Iterator[list[Line]]) -> bool:
         """Learn until the block is full, or there are new labels to add. RETURNS (bool): The stream is over, or the run
@@ -289,14 +312,14 @@ class StreamLearner:
         rejected: dict[Line, str] = {}
         for line in batch:
             try:
-                example = self._read(line)
+                new = self._read(line)
             except StreamError as error:
                 if not self._settings.skip_bad:
                     raise StreamError(f"{error} {self._advice}") from error
                 rejected[line] = str(error)
                 continue
-            if example is not None:
-                found.append(_Text(line, example))
+            if new is not None:
+                found.append(new)
         if self._new_labels:
             self._waiting = batch
             return
@@ -323,10 +346,11 @@ class StreamLearner:
             "leave such texts out."
         )
 
-    def _read(self, line: Line) -> Example | None:
-        """RETURNS (Example | None): None: the text is skipped. RAISES (StreamError): It can't be learned."""
+    def _read(self, line: Line) -> _Text | None:
+        """RETURNS (_Text | None): None: the text is skipped. RAISES (StreamError): It can't be learned."""
         record: Record = read_record(line.content, line.where)
-        for key in unknown_keys(record):
+        unused = unknown_keys(record)
+        for key in unused:
             self._notify_once(f"'{key}' of texts is not used.")
         if is_rejected(record):
             return None
@@ -343,7 +367,7 @@ class StreamLearner:
             if (reason := self._refused_labels.get((component, label))) is not None:
                 raise StreamError(reason)
             self._new_labels[component, label] = line.where
-        return example
+        return _Text(line, example, self._teaches.components(example), unused)
 
     def _fill_in(self, found: list[_Text], rejected: dict[Line, str]) -> list[_Text]:
         """Let the teacher fill in what texts leave open. rejected (dict): Gets those that it can't annotate.
@@ -362,7 +386,7 @@ class StreamLearner:
                 raise StreamError(f"{reason} {self._advice}") from error
             rejected[found[0].line] = reason
             return []
-        return [_Text(text.line, example) for text, example in zip(found, examples)]
+        return [text._replace(example=example) for text, example in zip(found, examples)]
 
     def _add_labels(self) -> None:
         """Add labels. Not in a memory zone, which would free their names.
@@ -480,8 +504,9 @@ class StreamLearner:
         self._changes, self._optimizer.batch_size = False, None
         self._optimizer.step_schedules()
         self._scored.examples += scored
-        for line, example in found:
+        for line, example, teaches, unused in found:
             self.texts += 1
+            self._annotated.add(teaches, unused)
             self._tokens += len(example.predicted)
             if self._memory.size:
                 content = line.content.decode("utf-8-sig")
@@ -623,6 +648,7 @@ class StreamLearner:
             self._last_watched,
             time.monotonic() - self._start,
             None if self._compared is None else self._compared.counts,
+            self._annotated,
         )
         self._write_rejected()
         with self._on_disk():
@@ -687,6 +713,7 @@ class StreamLearner:
         self._skipped, self.rejected = saved.skipped, saved.rejected
         self._logged, self._last_watched, self._saved = saved.logged, saved.watched, saved.texts
         self._start -= saved.seconds
+        self._annotated = saved.annotated
         known = saved.compared
         self._compared = None if known is None else Comparison(self._nlp, self._trained, **vars(known))
         # Texts that are learned again, and the end of the run, get new rows.

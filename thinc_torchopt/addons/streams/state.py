@@ -13,10 +13,11 @@ from ...loop.config_check import Identity
 from ...loop.label_conflicts import ComparedTexts
 from ...loop.model_state import ModelState
 from ...loop.random_state import RandomState
+from .annotated import AnnotatedTexts
 from .records import Memory
 from .source import Place
 
-VERSION = 4
+VERSION = 5
 
 
 @dataclass
@@ -61,6 +62,7 @@ class LearnerState:
     watched: Count
     seconds: NotNegative
     compared: ComparedTexts | None
+    annotated: AnnotatedTexts
 
 
 def is_of_stream(saved: Mapping[str, Any]) -> bool:

@@ -47,6 +47,8 @@ _SECTION = Section("the block of 'thinc-torchopt.TaughtCorpus.v1'", allows_texts
 _IN = f" in {_SECTION.path}"
 # Texts that are read and annotated at once.
 _LEAST, _MOST = 128, 4096
+# More texts for each annotated one are more than can be counted.
+_MOST_SHARE = 1e9
 # Messages that this process has printed. spaCy makes two readers, one to initialize and one to train.
 _told: set[str] = set()
 
@@ -97,7 +99,7 @@ class TaughtCorpus:
         self._cache = None if cache is None else _SECTION.file("cache", cache, "the path of a folder, or null for none")
         expected = "the path of a file or a folder, or null for none"
         self._texts = None if texts is None else _SECTION.file("texts", texts, expected)
-        self._share = _SECTION.number("share", share)
+        self._share = _SECTION.number("share", share, at_most=_MOST_SHARE)
         self._max_words, self._seed = _SECTION.whole("max_words", max_words), _SECTION.whole("seed", seed)
         if self._texts is not None:
             files_of(self._texts, f"'texts'{_IN}")

@@ -86,7 +86,18 @@ def _read(file: Path, *, is_whole: bool) -> Iterator[str]:
             record = json.loads(line)
             if not isinstance(record, dict) or not isinstance(record.get("text"), str):
                 raise ValueError(f"line {i:,} is {line[:60]!r}")
+            if not _is_unicode(record["text"]):
+                raise ValueError(f"the text of line {i:,} has half of a surrogate pair: {line[:60]!r}")
             yield record["text"]
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text can be written: JSON can have one half of a surrogate pair without the other."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def count_pieces(nlp: Language, path: Path, where: str, most: int) -> int:
