@@ -1,4 +1,4 @@
-"""What a run logs, beside spaCy's own messages."""
+"""Messages of a run, beside those of spaCy."""
 
 from __future__ import annotations
 
