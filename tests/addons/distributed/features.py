@@ -7,6 +7,8 @@ from unittest.mock import patch
 
 import spacy
 import torch.distributed as dist
+from spacy.tokens import Doc
+from spacy.training import Example
 from thinc.api import NumpyOps
 
 from tests.addons.distributed import pipelines
@@ -268,6 +270,19 @@ def renamed(folder):
         optimizer = pipelines.optimizer(distributed=Distributed(check_every=1, **settings))
         found.append(train(nlp, optimizer, before_update=before_update))
     return {"runs": found}
+
+
+@scenario
+def late_labels(folder):
+    """Labels of entities in a single text: one rank has it."""
+    nlp = pipelines.pipeline(["tagger", "ner"])
+    batches = pipelines.batches(nlp)
+    labels = [f"L{i}" for i in range(6)]
+    words = [f"w{i}" for i in range(6)]
+    gold = {"tags": ["A"] * 6, "entities": [f"U-{label}" for label in reversed(labels)]}
+    batches[4][1][0] = Example.from_dict(Doc(nlp.vocab, words=words), gold)
+    found = train(nlp, pipelines.optimizer(distributed=Distributed(check_every=1)), batches=batches)
+    return found | {"moves": nlp.get_pipe("ner").move_names}
 
 
 @scenario

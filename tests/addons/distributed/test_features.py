@@ -164,6 +164,15 @@ def test_features_split_state_follows_renamed_components(ranks):
         assert_same_on_both(one, other)
 
 
+def test_features_labels_of_entities_that_come_with_the_texts_of_one_rank(ranks):
+    """All ranks add them at the same step, in the same order."""
+    first, second = ranks("late_labels")
+    assert_same_on_both(first, second)
+    assert first["moves"] == second["moves"]
+    labels = [move.removeprefix("B-") for move in first["moves"] if move.startswith("B-L")]
+    assert labels == [f"L{i}" for i in range(6)]
+
+
 def test_features_split_state_is_whole_after_a_run(ranks):
     """On all ranks, to the last bit, so that the optimizer can be saved, or train again."""
     (whole, whole_again, *split), others = (found["runs"] for found in ranks("run_again"))
