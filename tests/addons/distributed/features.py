@@ -22,6 +22,7 @@ from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
 from thinc_torchopt.core.state import in_main_memory
 from thinc_torchopt.loop import run
+from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 
 @scenario
@@ -274,15 +275,19 @@ def renamed(folder):
 
 @scenario
 def late_labels(folder):
-    """Labels of entities in a single text: one rank has it."""
-    nlp = pipelines.pipeline(["tagger", "ner"])
-    batches = pipelines.batches(nlp)
-    labels = [f"L{i}" for i in range(6)]
-    words = [f"w{i}" for i in range(6)]
-    gold = {"tags": ["A"] * 6, "entities": [f"U-{label}" for label in reversed(labels)]}
-    batches[4][1][0] = Example.from_dict(Doc(nlp.vocab, words=words), gold)
-    found = train(nlp, pipelines.optimizer(distributed=Distributed(check_every=1)), batches=batches)
-    return found | {"moves": nlp.get_pipe("ner").move_names}
+    """Labels of entities in a single text, which one rank has; without a stop, and resumed after them."""
+
+    def trained(name, **settings):
+        nlp = pipelines.pipeline(["tagger", "ner"])
+        batches = pipelines.batches(nlp)
+        gold = {"tags": ["A"] * 6, "entities": [f"U-L{i}" for i in reversed(range(6))]}
+        batches[4][1][0] = Example.from_dict(Doc(nlp.vocab, words=[f"w{i}" for i in range(6)]), gold)
+        checkpoint = Checkpoint(path=str(folder / name), every=1)
+        optimizer = pipelines.optimizer(distributed=Distributed(check_every=1), checkpoint=checkpoint)
+        found = train(nlp, optimizer, batches=batches, **settings)
+        return found | {"moves": nlp.get_pipe("ner").move_names}
+
+    return {"whole": trained("late-whole"), "parts": [trained("late-parts", max_steps=steps) for steps in (4, 0)]}
 
 
 @scenario
