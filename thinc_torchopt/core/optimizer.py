@@ -964,10 +964,11 @@ class TorchOptimizer(Optimizer):
         """Restore the state and the averages of all params from a checkpoint. The caller restores the values of params:
         see loop/rollback.py.
 
-        Schedules, history and counters are not restored.
+        Schedules, history and counters are not restored. New cells of params that have grown since get state as
+        `on_growth` says.
 
         saved (Mapping): From `state_dict`, of this run. factor (float): Multiplies all learning rates.
-        RAISES (StateError): Params were added or have grown since. Nothing changes then.
+        RAISES (StateError): Params were added since. Nothing changes then.
         """
         with self._lock:
             self._trained.table.pipeline.get()

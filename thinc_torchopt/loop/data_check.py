@@ -45,10 +45,9 @@ _STRICT = ("tagger", "spancat", "spancat_singlelabel")
 # Labels that these may unlearn are those that they find in the texts: label_conflicts.py.
 _COMPARED = (*NERS, "spancat", "spancat_singlelabel")
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
-# The ways of others with labels that they lack. SOURCE: spacy/pipeline/ner.pyx, `_ensure_labels_are_added`;
-# spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
+# The ways of others with labels that they lack. NER learns them: late_labels.py.
+# SOURCE: spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
 _OF_UNKNOWN = {
-    **dict.fromkeys(NERS, "spaCy adds {it} in the middle of the training, and no checkpoint can be saved then"),
     **dict.fromkeys(PARSERS, 'spaCy learns {it} as "dep"'),
     **dict.fromkeys(("textcat", "textcat_multilabel", "morphologizer"), "spaCy ignores {it}"),
 }
@@ -417,12 +416,18 @@ def _check_known(
     if any("$" in label for label in unknown):  # which a config reads as part of a variable
         written = "null"
     text = f"'{name}'{' (sourced)' * is_sourced} does not know {_listed(unknown)}, which [{train.name}] has"
-    if is_sourced:
-        found.stops.append(
-            f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. To add {it} before the training and keep "
-            f'what it has learned: @callbacks = "thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} '
-            f"= {written} in [initialize.after_init.labels]. spacy torchopt init --from writes such a config."
+    to_add = (
+        f"To add {it} before the training and keep what it has learned: @callbacks = "
+        f'"thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} = {written} in '
+        "[initialize.after_init.labels]. spacy torchopt init --from writes such a config."
+    )
+    if factory in NERS:
+        advice = to_add if is_sourced else f"To have {it} from the start: [initialize.components.{name}.labels]."
+        found.notes.append(
+            f"{text}: it learns {it} from the first text on that has {it}, in the middle of the training. {advice}"
         )
+    elif is_sourced:
+        found.stops.append(f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. {to_add}")
     elif factory in _STRICT:
         found.stops.append(
             f"{text}: {_KEY_ERROR}. Let it be initialized with the corpus (without 'source', and without labels in "

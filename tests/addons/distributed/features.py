@@ -7,6 +7,8 @@ from unittest.mock import patch
 
 import spacy
 import torch.distributed as dist
+from spacy.tokens import Doc
+from spacy.training import Example
 from thinc.api import NumpyOps
 
 from tests.addons.distributed import pipelines
@@ -20,6 +22,7 @@ from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
 from thinc_torchopt.core.state import in_main_memory
 from thinc_torchopt.loop import run
+from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 
 @scenario
@@ -268,6 +271,23 @@ def renamed(folder):
         optimizer = pipelines.optimizer(distributed=Distributed(check_every=1, **settings))
         found.append(train(nlp, optimizer, before_update=before_update))
     return {"runs": found}
+
+
+@scenario
+def late_labels(folder):
+    """Labels of entities in a single text, which one rank has; without a stop, and resumed after them."""
+
+    def trained(name, **settings):
+        nlp = pipelines.pipeline(["tagger", "ner"])
+        batches = pipelines.batches(nlp)
+        gold = {"tags": ["A"] * 6, "entities": [f"U-L{i}" for i in reversed(range(6))]}
+        batches[4][1][0] = Example.from_dict(Doc(nlp.vocab, words=[f"w{i}" for i in range(6)]), gold)
+        checkpoint = Checkpoint(path=str(folder / name), every=1)
+        optimizer = pipelines.optimizer(distributed=Distributed(check_every=1), checkpoint=checkpoint)
+        found = train(nlp, optimizer, batches=batches, **settings)
+        return found | {"moves": nlp.get_pipe("ner").move_names}
+
+    return {"whole": trained("late-whole"), "parts": [trained("late-parts", max_steps=steps) for steps in (4, 0)]}
 
 
 @scenario

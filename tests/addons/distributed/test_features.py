@@ -164,6 +164,19 @@ def test_features_split_state_follows_renamed_components(ranks):
         assert_same_on_both(one, other)
 
 
+def test_features_labels_of_entities_that_come_with_the_texts_of_one_rank(ranks):
+    """All ranks add them at the same step, in the same order; so does a run that is resumed."""
+    first, second = ranks("late_labels")
+    assert_same_on_both(first["whole"], second["whole"])
+    assert [move for move in first["whole"]["moves"] if move.startswith("B-L")] == [f"B-L{i}" for i in range(6)]
+    for found in (first, second):
+        assert all(part["moves"] == first["whole"]["moves"] for part in (found["whole"], *found["parts"]))
+        steps = [weights for part in found["parts"] for weights in part["steps"]]
+        assert len(found["parts"][1]["steps"]) < len(steps) == len(found["whole"]["steps"])
+        for one, other in zip(steps, found["whole"]["steps"]):
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def test_features_split_state_is_whole_after_a_run(ranks):
     """On all ranks, to the last bit, so that the optimizer can be saved, or train again."""
     (whole, whole_again, *split), others = (found["runs"] for found in ranks("run_again"))

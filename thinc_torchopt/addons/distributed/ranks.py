@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from textwrap import shorten
 from typing import Any, TypeVar
@@ -183,12 +183,13 @@ class Ranks(Alone):
 
     # ------------------------------------------------------------------ one step
 
-    def begin_step(self, step: int, hook: Callable[[], None] | None) -> None:
+    def begin_step(self, step: int, changes: Sequence[Callable[[], None]]) -> None:
         self._step = step
-        if hook is not None:
-            # Same seed on all ranks, as it may draw random numbers. New params come from rank 0.
+        if changes:
+            # Same seed on all ranks, as they may draw random numbers. New params come from rank 0.
             seed_all(seed_of(self.seed, step))
-            hook()
+            for change in changes:
+                change()
             self.group.at_step(step)
             if self.group.any(_shape_of(self._nlp) != self._shape):
                 self._share_model()

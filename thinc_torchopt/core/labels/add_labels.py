@@ -29,6 +29,7 @@ from spacy.pipeline import (
 )
 from spacy.pipeline.textcat_multilabel import MultiLabel_TextCategorizer
 from spacy.pipeline.transition_parser import Parser
+from thinc.api import Model
 
 from ..errors import ConfigError, ConfigTypeError, PipelineError
 from ..host import rehearsal_model_of
@@ -198,6 +199,16 @@ def _grow(pipe: Any, n_new: int, *, n_last: int = 0, is_exclusive: bool) -> None
 _OF_MOVES = {"upper": {"W": 0, "b": 0}, "lower": {"W": 1, "b": 0, "pad": 2}}
 
 
+def layer_of_transitions(pipe: Any) -> Model[Any, Any]:
+    """The layer of a parser or entity recognizer whose rows are its transitions."""
+    layer: Model[Any, Any] = pipe.model.get_ref(_layer_with_moves(pipe))
+    return layer
+
+
+def _layer_with_moves(pipe: Any) -> str:
+    return "upper" if pipe.model.attrs["has_upper"] else "lower"
+
+
 def _add_moves(pipe: Any, labels: list[str]) -> None:
     """Add labels to a parser or entity recognizer.
 
@@ -205,16 +216,15 @@ def _add_moves(pipe: Any, labels: list[str]) -> None:
     saved. So they also begin with low scores: with the mean of the transitions with the same action, less `MARGIN`. One
     of these is always at least as good, and is possible wherever the new one is.
     """
-    ref = "upper" if pipe.model.attrs["has_upper"] else "lower"
-    before = pipe.model.get_ref(ref)
+    before = layer_of_transitions(pipe)
     n_before = before.get_dim("nO") if before.has_param("b") else 0
     for label in labels:
         pipe.add_label(label)
-    layer = pipe.model.get_ref(ref)
+    layer = layer_of_transitions(pipe)
     if not n_before:
         return
     actions = [pipe.moves.get_class_name(i).partition("-")[0] for i in range(layer.get_dim("nO"))]
-    for name, axis in _OF_MOVES[ref].items():
+    for name, axis in _OF_MOVES[_layer_with_moves(pipe)].items():
         rows = layer.ops.xp.moveaxis(layer.get_param(name), axis, 0)  # a view
         for i in range(n_before, len(actions)):
             same = [j for j in range(n_before) if actions[j] == actions[i]]

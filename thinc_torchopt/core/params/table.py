@@ -95,7 +95,7 @@ class ParamTable:
         self._component_of: dict[int, str] = {}  # by the id of its model, the first one of a shared model
         self._layouts: dict[int, list[Any]] = {}  # by the id of a component's model
         self._plan = plan
-        self._on_growth = on_growth
+        self.on_growth = on_growth
         self._master_weights = master_weights
         self._has_warned_of_half = False
         # Changes for the next sync of the plan: params with possibly new settings, and whether params were removed.
@@ -372,7 +372,7 @@ class ParamTable:
                 if one.holder is not None and param.key in self._names.of_pipeline:
                     self._set_holder(param, one.holder)  # a deep copy has the same ids
             else:
-                self._leave(param, goes_on=self._on_growth != "reset")
+                self._leave(param, goes_on=self.on_growth != "reset")
         self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[ParamSource, torch.Tensor]], *, are_copied: bool = False) -> None:
@@ -535,12 +535,12 @@ class ParamTable:
         RAISES (StateError): They don't fit. The param starts without state.
         """
         if old.state is not None:
-            self._plan.inherit(param, old.state, old, self._on_growth)
+            self._plan.inherit(param, old.state, old, self.on_growth)
         if old.master is not None:
             inherit_master(param, old.master)
         param.steps = old.steps
         if self.averages is not None and old.average is not None:
-            self.averages.inherit(param, old.average, old, self._on_growth)
+            self.averages.inherit(param, old.average, old, self.on_growth)
 
     # ------------------------------------------------------------------ names
 
@@ -609,7 +609,7 @@ class ParamTable:
                 self._leave(param, goes_on=False)
             else:
                 has_grown = param.shape != tuple(found.values.shape)
-                self._leave(param, goes_on=not has_grown or self._on_growth != "reset")
+                self._leave(param, goes_on=not has_grown or self.on_growth != "reset")
         self._forget((key for key, _ in outdated), keep_names=False)
         return updates
 
