@@ -1,5 +1,6 @@
 """What operations do: with flags, and with a loop that can be steered."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -35,6 +36,65 @@ def test_controls_make_requests(name, action):
     assert (firing.operation, firing.action, firing.step) == (name, action, 3)
     assert control == Control(**{action.replace("training_", ""): True})
     assert controller.on_event("on_step_end", step=4)  # without a control nothing is done
+
+
+REQUESTS = ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
+
+
+@pytest.mark.parametrize("request_name", [*REQUESTS, "should_stop_training"])
+def test_operation_in_the_form_of_the_framework(request_name):
+    """It sets what the framework's control has. What that has not is an error, and not an action without effect."""
+
+    class TestAsks(Operation):
+        def should_ask(self, control=None, **kwargs):
+            setattr(control, request_name, True)
+
+    register_operation_handlers([TestAsks])
+    controller, control = doing("op.should_ask", "TestAsks"), Control()
+    if request_name not in REQUESTS:
+        expected = f"'{request_name}' of a Control.*Did you mean 'should_training_stop'"
+        with pytest.raises(ControllerError, match=expected):
+            controller.on_event("on_step_end", step=3, control=control)
+        return
+    controller.on_event("on_step_end", step=3, control=control)
+    assert getattr(control, request_name) and len(control.requests) == 1
+
+
+def test_operation_ends_a_training_whose_control_is_the_framework_own():
+    control = SimpleNamespace(should_training_stop=False)
+    doing("control.should_training_stop").on_event("on_step_end", step=3, control=control)
+    assert control.should_training_stop is True
+
+
+@pytest.mark.parametrize("given", ["scores", "metrics"])
+@pytest.mark.parametrize("asked", ["scores", "metrics"])
+def test_scores_have_the_framework_name_too(given, asked):
+    """In `on_event`, and for metrics and operations of one's own, whatever else they get."""
+    seen = []
+
+    class TestScores(Metric):
+        events = ("on_evaluate",)
+        reads = (asked,)
+
+        def compute(self, event_name, **kwargs):
+            return kwargs[asked]["f"]
+
+    class TestSees(Operation):
+        def should_see(self, **kwargs):
+            seen.append((kwargs[asked]["f"], kwargs["mine"]))
+
+    register_metric_handlers([TestScores])
+    register_operation_handlers([TestSees])
+    rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "own > 0.5 and scores['f'] == own"}
+    definition = {
+        "controller_metrics": [{"name": "own", "class": "TestScores"}, {"name": "scores", "class": "EvalMetrics"}],
+        "operations": [{"name": "op", "class": "TestSees"}],
+        "controllers": [{**rule, "operations": ["op.should_see"]}],
+    }
+    controller = TrainerController(definition)
+    assert controller.reads("on_evaluate") == {"scores", "score"}
+    controller.on_event("on_evaluate", global_step=2, mine=1, **{given: {"f": 0.7}})
+    assert seen == [(0.7, 1)]
 
 
 @pytest.mark.parametrize(

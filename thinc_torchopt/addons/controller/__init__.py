@@ -12,8 +12,8 @@ from typing import Final
 
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
 from .definition import RULE_KEYS, ControllerSpec
-from .metrics import Metric, controller_metrics
-from .operations import HFControls, Operation, RunHandle, controller_operations
+from .metrics import Metric, controller_metrics, register_metric_handlers
+from .operations import HFControls, Operation, RunHandle, controller_operations, register_operation_handlers
 from .sandbox import MetricUnavailable
 from .values import value_at
 
@@ -32,6 +32,8 @@ __all__ = [
     "TrainerController",
     "controller_metrics",
     "controller_operations",
+    "register_metric_handlers",
+    "register_operation_handlers",
     "trainer_controller",
     "value_at",
 ]

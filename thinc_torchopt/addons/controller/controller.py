@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Dict, Optional, Union
 
 from ...core.attachments import Attachment
 from ...core.checks import own_errors
-from ...core.errors import ControllerError
+from ...core.errors import ConfigError, ControllerError
 from ...core.near_misses import did_you_mean
 from ...core.schema import Count, check_names, check_version, read, write
-from ...loop.events import EVENTS
+from ...loop.events import ALIASES, EVENTS
 from .compiler import Keys
 from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, list_faults, load
 from .definition import read as read_definition
@@ -178,7 +178,7 @@ class TrainerController:
         for _, metric, _ in self._metrics[event]:
             if (reads := getattr(metric, "reads", None)) is None:
                 return None
-            names.update(reads)
+            names.update(ALIASES.get(name, name) for name in reads)
         return frozenset(names)
 
     def check_keys(
@@ -285,9 +285,8 @@ class TrainerController:
                 if value is not None:
                     self._values[name] = value if is_plain else plain(value)
             except Exception as error:
-                reason = str(error).rstrip(".") if isinstance(error, ControllerError) else shown(error)
                 raise ControllerError(
-                    f"Can't compute the metric '{name}' on {event} at step {step}: {reason}."
+                    f"Can't compute the metric '{name}' on {event} at step {step}: {_reason(error)}"
                 ) from error
         firings: list[Firing] = []
         for spec in self._controllers[event]:
@@ -306,7 +305,7 @@ class TrainerController:
         }
         if firings:
             payload.setdefault("step", firings[0].step)
-            payload.setdefault("global_step", payload["step"])
+        _add_aliases(payload)
         for firing in firings:
             operation = self.definition.operations[firing.operation].instance
             logger.log(
@@ -327,19 +326,16 @@ class TrainerController:
                     **payload,
                 )
             except Exception as error:
-                reason = str(error) if isinstance(error, ControllerError) else shown(error)
                 raise ControllerError(
                     f"Can't run the action {firing.operation}.{firing.action} of the controller '{firing.controller}' "
-                    f"on {firing.event} at step {firing.step}: {reason}."
+                    f"on {firing.event} at step {firing.step}: {_reason(error)}"
                 ) from error
 
     def _set_step(self, payload: dict[str, Any]) -> int:
-        """Set the step in a payload, under both its names. An event without one has the step of the event before."""
-        step = payload.get("step")
-        if step is None:
-            step = payload.get("global_step")
-        if step is not None:
-            self._step = int(step)
+        """Set the step in a payload. An event without one has the step of the event before."""
+        _add_aliases(payload)
+        if payload.get("step") is not None:
+            self._step = int(payload["step"])
         payload["step"] = payload["global_step"] = self._step
         return self._step
 
@@ -463,6 +459,20 @@ class TrainerController:
                 "Not restored, because the controller definition has changed since the state was saved: %s.",
                 ", ".join(anew),
             )
+
+
+def _reason(error: Exception) -> str:
+    """An error of a metric or operation as the end of a message."""
+    text = str(error) if isinstance(error, ConfigError) else shown(error)
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _add_aliases(payload: dict[str, Any]) -> None:
+    """Give each fact that has two names both of them."""
+    for alias, name in ALIASES.items():
+        value = payload.get(alias) if payload.get(name) is None else payload[name]
+        if value is not None:
+            payload[name] = payload[alias] = value
 
 
 def _keys_in_run(

@@ -22,7 +22,7 @@ from typing import Any, Final, Union
 from ...core.errors import ControllerError
 from ...core.near_misses import did_you_mean
 from ...core.registry import names_in, registry
-from ...loop.events import COMMON, EVENTS
+from ...loop.events import ALIASES, COMMON, EVENTS
 from . import run_metrics, series  # noqa: F401  # registers them
 from .compiler import Keys
 from .definition_file import check_size, read_file
@@ -468,7 +468,8 @@ def _check_carried(
     place (str): Where they stand. more (Collection[str]): Names that have a value on all events.
     """
     carried = list(dict.fromkeys(name for event in EVENTS if event in events for name in EVENTS[event]))
-    known = {*carried, *COMMON, *more, "global_step"}
+    known = {*carried, *COMMON, *more}
+    known.update(alias for alias, name in ALIASES.items() if name in known)
     for name in asked:
         if name not in known:
             raise TypeError(

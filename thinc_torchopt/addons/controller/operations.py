@@ -113,7 +113,7 @@ class HFControls(Operation):
     def should_training_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """End the run cleanly, as after its last step."""
         if control is not None:
-            control.should_stop = True
+            control.should_training_stop = True
 
     def should_epoch_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
         """Skip the rest of this epoch."""
