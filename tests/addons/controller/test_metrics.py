@@ -25,7 +25,12 @@ def watch(kind, arguments=None, event="on_step_end", rule="True"):
         {
             "controller_metrics": [STATE, {"name": "m", "class": kind, "arguments": arguments or {}}],
             "controllers": [
-                {"name": "c", "triggers": [event], "rule": f"m == m and {rule}", "operations": ["control.should_log"]}
+                {
+                    "name": "c",
+                    "triggers": [event],
+                    "rule": f"m != None and {rule}",
+                    "operations": ["control.should_log"],
+                }
             ],
         }
     )

@@ -32,7 +32,6 @@ EARLIER = {
 REFUSED = {
     "x = True": "a statement",
     "True;False": "a statement",
-    "rand() < 0.5": "another result when a run is resumed, or in another process",
     "len(list(w['a'])) > 1": "a comprehension does the same",
     "w.keys() == 1": "methods are attributes",
     "w is 1": "depends on how Python keeps numbers",

@@ -21,17 +21,16 @@ from ...core.errors import ConfigError, ControllerError
 from ...core.near_misses import did_you_mean
 from ...core.schema import Count, check_names, check_version, read, write
 from ...loop.events import ALIASES, EVENTS
-from .compiler import Keys
 from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, list_faults, load
 from .definition import read as read_definition
+from .evaluator import MetricUnavailable
 from .in_config import blocks_of, section
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, EvalMetrics, HistoryBasedMetric, Loss
 from .operations import KeepBestControl, LearnRateControl
 from .rules import Rule, compared_with, shown
-from .sandbox import MetricUnavailable
 from .series import Best, Series, Window
-from .values import looked_up, plain
+from .values import Keys, looked_up, plain
 
 logger = logging.getLogger("thinc_torchopt.controller")
 
@@ -348,7 +347,7 @@ class TrainerController:
         if FIRED in spec.rule.names:
             self._values[FIRED] = self._what_fired(step)
         try:
-            holds = spec.rule.evaluate(self._values)
+            holds = spec.rule.evaluate(self._values, step)
         except MetricUnavailable as error:
             if spec.name not in self._warned and not self._is_filling(spec.rule):
                 self._warned.add(spec.name)

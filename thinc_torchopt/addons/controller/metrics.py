@@ -26,8 +26,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from ...core.checks import Section
 from ...core.registry import registry
 from ...core.schema import AnyNumber, Count, read, write
-from .compiler import Keys
-from .values import number, plain
+from .values import Keys, number, plain
 
 T = TypeVar("T", bound=type)
 Values = dict[str, Any]

@@ -25,10 +25,10 @@ from ...core.checks import Section
 from ...core.errors import ConfigError, ControllerError
 from ...core.registry import registry
 from ...loop.events import Control
+from .evaluator import MetricUnavailable
 from .messages import Message, level_of, one_line
 from .metrics import RecordsArguments
 from .rules import Rule, expression
-from .sandbox import MetricUnavailable
 
 T = TypeVar("T", bound=type)
 _SECTION = Section("the arguments")
@@ -333,7 +333,7 @@ class KeepBestControl(Operation):
         if run is None or run.models is None:
             raise ControllerError("this training loop can't save models")
         try:
-            score = self._of.evaluate(values)
+            score = self._of.evaluate(values, firing.step)
         except MetricUnavailable:
             return
         if score is not None:

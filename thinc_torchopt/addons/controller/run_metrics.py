@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from ...core.schema import AnyNumber
 from ...loop.events import EVENTS
-from .compiler import Keys
 from .metrics import SECTION, BestValue, Metric, controller_metrics
-from .values import number
+from .values import Keys, number
 
 
 @controller_metrics("TrainingState")
