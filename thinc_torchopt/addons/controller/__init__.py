@@ -11,22 +11,18 @@ them with a run.
 from typing import Final
 
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
-from .definition import RULE_KEYS, ControllerSpec
-from .evaluator import MetricUnavailable
+from .definition import ControllerSpec
 from .metrics import Metric, controller_metrics, register_metric_handlers
 from .operations import HFControls, Operation, RunHandle, controller_operations, register_operation_handlers
-from .values import value_at
 
 STABILITY: Final = "provisional"
 
 __all__ = [
-    "RULE_KEYS",
     "ControllerSettings",
     "ControllerSpec",
     "Firing",
     "HFControls",
     "Metric",
-    "MetricUnavailable",
     "Operation",
     "RunHandle",
     "TrainerController",
@@ -35,5 +31,4 @@ __all__ = [
     "register_metric_handlers",
     "register_operation_handlers",
     "trainer_controller",
-    "value_at",
 ]

@@ -118,8 +118,6 @@ class TrainerController:
     """Rules that steer a training run.
 
     definition (str | Path | Mapping): Path of a YAML or JSON file, or its content.
-    is_replay (bool): The events come from the log of a past training. Metrics of the machine then have no value, and
-        there are no warnings about metrics without a value.
     label (str | None), places (Mapping): For errors, as for `definition.load`.
     RAISES (ControllerError): The definition has errors. One message lists all of them.
 
@@ -130,7 +128,6 @@ class TrainerController:
         self,
         definition: Source,
         *,
-        is_replay: bool = False,
         label: str | None = None,
         places: Mapping[str, str] = {},
     ):
@@ -139,7 +136,7 @@ class TrainerController:
         self.values: Mapping[str, Any] = MappingProxyType(self._values)
         self._states = {spec.name: RuleState(spec.rule.text) for spec in self.definition.controllers}
         self._step = 0
-        self._warned = {spec.name for spec in self.definition.controllers} if is_replay else set()
+        self._warned: set[str] = set()
         self._levels = {spec.name: spec.log_level or logging.DEBUG for spec in self.definition.controllers}
         # By event: metrics to compute, and controllers to evaluate.
         self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
@@ -149,8 +146,6 @@ class TrainerController:
                 self._controllers[event].append(spec)
         kept = self._kept_events()
         for name, part in self.definition.metrics.items():
-            if is_replay and getattr(part.instance, "is_of_machine", False):
-                continue
             for event in dict.fromkeys(part.instance.events):
                 if event in kept[name] or self._controllers[event]:
                     self._metrics[event].append((name, part.instance, getattr(part.instance, "is_plain", False)))
@@ -536,31 +531,8 @@ class ControllerSettings(Attachment):
         rules.join(run)
         return [rules]
 
-    def changed(self, changes: Mapping[tuple[str, ...], Any]) -> ControllerSettings:
-        """The same with other settings of rules. changes (Mapping): Values by path: the name of a rule, and its keys.
-
-        RAISES (ControllerError): There is no such rule, or the changed ones have errors.
-        """
-        made = copy(self)
-        controllers = plain(self._content["controllers"])  # a copy
-        made._content = {**self._content, "controllers": controllers}
-        rules = {one["name"]: one for one in controllers}
-        for (name, *outer, key), value in changes.items():
-            if name not in rules:
-                raise ControllerError(
-                    f"Can't change the rule '{name}': expected one of {', '.join(rules)}.{did_you_mean(name, rules)}"
-                )
-            place = rules[name]
-            for part in outer:
-                if not isinstance(place.setdefault(part, {}), dict):
-                    raise ControllerError(f"Can't change '{key}' in '{part}' of the rule '{name}': it has no keys.")
-                place = place[part]
-            place[key] = value
-        made.definition = made.build().definition
-        return made
-
-    def build(self, *, is_replay: bool = False) -> TrainerController:
-        return TrainerController(self._content, is_replay=is_replay, label=self._label, places=self._places)
+    def build(self) -> TrainerController:
+        return TrainerController(self._content, label=self._label, places=self._places)
 
 
 def trainer_controller(

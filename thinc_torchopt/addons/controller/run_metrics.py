@@ -264,7 +264,6 @@ class SystemState(Metric):
     keys = dict.fromkeys(("memory", "peak_memory", "gpu_memory", "gpu_peak_memory"))
     reads = ()
     is_plain = True
-    is_of_machine = True
 
     def __init__(self, every_seconds: float = 1.0):
         super().__init__()
@@ -294,7 +293,6 @@ class FileWatch(Metric):
     keys = dict.fromkeys(("touched", "exists"))
     reads = ()
     is_plain = True
-    is_of_machine = True
 
     def __init__(self, path: str):
         super().__init__()
