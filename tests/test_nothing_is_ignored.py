@@ -598,8 +598,6 @@ OTHER = {
     "controller_metrics EvalMetrics min_delta_mode": ("relative", {"min_delta": 0.015}),
     "controller_metrics PerProcessState events": (["on_evaluate"], {}),
     "controller_metrics LearnRates events": (["on_evaluate"], {}),
-    "controller_metrics Throughput window_size": (2, {}),
-    "controller_metrics FileWatch path": ("another", {}),
     "controller_operations LearnRateControl groups": (["default"], {}),
     "controller_operations FreezeControl params": (["tagger/matrix"], {}),
     "controller_operations LogControl log_format": ("at {step}", {}),
@@ -627,9 +625,6 @@ NOT_HERE |= {
     name: "of a training's params: tests/loop/test_param_norms.py"
     for name in ARGUMENTS
     if name.startswith(tuple(f"controller_metrics {kind}" for kind in ("ParamNorm", "UpdateRatio", "GradNorm")))
-}
-NOT_HERE |= {
-    "controller_metrics SystemState every_seconds": "goes by the clock: tests/addons/controller/test_metrics.py"
 }
 NOT_HERE |= {
     name: f"needs texts and a trained pipeline: tests/{file}"

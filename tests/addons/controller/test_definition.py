@@ -212,7 +212,7 @@ def test_definition_action_without_a_name():
         ((*M, "class"), None, "controller_metrics[0].class", "found None"),
         ((*O, "arguments"), {"factor": date(2026, 1, 1)}, "operations[0].arguments", "found date"),
         ((*O, "arguments"), {"factor": 0.5, "groups": [b"a"]}, "operations[0].arguments", "found bytes"),
-        ((*M,), {"name": "f", "class": "FileWatch", "arguments": {"path": Path("x")}}, M_ARGUMENTS, "found PosixPath"),
+        ((*M,), {"name": "f", "class": "Loss", "arguments": {"exclude": Path("x")}}, M_ARGUMENTS, "found PosixPath"),
         ((*C, "patience"), 3, "controllers[0].patience", "patience_threshold, mode"),
         ((*C, "patience"), {"threshold": 3}, "controllers[0].patience", "Did you mean 'patience_threshold'?"),
         ((*C, "patience", "patience_threshold"), 1.5, "controllers[0].patience.patience_threshold", "a whole number"),

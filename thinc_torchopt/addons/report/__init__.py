@@ -5,14 +5,12 @@ errors.py finds the worst errors. figures.py draws runs, draw_errors.py errors; 
 page.py writes the page. plots.py has the pictures of other commands, style.py their common style.
 """
 
-from .log_file import COUNTS, read_history
 from .page import check_output
 from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
 from .runs import LoggedRun, with_others
 
 __all__ = [
-    "COUNTS",
     "LoggedRun",
     "Point",
     "Report",
@@ -21,7 +19,6 @@ __all__ = [
     "plot_range_test",
     "plot_schedule",
     "plot_study",
-    "read_history",
     "read_report",
     "with_others",
 ]
