@@ -93,7 +93,7 @@ def test_scores_have_the_framework_name_too(given, asked):
     }
     controller = TrainerController(definition)
     assert controller.reads("on_evaluate") == {"scores", "score"}
-    controller.on_event("on_evaluate", global_step=2, mine=1, **{given: {"f": 0.7}})
+    controller.on_event("on_evaluate", global_step=2, mine=1, control=Control(), **{given: {"f": 0.7}})
     assert seen == [(0.7, 1)]
 
 
@@ -197,8 +197,8 @@ def test_log_control_shows_plain_values(caplog):
     text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, "
     text += "{path}, {{x}}, {loss/components/no}"
     controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
-    controller.on_event("on_step_end", losses={"ner": 1.0})
-    controller.on_event("on_save", step=12, path="out/step-12")
+    controller.on_event("on_step_end", losses={"ner": 1.0}, control=Control())
+    controller.on_event("on_save", step=12, path="out/step-12", control=Control())
     assert caplog.messages[-1] == "on_save of c at 00012: 1.00, {'ner': 1.0}, -, out/step-12, {x}, -"
 
 
@@ -206,7 +206,7 @@ def test_log_control_shows_what_a_format_does_not_fit_without_it(caplog):
     controller = doing(
         "op.should_log", "LogControl", {"log_format": "{event_name:.3f} {step:%} {loss/loss:c}", "log_level": "error"}
     )
-    controller.on_event("on_step_end", step=1, losses={"ner": 1.5})
+    controller.on_event("on_step_end", step=1, losses={"ner": 1.5}, control=Control())
     assert caplog.messages[-1] == "on_step_end 100.000000% 1.5"
 
 
@@ -245,7 +245,7 @@ def test_log_control_writes_one_line(letter, shown, caplog):
     made = TrainerController({"controller_metrics": [metric], "operations": [operation], "controllers": [controller]})
     path = f"a{letter}[INFO] b"
     with caplog.at_level("INFO", "thinc_torchopt.controller"):
-        made.on_event("on_save", step=1, path=path)
+        made.on_event("on_save", step=1, path=path, control=Control())
     assert caplog.messages == [f"a{shown}[INFO] b, a{shown}[INFO] b, {{'text': {path!r}}}"]
     assert len(caplog.messages[0].splitlines()) == 1
 
@@ -266,7 +266,7 @@ def test_own_operations():
             pass
 
     register_operation_handlers([TestFailing])
-    doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1})
+    doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1}, control=Control())
     [(event, name, step, values, payload)] = seen
     assert (
         (event, name, step) == ("on_step_end", "c", 1)
@@ -276,6 +276,6 @@ def test_own_operations():
     with pytest.raises(
         ControllerError, match=r"op\.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"
     ):
-        doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5)
+        doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5, control=Control())
     with pytest.raises(ControllerError, match=r"should_take_nothing\(\.\.\., \*\*kwargs\)"):
         doing("op.should_take_nothing", "TestFailing")

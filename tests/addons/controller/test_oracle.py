@@ -8,6 +8,7 @@ import pytest
 from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.addons.controller.operations import Operation, register_operation_handlers
 from thinc_torchopt.core.errors import ControllerError
+from thinc_torchopt.loop.events import Control
 
 from ...conftest import SHARED
 
@@ -196,6 +197,6 @@ def test_oracle_actions_find_metrics_in_values():
     register_operation_handlers([TestSees])
     content = define(LOSS, "m['loss'] < 1") | {"operations": [{"name": "o", "class": "TestSees"}]}
     content["controllers"][0]["operations"] = ["o.should_see"]
-    TrainerController(content).on_event("on_log", step=3, log_history=[{"loss": 0.5}])
+    TrainerController(content).on_event("on_log", step=3, log_history=[{"loss": 0.5}], control=Control())
     assert seen["values"]["m"]["loss"] == 0.5 and "m" not in seen
     assert {seen[key] for key in ("event_name", "control_name", "step", "global_step")} == {"on_log", "c", 3}

@@ -24,7 +24,7 @@ from ...loop.events import ALIASES, EVENTS
 from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, list_faults, load
 from .definition import read as read_definition
 from .evaluator import MetricUnavailable
-from .in_config import blocks_of, section
+from .in_config import SECTION, blocks_of
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, EvalMetrics, HistoryBasedMetric, Loss
 from .operations import KeepBestControl, LearnRateControl
@@ -288,7 +288,8 @@ class TrainerController:
         return firings
 
     def act(self, firings: Sequence[Firing], *, decided_by: Mapping[str, Any] | None = None, **payload: Any) -> None:
-        """Run the actions of firings, which another process may have decided on.
+        """Run the actions of firings, which another process may have decided on. Without a `control` in the payload
+        they are only logged.
 
         decided_by (Mapping): The metric values of that process. None: this process decided.
         """
@@ -311,6 +312,8 @@ class TrainerController:
                 firing.step,
                 repr_of(firing.values),
             )
+            if payload.get("control") is None:
+                continue
             try:
                 getattr(operation, firing.action)(
                     event_name=firing.event,
@@ -507,13 +510,13 @@ class ControllerSettings(Attachment):
             blocks = blocks_of(metrics, operations, rules)
             if not rules:
                 raise ControllerError(
-                    f"Can't use {section()}: expected a 'definition', or a block 'rules', found neither."
+                    f"Can't use {SECTION}: expected a 'definition', or a block 'rules', found neither."
                 )
             self._content: Any = blocks.content
-            self._label, self._places = section(), blocks.places
+            self._label, self._places = SECTION, blocks.places
         elif metrics or operations or rules:
             raise ControllerError(
-                f"Can't use {section()}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', "
+                f"Can't use {SECTION}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', "
                 "found both. Remove one."
             )
         else:
