@@ -288,7 +288,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "quantile": _quantile,
     "get": _get,
 }
-# What an item in the operands of a function costs, and the number of operands that cost nothing, as they are not read
-# to their end.
+# The cost of each item in the operands of a function, and the number of operands that cost nothing, as they are not
+# read to their end.
 _COSTS: Final = {**dict.fromkeys(("mean", "median", "std", "slope", "quantile"), (5,)), "len": (1, 1), "get": (1, 1)}
 FUNCTIONS: Final = frozenset({*_FUNCTIONS, "rand", "randint"})
