@@ -218,6 +218,7 @@ def test_rules_that_name_keys_that_there_are_not(text, reason):
         ("[loss, steps] == [0.5, 7] and (loss if steps > 1 else 0) == loss['loss']", True),
         ("'loss' in loss and 'per_word' not in loss and get(loss, 'nope', 3) == 3", True),
         ("loss != None and not loss is None and len(loss) == 3", True),
+        ("loss == {'loss': 0.5, 'components': {'ner': 0.25}, 'best': None} and {} != window", True),
         ("loss.loss == 0.5 and loss.components.ner == loss['components']['ner']", True),
         ("window.training_loss.loss[-1] == 4.0", True),
         ("loss > 1.0", False),

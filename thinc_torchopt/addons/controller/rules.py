@@ -249,15 +249,18 @@ class _Checks:
     def _compare(self, node: ast.Compare, bound: frozenset[str]) -> None:
         operands = [node.left, *node.comparators]
         or_none = all(isinstance(op, _COMPARE_NONE) for op in node.ops)
-        with_none = or_none and any(isinstance(one, ast.Constant) and one.value is None for one in operands)
-        self.visit(node.left, bound, whole=with_none, or_none=or_none)
+        # All of a metric is compared with a dict, or with None.
+        of_wholes = or_none and any(
+            isinstance(one, ast.Dict) or (isinstance(one, ast.Constant) and one.value is None) for one in operands
+        )
+        self.visit(node.left, bound, whole=of_wholes, or_none=or_none)
         for op, (left, right) in zip(node.ops, pairwise(operands)):
             is_in = isinstance(op, (ast.In, ast.NotIn))
             if isinstance(op, (ast.Is, ast.IsNot)) and not any(
                 isinstance(side, ast.Constant) and isinstance(side.value, (bool, type(None))) for side in (left, right)
             ):
                 refuse("'is' is only allowed with None, True or False; write ==")
-            self.visit(right, bound, whole=with_none or is_in, or_none=or_none)
+            self.visit(right, bound, whole=of_wholes or is_in, or_none=or_none)
             if is_in and isinstance(left, ast.Constant):  # a key that there never is would be false for ever
                 self._check_key(right, left.value)
 
