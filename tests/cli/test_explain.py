@@ -138,8 +138,8 @@ def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus):
     whole = ("--training.max_steps", "200", "--training.eval_frequency", "20", f"{given}.total_steps", "200")
     found = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "0", *whole)
     assert "learn_rate" not in found["Note"]
-    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "160", *whole)["Note"]
-    assert "learn_rate falls until step 200, but patience = 160 may end the training long before" in note
+    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "140", *whole)["Note"]
+    assert "learn_rate falls until step 200, but patience = 140 may end the training long before" in note
     text = (CONFIGS / "schedules.cfg").read_text()
     path = tmp_path / "thinc.cfg"
     path.write_text(text)

@@ -1,12 +1,16 @@
 """Whether corpora fit a pipeline, against what spaCy does with them: its updates, evaluations and initialization."""
 
+from typing import NamedTuple
+
 import pytest
 import spacy
 from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.training.loop import create_evaluation_callback
 
-from thinc_torchopt.loop.data_check import MOST_WORDS, Corpus, check_data
+from thinc_torchopt.loop.data_check import Corpus, Facts
+from thinc_torchopt.loop.training_check import OF_TEXTS
+from thinc_torchopt.loop.training_check import check as look
 
 WORDS = ["Anna", "likes", "red", "London", "."]
 GOLD = {
@@ -49,10 +53,18 @@ def pipeline(component, **config):
     return nlp
 
 
-def check(nlp, train, dev=None, *, frozen=(), sourced=(), is_initialized=True, weights=None):
-    found = {} if weights is None else weights
-    config = {"training": {"frozen_components": list(frozen), "score_weights": found}}
-    return check_data(nlp, config, train, dev, sourced=sourced, is_initialized=is_initialized)
+def check(nlp, train, dev=None, *, frozen=(), sourced=(), is_initialized=True, weights=None, **blocks):
+    training = {"frozen_components": list(frozen), "score_weights": weights or {}, "annotating_components": []}
+    training |= {name: f"corpora.{name.partition('_')[0]}" for name in ("train_corpus", "dev_corpus")}
+    training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 4, "get_length": None}
+    config = {"training": training, "initialize": {"vectors": None}, "components": {}} | blocks
+    found = look(Facts(nlp, config, train, dev, sourced, is_initialized), OF_TEXTS)
+    return Found([one.text for one in found if one.kind != "doubt"], [one.text for one in found if one.kind == "doubt"])
+
+
+class Found(NamedTuple):
+    stops: list
+    notes: list
 
 
 @pytest.mark.parametrize("component", LEARNERS)
@@ -205,12 +217,3 @@ def test_data_check_texts_that_are_in_both():
     dev = Corpus("corpora.dev", train.examples[:3])
     [note] = check(nlp, train, dev, weights={"tag_acc": 1.0}).notes
     assert note.startswith("3 of the 3 texts in [corpora.dev] are in [corpora.train] too")
-
-
-def test_data_check_counts_only_so_many_words():
-    nlp = spacy.blank("en")
-    long = Example.from_dict(Doc(nlp.vocab, words=["word"] * (MOST_WORDS // 2)), {})
-    kept, is_all = Corpus("corpora.train", [long] * 5).counted()
-    assert len(kept) == 2 and not is_all
-    kept, is_all = Corpus("corpora.train", [long]).counted()
-    assert len(kept) == 1 and is_all

@@ -254,12 +254,12 @@ def _clipping_by_limit(limit: Any, optimizer: TorchOptimizer) -> str:
         return f"Each number of a gradient is cut to {shown}."
     if optimizer.clip_by == "adaptive":
         return f"The gradient of each unit is scaled down to {shown} of the norm of its weights."
-    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}[
-        optimizer.clip_by
-    ]
+    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}
+    if optimizer.clip_by not in whose:
+        return f'Gradients are clipped to {shown} (clip_by = "{optimizer.clip_by}").'
     return (
-        f"Where the norm of {whose} is above {shown}, {'it is' if optimizer.clip_by == 'param' else 'they are'} "
-        "scaled down to that."
+        f"Where the norm of {whose[optimizer.clip_by]} is above {shown}, "
+        f"{'it is' if optimizer.clip_by == 'param' else 'they are'} scaled down to that."
     )
 
 
