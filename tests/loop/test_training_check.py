@@ -3,6 +3,7 @@
 import io
 import random
 import warnings
+from itertools import islice
 
 import numpy
 import pytest
@@ -17,8 +18,9 @@ from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 from thinc_torchopt.core.read_once import evaluation_of_kept
+from thinc_torchopt.loop.data_check import Corpus as Read
+from thinc_torchopt.loop.data_check import Facts, nothing_to_learn
 from thinc_torchopt.loop.data_stream import Batches, DataStream
-from thinc_torchopt.loop.data_check import Facts
 from thinc_torchopt.loop.schedule_check import last_step
 from thinc_torchopt.loop.training_check import TrainingCheck, check
 
@@ -169,8 +171,14 @@ def test_training_check_changes_no_batch(is_early):
 @pytest.mark.parametrize(
     ("learn_rate", "told"),
     [
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 10}, "from step 10"),
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 9, "total_steps": 900}, "is still at"),
+        (
+            {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 10},
+            "from step 10",
+        ),
+        (
+            {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 9, "total_steps": 900},
+            "is still at",
+        ),
         ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 0}, "nothing is"),
         ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 100}, ""),
         ({"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1}, ""),
@@ -254,3 +262,121 @@ def noise():
 
 def test_training_check_of_schedules_draws_no_number():
     assert not found_in_settings(optimizer={"learn_rate": {"@schedules": "test-check.noise.v1"}})
+
+
+# ---------------------------------------------------------------------- what explain knows, the run knows
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"eval_frequency": 150}, "The only evaluation is at step 0"),
+        ({"eval_frequency": 60}, "40 steps at the end are not scored"),
+        ({"patience": 20}, "The training ends at step 20, whatever the score does"),
+        ({"frozen_components": ["tagger"]}, ""),
+    ],
+)
+def test_training_check_of_the_end(changes, told):
+    found = found_in_settings(**changes)
+    assert told in found and bool(found) == bool(told)
+
+
+def test_training_check_looks_at_all_of_a_large_corpus():
+    """400,000 words without a tree are an error, not a warning; a tree in the last text is found."""
+    vocab = spacy.blank("xx").vocab
+    long = Example.from_dict(Doc(vocab, words=["word"] * 100_000), {})
+    dev = texts("dev", [True] * 6)
+    with pytest.raises(ConfigError, match="'parser' has nothing to learn: none of the 4 texts in"):
+        run("parser", [long] * 4, dev, batcher={"@batchers": "test-check.last.v1"})
+    told = run("parser", [*[long] * 4, *texts("train", [True])], dev, batcher={"@batchers": "test-check.last.v1"})
+    assert not [one for one in told if "nothing to learn" in one]
+
+
+@registry.batchers("test-check.last.v1")
+def batch_short_texts():
+    return lambda items: ([item] for item in [*items] if len(item) < 10)
+
+
+def test_training_check_of_a_sourced_component_that_learns_nothing():
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("tagger")
+    nlp.initialize(lambda: texts("train", [True] * 6))
+    train = Read("corpora.train", texts("train", [False] * 6))
+    config = {"training": {"frozen_components": []}}
+    [found] = nothing_to_learn(Facts(nlp, config, train, sourced=["tagger"]))
+    assert found.kind == "in vain" and "add it to [training] frozen_components" in found.text
+    assert not [
+        *nothing_to_learn(Facts(nlp, {"training": {"frozen_components": ["tagger"]}}, train, sourced=["tagger"]))
+    ]
+
+
+def test_training_check_of_a_label_that_comes_late_in_a_stream():
+    """After the first evaluations: it is told once, and only then."""
+    kept = texts("train", [True] * 60)
+    for example in kept[40:]:
+        example.reference.cats = {"RED": 0.0, "BLUE": 0.0, "LATE": 1.0}
+    one = {"@batchers": "spacy.batch_by_sequence.v1", "size": 2, "get_length": None}
+    stream = {"max_epochs": -1, "eval_frequency": 5, "batcher": one}
+    told = run("textcat", kept, texts("dev", [True] * 6), max_steps=15, **stream)
+    assert not [text for text in told if "LATE" in text]
+    told = run("textcat", kept, texts("dev", [True] * 6), max_steps=50, **stream)
+    late = [text for text in told if "'textcat' does not know LATE, which [corpora.train] has" in text]
+    assert len(late) == 1
+
+
+# ---------------------------------------------------------------------- batches that there are not
+
+
+@registry.batchers("test-check.first-epoch.v1")
+def batch_first_epoch(epochs):
+    """All batches of some epochs, and none after that."""
+    left = [epochs]
+
+    def batch(items):
+        left[0] -= 1
+        for item in items if left[0] >= 0 else ():
+            yield [item]
+
+    return batch
+
+
+@settings(max_examples=12, deadline=None)
+@given(max_epochs=st.sampled_from([-1, 0, 3]), epochs=st.integers(0, 2), n=st.integers(1, 4))
+def test_training_check_stops_where_there_are_no_batches(max_epochs, epochs, n):
+    """spaCy's loop would look for one for ever, or save an untrained pipeline. In memory the first epoch is known."""
+    batcher = {"@batchers": "test-check.first-epoch.v1", "epochs": epochs}
+    kept = texts("train", [True] * n)
+    ends = {"max_epochs": max_epochs, "max_steps": 0 if max_epochs > 0 else 50, "batcher": batcher}
+    known = max_epochs >= 0 and not epochs
+    with pytest.raises(ConfigError, match="There would be no batch" if known else "in each epoch, and") as error:
+        run("tagger", kept, texts("dev", [True] * 4), eval_frequency=100, **ends)
+    assert known or f"made no batch of {n} text" in str(error.value) or max_epochs < 0
+
+
+def test_training_check_of_a_stream_without_texts():
+    """spaCy's own loop never ends there."""
+    with pytest.raises(ConfigError, match=r"\[training.batcher\] got no text in the last one"):
+        run("tagger", Once(texts("train", [True] * 6)), texts("dev", [True] * 4), max_epochs=-1, max_steps=50)
+
+
+class Once(list):
+    """Texts that can be read once, as from standard input."""
+
+    def __iter__(self):
+        while self:
+            yield self.pop()
+
+
+@pytest.mark.parametrize("max_epochs", [-1, 0, 2])
+def test_training_check_draws_the_batches_of_spacy(max_epochs):
+    """The same texts in the same order, whatever watches them."""
+    PLACE.update(train=texts("train", [True] * 9), reads={"train": 0})
+    batcher = registry.resolve({"b": {"@batchers": "spacy.batch_by_sequence.v1", "size": 2, "get_length": None}})["b"]
+
+    def drawn(kind):
+        random.seed(0)
+        batches = kind(create_train_batches(spacy.blank("xx"), reader("train"), batcher, max_epochs))
+        return [(epoch, [one.reference.text for one in batch]) for epoch, batch in islice(batches, 12)]
+
+    assert drawn(Batches) == drawn(iter)
+    assert Batches(create_train_batches(spacy.blank("xx"), reader("train"), batcher, max_epochs)).batcher is batcher

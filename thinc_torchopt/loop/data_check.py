@@ -592,8 +592,16 @@ def spans_not_proposed(facts: Facts) -> Iterator[Finding]:
                 spans += n
         if not texts:
             continue
-        with preserved_random():
+        where = f"[components.{name}.suggester]"
+        try:
             found = pipe.suggester([example.predicted.copy() for example in texts], ops=pipe.model.ops)
+        except Exception as error:  # one of the user may raise anything
+            yield Finding(
+                "stops",
+                f"{where} raises {type(error).__name__}: {error} on the first texts of [{train.name}]. If it needs "
+                "what others annotate, add these to annotating_components in [training].",
+            )
+            continue
         rows, proposed = pipe.model.ops.to_numpy(found.dataXd), 0
         ends = numpy.cumsum(pipe.model.ops.to_numpy(found.lengths))
         for example, of_text in zip(texts, numpy.split(rows, ends[:-1])):
@@ -602,7 +610,6 @@ def spans_not_proposed(facts: Facts) -> Iterator[Finding]:
                 proposed += (span.start, span.end) in there
         if proposed >= _PROPOSED * spans:
             continue
-        where = f"[components.{name}.suggester]"
         lengths = sorted({len(span) for one in texts for span in one.reference.spans[pipe.key]})
         tokens = f"{lengths[0]} to {lengths[-1]} tokens" if len(lengths) > 1 else count(lengths[0], "token")
         if proposed:
