@@ -4,16 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 from spacy.tokens import DocBin
-from spacy.util import load_config_from_str
+from spacy.util import load_config_from_str, registry
 from thinc.api import compounding, warmup_linear
 
 from thinc_torchopt.addons.preview import explain
-from thinc_torchopt.addons.preview.lines import tell_rates
+from thinc_torchopt.addons.preview.lines import clipping_of, tell_rates
 from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.ops import PipelineOps, Products, choose, products_by
+from thinc_torchopt.core.optimizer import TorchOptimizer
 from thinc_torchopt.core.schedules.curves import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.words import plain
@@ -285,6 +287,13 @@ def test_explain_settings(corpus):
     )
     assert found["Clipping"] == "Where the norm of a component's gradients is above 1, they are scaled down to that."
     assert found["Ends"].startswith("At step 50 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
+
+
+def test_explain_a_way_to_clip_that_it_has_no_words_for(monkeypatch):
+    """One that was added to `ClipBy` and to clipping.py, as docs/architecture.md says."""
+    monkeypatch.setattr("thinc_torchopt.core.optimizer.ClipBy", Literal["global", "half"])
+    optimizer = TorchOptimizer(registry.torch_optimizers.get("torch.SGD.v1")(), clip_by="half")
+    assert clipping_of({"grad_clip": 1.0}, optimizer) == 'Gradients are clipped to 1 (clip_by = "half").'
 
 
 def test_explain_drop_in_and_thinc(tmp_path, corpus):

@@ -74,7 +74,7 @@ def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo
     yield from _rates(setup, now, rows, rates)
     if not is_thinc:
         yield "Rates", _control(setup.optimizer.rates)
-    yield "Clipping", _clipping(settings, setup.optimizer)
+    yield "Clipping", clipping_of(settings, setup.optimizer)
     yield "On NaN", _on_nan(settings, is_thinc)
     if settings.get("spike_factor"):
         does = "is not made" if settings["on_spike"] == "skip" else "is scaled down to that"
@@ -225,7 +225,8 @@ def _decay_of(info: ParamInfo) -> float:
     return float(info.options.get("weight_decay", info.options.get("L2", 0.0)) or 0.0)
 
 
-def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+def clipping_of(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+    """How gradients are clipped. settings (Mapping): [training.optimizer], filled in."""
     limit = settings.get("grad_clip", 0.0)
     by = [text for text in (_clipping_by_limit(limit, optimizer), _clipping_by_modules(settings, optimizer)) if text]
     return " ".join(by) or "None."
