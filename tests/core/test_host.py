@@ -130,3 +130,10 @@ def test_host_optimizers_tell_the_compiler_once_it_is_there(monkeypatch):
     ours = function.__dynamo_disable
     torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1).zero_grad()
     assert function.__dynamo_disable is not ours
+
+
+def test_edit_trees_are_those_of_a_lemmatizer():
+    """Words that change alike have one number; the lemmatizer makes lemmas by it."""
+    trees = host.new_edit_trees()
+    assert trees.add("walked", "walk") == trees.add("talked", "talk") != trees.add("went", "go")
+    assert trees.apply(trees.add("walked", "walk"), "asked") == "ask"
