@@ -52,7 +52,10 @@ def desk(tmp_path_factory, prompt):
                 doc.cats = {"RED": 0.5, "BLUE": 0.5}
             # spaCy looks for entities that it can't learn in long texts only.
             spaced = Doc(docs[0].vocab, words=[" ", "Anna", "."] * 60, ents=["B-PERSON", "I-PERSON", "O"] * 60)
-            spanned, lemmas = Doc(docs[0].vocab, words=["a", "b", "c"]), Doc(docs[0].vocab, words=["went"], lemmas=["go"])
+            spanned, lemmas = (
+                Doc(docs[0].vocab, words=["a", "b", "c"]),
+                Doc(docs[0].vocab, words=["went"], lemmas=["go"]),
+            )
             spanned.spans["sc"] = [Span(spanned, 0, 3, "X")]
             for name, part in {
                 "one": docs[:1],

@@ -10,12 +10,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy
-from spacy.attrs import DEP, MORPH, ORTH, POS, SPACY, TAG
+from spacy.attrs import DEP, LEMMA, MORPH, ORTH, POS, SPACY, TAG
 from spacy.language import Language
 from spacy.morphology import Morphology
 from spacy.pipeline import EditTreeLemmatizer, Morphologizer, SpanCategorizer, TextCategorizer
@@ -40,7 +40,7 @@ _MOST_WORDS = 20_000
 # A suggester is asked for texts with so many spans.
 _MOST_SPANS = 500
 _MOST_NAMED = 5
-# A label with a smaller share of those in the training data may be missing in the development data by chance.
+# Labels with a smaller share of those of one corpus may be missing in the other by chance.
 _FREQUENT = 0.01
 # A larger share of tokens that don't align, or whose lemmas can't be learned, is worth a note.
 _MISALIGNED, _RARE_LEMMAS = 0.02, 0.25
@@ -90,6 +90,7 @@ class Corpus:
     name: str
     examples: list[Example]
     is_whole: bool = True
+    _labels: dict[str, Counter[str] | None] = field(default_factory=dict)
 
     @property
     def words(self) -> int:
@@ -103,6 +104,12 @@ class Corpus:
     @cached_property
     def annotations(self) -> Annotations:
         return survey(self.examples)
+
+    def labels_in(self, nlp: Language, name: str) -> Counter[str] | None:
+        """See below. Counted once."""
+        if name not in self._labels:
+            self._labels[name] = labels_in(nlp, name, self.examples)
+        return self._labels[name]
 
     def part(self, words: int) -> list[Example]:
         """Texts from all parts, with about so many words at most."""
@@ -407,8 +414,8 @@ def labels_of_one_corpus(facts: Facts) -> Iterator[Finding]:
             continue
         # It is said elsewhere that a trained component does not know some of the training data.
         never = sorted(of_dev.keys() - labels - (of_train.keys() if is_learned else set())) if labels else []
-        if never and (train.is_whole or not is_learned):
-            share = sum(of_dev[label] for label in never) / max(1, sum(of_dev.values()))
+        share = sum(of_dev[label] for label in never) / max(1, sum(of_dev.values()))
+        if share > _FREQUENT and (train.is_whole or not is_learned):
             why = f"[{train.name}] does not have" if is_learned else "it does not know (it is frozen)"
             yield Finding(
                 "doubt",
@@ -428,7 +435,7 @@ def labels_of_one_corpus(facts: Facts) -> Iterator[Finding]:
 def _labels_of(facts: Facts, corpus: Corpus) -> Iterator[tuple[str, Counter[str]]]:
     """Of each component with labels, how often a corpus has them."""
     for name in facts.nlp.pipe_names if facts.is_initialized else ():
-        found = labels_in(facts.nlp, name, corpus.examples)
+        found = corpus.labels_in(facts.nlp, name)
         if found is not None:
             yield name, found
 
@@ -529,16 +536,19 @@ def lemmas_too_rare(facts: Facts) -> Iterator[Finding]:
         if not isinstance(pipe, EditTreeLemmatizer) or name in facts.sourced:
             continue
         docs = [example.reference for example in train.examples]
-        pairs = Counter((token.text, token.lemma_) for doc in docs for token in doc if token.lemma)
-        trees, of_tree = new_edit_trees(), Counter[int]()
-        for pair, n in pairs.items():
-            of_tree[trees.add(*pair)] += n
+        pairs: Counter[tuple[int, int]] = Counter()
+        for doc in docs:
+            pairs.update(map(tuple, doc.to_array([ORTH, LEMMA]).tolist()))
+        strings, trees, of_tree = facts.nlp.vocab.strings, new_edit_trees(), Counter[int]()
+        for (word, lemma), n in pairs.items():
+            if lemma:
+                of_tree[trees.add(strings[word], strings[lemma])] += n
         least = pipe.min_tree_freq
         rare = sum(n for n in of_tree.values() if n < least)
-        if rare > _RARE_LEMMAS * pairs.total():
+        if rare > _RARE_LEMMAS * of_tree.total():
             yield Finding(
                 "doubt",
-                f"'{name}' does not learn {rare:,} of {pairs.total():,} lemmas in [{train.name}]: their change from "
+                f"'{name}' does not learn {rare:,} of {of_tree.total():,} lemmas in [{train.name}]: their change from "
                 f"the word occurs fewer than {least:,} times (min_tree_freq = {least:,} in [components.{name}]). Add "
                 "texts, or lower it.",
             )

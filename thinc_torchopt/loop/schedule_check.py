@@ -96,15 +96,15 @@ def trained_params(nlp: Language, optimizer: TorchOptimizer, config: Mapping[str
     usual = settings.get(("learn_rate",), [optimizer.learn_rate])
     by_block = {place[1]: rates for place, rates in settings.items() if len(place) > 1}
     scales = {name: group.get("lr_scale", 1.0) for name, group in block.get("param_groups", {}).items()}
-    groups: dict[tuple[str, float, float], list[ParamInfo]] = {}
+    groups: dict[tuple[str, str, float, float], list[ParamInfo]] = {}
     for info in optimizer.describe():
         # Where several blocks set the same for a param, the last one wins. A scale that moves counts as 1.
         name = next((name for name in reversed(info.blocks) if name in by_block), "default")
         numbers = (scales.get(one, 1.0) for one in info.blocks)
         scale = math.prod(one for one in numbers if isinstance(one, (int, float)))
-        groups.setdefault((name, scale, info.frozen_until), []).append(info)
+        groups.setdefault((name, info.algorithm, scale, info.frozen_until), []).append(info)
     found = []
-    for (name, scale, frozen_until), infos in groups.items():
+    for (name, _, scale, frozen_until), infos in groups.items():
         begin, rates = int(min(frozen_until, last + 1)), by_block.get(name, usual)
         whole = rates + rates[-1:] * (last + 1 - len(rates))  # the last value stays
         found.append(Trained(name, [scale * rate for rate in whole[begin:]], begin, infos))
