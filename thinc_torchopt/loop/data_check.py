@@ -536,13 +536,15 @@ def lemmas_too_rare(facts: Facts) -> Iterator[Finding]:
         if not isinstance(pipe, EditTreeLemmatizer) or name in facts.sourced:
             continue
         docs = [example.reference for example in train.examples]
-        pairs: Counter[tuple[int, int]] = Counter()
+        trees, of_tree = new_edit_trees(), Counter[int]()
+        known: dict[tuple[int, int], int] = {}
         for doc in docs:
-            pairs.update(map(tuple, doc.to_array([ORTH, LEMMA]).tolist()))
-        strings, trees, of_tree = facts.nlp.vocab.strings, new_edit_trees(), Counter[int]()
-        for (word, lemma), n in pairs.items():
-            if lemma:
-                of_tree[trees.add(strings[word], strings[lemma])] += n
+            strings = doc.vocab.strings  # a reader may have a vocabulary of its own
+            for (word, lemma), n in Counter(map(tuple, doc.to_array([ORTH, LEMMA]).tolist())).items():
+                if lemma:
+                    if (word, lemma) not in known:
+                        known[word, lemma] = trees.add(strings[word], strings[lemma])
+                    of_tree[known[word, lemma]] += n
         least = pipe.min_tree_freq
         rare = sum(n for n in of_tree.values() if n < least)
         if rare > _RARE_LEMMAS * of_tree.total():
