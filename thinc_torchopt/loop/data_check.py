@@ -35,7 +35,7 @@ from .random_state import preserved_random
 if TYPE_CHECKING:
     from ..core.optimizer import TorchOptimizer
 
-# What takes long is looked at in so many words: aligning tokens, some 40,000 words a second.
+# Tokens are aligned in so many words, as that takes long: some 40,000 words a second.
 _MOST_WORDS = 20_000
 # A suggester is asked for texts with so many spans.
 _MOST_SPANS = 500
@@ -67,7 +67,7 @@ _OF_UNKNOWN = {
 
 
 class Finding(NamedTuple):
-    """What a check found.
+    """A finding of a check.
 
     kind (str): "stops": an error would end the training. "in vain": it would run to its end and learn nothing, or could
         not be scored; `allow_untrainable` allows that. "doubt": a possible mistake.
@@ -118,7 +118,7 @@ class Corpus:
 
 @dataclass
 class Facts:
-    """What is known of a training before its first step. All that is None, or empty, is not looked at.
+    """The facts of a training that are known before its first step. All that is None, or empty, is not looked at.
 
     nlp (Language): The pipeline. config (Mapping): Its config, interpolated.
     train, dev (Corpus | None): None: the corpus was not read, or could not be.

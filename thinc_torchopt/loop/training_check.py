@@ -75,7 +75,7 @@ CHECKS: Final[Sequence[Check]] = (
 
 
 def check(facts: Facts, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """What the checks find. Nothing is changed, and no random number is drawn."""
+    """Make the checks. Nothing is changed, and no random number is drawn."""
     with preserved_random():
         return [finding for one in checks for finding in one(facts)]
 
@@ -184,5 +184,5 @@ class TrainingCheck:
 
 
 def _doubts(found: Sequence[Finding]) -> list[Finding]:
-    """What is found after the training has begun, which goes on."""
+    """Findings after the training has begun, as doubts: it goes on."""
     return [Finding("doubt", one.text) for one in found]
