@@ -128,7 +128,7 @@ STOPS = {
 WITH_PARSER = ("plain", "frozen groups", "augmented", "algorithms", "annotating")
 
 
-@pytest.mark.filterwarnings("ignore:The learning rate of param_groups.lower.learn_rate is 0")  # as the variant says
+@pytest.mark.filterwarnings("ignore:The learning rate of lower is 0")  # as the variant says
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
 )
