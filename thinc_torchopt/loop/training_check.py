@@ -12,8 +12,9 @@ There is no check in loops of the user, nor where `spacy.training.loop.train` wa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from spacy.language import Language
 from spacy.training import Example
@@ -146,9 +147,7 @@ class TrainingCheck:
         allowed = [*found.allowable] if self._is_allowed else []
         stops = [stop for stop in found.stops if stop not in (*allowed, *self._told)]
         if stops:
-            block = self._config["training"]["optimizer"]
-            helps = block.get("@optimizers") == _WITH_SETTING and set(stops) <= set(found.allowable)
-            setting = "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * helps
+            setting = how_to_allow(self._config) if set(stops) <= set(found.allowable) else ""
             raise ConfigError("\n".join(f"Can't train: {stop}" for stop in stops) + setting)
         notes = [note for note in (*allowed, *found.notes) if note not in self._told]
         self._told.update(notes)
@@ -157,6 +156,12 @@ class TrainingCheck:
             notes = [*notes[: _MOST_WARNINGS - 1], f"and {rest} more: spacy torchopt explain"]
         for note in notes:
             warnings.warn(PipelineWarning(note), stacklevel=5)
+
+
+def how_to_allow(config: Mapping[str, Any]) -> str:
+    """How to train all the same, as the last line of an error. Empty: the optimizer of a config has no such setting."""
+    helps: bool = config["training"]["optimizer"].get("@optimizers") == _WITH_SETTING
+    return "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * helps
 
 
 def _first_texts(name: str, examples: Iterable[Example]) -> Corpus:
