@@ -35,7 +35,7 @@ from .progress import Progress
 from .training_check import how_to_allow
 
 MOST_BATCHES: Final = 200
-# What components need beside annotations.
+# The needs of components beside annotations.
 _NEEDS: Final = {
     "entity_linker": "It learns from entities of its texts whose ids the knowledge base has. Set use_gold_ents = true "
     "in [components.{name}], or add a component that sets entities to annotating_components in [training].",
@@ -51,7 +51,7 @@ _NEEDS: Final = {
 class GradientState:
     """The saved state.
 
-    done (list[str]): The components that got a gradient, or were told of.
+    done (list[str]): The components that got a gradient, or had their warning.
     batches (dict): How many batches others were trained on.
     in_epoch, left_out (int): The batches of this epoch; those that were left out before it.
     """

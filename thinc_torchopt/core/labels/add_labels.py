@@ -163,8 +163,8 @@ def _index_trees(pipe: EditTreeLemmatizer) -> None:
 
 
 def lift_labels(nlp: Language, trained: Container[Key]) -> None:
-    """Let text classifiers learn labels that spaCy's `add_label` added: they begin anew, as with `add_labels`, and a
-    warning tells.
+    """Let text classifiers learn labels that spaCy's `add_label` added: they begin again, as with `add_labels`. Warns of
+    each.
 
     trained (Container[Key]): The keys of the params that are trained. Others stay as they are.
     """
@@ -181,7 +181,7 @@ def lift_labels(nlp: Language, trained: Container[Key]) -> None:
             warnings.warn(
                 GrowthWarning(
                     f"'{name}' could never learn {labels}: spaCy's add_label begins labels with a bias of -5000. They "
-                    "begin anew, as with add_labels of thinc_torchopt."
+                    "begin again, as with add_labels of thinc_torchopt."
                 ),
                 stacklevel=2,
             )

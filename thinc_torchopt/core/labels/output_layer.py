@@ -124,7 +124,7 @@ def grow(
 
 
 def lift(found: OutputLayer, *, is_exclusive: bool = False, prior: float = PRIOR) -> list[int]:
-    """Begin rows anew that can't be learned, as their bias is below `LOWEST_BIAS`: as those that `grow` adds.
+    """Let rows begin again that can't be learned, as their bias is below `LOWEST_BIAS`: as those that `grow` adds.
 
     is_exclusive, prior: As in `grow`.
     RETURNS (list[int]): The indices of these rows.
