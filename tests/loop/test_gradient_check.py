@@ -19,7 +19,7 @@ import thinc_torchopt.loop.gradient_check
 from thinc_torchopt import Attachment
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 
-from ..models import TOK2VEC
+from ..models import LISTENER, TOK2VEC
 
 PLACE = {}
 # The gradient of each batch for `Scripted`. None: no gradient at all.
@@ -86,7 +86,7 @@ def pipeline(*names):
     return nlp
 
 
-def train(nlp, n_texts=6, optimizer={}, *, stop=-1, examples=None, evaluate_every=1000, **training):
+def train(nlp, n_texts=12, optimizer={}, *, stop=-1, examples=None, evaluate_every=1000, **training):
     """`spacy train`, a text in each batch, for three epochs. RETURNS (tuple): The last step, and warnings."""
     examples = texts(nlp, n_texts) if examples is None else examples
     PLACE.update(train=examples, step=0, stop=stop)
@@ -122,21 +122,21 @@ def only_at(step, value=1e-30):
 def test_gradient_check_after_an_epoch(value):
     """The same if it has no gradient, and if that is 0."""
     SCRIPT["idle"] = always(value)
-    with pytest.raises(ConfigError, match=r"^Can't train: 'idle' learns nothing: .* in 6 batches\. ") as error:
+    with pytest.raises(ConfigError, match=r"^Can't train: 'idle' learns nothing: .* in 12 batches\. ") as error:
         train(pipeline("idle"))
     assert "Its factory is 'test-gradients-scripted'" in str(error.value) and "'tagger'" not in str(error.value)
     assert str(error.value).endswith("To train all the same: allow_untrainable = true in [training.optimizer].")
-    assert PLACE["step"] == 5
+    assert PLACE["step"] == 11
 
 
 @pytest.mark.parametrize("training", [{}, {"accumulate_gradient": 3}, {"frozen_components": ["tagger"]}])
 @pytest.mark.parametrize("value", [1e-30, float("nan"), -numpy.inf])
 def test_gradient_check_of_one_gradient(value, training):
     """In the last batch of the epoch, and never again. One that is not finite is one too: the guard tells of it."""
-    SCRIPT["rare"] = only_at(5, value)
+    SCRIPT["rare"] = only_at(11, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert train(pipeline("rare"), **training) == (17, [])
+        assert train(pipeline("rare"), **training) == (35, [])
 
 
 def test_gradient_check_after_many_batches(monkeypatch):
@@ -151,21 +151,21 @@ def test_gradient_check_allows_it_when_told():
     """With a warning, once."""
     SCRIPT["idle"] = always(0.0)
     step, told = train(pipeline("idle"), optimizer={"allow_untrainable": True})
-    assert step == 17 and len(told) == 1 and told[0].startswith("'idle' learns nothing")
+    assert step == 35 and len(told) == 1 and told[0].startswith("'idle' learns nothing")
 
 
 def test_gradient_check_of_a_run_that_ends_before():
     SCRIPT.update(idle=always(0.0), rare=only_at(3))
-    step, told = train(pipeline("idle", "rare"), 40, max_steps=4)
-    assert step == 4 and [one[:36] for one in told] == ["'idle' learns nothing: all its gradi"]
-    assert "in 5 batches" in told[0]
+    step, told = train(pipeline("idle", "rare"), 40, max_steps=14)
+    assert step == 14 and [one[:36] for one in told] == ["'idle' learns nothing: all its gradi"]
+    assert "in 15 batches" in told[0]
 
 
 def test_gradient_check_leaves_frozen_components_alone():
     SCRIPT.update(one=always(None), two=always(0.0), three=always(0.0))
     groups = {"kept": {"params": ["two/*"], "freeze": True}, "late": {"params": ["three/*"], "unfreeze_at": 100}}
     assert train(pipeline("one", "two", "three"), optimizer={"param_groups": groups}, frozen_components=["one"]) == (
-        17,
+        35,
         [],
     )
 
@@ -174,19 +174,19 @@ def test_gradient_check_counts_since_a_component_is_trained():
     """In the middle of the first epoch: what is left of it is no epoch."""
     SCRIPT["late"] = always(0.0)
     groups = {"late": {"params": ["late/*"], "unfreeze_at": 3}}
-    with pytest.raises(ConfigError, match=r"'late' learns nothing: .* in 9 batches"):
+    with pytest.raises(ConfigError, match=r"'late' learns nothing: .* in 21 batches"):
         train(pipeline("late"), optimizer={"param_groups": groups})
-    assert PLACE["step"] == 11
+    assert PLACE["step"] == 23
 
 
 def test_gradient_check_does_not_count_skipped_updates():
     """In an epoch of nothing but skipped updates, the guard alone has something to say."""
-    SCRIPT.update(idle=always(0.0), bad=lambda step: float("nan") if step < 7 else 1.0)
+    SCRIPT.update(idle=always(0.0), bad=lambda step: float("nan") if step < 13 else 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(ConfigError, match=r"'idle' learns nothing: .* in 5 batches"):
+        with pytest.raises(ConfigError, match=r"'idle' learns nothing: .* in 11 batches"):
             train(pipeline("idle", "bad"))
-    assert PLACE["step"] == 11
+    assert PLACE["step"] == 23
 
 
 def test_gradient_check_of_shared_params():
@@ -194,7 +194,7 @@ def test_gradient_check_of_shared_params():
     shared = Linear(1, 1)
     SCRIPT.update(one=always(1.0), two=always(0.0), model=lambda *dims: shared)
     try:
-        assert train(pipeline("one", "two"), optimizer={"learn_rate": 0.0}) == (17, [])
+        assert train(pipeline("one", "two"), optimizer={"learn_rate": 0.0}) == (35, [])
     finally:
         del SCRIPT["model"]
 
@@ -210,7 +210,7 @@ def test_gradient_check_of_components_that_may_know_everything(monkeypatch):
     nlp = pipeline("idle")
     monkeypatch.setattr(thinc_torchopt.loop.gradient_check, "resumed_components", lambda nlp: ["idle"])
     step, told = train(nlp)
-    assert step == 17 and [one[:23] for one in told] == ["'idle' learns nothing: "]
+    assert step == 35 and [one[:23] for one in told] == ["'idle' learns nothing: "]
 
 
 @registry.misc("test-gradients.Cut.v1")
@@ -227,9 +227,10 @@ class Cut(Attachment):
 
 
 def test_gradient_check_of_epochs_that_are_cut_short():
-    """Three batches of six are no epoch: there is a gradient in the last one of the second time."""
-    SCRIPT["rare"] = only_at(5)
-    assert train(pipeline("rare"), optimizer={"attachments": {"cut": {"@misc": "test-gradients.Cut.v1"}}}) == (8, [])
+    """Three batches of twelve are no epoch."""
+    SCRIPT["rare"] = only_at(13)
+    cut = {"attachments": {"cut": {"@misc": "test-gradients.Cut.v1"}}}
+    assert train(pipeline("rare"), optimizer=cut, max_epochs=8) == (23, [])
 
 
 @pytest.mark.parametrize("killed_at", [4, 7, 13])
@@ -277,12 +278,12 @@ def test_gradient_check_of_an_entity_linker(found, annotates):
     nlp.add_pipe("entity_linker", config={"use_gold_ents": False, "model": model}).set_kb(knowledge_base)
     gold = {"links": {(0, 4): {"Q1": 1.0}}, "entities": [(0, 4, "PER")], "sent_starts": [1, 0, 0]}
     training = {
-        "examples": [Example.from_dict(nlp.make_doc("Anna likes London"), gold) for _ in range(3)],
+        "examples": [Example.from_dict(nlp.make_doc("Anna likes London"), gold) for _ in range(4)],
         "annotating_components": ["sentencizer", *["entity_ruler"] * annotates],
         "score_weights": {"nel_micro_f": 1.0},
     }
     if annotates and found == "Anna":
-        assert train(nlp, **training) == (8, [])
+        assert train(nlp, **training) == (11, [])
     else:
         with pytest.raises(ConfigError, match=r"'entity_linker' learns nothing: .*use_gold_ents = true in .components"):
             train(nlp, **training)
@@ -294,10 +295,10 @@ def test_gradient_check_of_a_suggester_without_spans(size):
     suggester = {"@misc": "spacy.ngram_suggester.v1", "sizes": [size]}
     nlp.add_pipe("spancat", config={"model": {"tok2vec": TOK2VEC}, "suggester": suggester})
     gold = {"spans": {"sc": [(0, 10, "PER")]}}
-    examples = [Example.from_dict(nlp.make_doc("Anna likes London"), gold) for _ in range(3)]
+    examples = [Example.from_dict(nlp.make_doc("Anna likes London"), gold) for _ in range(4)]
     training = {"examples": examples, "score_weights": {"spans_sc_f": 1.0}}
     if size == 2:
-        assert train(nlp, **training) == (8, [])
+        assert train(nlp, **training) == (11, [])
     else:
         with pytest.raises(ConfigError, match=r"'spancat' learns nothing: .*such as a span_finder"):
             train(nlp, **training)
@@ -306,9 +307,19 @@ def test_gradient_check_of_a_suggester_without_spans(size):
 def test_gradient_check_of_a_tok2vec_whose_listeners_learn_nothing():
     nlp = spacy.blank("xx")
     nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
-    listener = {"@architectures": "spacy.Tok2VecListener.v1", "width": TOK2VEC["width"]}
-    nlp.add_pipe("tagger", config={"model": {"tok2vec": listener}})
+    nlp.add_pipe("tagger", config={"model": {"tok2vec": LISTENER}})
     alike = [Example.from_dict(nlp.make_doc("a b"), {"tags": ["X", "X"]}) for _ in range(4)]
     _, (of_tok2vec, of_tagger) = train(nlp, examples=alike)
     assert "'tok2vec' learns nothing" in of_tok2vec and "It learns what tagger need" in of_tok2vec
     assert "'tagger' learns nothing" in of_tagger and "It learns from tags" in of_tagger
+
+
+@pytest.mark.parametrize("epochs", [1, 12])
+def test_gradient_check_of_weights_that_begin_with_0(epochs):
+    """A tok2vec below an output layer gets only zeros until that is updated, at a rate that begins with 0."""
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("tok2vec", config={"model": TOK2VEC})
+    nlp.add_pipe("tagger", config={"model": {"tok2vec": LISTENER}})
+    rates = {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 5, "total_steps": 20}
+    examples = [Example.from_dict(nlp.make_doc("a b"), {"tags": ["X", "Y"]})]
+    assert train(nlp, 1, {"learn_rate": rates}, examples=examples, max_epochs=epochs) == (epochs - 1, [])

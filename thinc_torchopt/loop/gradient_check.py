@@ -1,8 +1,11 @@
 """Find components that are trained and learn nothing, whatever the reason: they get no gradient, or only zeros.
 
-One is found after a whole epoch, or `MOST_BATCHES` batches, since it is trained; those before a run was resumed count.
-That is an error. It is a warning with `allow_untrainable`, if the run ends before, and of components that may know
-everything: those with a 'source', and those that give each word a label and have only one.
+One is found after a whole epoch of at least `LEAST_BATCHES` batches (after several shorter ones), or after
+`MOST_BATCHES`, since it is trained; those before a run was resumed count. That is an error. It is a warning with
+`allow_untrainable`, if the run ends before, and of components that may know everything: those with a 'source', and
+those that give each word a label and have only one.
+
+A tok2vec gets only zeros in the first batches: output layers begin with weights of 0, and rates may, too.
 
 A gradient counts if its param is in no other component: a shared tok2vec gets its gradients from others. One that is
 not finite counts, too. Updates that were skipped don't count as batches. A component that got a gradient is never
@@ -34,6 +37,7 @@ from .processes import Alone
 from .progress import Progress
 from .training_check import how_to_allow
 
+LEAST_BATCHES: Final = 10
 MOST_BATCHES: Final = 200
 # The needs of components beside annotations.
 _NEEDS: Final = {
@@ -120,7 +124,7 @@ class GradientCheck:
             self._tell_of_those_with(self._state.in_epoch)
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
-        self._tell_of_those_with(1, is_over=True)
+        self._tell_of_those_with(0, is_over=True)
 
     def _tell_of_those_with(self, least: int, *, is_over: bool = False) -> None:
         """Tell, once, of components that got no gradient in so many batches. is_over (bool): The run ends by itself.
@@ -132,6 +136,7 @@ class GradientCheck:
             return
         self._finish(self._ranks.of_any(self._found))
         self._found = set()
+        least = max(least, LEAST_BATCHES)
         names = [name for name, number in state.batches.items() if number >= least and name in self._nlp.pipe_names]
         told = {name: self._in_words(name) for name in names}
         may_go_on = is_over or self._optimizer.allow_untrainable

@@ -133,7 +133,11 @@ def gradients_on_one_rank(folder):
     for name in ["senter"] + ["tagger"] * (RANK == 0):
         nlp.get_pipe(name).update = lambda examples, *, losses=None, **options: losses
     try:
-        train(nlp, pipelines.optimizer(attachments={"gradients": ChecksGradients()}))
+        train(
+            nlp,
+            pipelines.optimizer(attachments={"gradients": ChecksGradients()}),
+            batches=pipelines.batches(nlp, n=26),
+        )
     except ConfigError as error:
         return {"error": str(error)}
 

@@ -163,8 +163,8 @@ def _index_trees(pipe: EditTreeLemmatizer) -> None:
 
 
 def lift_labels(nlp: Language, trained: Container[Key]) -> None:
-    """Let text classifiers learn labels that spaCy's `add_label` added: they begin again, as with `add_labels`. Warns of
-    each.
+    """Let text classifiers learn labels that spaCy's `add_label` added: they begin again, as with `add_labels`. Warns
+    of each.
 
     trained (Container[Key]): The keys of the params that are trained. Others stay as they are.
     """
