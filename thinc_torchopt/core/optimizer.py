@@ -280,6 +280,7 @@ class TorchOptimizer(Optimizer):
             self._trained.plan.check(walked)
             self._reset_if_other(nlp)
             self._trained.table.add_all(nlp, exclude, walked=walked)
+            self._trained.table.lift_labels()
             self._tell_attachments(nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
@@ -322,6 +323,7 @@ class TorchOptimizer(Optimizer):
             nlp, exclude = self._trained.table.pipeline.get()
             walked = walk_pipeline(nlp)
             self._trained.plan.check(walked)
+            self._trained.table.lift_labels()
             self._tell_attachments(nlp, exclude)
             self._check_precision(walked, exclude)
 

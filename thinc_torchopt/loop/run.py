@@ -54,6 +54,7 @@ from .events import (
     TrainEnd,
 )
 from .first_rates import first_rates
+from .gradient_check import GradientCheck
 from .late_labels import LateLabels
 from .log_numbers import LogNumbers, counts_of
 from .param_norms import ParamNorms
@@ -200,6 +201,8 @@ class Run:
             self._open_processes(listeners, end)
             self._open_data(batches_of_kept(iter(train_data)))
             self._join(listeners)
+            if end is not None:
+                self._add(GradientCheck(nlp, optimizer, arguments.exclude, self.progress, self.ranks))
             self._is_ready = self.checkpoints is not None and self.checkpoints.open(
                 self.progress, self._dropouts, self._listeners
             )

@@ -11,9 +11,9 @@ There is no check in loops of the user, nor where `spacy.training.loop.train` wa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from spacy.language import Language
 from spacy.training import Example
@@ -170,9 +170,8 @@ class TrainingCheck:
         is_allowed = self._optimizer.allow_untrainable
         stops = [one for one in found if one.kind == "stops" or (one.kind == "in vain" and not is_allowed)]
         if stops:
-            block = self._facts.training["optimizer"]
-            helps = block.get("@optimizers") == _WITH_SETTING and all(one.kind == "in vain" for one in stops)
-            setting = "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * helps
+            is_vain = all(one.kind == "in vain" for one in stops)
+            setting = how_to_allow(self._facts.config) if is_vain else ""
             raise ConfigError("\n".join(f"Can't train: {one.text}" for one in stops) + setting)
         notes = [one.text for one in found if one.text not in self._told]
         self._told.update(notes)
@@ -186,3 +185,9 @@ class TrainingCheck:
 def _doubts(found: Sequence[Finding]) -> list[Finding]:
     """Findings after the training has begun, as doubts: it goes on."""
     return [Finding("doubt", one.text) for one in found]
+
+
+def how_to_allow(config: Mapping[str, Any]) -> str:
+    """How to train all the same, as the last line of an error. Empty: the optimizer of a config has no such setting."""
+    helps: bool = config["training"]["optimizer"].get("@optimizers") == _WITH_SETTING
+    return "\nTo train all the same: allow_untrainable = true in [training.optimizer]." * helps

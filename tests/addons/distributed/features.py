@@ -17,12 +17,13 @@ from thinc_torchopt import Attachment
 from thinc_torchopt.addons.budget.settings import Budget
 from thinc_torchopt.addons.distributed.group import RankGroup
 from thinc_torchopt.addons.distributed.settings import Distributed
-from thinc_torchopt.core.errors import DistributedError
+from thinc_torchopt.core.errors import ConfigError, DistributedError
 from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
 from thinc_torchopt.core.state import in_main_memory
 from thinc_torchopt.loop import run
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
+from thinc_torchopt.loop.gradient_check import GradientCheck
 
 
 @scenario
@@ -119,6 +120,29 @@ def requests_of_attachments(folder):
     """Of rank 0 alone, before and after the loop's own listeners."""
     optimizers = [pipelines.optimizer(attachments={"stops": StopsOnRank0(first)}) for first in (True, False)]
     return {"steps": [len(train(pipelines.pipeline(["tagger"]), one)["infos"]) for one in optimizers]}
+
+
+class ChecksGradients(Attachment):
+    """As in `spacy train`."""
+
+    def join(self, run):
+        return [GradientCheck(run.nlp, run.optimizer, run.arguments.exclude, run.progress, run.ranks)]
+
+
+@scenario
+def gradients_on_one_rank(folder):
+    """Of a tagger, and the tok2vec below it, on rank 1 alone; of a senter on none."""
+    nlp = pipelines.pipeline(["senter", "tagger"])
+    for name in ["senter"] + ["tagger"] * (RANK == 0):
+        nlp.get_pipe(name).update = lambda examples, *, losses=None, **options: losses
+    try:
+        train(
+            nlp,
+            pipelines.optimizer(attachments={"gradients": ChecksGradients()}),
+            batches=pipelines.batches(nlp, n=26),
+        )
+    except ConfigError as error:
+        return {"error": str(error)}
 
 
 @scenario

@@ -60,6 +60,12 @@ def test_features_requests_of_attachments_on_rank_0_hold_for_all(ranks):
         assert found["steps"] == [3, 3]
 
 
+def test_features_a_gradient_on_any_rank_is_one(ranks):
+    for found in ranks("gradients_on_one_rank"):
+        assert found["error"].startswith("Can't train: 'senter' learns nothing: all its gradients were 0")
+        assert "in 13 batches" in found["error"] and "Can't train" not in found["error"][1:]
+
+
 def test_features_products_are_those_of_rank_0(ranks):
     first, second = ranks("fastest_ops")
     assert_same_on_both(first, second)

@@ -245,6 +245,9 @@ class Ranks(Alone):
     def is_told_to_decay(self, noted: bool) -> bool:
         return any(self._reduce.found["decay"])
 
+    def of_any(self, names: set[str]) -> set[str]:
+        return set().union(*self.group.gather(names))
+
     # ------------------------------------------------------------------ values of rank 0
 
     def evaluate(self, evaluate: Callable[[], Scores]) -> Scores:

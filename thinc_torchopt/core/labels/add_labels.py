@@ -13,7 +13,9 @@ All that is saved is spaCy's own: the pipeline loads without this package.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from spacy.language import Language
@@ -31,10 +33,11 @@ from spacy.pipeline.textcat_multilabel import MultiLabel_TextCategorizer
 from spacy.pipeline.transition_parser import Parser
 from thinc.api import Model
 
-from ..errors import ConfigError, ConfigTypeError, PipelineError
+from ..errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
 from ..host import rehearsal_model_of
+from ..types import Key
 from ..words import listed
-from .output_layer import MARGIN, PRIOR, find_output_layer, grow
+from .output_layer import MARGIN, PRIOR, OutputLayer, find_output_layer, grow, lift
 
 Label = str | tuple[str, str]
 
@@ -135,7 +138,7 @@ def _add(pipe: Any, labels: list[Any]) -> None:
         _grow(pipe, len(labels), n_last=int(pipe.add_negative_label), is_exclusive=pipe.cfg["max_positive"] == 1)
         _append(pipe, labels)
     elif isinstance(pipe, TextCategorizer):
-        _grow(pipe, len(labels), is_exclusive=not isinstance(pipe, MultiLabel_TextCategorizer))
+        _grow(pipe, len(labels), is_exclusive=_is_exclusive(pipe))
         _append(pipe, labels)
     elif isinstance(pipe, EditTreeLemmatizer):
         _grow(pipe, len(labels), is_exclusive=True)
@@ -158,6 +161,35 @@ def restore_trees(nlp: Language) -> None:
 
 def _index_trees(pipe: EditTreeLemmatizer) -> None:
     pipe.tree2label = {tree: i for i, tree in enumerate(pipe.cfg["labels"])}
+
+
+def lift_labels(nlp: Language, trained: Container[Key]) -> None:
+    """Let text classifiers learn labels that spaCy's `add_label` added: they begin again, as with `add_labels`. Warns
+    of each.
+
+    trained (Container[Key]): The keys of the params that are trained. Others stay as they are.
+    """
+    for name, pipe in nlp.pipeline:
+        if not isinstance(pipe, TextCategorizer):
+            continue
+        found: OutputLayer | None = None
+        with suppress(PipelineError):  # its layer is of another kind
+            found = find_output_layer(pipe.model)
+        if found is None or not found.is_initialized or (found.layer.id, "b") not in trained:
+            continue
+        if low := lift(found, is_exclusive=_is_exclusive(pipe), prior=_prior(pipe)):
+            labels = listed([repr(pipe.labels[i]) for i in low])
+            warnings.warn(
+                GrowthWarning(
+                    f"'{name}' could never learn {labels}: spaCy's add_label begins labels with a bias of -5000. They "
+                    "begin again, as with add_labels of thinc_torchopt."
+                ),
+                stacklevel=2,
+            )
+
+
+def _is_exclusive(pipe: TextCategorizer) -> bool:
+    return not isinstance(pipe, MultiLabel_TextCategorizer)
 
 
 def _append(pipe: Any, labels: list[str]) -> None:
@@ -186,10 +218,14 @@ def _grow(pipe: Any, n_new: int, *, n_last: int = 0, is_exclusive: bool) -> None
     """Make the output layer of a component larger, if it is initialized."""
     if not find_output_layer(pipe.model).is_initialized:
         return
-    threshold = pipe.cfg.get("threshold")
-    prior = min(PRIOR, threshold / 2) if threshold else PRIOR
     for model in filter(None, (pipe.model, rehearsal_model_of(pipe))):
-        grow(model, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive, prior=prior)
+        grow(model, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive, prior=_prior(pipe))
+
+
+def _prior(pipe: Any) -> float:
+    """The probability that new labels begin with, after a sigmoid."""
+    threshold = pipe.cfg.get("threshold")
+    return min(PRIOR, threshold / 2) if threshold else PRIOR
 
 
 # ---------------------------------------------------------------------- transitions

@@ -19,6 +19,7 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
 from ..host import insertions_into, scaler_of
+from ..labels import lift_labels
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
@@ -221,10 +222,18 @@ class ParamTable:
         walked: list[NamedModel] = []
         if self.pipeline.is_there:
             walked = self._name_pipeline()
-            if self._released:
+            has_released = bool(self._released)
+            if has_released:
                 self._see_all([found for model in walked for found in self._find(model, self._released.keys())])
             self._sync()
+            if has_released:
+                self.lift_labels()
         return walked
+
+    def lift_labels(self) -> None:
+        """Let components learn labels that spaCy added: see core/labels/add_labels.py."""
+        nlp, _ = self.pipeline.get()
+        lift_labels(nlp, {key for key, param in self.by_key.items() if param.group is not None})
 
     # ------------------------------------------------------------------ called at each step
 
