@@ -291,12 +291,14 @@ def test_gradient_check_of_an_entity_linker(found, annotates):
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_gradient_check_of_a_suggester_without_spans(size):
+    """Behind a component that annotates, where no check before the training can ask it."""
     nlp = spacy.blank("xx")
+    nlp.add_pipe("sentencizer")
     suggester = {"@misc": "spacy.ngram_suggester.v1", "sizes": [size]}
     nlp.add_pipe("spancat", config={"model": {"tok2vec": TOK2VEC}, "suggester": suggester})
     gold = {"spans": {"sc": [(0, 10, "PER")]}}
     examples = [Example.from_dict(nlp.make_doc("Anna likes London"), gold) for _ in range(4)]
-    training = {"examples": examples, "score_weights": {"spans_sc_f": 1.0}}
+    training = {"examples": examples, "score_weights": {"spans_sc_f": 1.0}, "annotating_components": ["sentencizer"]}
     if size == 2:
         assert train(nlp, **training) == (11, [])
     else:
