@@ -50,7 +50,9 @@ def test_mean_keeps_what_no_client_has_moved():
 
 
 def test_mean_of_half_precision_is_of_more_digits():
-    start = {"a/W": torch.ones(2, dtype=torch.bfloat16)}
-    found = [{"a/W": torch.full((2,), value, dtype=torch.bfloat16)} for value in (1.0, 1.0078125, 1.0078125)]
-    mean = weighted_mean(start, found, [1, 1, 1])["a/W"]
-    assert mean.dtype == torch.bfloat16 and mean.tolist() == [1.0078125] * 2
+    """As Flower's, of what is sent."""
+    generator = torch.Generator().manual_seed(0)
+    start, *found = ({"a/W": torch.randn(100, generator=generator).bfloat16()} for _ in range(6))
+    counts = [7, 1, 40, 3, 11]
+    mean = weighted_mean(start, found, counts)["a/W"]
+    assert mean.dtype == torch.bfloat16 and torch.equal(mean, by_flower(found, counts)["a/W"].bfloat16())
