@@ -64,7 +64,7 @@ define over
 endef
 
 $(FEDERATED)/installed: $(VENV)/installed
-	$(call over,$(FEDERATED),'.[test$(,)plot$(,)federated$(,)privacy]')
+	$(call over,$(FEDERATED),'.[test$(,)plot$(,)federated]')
 	touch $@
 
 $(TRANSFORMERS)/installed: $(VENV)/installed

@@ -66,8 +66,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "misc Budget.v1": {"limit": "20m"},
     "misc Checkpoint.v1": {"path": "no-such-folder"},
     "misc Federated.v1": {"local_steps": 5},
-    "misc FlowerStrategy.v1": {"strategy": "FedAdam"},
-    "misc ClientPrivacy.v1": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     "misc Privacy.v1": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     "batchers poisson.v1": {"size": 2},
     "misc TrainerController.v1": {"definition": QUIET},
@@ -107,7 +105,7 @@ class Entry(NamedTuple):
     @property
     def is_of_federation(self) -> bool:
         """Whether it is in [federated], and not in [training.optimizer]."""
-        return any(name in self.name for name in ("Federated", "FlowerStrategy", "ClientPrivacy", "UpdateGuard"))
+        return "Federated" in self.name
 
     @property
     def needed(self) -> dict[str, Any]:

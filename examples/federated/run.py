@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -27,11 +28,9 @@ from spacy.tokens import DocBin
 from spacy.training import Corpus, Example
 from wasabi import msg
 
-from thinc_torchopt.addons.federated.results import set_aside
 from thinc_torchopt.core.compat import has_matplotlib, import_figure
-from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.corpora import PythonDocs
-from thinc_torchopt.federated import merge_labels, read_result
+from thinc_torchopt.federated import merge_labels
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "configs" / "federated.cfg"
@@ -44,7 +43,12 @@ SERVER = "server"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("training/federated"), help="folder (default: %(default)s)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("training/federated"),
+        help="folder; results in it are replaced (default: %(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=8, help="how many rounds (default: %(default)s)")
     parser.add_argument("--local-steps", type=int, default=20, help="steps in a round (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds that a round waits (default: %(default)s)")
@@ -139,6 +143,8 @@ def paths(folder: Path) -> dict[str, str]:
 def train_federated(method: str, output: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Start all processes, and wait for the end. RETURNS (dict): What the server has written."""
     folder = output / method
+    # Or else the server would go on with the run before.
+    shutil.rmtree(folder, ignore_errors=True)
     config = read_config(METHODS[method])
     config["federated"] |= {
         "rounds": args.rounds,
@@ -154,21 +160,18 @@ def train_federated(method: str, output: Path, args: argparse.Namespace) -> dict
         config.to_disk(folder / name / "federated.cfg")
     clients = {name: {"config": folder / name / "federated.cfg", **paths(output / "texts" / name)} for name in CLIENTS}
     victim, _, in_round = args.kill.partition("=")
-    # Or else a server that does not begin would seem to have finished.
-    if (before := set_aside(folder)) is not None:
-        msg.info(f"The results of a run before are in {before} now")
     with federation(folder, clients, tls=args.tls) as running:
         running.run({"config": folder / "server" / "federated.cfg", "output": folder})
         if victim:
             kill_in_round(running, victim, int(in_round))
         running.wait(120 + args.rounds * (args.timeout + 60))
-        try:
-            found = read_result(folder)
-        except StateError as error:
-            found = {"status": "not begun", "error": str(error)}
-        if found["status"] != "finished":
+        result = folder / "result.json"
+        found: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {"ended": None, "error": None}
+        if found["ended"] != "finished":
             print(running.log("run").read_text(errors="replace")[-5000:])
-            msg.fail(f"The run is not finished: {found['status']}, {found['error']}", str(folder / "logs"), exits=1)
+            msg.fail(
+                f"The run has not finished: {found['error'] or 'no reason is known'}", str(folder / "logs"), exits=1
+            )
     return found
 
 
@@ -221,7 +224,7 @@ def print_clients(result: Mapping[str, Any]) -> None:
         cells = [
             "gone"
             if name in row["failed"]
-            else f"{row['clients'][name]['score_before']:.1%}"
+            else f"{row['clients'][name]['score']:.1%}"
             if name in row["clients"]
             else ""
             for name in CLIENTS

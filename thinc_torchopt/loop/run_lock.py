@@ -108,35 +108,6 @@ class RunLock:
         self._file = file
 
 
-def is_in_use(folder: Path) -> bool | None:
-    """Whether a running run has locked a folder. Does not lock it.
-
-    RETURNS (bool | None): None: unknown. The last run was on another machine, or there are no locks.
-    """
-    path = folder / _NAME
-    if os.path.realpath(path) in _open:
-        return True
-    try:
-        # Without O_NONBLOCK, opening a pipe would wait.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    try:
-        if fcntl is None:
-            return None
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        host = json.loads(os.read(descriptor, 4096))["host"]
-    except OSError as error:
-        return True if error.errno in (errno.EACCES, errno.EAGAIN) else None
-    except (ValueError, LookupError, TypeError):
-        return False
-    finally:
-        os.close(descriptor)
-    return False if host == socket.gethostname() else None
-
-
 def hold(descriptor: int) -> None:
     """Lock an open file until it is closed or the process ends. Does nothing on disks without locks."""
     with suppress(OSError):

@@ -1,5 +1,6 @@
 """Flower's grid without processes: server and clients are the real apps, and messages go through Flower's own form."""
 
+import json
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -93,6 +94,12 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids):
         raise NotImplementedError
+
+
+def change_form(content: RecordDict, **values: object) -> None:
+    """Change values of the form in a message."""
+    head = content["head"]
+    head["form"] = json.dumps({**json.loads(head["form"]), **values})
 
 
 def _travelled(content: RecordDict) -> RecordDict:

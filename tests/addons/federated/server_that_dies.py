@@ -43,8 +43,9 @@ def main(folder, texts, moment, in_round):
     )
 
     def begin_round(self):
-        begin(self)
-        now[0] = self.rounds[-1].round
+        row = begin(self)
+        now[0] = row.round
+        return row
 
     def apply_and_die(self, *args):
         if (moment, in_round) == ("while aggregating", now[0]):

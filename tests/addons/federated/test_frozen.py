@@ -5,26 +5,20 @@ import torch
 
 from thinc_torchopt.addons.federated.agreement import differences
 from thinc_torchopt.addons.federated.weights import Weights
-from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.errors import ConfigError, PipelineError
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
 from .pipelines import pipeline, small_config
-from .test_client_privacy import NAMES, private
-from .test_methods import SCAFFOLD, with_algorithm
+from .test_methods import MODULAR, SCAFFOLD, with_algorithm
 from .test_rounds import Run
 
 FROZEN = "ner/tok2vec/"
-# Each makes a large step of a difference in the last digit, or decays, or adds noise.
+# Each makes a large step of a difference in the last digit, or decays.
 SERVERS = {
     "AdamW": {"algorithm": {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": 0.1}, "learn_rate": 0.1},
-    "FedAdam": {
-        "average": {"@misc": "thinc-torchopt.FlowerStrategy.v1", "strategy": "FedAdam", "eta": 0.1, "tau": 1e-9}
-    },
-    "FedAvgM": {
-        "average": {"@misc": "thinc-torchopt.FlowerStrategy.v1", "strategy": "FedAvgM", "server_momentum": 0.9}
-    },
+    "FedAdam": {"algorithm": MODULAR | {"modules": {"adam": {"@gradient_modules": "thinc-torchopt.Adam.v1"}}}},
+    "FedAvgM": {"algorithm": MODULAR | {"modules": {"m": {"@gradient_modules": "thinc-torchopt.Momentum.v1"}}}},
 }
 
 
@@ -62,16 +56,6 @@ def test_frozen_params_stay_at_the_server(texts, tmp_path, server):
     assert moved(run, config) == set(sent) and not any(name.startswith(FROZEN) for name in sent)
 
 
-@pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
-@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-def test_frozen_params_get_no_noise(texts, tmp_path):
-    config = freezing(private(rounds=1, noise_multiplier=1.0), freeze=True)
-    run = Run(texts, tmp_path, config, names=NAMES)
-    run.train()
-    names = moved(run, config)
-    assert names and not any(name.startswith(FROZEN) for name in names)
-
-
 @pytest.mark.parametrize("server", SERVERS)
 def test_frozen_params_that_wait_stay_until_clients_train_them(texts, tmp_path, server):
     """unfreeze_at = 3 is the first step of round 2."""
@@ -83,21 +67,18 @@ def test_frozen_params_that_wait_stay_until_clients_train_them(texts, tmp_path, 
         assert any(name.startswith(FROZEN) for name in moved(run, config)) == (rounds == 2)
 
 
-@pytest.mark.parametrize(
-    "config", [lambda: with_algorithm(*SCAFFOLD), lambda: private(noise_multiplier=0.0)], ids=["scaffold", "privacy"]
-)
-def test_frozen_params_that_wait_are_refused(texts, tmp_path, config):
-    """Beside what is about all params in each round."""
+def test_frozen_params_that_wait_are_refused(texts, tmp_path):
+    """Beside SCAFFOLD, which is about all params in each round."""
     expected = r"'unfreeze_at' in \[training.optimizer.param_groups\]: expected none beside .*, found 3. Remove it"
     with pytest.raises(ConfigError, match=expected):
-        Run(texts, tmp_path, freezing(config(), unfreeze_at=3), names=NAMES).train()
+        Run(texts, tmp_path, freezing(with_algorithm(*SCAFFOLD), unfreeze_at=3)).train()
 
 
 def test_frozen_params_have_no_corrections(texts, tmp_path):
     """SCAFFOLD's are of the same params at server and clients."""
     run = Run(texts, tmp_path, freezing(with_algorithm(*SCAFFOLD), freeze=True))
     result = run.train()
-    assert result["status"] == "finished" and [row["failed"] for row in result["rounds"]] == [{}] * 3
+    assert result["ended"] == "finished" and [row["failed"] for row in result["rounds"]] == [{}] * 3
 
 
 def test_frozen_params_must_be_the_same(texts):

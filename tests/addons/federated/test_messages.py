@@ -2,6 +2,8 @@
 
 import json
 import math
+from contextlib import nullcontext, suppress
+from dataclasses import fields
 
 import pytest
 import torch
@@ -13,24 +15,24 @@ from thinc_torchopt.core.errors import MessageError
 
 from . import needs_flwr  # noqa: F401  isort:skip
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
 from thinc_torchopt.addons.federated.messages import (
     Introduction,
+    Question,
     Report,
     Task,
-    answer,
     from_arrays,
-    question,
-    read_answer,
-    read_question,
-    read_report,
-    read_task,
-    report_records,
-    task_records,
+    pack,
     to_arrays,
+    unpack,
+    unpack_aux,
+    unpack_report,
+    unpack_scores,
 )
 from thinc_torchopt.addons.federated.pipeline import RoundPlan
+
+from .grid import change_form
 
 WEIGHTS = {
     "ner/W": torch.arange(6.0).reshape(2, 3),
@@ -53,14 +55,16 @@ def report(**changes):
         "steps": 3,
         "words": 99,
         "losses": {"ner": 1.5},
-        "aux_vars": {"scaffold": ScaffoldAuxVar(delta=DELTA, clients=("x",))},
-        "weights": WEIGHTS,
     }
     return Report(**{**values, **changes})
 
 
+def sent():
+    return pack(report(), to_arrays(WEIGHTS), {"scaffold": ScaffoldAuxVar(delta=DELTA, clients=("x",))})
+
+
 def read(content, exchanged=("scaffold",)):
-    return read_report(content, "north", 2, WEIGHTS, list(exchanged))
+    return unpack_report(content, "north", 2, WEIGHTS, list(exchanged))
 
 
 def equal(one, other):
@@ -70,37 +74,29 @@ def equal(one, other):
 
 
 def test_messages_say_what_was_said():
-    content = report_records(report())
-    found = read(content)
-    assert found == report(weights={}, aux_vars=found.aux_vars, norms=found.norms)
-    assert equal(found.aux_vars["scaffold"].delta, DELTA) and found.aux_vars["scaffold"].clients == ("x",)
-    assert equal(from_arrays(content, WEIGHTS), WEIGHTS)
+    found, model, aux_vars = read(sent())
+    assert found == report()
+    assert equal(aux_vars["scaffold"].delta, DELTA) and aux_vars["scaffold"].clients == ("x",)
+    assert equal(model, WEIGHTS)
     aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
-    task = Task("a", RoundPlan(2, 5, 0), {"labels": {"ner": ["A"]}}, 1, aux, WEIGHTS)
-    again = read_task(task_records(task, to_arrays(WEIGHTS)), WEIGHTS)
-    assert (again.run, again.plan, again.agreement, again.taken, again.aux_vars) == (
-        "a",
-        task.plan,
-        task.agreement,
-        1,
-        aux,
-    )
-    assert equal(again.weights, WEIGHTS)
-    introduction = Introduction("north", ["a", "b"], 10, 4)
-    assert read_answer(answer(introduction)) == introduction
-    assert read_question(question({"vectors": "none"})) == {"vectors": "none"}
+    task = Task("a", RoundPlan(2, 5, 0), {"labels": {"ner": ["A"]}}, 1)
+    content = pack(task, to_arrays(WEIGHTS), aux)
+    assert unpack(Task, content, "a task") == task and unpack_aux(content, WEIGHTS) == aux
+    assert equal(from_arrays(content, WEIGHTS), WEIGHTS)
+    introduction, question = Introduction("north", ["a", "b"]), Question({"vectors": "none"})
+    assert unpack(Introduction, pack(introduction), "an introduction") == introduction
+    assert unpack(Question, pack(question), "a question") == question
 
 
 def test_messages_of_an_evaluation_have_no_weights():
-    content = report_records(Report("north", 2, 0.5, {"ents_f": 0.5}, 4))
-    assert read_report(content, "north", 2, None).dev_examples == 4
-    assert "arrays" not in content and "aux-values" not in content
+    content = pack(Report("north", 2, 0.5, {"ents_f": 0.5}, 4))
+    assert unpack_scores(content, "north", 2).dev_examples == 4 and list(content) == ["head"]
 
 
-@pytest.mark.parametrize("name", ["n" * 101, "two\nlines", "\x1b[31mred"])
+@pytest.mark.parametrize("name", ["", "n" * 101, "two\nlines", "\x1b[31mred"])
 def test_messages_with_names_that_spoil_logs_are_refused(name):
-    with pytest.raises(MessageError, match="expected a name of at most 100 printable characters"):
-        read_answer(answer(Introduction(name, [])))
+    with pytest.raises(MessageError, match="'name' to be a name of 1 to 100 printable characters"):
+        unpack(Introduction, pack(Introduction(name, [])), "an introduction")
 
 
 def with_arrays(name, value):
@@ -123,11 +119,12 @@ def with_value(record, key, value):
     return change
 
 
-def without_value(record, key):
-    def change(content):
-        del content[record][key]
+def with_form(**values):
+    return lambda content: change_form(content, **values)
 
-    return change
+
+def with_record(name, record):
+    return lambda content: content.update({name: record})
 
 
 def without(record):
@@ -148,38 +145,46 @@ DAMAGE = {
     "no array": (with_arrays("ner/W", Array("float32", (2, 3), "numpy.ndarray", b"nothing")), "can't be read by NumPy"),
     "a pickle": (with_arrays("ner/W", Array("O", (1,), "pickle", b"\x80\x04N.")), "can't be read by NumPy"),
     "no arrays": (without("arrays"), "expected an ArrayRecord"),
-    "no head": (without("head"), "expected the record 'head'"),
-    "no metrics": (without("metrics"), "expected the record 'metrics'"),
-    "no examples": (with_value("metrics", "num-examples", 0), "at least one example and one step, found 0 and 3"),
-    "no steps": (with_value("metrics", "steps", 0), "found 10 and 0"),
-    "fewer than no examples": (with_value("metrics", "num-examples", -5), "expected a count as 'num-examples'"),
-    "half an example": (with_value("metrics", "num-examples", 0.5), "expected a count"),
-    "more than anybody has": (with_value("metrics", "num-examples", 10**15), "expected a count"),
-    "a list of counts": (with_value("metrics", "num-examples", [1, 2]), "expected a count"),
-    "a score of NaN": (with_value("metrics", "score", math.nan), "expected a finite number as 'score'"),
-    "a loss of NaN": (with_value("losses", "ner", math.inf), "expected a finite number as 'ner'"),
-    "scores that are lists": (with_value("scores", "ents_f", [0.5]), "expected a finite number as 'ents_f'"),
-    "a score that is none": (with_value("metrics", "score", 1e308), "of 'north': expected 'score' from -1,000,000"),
-    "scores that are none": (with_value("scores", "ents_f", -1e7), "of 'north': expected 'ents_f' from -1,000,000"),
+    "infinite in half precision": (with_arrays("trf/half", torch.tensor([3.4e38, 1.0])), "expected finite numbers"),
+    "no head": (without("head"), "expected protocol 5, found None"),
+    "another record as head": (with_record("head", MetricRecord({"protocol": 5})), "expected protocol 5, found None"),
+    "another protocol": (with_value("head", "protocol", 99), "expected protocol 5, found 99"),
+    "no form": (with_value("head", "form", 3), "expected JSON as 'form'"),
+    "no JSON": (with_value("head", "form", "{"), "the report of 'north': expected JSON as 'form'"),
+    "endless JSON": (with_value("head", "form", "[" * 100_000), "expected JSON as 'form'"),
+    "other JSON": (with_value("head", "form", "[1]"), "the report of 'north': expected a dict, found list"),
+    "a part that is new": (with_form(other=1), "the report of 'north': expected a dict with .*, found one with other"),
+    "no examples": (with_form(examples=0), "at least one example and one step, found 0 and 3"),
+    "no steps": (with_form(steps=0), "found 10 and 0"),
+    "fewer than no examples": (with_form(examples=-5), "'examples' to be a count up to 10,000,000,000, found -5"),
+    "half an example": (with_form(examples=0.5), "'examples' to be a count"),
+    "more than anybody has": (with_form(examples=10**15), "'examples' to be a count"),
+    "more dev examples than anybody has": (with_form(dev_examples=10**15), "'dev_examples' to be a count"),
+    "a list of counts": (with_form(examples=[1, 2]), "'examples' to be a count"),
+    "a score of NaN": (with_form(score=math.nan), "'score' to be from -1,000,000 to 1,000,000"),
+    "a loss of NaN": (with_form(losses={"ner": math.inf}), "'losses/ner' to be a number that is finite"),
+    "scores that are lists": (with_form(scores={"ents_f": [0.5]}), "'scores/ents_f' to be from"),
+    "a score that is none": (with_form(score=1e308), "of 'north': expected 'score' to be from -1,000,000"),
+    "a score just above": (with_form(score=1.000001e6), "of 'north': expected 'score' to be from -1,000,000"),
+    "scores that are none": (with_form(scores={"ents_f": -1e7}), "of 'north': expected 'scores/ents_f' to be from"),
     "a weight that is none": (with_arrays("ner/W", torch.full((2, 3), 6e6)), "of 'north': .* largest weight, 5, in"),
-    "the round before": (with_value("head", "round", 1), "of 'north': expected that of round 2, found one of round 1"),
-    "no round": (without_value("head", "round"), "expected a count as 'round', found None"),
-    "another name": (with_value("head", "name", "south"), "expected that name in it, found 'south'"),
-    "a name that is none": (with_value("head", "name", 3), "expected a text as 'name'"),
-    "another protocol": (with_value("head", "protocol", 99), "expected protocol 4, found 99"),
+    "the round before": (with_form(round=1), "of 'north': expected that name and round 2 in it, found .* round 1"),
+    "no round": (with_form(round=None), "'round' to be a whole number"),
+    "another name": (with_form(name="south"), "expected that name and round 2 in it, found 'south'"),
+    "a name that is none": (with_form(name=3), "'name' to be a text"),
     "no auxiliary variables": (
-        without("aux-values"),
+        with_value("head", "aux", "{}"),
         "expected the auxiliary variables \\['scaffold'\\], found \\[\\]",
     ),
-    "half of the auxiliary variables": (without("aux-arrays"), "expected the record 'aux-arrays'"),
-    "no JSON": (with_value("aux-values", "values", "{"), "expected JSON as 'values'"),
-    "other JSON": (with_value("aux-values", "values", "[1]"), "expected a dict as 'values'"),
+    "half of the auxiliary variables": (without("aux-arrays"), "expected an ArrayRecord as 'aux-arrays'"),
+    "no JSON of auxiliary variables": (with_value("head", "aux", "{"), "expected JSON as 'aux'"),
+    "other JSON of auxiliary variables": (with_value("head", "aux", "[1]"), "auxiliary variables: expected a dict"),
     "unknown auxiliary variables": (
-        with_value("aux-values", "values", json.dumps({"scaffold": {}, "other": {}})),
+        with_value("head", "aux", json.dumps({"scaffold": {}, "other": {}})),
         "Can't use the auxiliary variables",
     ),
     "damaged auxiliary variables": (
-        with_value("aux-values", "values", json.dumps({"scaffold": {"field": "x"}})),
+        with_value("head", "aux", json.dumps({"scaffold": {"field": "x"}})),
         "Can't use the auxiliary variables",
     ),
 }
@@ -188,7 +193,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_messages_that_are_damaged_are_refused(damage):
     change, message = DAMAGE[damage]
-    content = report_records(report())
+    content = sent()
     change(content)
     with pytest.raises(MessageError, match=message):
         read(content)
@@ -198,13 +203,13 @@ def test_messages_that_are_damaged_are_refused(damage):
     ("key", "value", "message"),
     [
         ("scaffold:ner/W", torch.full((2, 3), math.nan), "expected finite numbers"),
-        ("scaffold:ner/W", torch.full((2, 3), 1e30), "the report of 'north': expected numbers .* in 'scaffold'"),
+        ("scaffold:ner/W", torch.full((2, 3), 1e30), "the report of 'north': expected numbers .* in 'scaffold:ner/W'"),
         ("scaffold:ner/W", torch.ones(3, 2), "its shape is unknown"),
         ("other:ner/W", torch.ones(2, 3), "its name or its shape"),
     ],
 )
 def test_messages_with_damaged_auxiliary_variables_are_refused(key, value, message):
-    content = report_records(report())
+    content = sent()
     content["aux-arrays"][key] = Array(value)
     with pytest.raises(MessageError, match=message):
         read(content)
@@ -215,13 +220,18 @@ VALUES = st.one_of(
 )
 
 
+PARTS = st.one_of(
+    st.none(), st.integers(-3, 3), st.floats(), st.text(max_size=3), st.lists(st.integers()), st.just({"round": -1})
+)
+
+
 @given(st.data())
 def test_messages_never_raise_anything_else(data):
     """Whatever takes the place of a record, or of a value in it: it is a MessageError, or it does no harm."""
-    content = report_records(report())
+    content = sent()
     for _ in range(data.draw(st.integers(1, 3))):
         record = data.draw(st.sampled_from(sorted(content)), label="record")
-        match data.draw(st.sampled_from(["drop", "replace", "value"])):
+        match data.draw(st.sampled_from(["drop", "replace", "value", "part"])):
             case "drop":
                 del content[record]
             case "replace":
@@ -232,23 +242,39 @@ def test_messages_never_raise_anything_else(data):
                 value = data.draw(VALUES, label="value")
                 if isinstance(content[record], ConfigRecord) or type(value) in (int, float):
                     content[record][key] = value
+            case "part" if isinstance(content.get("head"), ConfigRecord) and "form" in content["head"]:
+                with suppress(ValueError, TypeError):
+                    key = data.draw(st.sampled_from([field.name for field in fields(Report)]), label="part")
+                    change_form(content, **{key: data.draw(PARTS, label="value")})
         if not content:
             break
     try:
-        found = read(content)
+        found, model, aux_vars = read(content)
     except MessageError:
         return
-    assert math.isfinite(found.score) and found.examples > 0 and set(found.aux_vars) == {"scaffold"}
+    assert math.isfinite(found.score) and found.examples > 0 and set(aux_vars) == {"scaffold"}
+    assert all(bool(value.isfinite().all()) for value in model.values())
 
 
 @given(st.data())
 def test_messages_of_the_server_never_raise_anything_else(data):
-    aux = {"scaffold": ScaffoldAuxVar(state=0.0)}
-    content = task_records(Task("a", RoundPlan(2, 5, 0), {"labels": {}}, 1, aux), to_arrays(WEIGHTS))
-    key = data.draw(st.sampled_from(sorted(content["head"])))
-    content["head"][key] = data.draw(VALUES)
+    task = Task("a", RoundPlan(2, 5, 0), {"labels": {}}, 1)
+    content = pack(task, to_arrays(WEIGHTS), {"scaffold": ScaffoldAuxVar(state=0.0)})
+    key = data.draw(st.sampled_from(["run", "plan", "agreement", "taken"]))
+    change_form(content, **{key: data.draw(PARTS)})
     try:
-        found = read_task(RecordDict(dict(content)), WEIGHTS)
+        found = unpack(Task, content, "a task")
     except MessageError:
         return
     assert min(found.plan.round, found.plan.steps, found.plan.epochs, found.taken) >= 0
+
+
+def test_messages_with_numbers_that_are_large_for_the_server():
+    """A weight may be a million times the server's largest one."""
+    weights = {"a": torch.tensor([0.5, -3.0]), "b": torch.zeros(0, 2), "c": torch.tensor(2.0, dtype=torch.bfloat16)}
+    for start, largest in ((weights, 3e6), ({"a": torch.zeros(2)}, 1e6)):
+        for factor, is_refused in ((1.0, False), (1.01, True)):
+            model = start | {"a": torch.tensor([0.0, -largest * factor])}
+            content = pack(report(), to_arrays(model))
+            with pytest.raises(MessageError, match="at most 1,000,000 times") if is_refused else nullcontext():
+                assert equal(unpack_report(content, "north", 2, start, [])[1], model)

@@ -89,7 +89,7 @@ def test_methods_scaffold_over_the_apps_is_scaffold_by_hand(texts, tmp_path):
         weights = {name: param.detach().clone() for name, param in params.items()}
     # Sums of gradients in single precision, of some hundreds, in another order.
     close(run.weights(), weights, atol=1e-5)
-    assert result["status"] == "finished"
+    assert result["ended"] == "finished"
     without = fed_avg(texts, with_algorithm({}), 3, steps=3)
     assert any(float((value - without[name]).abs().max()) > 1e-3 for name, value in run.weights().items())
 
@@ -100,11 +100,11 @@ def test_methods_scaffold_knows_clients_by_name(texts, tmp_path):
 
     def spoil(kind, name, reply):
         if is_now(kind, name):
-            clients.append(json.loads(reply.content["aux-values"]["values"])["scaffold"]["clients"])
+            clients.append(json.loads(reply.content["head"]["aux"])["scaffold"]["clients"])
             run.grid.start("south")
             run.grid.forget("south")
         elif kind == "train" and name == "south":
-            clients.append(json.loads(reply.content["aux-values"]["values"])["scaffold"]["clients"])
+            clients.append(json.loads(reply.content["head"]["aux"])["scaffold"]["clients"])
         return reply
 
     clients, sums = [], []
@@ -140,7 +140,7 @@ def test_methods_go_on_without_auxiliary_variables_that_cannot_be_used(texts, tm
     run = Run(texts, tmp_path, with_algorithm(*SCAFFOLD), spoil=spoil)
     first, second = run.train()["rounds"][1:]
     assert list(first["clients"]) == ["north"] and "south" in first["failed"]
-    assert set(second["clients"]) == set(SIZES) and run.result["status"] == "finished"
+    assert set(second["clients"]) == set(SIZES) and run.result["ended"] == "finished"
 
 
 @pytest.mark.parametrize(("client", "server"), [(SCAFFOLD[0], None), ({}, SCAFFOLD[1])])
@@ -177,7 +177,7 @@ def test_methods_that_need_a_batch_are_refused_at_the_server(texts, tmp_path):
     run = Run(texts, tmp_path, with_algorithm({}, {"normalize": "words"}))
     with pytest.raises(ValueError, match=r"'algorithm\.normalize' in \[federated\]: expected null, found 'words'"):
         run.train()
-    assert run.result["status"] == "failed"
+    assert run.result["ended"] == "failed"
 
 
 def test_methods_scaffold_of_server_and_clients_agree_after_a_lost_report(texts, tmp_path):

@@ -1,5 +1,6 @@
 """Servers that are killed with -9, and runs that go on from their state: the same model, to the last bit."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -11,8 +12,6 @@ import torch
 from thinc_torchopt.core.errors import FederationError, StateError
 
 from . import needs_flwr  # noqa: F401  isort:skip
-
-from thinc_torchopt.addons.federated.results import read_result
 
 from .pipelines import small_config
 from .server_that_dies import MOMENTS
@@ -44,7 +43,7 @@ def same(one, other):
 def essence(result):
     """What does not depend on where a server was killed: scores, clients, the best model."""
     rows = [{key: row[key] for key in ("round", "clients", "failed", "score", "scores")} for row in result["rounds"]]
-    return rows, result["best"], result["status"], result["error"]
+    return rows, result["best"], result["ended"], result["error"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def unbroken(texts, tmp_path_factory):
 def check(run, unbroken):
     assert same(run.weights(), unbroken.weights()) and same(run.weights("model-best"), unbroken.weights("model-best"))
     assert essence(run.result) == essence(unbroken.result)
-    assert not list(run.output.glob(".unfinished*")) and not list(run.output.glob("earlier*"))
+    assert not list(run.output.glob(".unfinished*"))
 
 
 def test_resume_after_a_server_was_killed_again_and_again(texts, tmp_path, unbroken):
@@ -68,12 +67,10 @@ def test_resume_after_a_server_was_killed_again_and_again(texts, tmp_path, unbro
     for moment, in_round in kills:
         code, log = serve(run, texts, moment, in_round)
         assert code == -signal.SIGKILL, log
-        assert run.result["status"] == "killed"
-        assert ("The server stopped in round" in log) is (moment != "before the first reply")
+        assert run.result["ended"] is None
     code, log = serve(run, texts)
     assert code == 0 and "The run goes on after round 2" in log and "undoes" not in log, log
     check(run, unbroken)
-    assert [row["interrupted"] for row in run.result["rounds"]] == [0, 2, 2, 0]
 
 
 @pytest.mark.slow
@@ -90,8 +87,8 @@ def test_resume_at_each_moment(texts, tmp_path, unbroken, moment, in_round):
     check(run, unbroken)
 
 
-def test_resume_of_a_run_that_has_finished(texts, tmp_path, unbroken):
-    """With more rounds it goes on. Else a new run begins, and the results of this one are kept beside it."""
+def test_resume_of_a_run_that_has_finished(texts, tmp_path, unbroken, caplog):
+    """With more rounds it goes on. Else there is nothing to do, and nothing is lost."""
     shutil.copytree(unbroken.output.parent, tmp_path / "copy")
     run = Run(texts, tmp_path / "copy", config(rounds=4))
     earlier = run.weights()
@@ -100,10 +97,11 @@ def test_resume_of_a_run_that_has_finished(texts, tmp_path, unbroken):
     assert {name for _, name, _ in run.grid.log} == {"north", "south"}
     assert sum(kind == "train" for kind, _, _ in run.grid.log) == 2
     assert essence(run.result)[0][:3] == essence(unbroken.result)[0][:3]
+    before, weights = run.result, run.weights()
     run = Run(texts, tmp_path / "copy", config(rounds=2))
-    result = run.train()
-    assert len(result["rounds"]) == 3 and len(read_result(run.output / "earlier-1")["rounds"]) == 5
-    assert (run.output / "earlier-1" / "state").is_dir()
+    with caplog.at_level("WARNING", "flwr"):
+        assert run.train() == before and same(run.weights(), weights) and not run.grid.log
+    assert "All 4 rounds are done. To go on, raise 'rounds' in [federated]" in caplog.text
 
 
 def test_resume_of_a_run_that_failed(texts, tmp_path):
@@ -119,10 +117,10 @@ def test_resume_of_a_run_that_failed(texts, tmp_path):
     run = Run(texts, tmp_path, plain, spoil=spoil)
     with pytest.raises(FederationError, match="Can't accept round 2"):
         run.train()
-    assert run.result["status"] == "failed" and len(run.result["rounds"]) == 3
+    assert run.result["ended"] == "failed" and len(run.result["rounds"]) == 3
     is_back, is_away[0] = True, False
     result = run.train()
-    assert result["status"] == "finished" and result["error"] is None
+    assert result["ended"] == "finished" and result["error"] is None
     (tmp_path / "plain").mkdir()
     other = Run(texts, tmp_path / "plain", plain)
     other.train()
@@ -137,11 +135,11 @@ def test_resume_only_if_that_is_wanted(texts, tmp_path, unbroken):
     again = config(rounds=4)
     again["federated"]["resume"] = "never"
     run = Run(texts, tmp_path / "copy", again)
-    assert len(run.train()["rounds"]) == 5 and (run.output / "earlier-1").is_dir()
+    assert len(run.train()["rounds"]) == 5 and run.result["run"] != unbroken.result["run"]
     assert sum(kind == "train" for kind, _, _ in run.grid.log) == 8
 
 
-@pytest.mark.parametrize("what", ["shapes", "methods", "averages"])
+@pytest.mark.parametrize("what", ["shapes", "methods", "algorithms"])
 def test_resume_of_another_training_is_refused(texts, tmp_path, unbroken, what):
     """And nothing of it is lost."""
     shutil.copytree(unbroken.output.parent, tmp_path / "copy")
@@ -153,13 +151,12 @@ def test_resume_of_another_training_is_refused(texts, tmp_path, unbroken, what):
         del other["federated"]["algorithm"], other["training"]["optimizer"]["algorithm"]["modules"]["scaffold"]
         message = r"found auxiliary variables: scaffold in the saved run, none now"
     else:
-        other["federated"]["average"] = {"@misc": "thinc-torchopt.FlowerStrategy.v1", "strategy": "MultiKrum"}
-        other["federated"] |= {"clients": 3, "min_clients": 3}
-        message = r"expected the average by FedAvg in .*, as before, found MultiKrum"
+        other["federated"]["algorithm"] = {"@torch_optimizers": "torch.AdamW.v1"}
+        message = r"found auxiliary variables: scaffold in the saved run, none now"
     run = Run(texts, tmp_path / "copy", other)
     with pytest.raises(StateError, match=message):
         run.train()
-    assert run.result["status"] == "failed" and len(run.result["rounds"]) == 4
+    assert run.result["ended"] == "failed" and len(run.result["rounds"]) == 4
     assert same(run.weights(), unbroken.weights())
 
 
@@ -171,3 +168,38 @@ def test_resume_from_a_damaged_state_is_refused(texts, tmp_path, unbroken):
     with pytest.raises(StateError, match=r"Can't read '.*tensors.safetensors': expected .* with checksum"):
         run.train()
     assert len(run.result["rounds"]) == 4 and same(run.weights(), unbroken.weights())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("3", "expected a dict, found 3"),
+        (
+            '{"run": "a", "ended": 1, "error": null, "best": null, "refused": {}, "rounds": []}',
+            "'ended' to be 'finished'",
+        ),
+        (
+            '{"run": "a", "ended": null, "error": null, "best": null, "refused": {}, "rounds": [3]}',
+            "'rounds/0' to be a",
+        ),
+    ],
+)
+def test_resume_from_damaged_results_is_refused(texts, tmp_path, unbroken, text, message):
+    shutil.copytree(unbroken.output, tmp_path / "out")
+    run = Run(texts, tmp_path, config(rounds=5))
+    (run.output / "result.json").write_text(text)
+    with pytest.raises(StateError, match=message):
+        run.train()
+    assert (run.output / "result.json").read_text() == text and same(run.weights(), unbroken.weights())
+
+
+def test_resume_not_from_the_state_of_a_run_before(texts, tmp_path, unbroken, caplog):
+    """A run that was to start from scratch was stopped before its first state: it begins again."""
+    shutil.copytree(unbroken.output, tmp_path / "out")
+    run = Run(texts, tmp_path, config())
+    (run.output / "result.json").write_text(json.dumps(unbroken.result | {"run": "another"}))
+    with caplog.at_level("WARNING", "flwr"):
+        run.train()
+    assert "is not that of the run in" in caplog.text and run.result["run"] not in ("another", unbroken.result["run"])
+    assert sum(kind == "train" for kind, _, _ in run.grid.log) == 6

@@ -23,12 +23,13 @@ from ...core.schema import Count, check_version, read, write
 from ...core.state import clear_leftovers, read_folder, write_folder
 from .agreement import differences
 from .flower import ClientApp, Context, Message
-from .messages import Introduction, Report, answer, read_question, read_task, report_records
+from .messages import Introduction, Question, Report, Task, from_arrays, pack, to_arrays, unpack, unpack_aux
 from .pipeline import FederatedPipeline, read_config
 
 LOG = logging.getLogger("flwr.thinc-torchopt")
 
 _SETTINGS = Section("--node-config")
+_TASK = "the server's task"
 _VERSION = 1
 _ROUND = "round-"
 
@@ -39,29 +40,40 @@ app = ClientApp()
 def introduce(message: Message, context: Context) -> Message:
     """Reply with the client's name, and its differences from the server."""
     name, pipeline, _ = open_pipeline(context.node_config)
-    found = differences(read_question(message.content), pipeline.describe())
+    question = unpack(Question, message.content, "the server's question")
+    found = differences(question.agreement, pipeline.describe())
     for line in found:
         LOG.error("Client '%s' can't take part: %s", name, line)
-    counts = (0, 0) if found else pipeline.count_examples()
-    return Message(answer(Introduction(name, found, *counts)), reply_to=message)
+    return Message(pack(Introduction(name, found)), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Evaluate the global model, and train it for a round."""
     name, pipeline, folder = open_pipeline(context.node_config)
-    task = read_task(message.content, pipeline.weights.collect())
+    task, own = unpack(Task, message.content, _TASK), pipeline.weights.collect()
+    weights, aux_vars = from_arrays(message.content, own), unpack_aux(message.content, own)
     if found := differences(task.agreement, pipeline.describe()):
         raise MessageError(
             f"Can't train at client '{name}': expected the same pipeline as before round one, found {'; '.join(found)}."
         )
     state = find_state(folder, task.run, task.taken, name)
-    score, scores, dev_examples = pipeline.evaluate(task.weights)
+    score, scores, dev_examples = pipeline.evaluate(weights)
     LOG.info("Client '%s' begins round %s: the global model has a score of %.4f (0 to 1)", name, task.plan.round, score)
-    outcome = pipeline.train(task.weights, task.plan, score=score, aux_vars=task.aux_vars, state=state, name=name)
-    reported = {what: value for what, value in vars(outcome).items() if what != "state"}
-    report = Report(name, task.plan.round, score, scores, dev_examples, **reported)
-    reply = Message(report_records(report), reply_to=message)
+    outcome = pipeline.train(weights, task.plan, score=score, aux_vars=aux_vars, state=state, name=name)
+    report = Report(
+        name,
+        task.plan.round,
+        score,
+        scores,
+        dev_examples,
+        outcome.examples,
+        outcome.steps,
+        outcome.words,
+        outcome.skipped,
+        outcome.losses,
+    )
+    reply = Message(pack(report, to_arrays(outcome.weights), outcome.aux_vars), reply_to=message)
     keep_state(folder, task.run, task.taken, task.plan.round, outcome.state)
     return reply
 
@@ -70,8 +82,9 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the global model."""
     name, pipeline, _ = open_pipeline(context.node_config)
-    task = read_task(message.content, pipeline.weights.collect())
-    return Message(report_records(Report(name, task.plan.round, *pipeline.evaluate(task.weights))), reply_to=message)
+    task = unpack(Task, message.content, _TASK)
+    scores = pipeline.evaluate(from_arrays(message.content, pipeline.weights.collect()))
+    return Message(pack(Report(name, task.plan.round, *scores)), reply_to=message)
 
 
 # ---------------------------------------------------------------------- settings

@@ -26,6 +26,7 @@ from ...core.checks import Section
 from ...core.errors import ConfigError, ConfigWarning, PipelineError
 from ...core.host import link_components
 from ...core.optimizer import TorchOptimizer
+from ...core.schema import Count
 from ...loop.run import train_while_improving
 from ..modular import Modular
 from .agreement import describe
@@ -42,9 +43,9 @@ class RoundPlan:
     round (int): Counted from 1. steps, epochs (int): As `local_steps` and `local_epochs`; one of them is 0.
     """
 
-    round: int
-    steps: int
-    epochs: int
+    round: Count
+    steps: Count
+    epochs: Count
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,15 @@ class FederatedPipeline:
         frozen_until = self.optimizer.frozen_until
         never_trained = {key for key, step in frozen_until.items() if math.isinf(step)}
         self.weights = Weights(self.nlp, self.frozen, never_trained)
-        self._first_thaw = min(frozen_until.values(), default=math.inf)
-        if any(aux_names(one) for one in self._modular):
-            self.refuse_unfreeze_at("modules that exchange auxiliary variables, which are of all params")
+        first_thaw = min(frozen_until.values(), default=math.inf)
+        if any(aux_names(one) for one in self._modular) and not math.isinf(first_thaw):
+            _PARAM_GROUPS.refuse(
+                "unfreeze_at",
+                "none beside modules that exchange auxiliary variables, which are of all params",
+                int(first_thaw),
+                "Remove it, or set freeze = true in its place.",
+            )
         _check_labels(self.nlp, self.frozen)
-
-    def refuse_unfreeze_at(self, beside: str) -> None:
-        """RAISES (ConfigError): Params are not trained from the first step on. beside (str): What needs that."""
-        if not math.isinf(self._first_thaw):
-            advice = "Remove it, or set freeze = true in its place."
-            _PARAM_GROUPS.refuse("unfreeze_at", f"none beside {beside}", int(self._first_thaw), advice)
 
     def describe(self, exchanged: Iterable[str] | None = None) -> dict[str, Any]:
         """Describe the pipeline for comparison: see agreement.py.
@@ -120,12 +120,6 @@ class FederatedPipeline:
         """
         own = [name for one in self._modular for name in aux_names(one)]
         return describe(self.nlp, self.weights, sorted(own if exchanged is None else exchanged))
-
-    def count_examples(self) -> tuple[int, int]:
-        """RETURNS (tuple): Number of training examples and of dev examples. 0 training examples: they are streamed."""
-        T = self._training
-        train, dev = resolve_dot_names(self.config, [T["train_corpus"], T["dev_corpus"]])
-        return 0 if T["max_epochs"] < 0 else sum(1 for _ in train(self.nlp)), sum(1 for _ in dev(self.nlp))
 
     def evaluate(self, weights: Mapping[str, Any]) -> tuple[float, dict[str, float], int]:
         """Evaluate weights on the dev corpus.
@@ -310,8 +304,7 @@ _NOT_IN_ROUNDS = {
     "checkpoint": "Flower keeps the state of clients. Remove the block.",
     "controller": "Its rules would start again in each round. Remove the block.",
     "budget": "Each round would be a run with this budget. Remove the block.",
-    "privacy": "It would count the epsilon of one round, not of all. Remove it: [federated.privacy] of the server "
-    "protects clients.",
+    "privacy": "It would count the epsilon of one round, not of all. Remove the block.",
 }
 
 

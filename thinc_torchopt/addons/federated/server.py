@@ -35,11 +35,11 @@ def train(grid: Grid, run_config: Mapping[str, Any]) -> None:
         if not isinstance(run_config.get(key), str) or not run_config[key]:
             example = f"For example: flwr run . --run-config \"{key}='/home/me/...'\""
             _SETTINGS.refuse(key, "an absolute path", run_config.get(key), example)
-    results = Results(Path(str(run_config["output"])))
+    config = read_config(str(run_config["config"]), {key: value for key, value in run_config.items() if "." in key})
+    settings = federated_settings(config.interpolate())
+    results = Results(Path(str(run_config["output"])), settings.resume)
     try:
-        config = read_config(str(run_config["config"]), {key: value for key, value in run_config.items() if "." in key})
-        pipeline = FederatedPipeline(config)
-        Rounds(pipeline, federated_settings(pipeline.config), results).run(grid)
+        Rounds(FederatedPipeline(config), settings, results).run(grid)
     except BaseException as error:
         results.fail(error)
         raise

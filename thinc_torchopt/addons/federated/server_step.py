@@ -1,13 +1,13 @@
-"""The server's step after a round, by the algorithm in [federated.algorithm].
+"""The server's step after a round: the mean of the clients' models, and the algorithm in [federated.algorithm].
 
-Its gradient is the global model minus the average of the clients' models. So any [training.optimizer.algorithm] works
-here too, with patterns over names, and with learning rates that are schedules over rounds.
+Its gradient is the global model minus that mean. So any [training.optimizer.algorithm] works here too, with patterns
+over names, and with learning rates that are schedules over rounds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,26 @@ from ..modular import AuxVar, Modular
 from .pipeline import FederatedPipeline, aux_names, check_evaluates_what_it_trains
 from .settings import SECTION, Federated
 from .weights import Tensors
+
+
+def weighted_mean(weights: Mapping[str, torch.Tensor], models: Sequence[Tensors], counts: Sequence[int]) -> Tensors:
+    """The mean of models. Weights that no client has moved stay as they are, to the last digit.
+
+    weights (Mapping): The global model of which they are made. counts (Sequence[int]): How much each counts.
+    """
+    mean, shares = {}, [count / sum(counts) for count in counts]
+    for name, before in weights.items():
+        found = [model[name] for model in models]
+        if all(torch.equal(one, before) for one in found):
+            mean[name] = before
+            continue
+        # Means of half precision need more digits.
+        wide = torch.promote_types(before.dtype, torch.float32)
+        total = found[0].to(wide) * shares[0]
+        for one, share in zip(found[1:], shares[1:]):
+            total += one.to(wide) * share
+        mean[name] = total.to(before.dtype)
+    return mean
 
 
 class ServerStep:
@@ -70,7 +90,7 @@ class ServerStep:
     def apply(self, weights: Mapping[str, torch.Tensor], average: Mapping[str, torch.Tensor]) -> Tensors:
         """Compute the new global model. A param whose average is its old value stays: no client has trained it.
 
-        weights (Mapping): The global model. average (Mapping): The average of the clients' models.
+        weights (Mapping): The global model. average (Mapping): Of the clients' models: see `weighted_mean`.
         RAISES (FederationError): The new model has values that are not finite.
         """
         new = dict(average)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_args
 
-from ...core.checks import Section
 from ...core.compat import check_opacus, import_opacus_accountants
 from ...core.errors import ConfigError
 from ...core.schema import Count
@@ -54,12 +53,12 @@ class Account:
         """The epsilon so far by each of Opacus' accountants. Infinite without noise."""
         return {kind: epsilon_of(self.history, self.delta, kind) for kind in get_args(Accountant)}
 
-    def in_words(self, epsilons: dict[Accountant, float], *, unit: str = "update") -> str:
+    def in_words(self, epsilons: dict[Accountant, float]) -> str:
         """For the user. epsilons (dict): From `epsilons`, which takes time."""
         [other] = (kind for kind in epsilons if kind != self.accountant)
         return (
             f"epsilon {epsilons[self.accountant]:.3f} ({self.accountant.upper()}; by {other.upper()} "
-            f"{epsilons[other]:.3f}) at delta {self.delta:g} after {self.steps:,} {unit}{'s' * (self.steps != 1)}."
+            f"{epsilons[other]:.3f}) at delta {self.delta:g} after {self.steps:,} update{'s' * (self.steps != 1)}."
         )
 
     def numbers(self, epsilons: dict[Accountant, float]) -> dict[str, Any]:
@@ -205,20 +204,19 @@ def plan_privacy(
     size: int,
     count_steps: Callable[[], int],
     account: Account,
-    section: Section = PRIVACY,
 ) -> PrivacyPlan:
     """Find the noise, and the number of updates that the target allows.
 
     settings (Privacy): From the config; with a noise multiplier if a run goes on.
-    population (int): The number of examples, or of clients. size (int): How many of them are in an update on average.
+    population (int): The number of examples. size (int): How many of them are in an update on average.
     count_steps (Callable): The number of updates of the whole training. Called only if the noise depends on it.
-    account (Account): What was used so far. section (Section): Of the settings.
+    account (Account): What was used so far.
     RAISES (ConfigError): The settings don't fit the data. (MissingPackageError): Opacus is not installed.
     """
     if settings.delta >= 1.0 / population:
-        section.refuse(
+        PRIVACY.refuse(
             "delta",
-            f"a number far below 1 divided by the number of those that are protected, 1 / {population:,}",
+            f"a number far below 1 divided by the number of examples, 1 / {population:,}",
             settings.delta,
             "With such a delta, even publishing one of them at random would count as private.",
         )
@@ -232,7 +230,7 @@ def plan_privacy(
     if target is not None:
         more = most_steps(account.history, target, settings.delta, noise, rate, settings.accountant, guess=guess)
         if not more and not account.steps:
-            section.refuse(
+            PRIVACY.refuse(
                 "target_epsilon",
                 f"one that allows an update with a noise_multiplier of {noise:g}",
                 target,

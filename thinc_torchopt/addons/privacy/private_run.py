@@ -35,7 +35,7 @@ from ...loop.run import Run
 from .accounting import Account, PrivacyPlan, plan_privacy
 from .book import Book, check_layers
 from .noise import Noise
-from .settings import BLOCK, PoissonBatcher, Privacy
+from .settings import BLOCK, PRIVACY, PoissonBatcher, Privacy
 
 _WHAT = """Private training: epsilon and delta hold for one example of the training corpus: a doc, or a sentence where \
 the corpus is read sentence by sentence. A person with several is protected less.
@@ -228,7 +228,7 @@ def _check_all(
 ) -> PoissonBatcher:
     _check_settings(optimizer)
     if "budget" in optimizer.attachments and settings.target_epsilon is not None and settings.noise_multiplier:
-        settings.section.refuse(
+        PRIVACY.refuse(
             "target_epsilon",
             "none beside [training.optimizer.budget] and a noise_multiplier",
             settings.target_epsilon,
@@ -243,7 +243,7 @@ def _plan(
     settings: Privacy, batches: Batches, batcher: PoissonBatcher, max_steps: int, account: Account
 ) -> PrivacyPlan:
     if settings.noise_multiplier is None and not max_steps and not batches.max_epochs:
-        settings.section.refuse(
+        PRIVACY.refuse(
             "noise_multiplier",
             "a number, or a training with an end: the noise for target_epsilon depends on the number of updates",
             None,

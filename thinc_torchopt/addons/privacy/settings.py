@@ -36,7 +36,6 @@ class Privacy(Attachment):
     RAISES (ConfigError): An argument is out of its range, or both `noise_multiplier` and `target_epsilon` are missing.
     """
 
-    section: ClassVar[Section] = PRIVACY
     made_by: ClassVar[str] = (
         'a block with @misc = "thinc-torchopt.Privacy.v1", or in Python the result of thinc_torchopt.privacy.Privacy()'
     )
@@ -55,20 +54,19 @@ class Privacy(Attachment):
     has_noise: bool = field(default=False, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        section = self.section
         if self.noise_multiplier is None and self.target_epsilon is None:
-            section.refuse("noise_multiplier", "a number here or for 'target_epsilon'", None)
+            PRIVACY.refuse("noise_multiplier", "a number here or for 'target_epsilon'", None)
         if self.noise_multiplier is not None:
-            self.noise_multiplier = section.number("noise_multiplier", self.noise_multiplier)
+            self.noise_multiplier = PRIVACY.number("noise_multiplier", self.noise_multiplier)
             if self.noise_multiplier == 0.0 and self.target_epsilon is not None:
-                section.refuse("noise_multiplier", "a number above 0, as there is a target_epsilon", 0.0)
+                PRIVACY.refuse("noise_multiplier", "a number above 0, as there is a target_epsilon", 0.0)
         if self.target_epsilon is not None:
-            self.target_epsilon = section.number("target_epsilon", self.target_epsilon, above=0.0)
-        self.clip = section.number("clip", self.clip, above=0.0)
-        self.delta = section.number("delta", self.delta, above=0.0, below=1.0)
-        section.choice("accountant", self.accountant, get_args(Accountant))
+            self.target_epsilon = PRIVACY.number("target_epsilon", self.target_epsilon, above=0.0)
+        self.clip = PRIVACY.number("clip", self.clip, above=0.0)
+        self.delta = PRIVACY.number("delta", self.delta, above=0.0, below=1.0)
+        PRIVACY.choice("accountant", self.accountant, get_args(Accountant))
         if self.seed is not None:
-            self.seed = section.whole("seed", self.seed)
+            self.seed = PRIVACY.whole("seed", self.seed)
 
     def check_update(self, optimizer: Any) -> None:
         if not self.has_noise:
