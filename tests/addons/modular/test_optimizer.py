@@ -15,8 +15,7 @@ from thinc_torchopt.addons.modular.clipping import GaussianNoise, secure_normal
 from thinc_torchopt.addons.modular.module import Module
 from thinc_torchopt.addons.modular.moments import Adam, Momentum
 from thinc_torchopt.addons.modular.optimizer import Modular
-from thinc_torchopt.addons.modular.regularizers import REGULARIZERS
-from thinc_torchopt.addons.modular.specs import MODULES
+from thinc_torchopt.addons.modular.specs import MODULES, REGULARIZERS
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError, StateError
 from thinc_torchopt.modular import list_optim_modules, list_optim_regularizers
@@ -773,7 +772,10 @@ def test_optimizer_labels_tell_modules_apart():
     del config["lr"]
     with pytest.raises(KeyError, match=r"missing: lr; unknown: bogus"):
         Modular.from_config(params().items(), config)
-    for spec, message in ((("adam", {"beta": 0.9}), "found beta"), (("torch-optim", {}), "optim_cls")):
+    for spec, message in (
+        (("adam", {"beta": 0.9}), "argument 'beta'. Settings: beta_1"),
+        (("torch-optim", {}), "optim_cls"),
+    ):
         for error in (KeyError, TypeError, ValueError):
             with pytest.raises(error, match=message):
                 Modular.from_config(params().items(), {**named.get_config(), "modules": [spec]})

@@ -160,7 +160,8 @@ class AdaGrad(Module):
     def run(self, block: Block) -> None:
         values = block.read()
         square = block.state["sum"].addcmul_(values, values)
-        block.put(values / root(square, block.options["eps"]))
+        divisor = torch.sqrt(square).add_(block.options["eps"])
+        block.put(torch.div(values, divisor, out=divisor))
 
 
 class RMSProp(Module):
@@ -193,7 +194,8 @@ class RMSProp(Module):
     def run(self, block: Block) -> None:
         values = block.read()
         square = average_of_squares(block.state["square_avg"], values, block.options["beta"])
-        block.put(values / root(square, block.options["eps"]))
+        divisor = torch.sqrt(square).add_(block.options["eps"])
+        block.put(torch.div(values, divisor, out=divisor))
 
 
 class Adam(Module):
@@ -241,11 +243,13 @@ class Adam(Module):
     def run(self, block: Block) -> None:
         options, step = block.options, block.step
         mean, square = self.move(block)
-        square = square / (1.0 - options["beta_2"] ** step)
+        # The bias corrections are numbers, which need no tensors of their own.
+        first, second = 1.0 - options["beta_1"] ** step, 1.0 - options["beta_2"] ** step
         if options["amsgrad"]:
             largest = block.state["max_exp_avg_sq"]
-            square = torch.maximum(largest, square, out=largest)
-        block.put(mean / root(square, options["eps"]).mul_(1.0 - options["beta_1"] ** step))
+            square, second = torch.maximum(largest, square / second, out=largest), 1.0
+        divisor = torch.sqrt(square).add_(options["eps"] * second**0.5).mul_(first / second**0.5)
+        block.put(torch.div(mean, divisor, out=divisor))
 
     def run_last(self, block: Block, rate: float, decay: float) -> None:
         options, weights, step = block.options, block.weights, block.step
@@ -358,8 +362,3 @@ def yogi_step(mean: Tensor, values: Tensor, beta: float) -> Tensor:
     SOURCE: Zaheer et al. 2018, Adaptive Methods for Nonconvex Optimization, NeurIPS.
     """
     return mean.addcmul_(torch.sub(mean, values).sign_(), values, value=beta - 1.0)
-
-
-def root(square: Tensor, eps: float) -> Tensor:
-    """`sqrt(square) + eps`"""
-    return torch.sqrt(square).add_(eps)

@@ -87,6 +87,3 @@ class FedProx(L2SP):
 
     def start_round(self, state: MutableMapping[str, Any]) -> None:
         state["new_round"] = True
-
-
-REGULARIZERS: dict[str, type[Regularizer]] = {cls.name: cls for cls in (FedProx, L2SP, Lasso, Ridge)}
