@@ -409,7 +409,7 @@ class WithMomentum(Machine):
 
 
 class WithModular(Machine):
-    """The decay goes through a product and a quotient there, and the blocks of a part have other last cells."""
+    """The decay goes through a product and a quotient there."""
 
     algorithm = staticmethod(
         lambda weight_decay: create(weight_decay=weight_decay, modules={"adam": ModularAdam(beta_2=0.999, eps=1e-8)})

@@ -18,9 +18,8 @@ from declearn.utils.serialize import add_serialization_support
 
 from thinc_torchopt.addons.modular.module import Module, Regularizer
 from thinc_torchopt.addons.modular.optimizer import Modular
-from thinc_torchopt.addons.modular.regularizers import REGULARIZERS
 from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
-from thinc_torchopt.addons.modular.specs import MODULES, build_part
+from thinc_torchopt.addons.modular.specs import MODULES, REGULARIZERS, build_part
 
 _ADAM = {"exp_avg": "momentum/state", "exp_avg_sq": "velocity/state", "max_exp_avg_sq": "vmax", "step": "steps"}
 # Our names of a module's state, and declearn's. "step" is a number for all params.

@@ -10,14 +10,12 @@ import pytest
 import torch
 from thinc.api import Linear, warmup_linear
 
-from thinc_torchopt.addons.modular import blocks
 from thinc_torchopt.addons.modular.blocks import Block
-from thinc_torchopt.addons.modular.clipping import GaussianNoise, L2GlobalClipping, secure_normal
+from thinc_torchopt.addons.modular.clipping import GaussianNoise, secure_normal
 from thinc_torchopt.addons.modular.module import Module
 from thinc_torchopt.addons.modular.moments import Adam, Momentum
 from thinc_torchopt.addons.modular.optimizer import Modular
-from thinc_torchopt.addons.modular.regularizers import REGULARIZERS
-from thinc_torchopt.addons.modular.specs import MODULES
+from thinc_torchopt.addons.modular.specs import MODULES, REGULARIZERS
 from thinc_torchopt.core.compat import has_pytorch_optimizer
 from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, ConfigWarning, ParamError, StateError
 from thinc_torchopt.modular import list_optim_modules, list_optim_regularizers
@@ -96,9 +94,8 @@ def test_optimizer_equals_torch(name):
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adam plain", "rmsprop"])
-@pytest.mark.parametrize("size", [3, 7])
-def test_optimizer_is_the_same_in_blocks_of_any_size(name, size, monkeypatch):
-    """Small blocks, whose last one is shorter; and params that are views into larger memory, or transposed."""
+def test_optimizer_is_the_same_in_any_memory_order(name):
+    """Params that are views into larger memory, or transposed."""
 
     def strange(seed=0):
         plain = params(seed)
@@ -112,10 +109,8 @@ def test_optimizer_is_the_same_in_blocks_of_any_size(name, size, monkeypatch):
         }
 
     expected = params()
-    TORCH[name][1](expected)
-    ours, optimizer = strange(), None
+    ours = strange()
     reference = TORCH[name][1](expected)
-    monkeypatch.setattr(blocks, "CPU_BLOCK", size)
     optimizer = TORCH[name][0](ours)
     assert not ours["matrix"].is_contiguous() and not ours["cube"].is_contiguous()
     for step in range(4):
@@ -777,7 +772,10 @@ def test_optimizer_labels_tell_modules_apart():
     del config["lr"]
     with pytest.raises(KeyError, match=r"missing: lr; unknown: bogus"):
         Modular.from_config(params().items(), config)
-    for spec, message in ((("adam", {"beta": 0.9}), "found beta"), (("torch-optim", {}), "optim_cls")):
+    for spec, message in (
+        (("adam", {"beta": 0.9}), "argument 'beta'. Settings: beta_1"),
+        (("torch-optim", {}), "optim_cls"),
+    ):
         for error in (KeyError, TypeError, ValueError):
             with pytest.raises(error, match=message):
                 Modular.from_config(params().items(), {**named.get_config(), "modules": [spec]})
@@ -847,26 +845,6 @@ def test_optimizer_copies_and_torch_state_dicts_go_on_exactly(modules):
     with pytest.raises(ValueError, match="shared"):
         from_dict.load_state_dict({**optimizer.state_dict(), "shared": {}})
     assert json.loads(json.dumps(optimizer.get_config())) == optimizer.get_config()
-
-
-def test_optimizer_has_no_temporary_as_large_as_the_model(monkeypatch):
-    """All memory that a step takes beside state: some blocks."""
-    monkeypatch.setattr(blocks, "CPU_BLOCK", 100)
-    taken = []
-    scratch = blocks.Scratch
-
-    class Watched(scratch):
-        def __init__(self):
-            super().__init__()
-            taken.append(self)
-
-    monkeypatch.setattr(blocks, "Scratch", Watched)
-    param = torch.nn.Parameter(torch.zeros(10_000))
-    optimizer = Modular([param], 0.1, 0.1, regularizers=["fedprox"], modules=[L2GlobalClipping(), "yogi", "lookahead"])
-    param.grad = torch.ones(10_000)
-    optimizer.step()
-    sizes = [buffer.numel() for own in taken for buffers in own._buffers.values() for buffer in buffers]
-    assert sizes and max(sizes) <= 100 and len(sizes) <= 5
 
 
 # ---------------------------------------------------------------------- nothing is ignored

@@ -110,17 +110,6 @@ def test_learn_rate_replaced_optimizers_keep_tensors_and_frozen_groups_of_their_
     assert torch.equal(new.param_groups[1]["params"][0], before)
 
 
-def test_learn_rate_replaced_optimizers_of_ours_still_take_what_is_loaded():
-    old, new = sgd(0.1), sgd(0.1)
-    controller = LearnRateController()
-    controller.register_optimizer("m", old, 0.1, watch_steps=False, keep_groups=True)
-    controller.replace_optimizer("m", new)
-    group = new.param_groups[0]
-    new.load_state_dict(new.state_dict())
-    assert new.param_groups[0] is group
-    old.load_state_dict(old.state_dict())
-
-
 @pytest.mark.parametrize("new", [None, "known", "more groups"])
 def test_learn_rate_refuses_what_can_not_replace_an_optimizer(new):
     old, other = sgd(0.1), sgd(0.3)

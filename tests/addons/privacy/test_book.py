@@ -21,9 +21,7 @@ from thinc.api import (
     Model,
     PyTorchWrapper,
     Relu,
-    Sigmoid,
     Softmax,
-    Swish,
     chain,
     clone,
     concatenate,
@@ -31,11 +29,9 @@ from thinc.api import (
     residual,
     with_array,
 )
-from torch.nn.functional import linear
 
 from thinc_torchopt.addons.privacy.book import Book, check_layers, clip_each_example
 from thinc_torchopt.core.errors import ConfigError, ParamError
-from thinc_torchopt.core.host import module_of
 
 from ...models import toy_examples, toy_pipeline
 
@@ -53,10 +49,6 @@ def grads_of(nlp):
             for param in node.param_names:
                 grad = node.get_grad(param) if node.has_grad(param) else numpy.zeros_like(node.get_param(param))
                 found[name, node.name, node.id, param] = grad.astype("d")
-            for shim in node.shims:
-                for param, tensor in module_of(shim).named_parameters():
-                    grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-                    found[name, node.name, node.id, param] = grad.double().numpy().copy()
     return found
 
 
@@ -66,8 +58,6 @@ def clear(nlp):
             for param in node.param_names:
                 if node.has_grad(param):
                     node.get_grad(param)[...] = 0.0
-            for shim in node.shims:
-                module_of(shim).zero_grad()
 
 
 def one_at_a_time(nlp, examples, clip, frozen=(), exclude=()):
@@ -141,11 +131,8 @@ LAYERS = {
     "linear": lambda: with_array(Linear(8, 8)),
     "maxout": lambda: with_array(Maxout(8, 8, nP=3)),
     "maxout, normalized": lambda: with_array(Maxout(8, 8, nP=2, normalize=True, dropout=0.0)),
-    "mish": lambda: with_array(Mish(8, 8)),
     "relu": lambda: with_array(Relu(8, 8)),
     "gelu": lambda: with_array(Gelu(8, 8)),
-    "swish": lambda: with_array(Swish(8, 8)),
-    "sigmoid": lambda: with_array(Sigmoid(8, 8)),
     "softmax": lambda: with_array(Softmax(8, 8)),
     "layernorm": lambda: with_array(LayerNorm(8)),
     "concatenate": lambda: with_array(chain(concatenate(Linear(4, 8), Linear(4, 8)), Linear(8, 8))),
@@ -155,12 +142,6 @@ LAYERS = {
     "a deep encoder": lambda: with_array(
         clone(residual(chain(expand_window(1), Maxout(8, 24, nP=2, normalize=True, dropout=0.0))), 3), pad=3
     ),
-    "torch": lambda: with_array(
-        PyTorchWrapper(
-            torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.GELU(), torch.nn.LayerNorm(9), torch.nn.Linear(9, 8))
-        )
-    ),
-    "torch, without a bias": lambda: with_array(PyTorchWrapper(torch.nn.Linear(8, 8, bias=False))),
 }
 
 
@@ -301,7 +282,7 @@ def test_book_an_example_that_is_not_finite_counts_for_nothing():
 
 
 def test_book_gradients_in_the_models_stay():
-    nlp = tagger_of(chain(embedding(), LAYERS["torch"]()))
+    nlp = tagger_of(chain(embedding(), LAYERS["a deep encoder"]()))
     examples = tagged(nlp, [4, 3, 6, 2])
     nlp.initialize(lambda: examples)
     clip_each_example(nlp, examples, 0.1)
@@ -311,12 +292,6 @@ def test_book_gradients_in_the_models_stay():
     clip_each_example(nlp, examples[1:], 0.1)
     for key, grad in grads_of(nlp).items():
         assert abs(grad - whole[key]).max() <= CLOSE * 0.1, key
-    assert all(
-        param.requires_grad
-        for node in nlp.get_pipe("tagger").model.walk()
-        for shim in node.shims
-        for param in module_of(shim).parameters()
-    )
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -330,32 +305,6 @@ def test_book_refuses_transition_based_components(factory):
     with pytest.raises(ParamError, match=rf"component '{factory}'.*missing features.*frozen_components"):
         clip_each_example(nlp, examples, 1.0)
     clip_each_example(nlp, examples, 1.0, exclude=[factory])
-
-
-class Functional(torch.nn.Module):
-    """Uses the weight of its layer, and not the layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = torch.nn.Linear(8, 8)
-
-    def forward(self, X):
-        return linear(X, self.inner.weight)
-
-
-def in_mixed_precision(layer):
-    layer.shims[0]._mixed_precision = True  # as thinc sets it where there is a GPU
-    return layer
-
-
-class Shared(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-        self.other.weight = self.one.weight
-
-    def forward(self, X):
-        return self.other(self.one(X))
 
 
 @pytest.mark.parametrize(
@@ -382,18 +331,15 @@ def test_book_check_finds_windows_that_are_too_wide(layer, pad, expected):
 @pytest.mark.parametrize(
     "layer, expected",
     [
-        (lambda: PyTorchWrapper(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))), "BatchNorm1d"),
-        (lambda: PyTorchWrapper(Shared()), "shares a param"),
-        (lambda: in_mixed_precision(PyTorchWrapper(torch.nn.Linear(8, 8))), "mixed precision"),
-        (lambda: PyTorchWrapper(Functional()), r"inner\.weight of layer 'pytorch'"),
+        (lambda: PyTorchWrapper(torch.nn.Linear(8, 8)), r"does not support layer 'pytorch'.*pytorchwrapper"),
+        (lambda: Mish(8, 8), r"does not support layer 'mish'"),
         (
             lambda: chain(expand_window(2), Linear(8, 40)),
             r"layer 'expand_window' mixes tokens.*at least 2 rows, found 1",
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
-def test_book_refuses_layers_that_mix_examples_or_hide_params(layer, expected):
+def test_book_refuses_layers_that_mix_examples_or_have_no_form(layer, expected):
     nlp = tagger_of(chain(embedding(), with_array(layer(), pad=1)))
     examples = tagged(nlp, [4, 3, 6])
     nlp.initialize(lambda: examples)

@@ -1,7 +1,7 @@
 import numpy
 import pytest
 import torch
-from thinc.api import Linear, PyTorchWrapper, chain, with_array
+from thinc.api import Linear, chain, with_array
 
 from thinc_torchopt.addons.privacy.accounting import epsilon_of, least_noise, most_steps
 from thinc_torchopt.addons.privacy.noise import Noise
@@ -12,7 +12,7 @@ from .test_book import embedding, grads_of, tagged, tagger_of
 
 
 def pipeline():
-    nlp = tagger_of(chain(embedding(), with_array(chain(Linear(8, 8), PyTorchWrapper(torch.nn.Linear(8, 8))))))
+    nlp = tagger_of(chain(embedding(), with_array(Linear(8, 8))))
     examples = tagged(nlp, [4, 3])
     nlp.initialize(lambda: examples)
     return nlp

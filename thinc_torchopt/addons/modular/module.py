@@ -45,9 +45,6 @@ class ModularPart:
     ranges: The range of each option.
     tensors: Names of its state tensors for each param: zero at first, of the param's shape.
     counts_steps: Whether it counts the steps of each param, as "step".
-    scope: The input of `run`. "block": some cells of a param, in one dimension. "tensor": a whole param. "all": as
-        "block", after `measure` has seen all params.
-    is_pure: Whether the same input gives the same output twice in a step.
     is_linear: Whether its output is linear in its input.
     clips: Whether it limits the size of gradients, for `spacy torchopt explain`.
     draws_alone: Whether it draws random numbers that other processes can't reproduce.
@@ -59,8 +56,6 @@ class ModularPart:
     ranges: ClassVar[Ranges] = {}
     tensors: ClassVar[tuple[str, ...]] = ()
     counts_steps: ClassVar[bool] = False
-    scope: ClassVar[Literal["block", "tensor", "all"]] = "block"
-    is_pure: ClassVar[bool] = False
     is_linear: ClassVar[bool] = False
     clips: ClassVar[bool] = False
     draws_alone: bool = False
@@ -190,6 +185,11 @@ class ModularPart:
 
     # ------------------------------------------------------------------ one step
 
+    @property
+    def measures(self) -> bool:
+        """Whether its class overrides `measure`."""
+        return type(self).measure is not ModularPart.measure
+
     def begin_step(self, shared: Mapping[str, Any]) -> Any:
         """Begin a step. RETURNS (Any): The `tool` of blocks."""
         return None
@@ -198,26 +198,25 @@ class ModularPart:
         """End a step."""
 
     def measure(self, block: Block) -> None:
-        """For the scope "all": look at the input before `run`, and store the findings in `block.tool`."""
-        raise NotImplementedError
+        """If it is overridden: look at the input of each param before any `run`, and store the findings in
+        `block.tool`.
+        """
 
     def after_measure(self, tool: Any) -> Any:
-        """For the scope "all": called after `measure` has seen all params. RETURNS (Any): The `tool` of blocks in
-        `run`.
-        """
-        raise NotImplementedError
+        """Called after `measure` has seen all params. RETURNS (Any): The `tool` of blocks in `run`."""
+        return tool
 
     def run(self, block: Block) -> None:
-        """Compute the output of a block from its input."""
+        """Compute the output for a param from its input."""
         raise NotImplementedError
 
-    def run_last(self, block: Block, rate: float, decay: float) -> bool:
-        """Do `run` and the update of the weights in one kernel.
+    def run_last(self, block: Block, rate: float, decay: float) -> None:
+        """Run, and update the weights. A class may do both in one kernel.
 
         rate, decay (float): As for `Block.update`.
-        RETURNS (bool): Whether it was done. If not, nothing has changed.
         """
-        return False
+        self.run(block)
+        block.update(rate, decay)
 
     def after_update(self, block: Block) -> None:
         """Change the weights after their update. Only for classes with `changes_weights`, whose `run` is not called."""
@@ -259,7 +258,6 @@ class Regularizer(ModularPart):
     """Adds a term that depends on the weights to the gradient: see `ModularPart`."""
 
     kind = "regularizer"
-    is_pure = True
 
 
 def matches(text: str, name: str) -> bool:

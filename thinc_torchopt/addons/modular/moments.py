@@ -44,9 +44,8 @@ class Momentum(Module):
         super().__init__({"beta": beta, "nesterov": nesterov}, {"round_reset": round_reset}, params=params, label=label)
 
     def run(self, block: Block) -> None:
-        values, factor = block.factored()
         velocity, beta = block.state["momentum_buffer"], block.options["beta"]
-        velocity.mul_(beta).add_(values, alpha=factor)
+        velocity.mul_(beta).add_(block.read())
         if block.options["nesterov"]:
             block.own().add_(velocity, alpha=beta)
         else:
@@ -80,8 +79,7 @@ class EWMA(Module):
         super().__init__({"beta": beta}, {"round_reset": round_reset}, params=params, label=label)
 
     def run(self, block: Block) -> None:
-        values, factor = block.factored()
-        block.put(average(block.state["exp_avg"], values, factor, block.options["beta"]))
+        block.put(block.state["exp_avg"].lerp_(block.read(), 1.0 - block.options["beta"]))
 
 
 class YogiMomentum(EWMA):
@@ -99,7 +97,7 @@ class YogiMomentum(EWMA):
     is_linear = False
 
     def run(self, block: Block) -> None:
-        block.put(yogi_step(block.state["exp_avg"], block.read(), block.options["beta"], block))
+        block.put(yogi_step(block.state["exp_avg"], block.read(), block.options["beta"]))
 
 
 class Lion(Module):
@@ -129,11 +127,9 @@ class Lion(Module):
         super().__init__(options, {"round_reset": round_reset}, params=params, label=label)
 
     def run(self, block: Block) -> None:
-        values, factor = block.factored()
-        mean, beta_1 = block.state["exp_avg"], block.options["beta_1"]
-        update = torch.mul(mean, beta_1, out=block.spare()).add_(values, alpha=(1.0 - beta_1) * factor).sign_()
-        average(mean, values, factor, block.options["beta_2"])
-        block.put(update)
+        values, mean = block.read(), block.state["exp_avg"]
+        block.put(torch.lerp(mean, values, 1.0 - block.options["beta_1"]).sign_())
+        mean.lerp_(values, 1.0 - block.options["beta_2"])
 
 
 class AdaGrad(Module):
@@ -162,9 +158,10 @@ class AdaGrad(Module):
         super().__init__({"eps": eps}, {"round_reset": round_reset}, params=params, label=label)
 
     def run(self, block: Block) -> None:
-        values, factor = block.factored()
-        square = add_square(block.state["sum"], values, factor, 1.0, 1.0)
-        block.put(values, divisor=root(square, block.options["eps"], block), factor=factor)
+        values = block.read()
+        square = block.state["sum"].addcmul_(values, values)
+        divisor = torch.sqrt(square).add_(block.options["eps"])
+        block.put(torch.div(values, divisor, out=divisor))
 
 
 class RMSProp(Module):
@@ -195,10 +192,10 @@ class RMSProp(Module):
         super().__init__({"beta": beta, "eps": eps}, {"round_reset": round_reset}, params=params, label=label)
 
     def run(self, block: Block) -> None:
-        values, factor = block.factored()
-        beta = block.options["beta"]
-        square = add_square(block.state["square_avg"], values, factor, beta, 1.0 - beta)
-        block.put(values, divisor=root(square, block.options["eps"], block), factor=factor)
+        values = block.read()
+        square = average_of_squares(block.state["square_avg"], values, block.options["beta"])
+        divisor = torch.sqrt(square).add_(block.options["eps"])
+        block.put(torch.div(values, divisor, out=divisor))
 
 
 class Adam(Module):
@@ -244,26 +241,30 @@ class Adam(Module):
             state["max_exp_avg_sq"] = torch.zeros_like(weights, dtype=opmath(weights.dtype))
 
     def run(self, block: Block) -> None:
-        options, state, step = block.options, block.state, block.step
+        options, step = block.options, block.step
         mean, square = self.move(block)
-        # The bias corrections are numbers, which need no pass over the tensors.
+        # The bias corrections are numbers, which need no tensors of their own.
         first, second = 1.0 - options["beta_1"] ** step, 1.0 - options["beta_2"] ** step
         if options["amsgrad"]:
-            corrected = torch.div(square, second, out=block.spare())
-            square, second = torch.maximum(state["max_exp_avg_sq"], corrected, out=state["max_exp_avg_sq"]), 1.0
-        divisor = root(square, options["eps"] * second**0.5, block)
-        block.put(mean, divisor=divisor, factor=second**0.5 / first)
+            largest = block.state["max_exp_avg_sq"]
+            square, second = torch.maximum(largest, square / second, out=largest), 1.0
+        divisor = torch.sqrt(square).add_(options["eps"] * second**0.5).mul_(first / second**0.5)
+        block.put(torch.div(mean, divisor, out=divisor))
 
-    def run_last(self, block: Block, rate: float, decay: float) -> bool:
-        options, mean, square = block.options, block.state["exp_avg"], block.state["exp_avg_sq"]
-        fits = all(kernels.ADAM.accepts(tensor) and tensor.is_contiguous() for tensor in (block.weights, mean, square))
+    def run_last(self, block: Block, rate: float, decay: float) -> None:
+        options, weights, step = block.options, block.weights, block.step
+        mean, square, values = block.state["exp_avg"], block.state["exp_avg_sq"], block.read()
+        fits = kernels.ADAM.accepts(weights) and mean.stride() == square.stride() == weights.stride()
         if type(self) is not Adam or options["amsgrad"] or not rate or not fits or not math.isfinite(decay / rate):
-            return False
+            super().run_last(block, rate, decay)
+            return
+        if values.stride() != weights.stride():
+            values = torch.empty_like(weights).copy_(values)
         kernels.adam_(
-            [block.weights],
-            [block.read().contiguous()],
+            [weights],
+            [values],
             [[mean], [square]],
-            [torch.full((), float(block.step), device=block.weights.device)],
+            [torch.full((), float(step), device=weights.device)],
             decoupled=True,
             lr=rate,
             beta1=options["beta_1"],
@@ -273,15 +274,13 @@ class Adam(Module):
             amsgrad=False,
             maximize=False,
         )
-        return True
 
     def move(self, block: Block) -> tuple[Tensor, Tensor]:
         """Update the two averages."""
-        values, factor = block.factored()
-        beta_1, beta_2 = block.options["beta_1"], block.options["beta_2"]
+        values, options = block.read(), block.options
         return (
-            average(block.state["exp_avg"], values, factor, beta_1),
-            add_square(block.state["exp_avg_sq"], values, factor, beta_2, 1.0 - beta_2),
+            block.state["exp_avg"].lerp_(values, 1.0 - options["beta_1"]),
+            average_of_squares(block.state["exp_avg_sq"], values, options["beta_2"]),
         )
 
 
@@ -304,15 +303,11 @@ class Yogi(Adam):
     name = "yogi"
 
     def move(self, block: Block) -> tuple[Tensor, Tensor]:
-        values = block.read()
-        square = torch.mul(values, values, out=block.spare())
+        values, options = block.read(), block.options
         return (
-            average(block.state["exp_avg"], values, 1.0, block.options["beta_1"]),
-            yogi_step(block.state["exp_avg_sq"], square, block.options["beta_2"], block),
+            block.state["exp_avg"].lerp_(values, 1.0 - options["beta_1"]),
+            yogi_step(block.state["exp_avg_sq"], values * values, options["beta_2"]),
         )
-
-
-# ---------------------------------------------------------------------- shared formulas
 
 
 class Lookahead(Module):
@@ -329,7 +324,6 @@ class Lookahead(Module):
     name = "lookahead"
     ranges: ClassVar[Ranges] = {"alpha": "part"}
     counts_steps = True
-    is_pure = True
     is_linear = True
     changes_weights = True
 
@@ -354,30 +348,17 @@ class Lookahead(Module):
             block.weights.copy_(slow)
 
 
-def average(mean: Tensor, values: Tensor, factor: float, beta: float) -> Tensor:
-    """Update an average in place, by `factor * values`."""
-    return (
-        mean.lerp_(values, 1.0 - beta) if factor == 1.0 else mean.mul_(beta).add_(values, alpha=(1.0 - beta) * factor)
-    )
+# ---------------------------------------------------------------------- shared formulas
 
 
-def add_square(mean: Tensor, values: Tensor, factor: float, beta: float, weight: float) -> Tensor:
-    """`mean = beta mean + weight (factor values)^2`, in place."""
-    if beta != 1.0:
-        mean.mul_(beta)
-    return mean.addcmul_(values, values, value=weight * factor * factor)
+def average_of_squares(mean: Tensor, values: Tensor, beta: float) -> Tensor:
+    """`beta mean + (1 - beta) values^2`, in place."""
+    return mean.mul_(beta).addcmul_(values, values, value=1.0 - beta)
 
 
-def yogi_step(mean: Tensor, values: Tensor, beta: float, block: Block) -> Tensor:
+def yogi_step(mean: Tensor, values: Tensor, beta: float) -> Tensor:
     """Yogi's step of a mean towards values, in place: by a part of the values, not of the distance.
 
     SOURCE: Zaheer et al. 2018, Adaptive Methods for Nonconvex Optimization, NeurIPS.
     """
-    sign = block.spare()
-    torch.sub(mean, values, out=sign).sign_()
-    return mean.addcmul_(sign, values, value=beta - 1.0)
-
-
-def root(square: Tensor, eps: float, block: Block) -> Tensor:
-    """`sqrt(square) + eps`"""
-    return torch.sqrt(square, out=block.spare()).add_(eps)
+    return mean.addcmul_(torch.sub(mean, values).sign_(), values, value=beta - 1.0)

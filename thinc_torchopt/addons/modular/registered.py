@@ -7,19 +7,18 @@ for beta_1 in [training.optimizer.algorithm.modules.adam]. `<block>_enabled = fa
 
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, TypeVar, get_args
+from typing import Any, Dict, List, Literal, Optional, TypeVar, get_args
 
 from torch import Tensor
 
 from ...core.algorithms import IN_ALGORITHM, Algorithm
 from ...core.checks import Section
-from ...core.errors import ConfigTypeError
 from ...core.registry import arguments_of, signed
 from ...core.types import FloatOrSchedule
 from . import clipping, moments, regularizers, scaffold, torch_optim
 from .module import ENABLED, ModularPart, Module, Regularizer, where_it_stands
 from .optimizer import Decay, Modular, Normalize
-from .specs import REGISTRIES, build_part, options_in_group, with_labels
+from .specs import REGISTRIES, build_parts, options_in_group, with_labels
 
 P = TypeVar("P", bound=ModularPart)
 LABEL = "thinc-torchopt.Modular.v1"
@@ -50,7 +49,7 @@ def create(
         [
             part
             for base, blocks in ((Regularizer, regularizers), (Module, modules))
-            for part in placed(base, section.section(f"{base.kind}s", blocks))
+            for part in build_parts(section.section(f"{base.kind}s", blocks), base, IN_ALGORITHM)
         ]
     )
     everywhere = [part.everywhere() for part in parts]
@@ -74,23 +73,6 @@ def create(
 
     limits = {f"{part.label}_{ENABLED}": part.params for part in parts if part.params is not None}
     return Algorithm(LABEL, build, options, limits=limits)
-
-
-def placed(base: type[P], blocks: Mapping[str, Any]) -> Sequence[ModularPart]:
-    """Parts with the labels and places of their blocks in the config."""
-    found = []
-    for label, spec in blocks.items():
-        where = f"[training.optimizer.algorithm.{base.kind}s.{label}]"
-        part = build_part(spec, base) if isinstance(spec, (str, tuple, list)) else spec
-        if not isinstance(part, base):
-            name = REGISTRIES[base]
-            raise ConfigTypeError(
-                f"Can't use {where} as a {base.kind}: expected a block with @{name}, found "
-                f"{f'the {part.kind} {part.name!r}' if isinstance(part, ModularPart) else repr(part)}. For example: "
-                f'@{name} = "thinc-torchopt.{"Adam" if base is Module else "Ridge"}.v1"'
-            )
-        found.append(part.named(label, where))
-    return found
 
 
 def offered(cls: type[P]) -> Callable[..., P]:

@@ -48,8 +48,7 @@ class Lasso(_Alpha):
     name = "lasso"
 
     def run(self, block: Block) -> None:
-        sign = torch.sign(block.weights, out=block.spare())
-        block.own().add_(sign, alpha=block.options["alpha"])
+        block.own().add_(torch.sign(block.weights), alpha=block.options["alpha"])
 
 
 class L2SP(_Alpha):
@@ -66,8 +65,7 @@ class L2SP(_Alpha):
         return {"reference": weights.detach().clone()}
 
     def run(self, block: Block) -> None:
-        distance = torch.sub(block.weights, block.state["reference"], out=block.spare())
-        block.own().add_(distance, alpha=block.options["alpha"])
+        block.own().add_(block.weights - block.state["reference"], alpha=block.options["alpha"])
 
 
 class FedProx(L2SP):
@@ -89,6 +87,3 @@ class FedProx(L2SP):
 
     def start_round(self, state: MutableMapping[str, Any]) -> None:
         state["new_round"] = True
-
-
-REGULARIZERS: dict[str, type[Regularizer]] = {cls.name: cls for cls in (FedProx, L2SP, Lasso, Ridge)}

@@ -180,7 +180,6 @@ class ScaffoldServer(Module):
     aux_name = "scaffold"
     has_aux = True
     tensors = ("correction_sum",)
-    is_pure = True
     is_linear = True
 
     def __init__(self, *, params: Optional[List[str]] = None, label: Optional[str] = None):

@@ -10,95 +10,76 @@ from typing import Any, TypeVar
 from ...core.errors import ConfigArgumentError, ConfigError, ConfigKeyError, ConfigTypeError
 from ...core.near_misses import did_you_mean
 from ...core.registry import registry
-from .clipping import AGC, Centralize, GaussianNoise, L2Clipping, L2GlobalClipping
+from . import clipping, moments, regularizers, scaffold, torch_optim  # noqa: F401, they define the classes
 from .module import ModularPart, Module, Regularizer
-from .moments import EWMA, AdaGrad, Adam, Lion, Lookahead, Momentum, RMSProp, Yogi, YogiMomentum
-from .regularizers import REGULARIZERS
-from .scaffold import ScaffoldClient, ScaffoldServer
-from .torch_optim import TorchOptim
 
 P = TypeVar("P", bound=ModularPart)
-MODULES: dict[str, type[Module]] = {
-    cls.name: cls
-    for cls in (
-        AdaGrad,
-        Adam,
-        AGC,
-        Centralize,
-        EWMA,
-        GaussianNoise,
-        L2Clipping,
-        L2GlobalClipping,
-        Lion,
-        Lookahead,
-        Momentum,
-        RMSProp,
-        ScaffoldClient,
-        ScaffoldServer,
-        TorchOptim,
-        Yogi,
-        YogiMomentum,
-    )
-}
 REGISTRIES = {Module: "gradient_modules", Regularizer: "regularizers"}
 
 
-def build_parts(specs: Any, base: type[P]) -> list[P]:
+def _named_classes(base: type[P]) -> Iterator[type[P]]:
+    """The classes of parts with a `name` in their body."""
+    for cls in base.__subclasses__():
+        if vars(cls).get("name"):
+            yield cls
+        yield from _named_classes(cls)
+
+
+# Ours. Classes of users are defined later.
+MODULES: dict[str, type[Module]] = {cls.name: cls for cls in _named_classes(Module)}
+REGULARIZERS: dict[str, type[Regularizer]] = {cls.name: cls for cls in _named_classes(Regularizer)}
+
+
+def build_parts(specs: Any, base: type[P], section: str = "") -> list[P]:
     """Build modules or regularizers.
 
     specs (Sequence | Mapping | None): Instances, names, or pairs of a name and its settings. The keys of a mapping are
         their labels. None: none.
     base (type): `Module` or `Regularizer`.
+    section (str): The section of a config that has theirs, as "[training.optimizer.algorithm]".
     RAISES (ConfigTypeError, ConfigKeyError, ConfigError): A specification is invalid.
     """
-    what = f"{base.kind}s"
     if specs is None:
         return []
     if isinstance(specs, Mapping):
-        return [build_part(spec, base).named(str(label)) for label, spec in specs.items()]  # type: ignore[misc]
+        found: list[Any] = []
+        for label, spec in specs.items():
+            where = f"{section[:-1]}.{base.kind}s.{label}]" if section else None
+            found.append(build_part(spec, base, where).named(str(label), where))
+        return found
     if isinstance(specs, (str, bytes)) or not isinstance(specs, Sequence):
         example = "adam" if base is Module else "ridge"
-        raise ConfigTypeError(f'Can\'t read the {what}: expected a list, as in ["{example}"], found {specs!r}.')
+        raise ConfigTypeError(f'Can\'t read the {base.kind}s: expected a list, as in ["{example}"], found {specs!r}.')
     return [build_part(spec, base) for spec in specs]
 
 
-def build_part(spec: Any, base: type[P]) -> P:
-    """Build a module or regularizer from one specification."""
+def build_part(spec: Any, base: type[P], where: str | None = None) -> P:
+    """Build a module or regularizer from one specification. where (str | None): Its block in a config."""
     if isinstance(spec, base):
         return spec
-    spec = (spec, {}) if isinstance(spec, str) else spec
+    given, spec = spec, (spec, {}) if isinstance(spec, str) else spec
     is_pair = isinstance(spec, (tuple, list)) and len(spec) == 2
     if not is_pair or not isinstance(spec[0], str) or not isinstance(spec[1], Mapping):
+        example = f'@{REGISTRIES[base]} = "thinc-torchopt.{"Adam" if base is Module else "Ridge"}.v1"'
+        expected = "an instance, a name, or a pair of a name and a dict of settings"
+        found = f"the {given.kind} {given.name!r}" if isinstance(given, ModularPart) else repr(given)
         raise ConfigTypeError(
-            f"Can't make a {base.kind}: expected an instance, a name, or a pair of a name and a dict of settings, "
-            f"found {spec!r}."
+            f"Can't make {where or f'a {base.kind}'}: expected {f'a block with {example}' if where else expected}, "
+            f"found {found}."
         )
     name, settings = spec
     cls = find_class(name, base)
-    check_arguments(f"the {base.kind} '{name}'", inspect.signature(cls).parameters, settings)
+    accepted = inspect.signature(cls)
+    try:
+        accepted.bind(**settings)
+    except TypeError as error:
+        raise ConfigArgumentError(
+            f"Can't make the {base.kind} '{name}': {error}. Settings: {', '.join(accepted.parameters) or 'none'}."
+        ) from error
     made = cls(**settings)
     if not isinstance(made, base):
         raise ConfigTypeError(f"Can't make the {base.kind} '{name}': expected a {base.kind}, found {made!r}.")
     return made
-
-
-def check_arguments(what: str, accepted: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]) -> None:
-    """RAISES (ConfigArgumentError): A setting is unknown, or missing."""
-    unknown = sorted(key for key in settings if key not in accepted)
-    if unknown and not any(param.kind is param.VAR_KEYWORD for param in accepted.values()):
-        raise ConfigArgumentError(
-            f"Can't make {what}: expected some of {', '.join(accepted) or 'no settings'}, found "
-            f"{', '.join(map(str, unknown))}.{did_you_mean(unknown[0], accepted)}"
-        )
-    missing = sorted(
-        key
-        for key, param in accepted.items()
-        if param.default is param.empty
-        and param.kind not in (param.VAR_KEYWORD, param.VAR_POSITIONAL)
-        and key not in settings
-    )
-    if missing:
-        raise ConfigArgumentError(f"Can't make {what}: {', '.join(missing)} must be given.")
 
 
 def find_class(name: str, base: type[P]) -> Any:
@@ -133,14 +114,7 @@ def _classes(base: type[P]) -> dict[str, type[P]]:
     was defined last.
     """
     ours: dict[str, Any] = dict(MODULES if base is Module else REGULARIZERS)
-    theirs = {cls.name: cls for cls in _subclasses(base) if vars(cls).get("name") and cls not in ours.values()}
-    return {**theirs, **ours}
-
-
-def _subclasses(base: type[P]) -> Iterator[type[P]]:
-    for cls in base.__subclasses__():
-        yield cls
-        yield from _subclasses(cls)
+    return {**{cls.name: cls for cls in _named_classes(base)}, **ours}
 
 
 def check_can_be_built_again(part: ModularPart) -> None:

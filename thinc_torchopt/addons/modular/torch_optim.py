@@ -31,7 +31,6 @@ class TorchOptim(Module):
     """
 
     name = "torch-optim"
-    scope = "tensor"
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class TorchOptim(Module):
         }
 
     def run(self, block: Block) -> None:
-        block.put(self.update(block.own(), block.whole))
+        block.put(self.update(block.read(), block.state))
 
     def update(self, values: Tensor, whole: MutableMapping[str, Any]) -> Tensor:
         """Let the optimizer make a step from zero. whole (MutableMapping): The state of the param."""

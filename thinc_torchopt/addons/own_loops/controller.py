@@ -211,7 +211,6 @@ class LearnRateController(RateWriter):
         moving: Collection[str] = (),
         param_names: Mapping[torch.Tensor, str] | None = None,
         watch_steps: bool = True,
-        keep_groups: bool = False,
         **settings: Any,
     ) -> list[str]:
         """Take control of an optimizer's rates. They do not change until the next `step`.
@@ -225,8 +224,6 @@ class LearnRateController(RateWriter):
         param_names (Mapping[Tensor, str]): Names of params, for messages and checksums.
         watch_steps (bool): Verify also before each step of the optimizer, by a hook, which also keeps frozen params
             from being updated. False: call `step` before each, and `frozen` only sets the rate to 0.
-        keep_groups (bool): You keep references to the dicts in `optimizer.param_groups`: they stay in use after
-            `optimizer.load_state_dict`, which makes new ones, and come back if other code removes them.
         settings (Any): Settings of a policy given by its name: see by_name.py.
         RETURNS (list[str]): The labels of the groups.
         RAISES (ConfigError): The name or the optimizer is known already, or the policy or a rate is invalid.
@@ -247,7 +244,7 @@ class LearnRateController(RateWriter):
         if not isinstance(policy, Mapping):
             for_all = policies[0] if policies else self._reader.read(policy, name, settings)
         rates = [check_rate(rate_of(group), f"{name}/{i}") for i, group in enumerate(optimizer.param_groups)]
-        added = OptimizerRecord(name, optimizer, moving, param_names, keep_groups=keep_groups)
+        added = OptimizerRecord(name, optimizer, moving, param_names)
         for group, of_group, rate in zip(optimizer.param_groups, policies, rates):
             added.groups.append(self._add_record(added, group, of_group, rate))
         if for_all is not None:
@@ -264,7 +261,6 @@ class LearnRateController(RateWriter):
         RAISES (ConfigError): No optimizer has that name.
         """
         removed = self._optimizer(name)
-        removed.release()
         if removed.name in self._step_hooks:
             self._step_hooks.pop(removed.name).remove()
         self._policies.pop(removed.name, None)
@@ -326,7 +322,7 @@ class LearnRateController(RateWriter):
         """Accept changes that the owner of an optimizer made to its groups, params and options. Rates are still
         verified.
 
-        A new group keeps its rate; for another policy, call `add_group` first.
+        A new group keeps its rate.
 
         RAISES (ConfigError): No optimizer has that name.
         """
@@ -342,40 +338,6 @@ class LearnRateController(RateWriter):
 
     # ------------------------------------------------------------------ groups
 
-    def add_group(
-        self,
-        name: str,
-        group: TorchGroup,
-        policy: PolicyLike,
-        *,
-        label: str | None = None,
-        param_names: Mapping[torch.Tensor, str] | None = None,
-    ) -> str:
-        """Add a group that its owner appended to `optimizer.param_groups`.
-
-        name (str): The optimizer's.
-        label (str): Default: made of the optimizer's name and the group's own "name" or number.
-        param_names (Mapping[Tensor, str]): From now on, for all groups of the optimizer.
-        RETURNS (str): The label.
-        RAISES (ConfigError): The group is not the optimizer's, or the group or the label is known already, or the
-            policy or the rate is invalid.
-        """
-        of = self._optimizer(name)
-        place = next((i for i, other in enumerate(of.optimizer.param_groups) if other is group), None)
-        if place is None or any(record.group is group for record in of.groups) or label in self._groups:
-            raise ConfigError(
-                f"Can't add a param group of optimizer '{name}': expected one in optimizer.param_groups that is new, "
-                f"and a new label, found {label!r} of {sorted(self._groups)}."
-            )
-        if param_names is not None:
-            of.param_names = param_names
-        label = of.new_label(group, self._groups) if label is None else label
-        base = check_rate(rate_of(group), label)
-        made = self._add_record(of, group, self._reader.read(policy, label), base, label=label)
-        of.groups.insert(place, made)
-        self._update_groups(of)
-        return made.label
-
     def _add_record(
         self,
         of: OptimizerRecord,
@@ -384,14 +346,12 @@ class LearnRateController(RateWriter):
         base: float,
         *,
         parent: GroupRecord | None = None,
-        label: str | None = None,
     ) -> GroupRecord:
         """Record a group. The caller sets its place in `of.groups`.
 
         policy, base, parent: As of `PolicyRate`.
         """
-        if label is None:
-            label = of.new_label(group, [*self._groups, *(record.label for record in of.groups)])
+        label = of.new_label(group, [*self._groups, *(record.label for record in of.groups)])
         return of.add(GroupRecord(label, PolicyRate(policy, base, self.step_count, label, parent), base), group)
 
     def add_params(

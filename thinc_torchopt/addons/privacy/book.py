@@ -9,7 +9,7 @@ with book.recording(nlp, len(examples)):     layers record what their gradients 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,14 @@ import numpy
 import torch
 from spacy.language import Language
 from spacy.training import Example
-from thinc.api import Model, Shim, xp2torch
+from thinc.api import Model, xp2torch
 from thinc.util import is_xp_array, to_numpy
-from torch import Tensor
-from torch.nn import Module, Parameter
 
 from ...core.checks import Section
 from ...core.errors import ParamError
-from ...core.host import forward_of, is_in_mixed_precision, module_of, swap_forward, swap_grads
+from ...core.host import forward_of, swap_forward
 from ...core.types import Key
-from .forms import FORMS, Form, check_module, check_windows, recording_module, records_of_module
+from .forms import FORMS, Form, check_windows
 from .records import Lookup, Product, Record, Rows, Terms
 from .slots import Slot, add_grad, models_of
 
@@ -61,8 +59,6 @@ def check_layers(nlp: Language, exclude: Collection[str] = ()) -> None:
     for model in models_of(nlp, exclude):
         for node in model.walk():
             _form_of(node)
-            for shim in node.shims:
-                check_module(node.name, _module_in(node, shim))
         check_windows(model)
 
 
@@ -81,10 +77,8 @@ class Book:
         self._n = 0
         self._rows: dict[int, tuple[Any, Rows]] = {}
         self._last: Rows | None = None
-        self._records: dict[Any, list[Record]] = {}
-        self._slots: dict[Any, Slot] = {}
-        self._checked: set[int] = set()
-        self._trained: set[int] = set()  # ids of torch's params
+        self._records: dict[Key, list[Record]] = {}
+        self._slots: dict[Key, Slot] = {}
 
     # ------------------------------------------------------------------ a batch
 
@@ -104,57 +98,13 @@ class Book:
         nodes = {node.id: node for model in models for node in model.walk()}
         try:
             with ExitStack() as stack:
-                for node in nodes.values():
-                    self._open(node, stack)
+                for node in nodes.values():  # a layer's form in place of its forward function
+                    form, forward = _form_of(node), forward_of(node)
+                    stack.callback(swap_forward(node, partial(self._run, form, forward)))
                 yield
-                self._checked |= {node.id for node in nodes.values() if self._is_all_recorded(node)}
             self._add_up()
         finally:
-            self._rows, self._last, self._records, self._slots, self._trained = {}, None, {}, {}, set()
-
-    def _open(self, node: Model, stack: ExitStack) -> None:
-        """Put a layer's form in place of its forward function, and keep torch from computing its gradients."""
-        form, forward = _form_of(node), forward_of(node)
-        stack.callback(swap_forward(node, partial(self._run, form, forward)))
-        stack.callback(swap_grads, node, swap_grads(node, {}))
-        for shim in node.shims:
-            module = _module_in(node, shim)
-            if node.id not in self._checked:
-                check_module(node.name, module)
-            for param in module.parameters():
-                if param.requires_grad and id(param) not in self._frozen:
-                    self._trained.add(id(param))
-                    stack.callback(setattr, param, "grad", param.grad)
-                    param.grad = None
-                    if node.id in self._checked:
-                        stack.callback(param.requires_grad_)
-                        param.requires_grad_(False)
-
-    def _is_all_recorded(self, node: Model) -> bool:
-        """Whether the records of a torch module have the gradients that torch computes. False: torch computed none, or
-        only zeros, as below an output layer that was initialized so.
-
-        RAISES (ParamError): A gradient was computed beside the records.
-        """
-        is_any = False
-        others = [name for name in node.param_names if node.has_grad(name)]
-        for shim in node.shims:
-            for name, param in module_of(shim).named_parameters():
-                if param.grad is not None and bool(param.grad.isfinite().all()):
-                    is_any |= bool(param.grad.any())
-                    ones, recorded = param.new_ones(self._n), torch.zeros_like(param)
-                    for one in self._records.get(id(param), ()):
-                        recorded += one.sum(ones).reshape(recorded.shape)
-                    # Both are float32, summed in another order.
-                    if float((recorded - param.grad).abs().max()) > 1e-3 * float(param.grad.abs().max()):
-                        others.append(name)
-        if others:
-            raise ParamError(
-                f"Can't clip the gradient of each example: the gradients of the params {', '.join(others)} of layer "
-                f"'{node.name}' were not computed by the modules that have these params. Freeze its component "
-                "(frozen_components), or train without privacy."
-            )
-        return is_any
+            self._rows, self._last, self._records, self._slots = {}, None, {}, {}
 
     def _run(self, form: Any, forward: Any, model: Model, X: Any, is_train: bool) -> Any:
         return form(self, forward, model, X, is_train) if is_train else forward(model, X, is_train)
@@ -214,9 +164,6 @@ class Book:
 
     # ------------------------------------------------------------------ for forms: records
 
-    def trains(self, param: Parameter) -> bool:
-        return id(param) in self._trained
-
     def record_product(self, model: Model, rows: Rows, X: Any, dY: Any) -> None:
         dY = xp2torch(dY)
         self._record(model, "W", Product(rows, xp2torch(X), dY))
@@ -235,16 +182,6 @@ class Book:
             self._records.setdefault(key, []).append(record)
             self._slots[key] = model, name
 
-    def in_module(self, model: Model, rows: Rows) -> AbstractContextManager[None]:
-        """Inside, a torch module's forward pass is recorded."""
-        return recording_module(self, model.name, module_of(model.shims[0]), rows)
-
-    def records_of_module(self, part: Module, rows: Rows, X: Tensor, dY: Tensor) -> None:
-        for param, record in records_of_module(part, rows, X, dY):
-            if self.trains(param):
-                self._records.setdefault(id(param), []).append(record)
-                self._slots[id(param)] = param
-
 
 def _form_of(node: Model) -> Form:
     """RAISES (ParamError): A layer has none."""
@@ -257,19 +194,3 @@ def _form_of(node: Model) -> Form:
             f"({module}). Use another architecture, or freeze the component (frozen_components)."
         )
     return form
-
-
-def _module_in(node: Model, shim: Shim) -> Module:
-    """RAISES (ParamError): It is not a torch module."""
-    module = module_of(shim)
-    if module is None:
-        raise ParamError(
-            f"Can't clip the gradient of each example: layer '{node.name}' wraps {type(shim).__name__}, which is not "
-            "a torch module. Freeze its component (frozen_components)."
-        )
-    if is_in_mixed_precision(shim):
-        raise ParamError(
-            f"Can't clip the gradient of each example: layer '{node.name}' computes in thinc's mixed precision, which "
-            "scales its gradients. Set mixed_precision = false."
-        )
-    return module

@@ -2,10 +2,7 @@
 
 A form runs a layer forward. Its backward pass gives the same gradient to the layer below as the layer's own, but
 records what the gradients of its params are made of (see records.py) and does not compute them. Layers are known by
-their forward function. `FORMS` has them all: a layer that is not in it is refused by name.
-
-In torch modules, `Linear`, `LayerNorm` and `Embedding` have forms, and modules made of them: hooks on their outputs get
-the gradients. Their params need none meanwhile, so that torch computes none.
+their forward function. `FORMS` has those of spaCy's own architectures: a layer that is not in it is refused by name.
 
 Most layers have no params, and keep rows as they are (`keep_rows`) or run other layers (`run_layers`). Lists with one
 array per example, and `Ragged` arrays, say themselves which rows are whose.
@@ -13,21 +10,17 @@ array per example, and `Ragged` arrays, say themselves which rows are whose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
 from spacy.attrs import ORTH
 from spacy.vectors import Mode
 from thinc.api import Ragged, get_width
-from torch import Tensor
-from torch.nn import Embedding, LayerNorm, Linear, Module, Parameter
 
 from ...core.errors import ParamError
 from ...core.host import forward_of
-from .records import Lookup, Product, Record, Rows, Terms
+from .records import Rows
 
 if TYPE_CHECKING:
     from .book import Book
@@ -66,13 +59,6 @@ def one_row_each(book: Book, forward: Forward, model: Node, X: Any, is_train: bo
     book.check_count(model, len(X.lengths))
     Y, backprop = forward(model, X, is_train)
     book.tell(Y, Rows.of([1] * len(X.lengths)))
-    return Y, backprop
-
-
-def list2array(book: Book, forward: Forward, model: Node, Xs: Any, is_train: bool) -> Any:
-    book.check_count(model, len(Xs))
-    Y, backprop = forward(model, Xs, is_train)
-    book.tell(Y, Rows.of([len(X) for X in Xs]))
     return Y, backprop
 
 
@@ -173,30 +159,9 @@ def relu(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> A
     return _affine(book, model, X, activate)
 
 
-def sigmoid(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
-    def activate(before: Any) -> Any:
-        Y = model.ops.sigmoid(before)
-        return Y, lambda dY: model.ops.backprop_sigmoid(dY, Y, inplace=False)
-
-    return _affine(book, model, X, activate)
-
-
-def mish(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
-    ops = model.ops
-    return _affine(book, model, X, lambda Y: (ops.mish(Y), lambda dY: ops.backprop_mish(dY, Y)))
-
-
 def gelu(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
     ops = model.ops
     return _affine(book, model, X, lambda Y: (ops.gelu(Y), lambda dY: ops.backprop_gelu(dY, Y, inplace=False)))
-
-
-def swish(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
-    def activate(before: Any) -> Any:
-        Y = model.ops.swish(before)
-        return Y, lambda dY: model.ops.backprop_swish(dY, before, Y, inplace=False)
-
-    return _affine(book, model, X, activate)
 
 
 def _affine(book: Book, model: Node, X: Any, activate: Callable[[Any], Any]) -> Any:
@@ -255,18 +220,11 @@ def layernorm(book: Book, forward: Forward, model: Node, X: Any, is_train: bool)
 def hashembed(book: Book, forward: Forward, model: Node, ids: Any, is_train: bool) -> Any:
     rows, ops, E = book.rows_of(model, ids), model.ops, model.get_param("E")
     if len(ids) == 0:
-        return _nothing(book, ops.alloc2f(0, E.shape[1]), rows, ids)
+        Y = ops.alloc2f(0, E.shape[1])
+        book.tell(Y, rows)
+        return Y, lambda dY: ids
     keys = ops.hash(ops.as_contig(ids, dtype="uint64"), model.attrs["seed"]) % E.shape[0]
-    return _look_up(book, model, rows, ops.gather_add(E, keys), keys)
-
-
-def embed(book: Book, forward: Forward, model: Node, ids: Any, is_train: bool) -> Any:
-    rows, E = book.rows_of(model, ids), model.get_param("E")
-    return _look_up(book, model, rows, E[ids], ids[:, None])
-
-
-def _look_up(book: Book, model: Node, rows: Rows, Y: Any, keys: Any) -> Any:
-    ops = model.ops
+    Y = ops.gather_add(E, keys)
     mask = ops.get_dropout_mask((Y.shape[1],), model.attrs.get("dropout_rate"))
     if mask is not None:
         Y *= mask
@@ -277,11 +235,6 @@ def _look_up(book: Book, model: Node, rows: Rows, Y: Any, keys: Any) -> Any:
         return ops.alloc1i(len(keys))
 
     return Y, backprop
-
-
-def _nothing(book: Book, Y: Any, rows: Rows, X: Any) -> Any:
-    book.tell(Y, rows)
-    return Y, lambda dY: X
 
 
 def charembed(book: Book, forward: Forward, model: Node, docs: Any, is_train: bool) -> Any:
@@ -349,92 +302,6 @@ def attention(book: Book, forward: Forward, model: Node, X: Any, is_train: bool)
     return Ragged(data * weights, lengths), backprop
 
 
-def torch_module(book: Book, forward: Forward, model: Node, X: Any, is_train: bool) -> Any:
-    rows = book.rows_of(model, X)
-    with book.in_module(model, rows):
-        Y, backprop = forward(model, X, is_train)
-    if not book.is_array(Y) or len(Y) != len(rows):
-        raise ParamError(
-            f"Can't clip the gradient of each example: the torch module in layer '{model.name}' does not return one "
-            f"row for each row of its input: expected {len(rows)} rows, found {type(Y).__name__} with {len(Y)}. Leave "
-            "it out of private training (frozen_components)."
-        )
-    book.tell(Y, rows)
-    return Y, backprop
-
-
-# ---------------------------------------------------------------------- torch modules
-
-
-def check_module(where: str, module: Module) -> None:
-    """RAISES (ParamError): A module with params has no form, or two share a param. where (str): The layer's name."""
-    seen: dict[Parameter, str] = {}
-    for path, part in module.named_modules():
-        name = f"'{path or type(module).__name__}' ({type(part).__name__}) in layer '{where}'"
-        params = [param for param in part.parameters(recurse=False) if param.requires_grad]
-        if params and type(part) not in (Linear, LayerNorm, Embedding):
-            raise ParamError(
-                f"Can't clip the gradient of each example: expected torch modules made of Linear, LayerNorm and "
-                f"Embedding, found {name}. Freeze its component (frozen_components), or train without privacy."
-            )
-        if isinstance(part, Embedding) and (part.max_norm is not None or part.scale_grad_by_freq):
-            raise ParamError(
-                f"Can't clip the gradient of each example: {name} has max_norm or scale_grad_by_freq, which depend on "
-                "the whole batch. Remove them."
-            )
-        for param in params:
-            if param.dtype != torch.float32:
-                raise ParamError(
-                    f"Can't clip the gradient of each example: expected params of float32, found {param.dtype} in "
-                    f"{name}. Norms need that precision."
-                )
-            if param in seen:
-                raise ParamError(
-                    f"Can't clip the gradient of each example: {name} shares a param with '{seen[param]}', and the "
-                    "parts of its gradient can't be added up. Use two params."
-                )
-            seen[param] = path
-
-
-@contextmanager
-def recording_module(book: Book, where: str, module: Module, rows: Rows) -> Iterator[None]:
-    """Inside, a forward pass of a module is recorded. rows (Rows): Those of its input."""
-
-    def note(part: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        X = inputs[0].detach()
-        if output.shape[0] != len(rows) or output.ndim != 2:
-            raise ParamError(
-                f"Can't clip the gradient of each example: {type(part).__name__} in layer '{where}' has an output of "
-                f"shape {tuple(output.shape)}, expected one row for each of {len(rows)} rows of the layer's input. Its "
-                "module mixes rows, or changes their order."
-            )
-        if not output.requires_grad:
-            output.requires_grad_()
-        output.register_hook(lambda dY: book.records_of_module(part, rows, X, dY.detach()))
-
-    parts = [part for part in module.modules() if any(book.trains(param) for param in part.parameters(recurse=False))]
-    with ExitStack() as stack:
-        for part in parts:
-            stack.callback(part.register_forward_hook(note).remove)
-        yield
-
-
-def records_of_module(part: Any, rows: Rows, X: Any, dY: Tensor) -> Iterator[tuple[Any, Record]]:
-    """The records of one module's params."""
-    if isinstance(part, Embedding):
-        if part.padding_idx is not None:
-            dY = dY * (part.padding_idx != X)[:, None]
-        yield part.weight, Lookup(rows, X.reshape(-1, 1), dY, len(part.weight))
-        return
-    if isinstance(part, Linear):
-        yield part.weight, Product(rows, X.to(dY.dtype), dY)
-    elif part.weight is not None:
-        normed = torch.nn.functional.layer_norm(X, part.normalized_shape, eps=part.eps)
-        yield part.weight, Terms(rows, dY * normed)
-    if part.bias is not None:
-        yield part.bias, Terms(rows, dY)
-
-
 # ---------------------------------------------------------------------- all
 
 
@@ -449,31 +316,25 @@ def _thinc(names: str) -> list[Forward]:
 
 
 _BY_FORM: dict[Form, list[Forward]] = {
-    run_layers: _thinc("chain concatenate residual resizable noop add"),
-    keep_rows: _thinc("dropout softmax_activation logistic sigmoid_activation array_getitem"),
+    run_layers: _thinc("chain concatenate residual resizable noop"),
+    keep_rows: _thinc("dropout softmax_activation logistic array_getitem"),
     keep_examples: [
         *_thinc("list2ragged ragged2list"),
         *_forwards("spacy.ml.featureextractor spacy.pipeline.tok2vec"),
     ],
     one_row_each: _thinc("reduce_mean reduce_sum reduce_max reduce_first reduce_last"),
-    list2array: _thinc("list2array"),
     with_array: _thinc("with_array"),
     expand_window: _thinc("expand_window"),
     linear: _thinc("linear"),
     softmax: _thinc("softmax"),
     relu: _thinc("relu"),
-    sigmoid: _thinc("sigmoid"),
-    mish: _thinc("mish"),
     gelu: _thinc("gelu"),
-    swish: _thinc("swish"),
     maxout: _thinc("maxout"),
     layernorm: _thinc("layernorm"),
     hashembed: _thinc("hashembed"),
-    embed: _thinc("embed"),
     charembed: _forwards("spacy.ml._character_embed"),
     static_vectors: _forwards("spacy.ml.staticvectors"),
     attention: _thinc("parametricattention parametricattention_v2"),
-    torch_module: _thinc("pytorchwrapper"),
 }
-_SIDE_BY_SIDE = _thinc("concatenate add")
+_SIDE_BY_SIDE = _thinc("concatenate")
 FORMS: dict[Forward, Form] = {forward: form for form, forwards in _BY_FORM.items() for forward in forwards}

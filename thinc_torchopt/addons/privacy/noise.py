@@ -11,11 +11,10 @@ import numpy
 import torch
 from spacy.language import Language
 from thinc.api import xp2torch
-from torch.nn import Parameter
 
 from ...core.errors import StateError
 from ...core.types import Key
-from .slots import Slot, add_grad, grad_of, slots_of
+from .slots import add_grad, slots_of
 
 
 class Noise:
@@ -56,11 +55,11 @@ class Noise:
         """
         params, grads = [], []
         for slot in slots_of(nlp, exclude, frozen):
-            params.append(_values_of(slot))
-            if grad_of(slot) is None:
+            node, name = slot
+            params.append(xp2torch(node.get_param(name)))
+            if not node.has_grad(name):
                 add_grad(slot, torch.zeros_like(params[-1]))
-            grad = grad_of(slot)
-            grads.append(grad if isinstance(grad, torch.Tensor) else xp2torch(grad))
+            grads.append(xp2torch(node.get_grad(name)))
         self.add_to(grads, params, std, about=(*about, divide_by))
         for grad in grads:
             grad.div_(divide_by)
@@ -99,11 +98,3 @@ class Noise:
         if not re.fullmatch("[0-9a-f]{64}", secret):
             raise StateError("Can't load the state of the private training: the secret of its noise is damaged.")
         self._secret = bytes.fromhex(secret)
-
-
-def _values_of(slot: Slot) -> torch.Tensor:
-    if isinstance(slot, Parameter):
-        return slot.detach()
-    node, name = slot
-    values: torch.Tensor = xp2torch(node.get_param(name))
-    return values

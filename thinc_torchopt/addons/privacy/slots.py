@@ -1,4 +1,4 @@
-"""The params that are trained, and where a gradient goes: a node and a name of thinc, or a param of torch.
+"""The params that are trained, and where a gradient goes.
 
 Components are those whose update of a batch is the sum of the updates of its examples.
 """
@@ -6,7 +6,7 @@ Components are those whose update of a batch is the sum of the updates of its ex
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, Union
+from typing import Any
 
 from spacy.language import Language
 from spacy.pipeline import (
@@ -22,14 +22,12 @@ from spacy.pipeline import (
 from spacy.pipeline.textcat_multilabel import MultiLabel_TextCategorizer
 from thinc.api import Model, torch2xp
 from torch import Tensor
-from torch.nn import Parameter
 
 from ...core.errors import ParamError
-from ...core.host import module_of
 from ...core.types import Key
 
-# Of thinc a node and a name, of torch the param itself.
-Slot = Union[tuple[Model[Any, Any], str], Parameter]
+# A node, and a name of one of its params.
+Slot = tuple[Model[Any, Any], str]
 # Classes, and not what is derived from them: an update of its own may mix examples.
 SEPARABLE = (
     *(EditTreeLemmatizer, Morphologizer, MultiLabel_TextCategorizer, SentenceRecognizer, Tagger, TextCategorizer),
@@ -64,33 +62,16 @@ def models_of(nlp: Language, exclude: Collection[str] = ()) -> list[Model[Any, A
 
 def add_grad(slot: Slot, values: Tensor) -> None:
     """Add to a gradient. values (Tensor): As many numbers as the param has, in its order."""
-    if isinstance(slot, Parameter):
-        values = values.reshape(slot.shape).to(slot.dtype)
-        slot.grad = values if slot.grad is None else slot.grad.add_(values)
-    else:
-        node, name = slot
-        node.inc_grad(name, torch2xp(values.reshape(node.get_param(name).shape)))  # type: ignore[arg-type]
-
-
-def grad_of(slot: Slot) -> Any:
-    """The gradient, an array or tensor to be changed in place. None: there is none."""
-    if isinstance(slot, Parameter):
-        return slot.grad
     node, name = slot
-    return node.get_grad(name) if node.has_grad(name) else None
+    node.inc_grad(name, torch2xp(values.reshape(node.get_param(name).shape)))  # type: ignore[arg-type]
 
 
 def slots_of(nlp: Language, exclude: Collection[str], frozen: Collection[Key]) -> Iterator[Slot]:
     """All params that are trained, each once."""
-    seen: set[Any] = set(frozen)
+    seen: set[Key] = set(frozen)
     for model in models_of(nlp, exclude):
         for node in model.walk():
             for name in node.param_names:
                 if node.has_param(name) and (node.id, name) not in seen:
                     seen.add((node.id, name))
                     yield node, name
-            for shim in node.shims:
-                for param in module_of(shim).parameters():
-                    if param.requires_grad and id(param) not in seen:
-                        seen.add(id(param))
-                        yield param

@@ -19,7 +19,6 @@ from operator import is_
 from typing import Any, Protocol
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from ..checks import Section
 from ..errors import LearnRateIntegrityError
@@ -270,14 +269,8 @@ class OptimizerRecord:
         self.optimizer = optimizer
         self.all_options = option_names_of(type(optimizer))
         self._option_names = [option for option in self.all_options if option not in self._moving]
-        self._load_hook: RemovableHandle | None = None
         if self.keep_groups:
-            self._load_hook = optimizer.register_load_state_dict_post_hook(lambda _: self.restore_dicts())
-
-    def release(self) -> None:
-        """Let go of the optimizer."""
-        if self._load_hook is not None:
-            self._load_hook.remove()
+            optimizer.register_load_state_dict_post_hook(lambda _: self.restore_dicts())
 
     def bind(self, record: GroupRecord, group: TorchGroup) -> GroupRecord:
         """Record a group as it is now."""
@@ -295,7 +288,6 @@ class OptimizerRecord:
         new (torch.optim.Optimizer): With as many groups. The caller sets their rates.
         """
         standing = [record for record, _ in self.pairs()]
-        self.release()
         self.groups = []
         self._use(new)
         for record, group in zip(standing, new.param_groups):

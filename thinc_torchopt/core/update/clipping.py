@@ -10,7 +10,6 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 
@@ -177,49 +176,14 @@ def clip_units(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], ra
     SOURCE: Brock, De, Smith, Simonyan (2021): High-Performance Large-Scale Image Recognition Without Normalization,
         https://arxiv.org/abs/2102.06171, equation 3; optax.adaptive_grad_clip; timm.utils.agc.
     """
-    for block, of_block in kernels.blocks(params, grads):
-        if len(block) == 1:
-            grad = of_block[0]
-            grad.mul_(_factors(_unit_norms(block[0]), _unit_norms(grad), ratio))
-        else:
-            units = _Units(block)
-            cells = kernels.joined(of_block)
-            factors = _factors(units.norms(kernels.joined(block)), units.norms(cells), ratio)
-            kernels.copy_(of_block, kernels.parted(cells * units.spread(factors), of_block))
+    for param, grad in zip(params, grads):
+        grad.mul_(_factors(_unit_norms(param), _unit_norms(grad), ratio))
 
 
 def _factors(of_params: torch.Tensor, of_grads: torch.Tensor, ratio: float) -> torch.Tensor:
     """The factors for units from the norms of both, which are written over."""
     # A gradient of 0 gives an infinite factor; it becomes 1.
     return of_params.clamp_(min=UNIT_EPS).mul_(ratio).div_(of_grads).clamp_(max=1.0)
-
-
-class _Units:
-    """The units of tensors whose cells are joined.
-
-    tensors (Sequence[Tensor]): On one device.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]):
-        self._n_cells = sum(tensor.numel() for tensor in tensors)
-        self._sizes = _sizes_of_units(tuple(tensor.shape for tensor in tensors), tensors[0].device)
-
-    def norms(self, cells: torch.Tensor) -> torch.Tensor:
-        """The 2-norm of each unit."""
-        squares = (cells.float() if cells.dtype.itemsize < 4 else cells).square()
-        return torch.segment_reduce(squares, "sum", lengths=self._sizes, unsafe=True).sqrt_()
-
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """The value of its unit for each cell."""
-        return values.repeat_interleave(self._sizes, output_size=self._n_cells)
-
-
-@lru_cache(maxsize=256)  # blocks have 16M cells at most
-def _sizes_of_units(shapes: tuple[torch.Size, ...], device: torch.device) -> torch.Tensor:
-    """The cells of each unit. Kept from step to step: who brings numbers to a GPU waits for it."""
-    numbers = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
-    sizes = [shape.numel() // number for shape, number in zip(shapes, numbers)]
-    return torch.tensor(sizes).repeat_interleave(torch.tensor(numbers)).to(device)
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:
