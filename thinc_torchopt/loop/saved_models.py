@@ -223,7 +223,7 @@ class KeptModel:
 
 
 def _kept_in(folder: Path) -> KeptModel | None:
-    """What is kept in a folder. None: nothing, or something else."""
+    """The model that is kept in a folder. None: there is none."""
     try:
         return None if folder.is_symlink() else read(KeptModel, json.loads((folder / _MARK).read_text()), str(folder))
     except (OSError, ValueError):

@@ -123,16 +123,18 @@ def test_saved_model_with_checkpoints_is_a_checkpoint(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_saved_models_have_a_finite_score(mode, tmp_path):
-    """Nothing would ever be better than an infinite one."""
+def test_saved_models_have_the_best_finite_score(mode, tmp_path):
+    """Nothing would ever be better than an infinite one. Of equal ones, the oldest stays."""
     nlp = toy_pipeline()
     nlp.initialize(lambda: toy_examples(nlp))
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.after_cleaning(tmp_path)
-    for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5]):
+    for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5, 0.4, 0.6, 0.6, 0.4]):
         models.keep("top", score, step=step, mode=mode)
         models.keep_asked()
     assert [path.name for path in tmp_path.iterdir()] == ["model-best-top"]
+    mark = json.loads((tmp_path / "model-best-top" / "kept-as-best.json").read_text())
+    assert (mark["step"], mark["score"]) == ((4, 0.4) if mode == "min" else (5, 0.6))
 
 
 def test_saved_models_with_scores_that_are_not_finite(tmp_path):
