@@ -77,7 +77,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "readers TaughtCorpus.v1": {
         "corpus": {"@readers": "spacy.Corpus.v1", "path": "no-such.spacy", "gold_preproc": False}
     },
-    "controller_metrics FileWatch": {"path": "watched"},
     "controller_operations FreezeControl": {"params": ["tagger/*"]},
     "controller_operations LearnRateControl": {"factor": 0.5, "rate": 0.1},
     "controller_operations LogControl": {"log_format": "{step}"},

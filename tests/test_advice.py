@@ -26,8 +26,8 @@ from spacy.util import registry
 import thinc_torchopt.cli  # noqa: F401  # adds the commands
 from thinc_torchopt import Checkpoints, LearnRateController, TorchOptimizer
 from thinc_torchopt.addons.controller.definition import ControllerSpec
+from thinc_torchopt.addons.controller.evaluator import FUNCTIONS
 from thinc_torchopt.addons.controller.operations import HFControls
-from thinc_torchopt.addons.controller.sandbox import FUNCTIONS
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.core.config_checks import REGISTRIES
 from thinc_torchopt.core.registry import names_in

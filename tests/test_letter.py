@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import SGD, Adam, RMSprop
 
 from thinc_torchopt import LearnRateController, StateMapping, TorchOptimizer, layers, modular, preserve_optimizer_state
+from thinc_torchopt import controller as public
 from thinc_torchopt.controller import Metric, TrainerController
 from thinc_torchopt.errors import ControllerError, LearnRateIntegrityError
 from thinc_torchopt.layers import Dense, OnlineRNN, ParamDimTraces, eligibility_gradients
@@ -327,9 +328,9 @@ OF_003 = {
 # 004: the trainer controller
 
 
-def fires(rule, action="hfcontrols.should_training_stop", event="on_log"):
+def fires(rule, action="hfcontrols.should_training_stop", event="on_log", name="loss"):
     rules = [{"name": "loss-controller", "triggers": [event], "rule": rule, "operations": [action]}]
-    metrics = [{"name": "loss", "class": "Loss", "arguments": {}}]
+    metrics = [{"name": name, "class": "Loss", "arguments": {}}]
     controller = TrainerController({"controller-metrics": metrics, "operations": [], "controllers": rules})
     return len(controller.on_event("on_log", step=0, log_history=[{"loss": 0.5, "epoch": 0.0, "step": 0}])) == 1
 
@@ -339,10 +340,11 @@ def refused(rule, **settings):
 
 
 ACTIONS = "training_stop", "epoch_stop", "save", "evaluate", "log"
-HELD = "loss['loss'] < 1.0"
+HELD = "loss < 1.0"
 OF_004 = {
     "keys of a definition; - in names": lambda: fires(HELD),
-    "a rule that is false": lambda: not fires("loss['loss'] < 0.1"),
+    "a rule that is false": lambda: not fires("loss < 0.1"),
+    "- in names of metrics": lambda: fires("my_loss.loss < 1.0", name="my-loss"),
     "hfcontrols": lambda: all(fires(HELD, action=f"hfcontrols.should_{action}") for action in ACTIONS),
     "on_ begins valid events": lambda: refused(HELD, event="log") and refused(HELD, event="on_nothing"),
     "MetricHandler": lambda: has(Metric, "validate", "compute") and inspect.isabstract(Metric),
@@ -359,14 +361,16 @@ OF_004 = {
     "exponentiation": lambda: fires("9 ** 9 == 387420489"),
     "exponentiation is limited": lambda: refused("9 ** 9 ** 9 ** 9 > 1"),
     "shifts are limited": lambda: refused("1 << 4000001 > 1"),
-    "the limit": "docs/controller.md: integers of 1,024 bits",
+    "the limit of 4000000": lambda: fires("4000000 ** 1 > 1") and refused("4000001 ** 1 > 1"),
     "no __class__": lambda: refused("loss.__class__ == 1"),
     "no _foo, no func_": lambda: refused("loss._foo == 1") and refused("loss.func_x == 1"),
     "no lambdas": lambda: refused("(lambda: 1)() == 1"),
     "abs, float, int, len, str, sqrt": lambda: fires("abs(float('-1')) == int(1.5) and len(str(10)) == sqrt(4)"),
-    "rand, randint": "docs/controller.md: `rand`, `randint`",
+    "rand, randint": lambda: fires("0 <= rand() < 1 and randint(3) in [0, 1, 2]"),
     "no other builtins": lambda: refused("open('x') == 1") and refused("eval('1') == 1"),
-    "foo.bar": "docs/controller.md: Attributes, methods, lambdas",
+    "foo.bar": lambda: fires("loss.loss < 1.0"),
+    "register_..._handlers": lambda: has(public, "register_metric_handlers", "register_operation_handlers"),
+    "the names of Control": lambda: all(hasattr(public.Control(), f"should_{action}") for action in ACTIONS),
     "a rule gives a bool": lambda: refused("loss['loss']"),
 }
 

@@ -7,6 +7,8 @@ from .addons.controller import (
     TrainerController,
     controller_metrics,
     controller_operations,
+    register_metric_handlers,
+    register_operation_handlers,
     trainer_controller,
 )
 from .loop.events import Control
@@ -19,5 +21,7 @@ __all__ = [
     "TrainerController",
     "controller_metrics",
     "controller_operations",
+    "register_metric_handlers",
+    "register_operation_handlers",
     "trainer_controller",
 ]

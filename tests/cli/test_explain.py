@@ -4,16 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 from spacy.tokens import DocBin
-from spacy.util import load_config_from_str
+from spacy.util import load_config_from_str, registry
 from thinc.api import compounding, warmup_linear
 
 from thinc_torchopt.addons.preview import explain
-from thinc_torchopt.addons.preview.lines import tell_rates
+from thinc_torchopt.addons.preview.lines import clipping_of, tell_rates
 from thinc_torchopt.core.compat import has_opacus
 from thinc_torchopt.core.ops import PipelineOps, Products, choose, products_by
+from thinc_torchopt.core.optimizer import TorchOptimizer
 from thinc_torchopt.core.schedules.curves import inverse_sqrt, one_cycle, warmup_cosine
 from thinc_torchopt.core.schedules.curves import warmup_linear as our_warmup_linear
 from thinc_torchopt.core.words import plain
@@ -138,8 +140,8 @@ def test_explain_schedules_that_may_not_come_to_their_end(tmp_path, corpus):
     whole = ("--training.max_steps", "200", "--training.eval_frequency", "20", f"{given}.total_steps", "200")
     found = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "0", *whole)
     assert "learn_rate" not in found["Note"]
-    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "160", *whole)["Note"]
-    assert "learn_rate falls until step 200, but patience = 160 may end the training long before" in note
+    note = told(CONFIGS / "checkpoint.cfg", corpus, "--training.patience", "140", *whole)["Note"]
+    assert "learn_rate falls until step 200, but patience = 140 may end the training long before" in note
     text = (CONFIGS / "schedules.cfg").read_text()
     path = tmp_path / "thinc.cfg"
     path.write_text(text)
@@ -285,6 +287,13 @@ def test_explain_settings(corpus):
     )
     assert found["Clipping"] == "Where the norm of a component's gradients is above 1, they are scaled down to that."
     assert found["Ends"].startswith("At step 50 (max_steps), or after epoch 2 (max_epochs), whichever comes first.")
+
+
+def test_explain_a_way_to_clip_that_it_has_no_words_for(monkeypatch):
+    """One that was added to `ClipBy` and to clipping.py, as docs/architecture.md says."""
+    monkeypatch.setattr("thinc_torchopt.core.optimizer.ClipBy", Literal["global", "half"])
+    optimizer = TorchOptimizer(registry.torch_optimizers.get("torch.SGD.v1")(), clip_by="half")
+    assert clipping_of({"grad_clip": 1.0}, optimizer) == 'Gradients are clipped to 1 (clip_by = "half").'
 
 
 def test_explain_drop_in_and_thinc(tmp_path, corpus):

@@ -166,10 +166,10 @@ def test_preflight_rate_of_an_algorithm_that_finds_its_own(preflight):
 
 
 def test_preflight_patience_that_no_training_can_lose(preflight):
-    """There is a score at step 0, so it ends nothing before its own number of steps."""
+    """Nor one that is about as long as the training."""
     settings = {"training.max_steps": 200, "training.eval_frequency": 20, f"{RATE}.total_steps": 200}
-    assert named(preflight(CNN, training__patience=199, **settings)["notes"], "patience = 199 may end the training")
-    assert not named(preflight(CNN, training__patience=200, **settings)["notes"], "may end the training")
+    assert named(preflight(CNN, training__patience=149, **settings)["notes"], "patience = 149 may end the training")
+    assert not named(preflight(CNN, training__patience=150, **settings)["notes"], "may end the training")
 
 
 def test_preflight_batches_that_there_are_not(preflight):

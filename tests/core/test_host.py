@@ -170,3 +170,10 @@ def test_host_swapped_module_of_hugging_face():
     shim._model, shim._hfmodel = loaded, SimpleNamespace(transformer=loaded)
     put_back()
     assert module_of(shim) is shim._hfmodel.transformer is loaded
+
+
+def test_edit_trees_are_those_of_a_lemmatizer():
+    """Words that change alike have one number; the lemmatizer makes lemmas by it."""
+    trees = host.new_edit_trees()
+    assert trees.add("walked", "walk") == trees.add("talked", "talk") != trees.add("went", "go")
+    assert trees.apply(trees.add("walked", "walk"), "asked") == "ask"

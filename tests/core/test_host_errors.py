@@ -7,9 +7,11 @@ from typing import Dict, List, Literal, Optional, Tuple, Union
 import pytest
 import spacy
 from confection import Config, ConfigValidationError
+from spacy.language import DEFAULT_CONFIG_PRETRAIN_PATH
 from spacy.tokens import Doc, DocBin
+from spacy.training import Example
 from spacy.training.initialize import init_nlp
-from spacy.util import import_file
+from spacy.util import import_file, load_config
 
 from thinc_torchopt.core.algorithms.algorithm import Algorithm
 from thinc_torchopt.core.errors import ConfigError, ConfigKeyError, ConfigTypeError
@@ -110,7 +112,8 @@ def test_errors_that_code_of_others_provokes_are_left_to_their_traceback(tmp_pat
 LEARNED = {
     "tagger": "tags",
     "morphologizer": "morphological features",
-    "trainable_lemmatizer": "lemmas",
+    "trainable_lemmatizer": "lemmas whose change from the word occurs at least 3 times (min_tree_freq in "
+    "[components.mine])",
     "textcat": "at least two categories",
     "textcat_multilabel": "categories",
     "spancat": "spans under the key 'mine'",
@@ -140,6 +143,57 @@ def test_a_component_without_annotations_is_told_in_words_of_the_config(factory,
     spacy_cli(*advice[1].split(), tmp_path / "start.cfg", *advice[2].split())
     begun = spacy.util.load_config(tmp_path / "start.cfg", {f"paths.{n}": config["paths"][n] for n in ("train", "dev")})
     assert init_nlp(begun).get_pipe("ner").labels == ("PER",)
+
+
+@pytest.mark.parametrize("component", ["tagger", "ner"])
+@pytest.mark.parametrize("most", [0, 2])
+def test_texts_that_max_length_leaves_out_are_told_by_its_name(component, most, tmp_path):
+    nlp = spacy.blank("xx")
+    doc = Doc(nlp.vocab, words=["Anna", "sings"] if most else [], tags=["N", "V"] if most else None)
+    DocBin(docs=[doc] * 5).to_disk(tmp_path / "train.spacy")
+    nlp.add_pipe(component)
+    config = nlp.config.copy()
+    config["paths"] |= {"train": str(tmp_path / "train.spacy"), "dev": str(tmp_path / "train.spacy")}
+    config["corpora"]["train"]["max_length"] = most
+    config["initialize"]["components"] = {"tagger": {"labels": ["N"]}} if component == "tagger" else {}
+    with pytest.raises(AssertionError) as caught:
+        init_nlp(config)
+    told = str(plain_error(caught.value.with_traceback(caught.tb.tb_next), config))
+    assert "in [corpora.train], found none." in told
+    assert (f"max_length = {most} in [corpora.train] leaves out texts" in told) == bool(most)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"width": 8}, "Attempt to change dimension"), ({"depth": 2}, "mismatched structure"), (None, "")],
+)
+def test_weights_of_another_pretrained_model_are_told_with_their_setting(change, words, tmp_path):
+    model = {"@architectures": "spacy.HashEmbedCNN.v2", "width": 4, "depth": 1, "embed_size": 9, "window_size": 1}
+    model |= {"maxout_pieces": 2, "subword_features": False, "pretrained_vectors": None}
+    nlp = spacy.blank("xx")
+    doc = Doc(nlp.vocab, words=["Anna", "sings"], tags=["N", "V"])
+    DocBin(docs=[doc] * 5).to_disk(tmp_path / "train.spacy")
+    for width in model, model | (change or {}):
+        nlp = spacy.blank("xx")
+        nlp.add_pipe("tok2vec", config={"model": width})
+        if width is model:
+            nlp.initialize(lambda: [Example(doc, doc)])
+            (tmp_path / "weights.bin").write_bytes(nlp.get_pipe("tok2vec").model.to_bytes())
+    config = nlp.config.copy()
+    config["paths"] |= {"train": str(tmp_path / "train.spacy"), "dev": str(tmp_path / "train.spacy")}
+    config["initialize"]["init_tok2vec"] = str(tmp_path / "weights.bin")
+    config = Config({**config, "pretraining": dict(PRETRAINING)})
+    if change is None:
+        assert init_nlp(config)
+        return
+    with pytest.raises(ValueError) as caught:
+        init_nlp(config)
+    told = str(plain_error(caught.value, config))
+    assert told.startswith(f"Can't load init_tok2vec = '{tmp_path / 'weights.bin'}' of [initialize]")
+    assert "[components.tok2vec.model]" in told and words in told and "settings that it had in spacy pretrain" in told
+
+
+PRETRAINING = load_config(DEFAULT_CONFIG_PRETRAIN_PATH)["pretraining"] | {"component": "tok2vec", "layer": ""}
 
 
 def test_labels_that_are_given_are_told_with_their_section():

@@ -660,6 +660,7 @@ def test_optimizers_layer_that_makes_its_params_on_first_use():
     assert (model.layers[1].get_param("W") != 1).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*could never learn")
 def test_optimizers_forget_the_state_of_a_replaced_output_layer():
     nlp = toy_pipeline([], shared=False)
     textcat = {

@@ -18,6 +18,7 @@ import numpy
 import pytest
 import spacy
 import spacy.training.loop
+import srsly
 import torch
 from confection import Config
 from spacy.tokens import Doc, DocBin
@@ -37,6 +38,7 @@ from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.progress import Progress
 
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
+from ..core.labels.test_add_labels import CASES, examples_of
 from ..core.state.test_files import damage
 from ..forks import Started
 from ..models import toy_examples, toy_pipeline
@@ -126,7 +128,7 @@ STOPS = {
 WITH_PARSER = ("plain", "frozen groups", "augmented", "algorithms", "annotating")
 
 
-@pytest.mark.filterwarnings("ignore:The learning rate of param_groups.lower.learn_rate is 0")  # as the variant says
+@pytest.mark.filterwarnings("ignore:The learning rate of lower is 0")  # as the variant says
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in VARIANTS]
 )
@@ -326,6 +328,75 @@ def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
         ),
     ):
         run(config, tmp_path / "out")
+
+
+KINDS = {
+    CASES[case][0]: CASES[case][1]
+    for case in ("ner", "parser", "tagger", "morphologizer", "lemmatizer", "spancat", "textcat-bow3", "multilabel-bow3")
+}
+
+
+def in_another_order(data):
+    """The labels of a component as [initialize.components] takes them, the same ones, in another order."""
+    if isinstance(data, list):
+        return data[::-1]
+    if "trees" in data:
+        return data | {"labels": data["labels"][::-1]}
+    if "morph" in data:
+        return {kind: dict(reversed(labels.items())) for kind, labels in data.items()}
+    return {action: {label: 1 + i for i, label in enumerate(labels)} for action, labels in data.items()}
+
+
+def test_checkpoint_refuses_labels_in_another_order(tmp_path, monkeypatch):
+    """Of all kinds of components whose rows follow labels, whatever `on_config_change` says. With the labels that the
+    message prints the run goes on, and ends as the unbroken one.
+    """
+    monkeypatch.chdir(tmp_path)
+    nlp = spacy.blank("xx")
+    for name, settings in KINDS.items():
+        nlp.add_pipe(name, config=settings)
+    examples = examples_of(nlp, 12)
+    for example in examples:
+        example.reference[4].tag_ = "$"  # which a config takes for a variable
+    DocBin(docs=[example.reference for example in examples], store_user_data=True).to_disk("texts.spacy")
+    nlp.initialize(lambda: examples)
+    labels = {}
+    for name in KINDS:
+        srsly.write_json(f"{name}-labels.json", nlp.get_pipe(name).label_data)
+        labels[name] = {"labels": {"@readers": "spacy.read_labels.v1", "path": f"{name}-labels.json"}}
+
+    def config_of(name, steps):
+        paths = {"train": tmp_path / "texts.spacy", "dev": tmp_path / "texts.spacy"}
+        config = config_for(tmp_path / name, paths, steps=steps, training__optimizer__learn_rate=0.01)
+        config["components"] = {kind: {"factory": kind, **settings} for kind, settings in KINDS.items()}
+        config["nlp"]["pipeline"] = [*KINDS]
+        config["initialize"] = {"components": labels}
+        return config
+
+    whole = run(config_of("whole", 6), tmp_path / "whole")
+    first = run(config_of("broken", 3), tmp_path / "broken")
+    for name in KINDS:
+        file = tmp_path / f"{name}-labels.json"
+        srsly.write_json(file, in_another_order(srsly.read_json(file)))
+    config = config_of("broken", 6)
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "warn"
+    with pytest.raises(StateError, match="so they would get the weights of others") as caught:
+        run(config, tmp_path / "broken")
+    assert [name for name in KINDS if f"labels of {name}: " in str(caught.value)] == [*KINDS]
+    text, *files = str(caught.value).partition("\n\nTo start")[0].split("\n\nIn a file ")
+    given = Config().from_str("[initialize]\n\n[initialize.components]\n\n" + text.partition("any labels there:")[2])
+    assert given["initialize"]["components"]["textcat"] == {"labels": ["RED", "BLUE"]}
+    for file in files:
+        name, data = file.split(":\n", 1)
+        Path(name).write_text(data)
+    assert {path.name for path in tmp_path.glob("*.json")} - {f"{name}-labels.json" for name in KINDS} == {
+        f"{name}.json" for name in ("ner", "parser", "tagger", "morphologizer", "trainable_lemmatizer")
+    }
+    config["initialize"] = given["initialize"]
+    config["training"]["optimizer"]["checkpoint"]["on_config_change"] = "refuse"
+    rest = run(config, tmp_path / "broken")
+    assert min(rest) == 4 and first | rest == whole
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 
 def test_checkpoint_refuses_other_data_and_options_before_anything_is_lost(corpus, tmp_path):

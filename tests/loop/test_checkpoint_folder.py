@@ -74,6 +74,8 @@ def saved_run(step):
             version=VERSION,
             values={},
             identity=Identity("none", {}),
+            label_data={},
+            late_labels={},
             progress=Progress(step, results=[(0.5, 5)], losses={"ner": numpy.float32(1.0)}, run_id="one"),
             optimizer={},
             model=ModelState(),

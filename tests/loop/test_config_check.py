@@ -4,18 +4,23 @@ import numpy
 import pytest
 import spacy
 from confection import Config
+from spacy.tokens import Doc
+from spacy.training import Example
 from spacy.training.initialize import init_nlp
 
 from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.loop.config_check import (
+    Identity,
     collect_defaults,
     collect_identity,
     collect_values,
     collect_values_of_all,
     compare_configs,
     compare_identities,
+    moved_labels,
 )
 
+from ..core.labels.test_add_labels import TAGGER
 from ..models import toy_examples, toy_pipeline
 from ..runs import config_for, run
 
@@ -100,6 +105,40 @@ def test_run_config_notices_other_labels():
     assert compare_identities(identity(), identity()) == []
     found = compare_identities(identity(), identity(lambda tag: "ADJ" if tag == "JJ" else tag))
     assert found == ["labels of tagger: 4 before, 4 now; number 1: 'JJ' before, 'ADJ' now"]
+
+
+def test_run_config_tells_lemmatizers_apart_by_their_trees():
+    """Their labels are numbers, of trees in the order in which the texts had them first."""
+
+    def lemmatizer(order):
+        nlp = spacy.blank("xx")
+        nlp.add_pipe("trainable_lemmatizer", config=TAGGER | {"min_tree_freq": 1})
+        docs = [Doc(nlp.vocab, words=[word], lemmas=[lemma]) for word, lemma in [("a", "x"), ("b", "y")][::order]]
+        nlp.initialize(lambda: [Example(nlp.make_doc(doc.text), doc) for doc in docs])
+        return nlp
+
+    nlp, other = lemmatizer(1), lemmatizer(-1)
+    assert nlp.get_pipe("trainable_lemmatizer").labels == other.get_pipe("trainable_lemmatizer").labels
+    assert moved_labels(collect_identity(nlp), collect_identity(other)) == ["trainable_lemmatizer"]
+
+
+@pytest.mark.parametrize(
+    "labels, is_moved",
+    [
+        ("AB", False),
+        ("BA", True),
+        ("AX", False),
+        ("XY", False),
+        ("ABX", False),
+        ("XAB", True),
+        ("A", False),
+        ("B", True),
+    ],
+)
+def test_run_config_knows_labels_with_other_positions(labels, is_moved):
+    """Not those that are gone, or have another name at the old position."""
+    before, now = Identity("none", {"one": ["A", "B"], "other": ["A"]}), Identity("none", {"one": [*labels]})
+    assert moved_labels(before, now) == ["one"] * is_moved
 
 
 def test_run_config_refuses_a_schedule_that_follows_another_limit(corpus, tmp_path):

@@ -1,12 +1,21 @@
 """Whether corpora fit a pipeline, against what spaCy does with them: its updates, evaluations and initialization."""
 
+from typing import NamedTuple
+
+import numpy
 import pytest
 import spacy
-from spacy.tokens import Doc
+from spacy.tokens import Doc, DocBin, Span
+from spacy.training import Corpus as SpacyCorpus
 from spacy.training import Example
 from spacy.training.loop import create_evaluation_callback
+from spacy.util import registry
+from spacy.vectors import Vectors
 
-from thinc_torchopt.loop.data_check import MOST_WORDS, Corpus, check_data
+from thinc_torchopt.core.annotations import NERS
+from thinc_torchopt.loop.data_check import Corpus, Facts, spans_not_proposed, texts_in_no_batch, texts_left_out
+from thinc_torchopt.loop.training_check import OF_TEXTS
+from thinc_torchopt.loop.training_check import check as look
 
 WORDS = ["Anna", "likes", "red", "London", "."]
 GOLD = {
@@ -49,10 +58,18 @@ def pipeline(component, **config):
     return nlp
 
 
-def check(nlp, train, dev=None, *, frozen=(), sourced=(), is_initialized=True, weights=None):
-    found = {} if weights is None else weights
-    config = {"training": {"frozen_components": list(frozen), "score_weights": found}}
-    return check_data(nlp, config, train, dev, sourced=sourced, is_initialized=is_initialized)
+def check(nlp, train, dev=None, *, frozen=(), sourced=(), is_initialized=True, weights=None, **blocks):
+    training = {"frozen_components": list(frozen), "score_weights": weights or {}, "annotating_components": []}
+    training |= {name: f"corpora.{name.partition('_')[0]}" for name in ("train_corpus", "dev_corpus")}
+    training["batcher"] = {"@batchers": "spacy.batch_by_sequence.v1", "size": 4, "get_length": None}
+    config = {"training": training, "initialize": {"vectors": None}, "components": {}} | blocks
+    found = look(Facts(nlp, config, train, dev, sourced, is_initialized), OF_TEXTS)
+    return Found([one.text for one in found if one.kind != "doubt"], [one.text for one in found if one.kind == "doubt"])
+
+
+class Found(NamedTuple):
+    stops: list
+    notes: list
 
 
 @pytest.mark.parametrize("component", LEARNERS)
@@ -77,12 +94,15 @@ def test_data_check_annotations_of_a_new_component(component, is_annotated):
 
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_data_check_labels_that_a_sourced_component_does_not_know(component):
-    """All stop; those that would stop in spaCy's update are told so. A parser learns rare labels as "dep"."""
+    """All stop but NER, which learns them; those that would stop in spaCy's update are told so. A parser learns rare
+    labels as "dep".
+    """
     nlp = pipeline(component)
     nlp.initialize(lambda: corpus(nlp, GOLD).examples)
     train = corpus(nlp, NEW)
     found = check(nlp, train, sourced=[component])
-    [stop] = found.stops
+    [stop] = [told for told in found.notes + found.stops if "does not know" in told]
+    assert bool(found.stops) is (component not in NERS) is ("in the middle of the training" not in stop)
     assert f"'{component}' (sourced) does not know" in stop and "[corpora.train] has" in stop
     assert "add_labels.v1" in stop and f"{component} = [" in stop
     assert not check(nlp, train, sourced=[component], frozen=[component]).stops
@@ -207,10 +227,170 @@ def test_data_check_texts_that_are_in_both():
     assert note.startswith("3 of the 3 texts in [corpora.dev] are in [corpora.train] too")
 
 
-def test_data_check_counts_only_so_many_words():
+# ---------------------------------------------------------------------- annotations that can't be learned
+
+
+def named(found, words):
+    return [text for text in found if words in text]
+
+
+@pytest.mark.parametrize(("sizes", "proposed"), [([1, 2, 3], 0), ([1, 2, 4], 20), ([5], 20), ([4, 5], 40)])
+def test_data_check_asks_the_suggester_for_the_spans(sizes, proposed):
+    """Every second text has a span of 4 tokens, the others of 5: counted by hand."""
+    nlp = pipeline("spancat", suggester={"@misc": "spacy.ngram_suggester.v1", "sizes": sizes})
+    examples = corpus(nlp, GOLD, n=40).examples
+    for i, example in enumerate(examples):
+        example.reference.spans["sc"] = [Span(example.reference, 0, 5 if i % 2 else 4, "X")]
+    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
+    train = Corpus("corpora.train", examples)
+    stops, notes = check(nlp, train)
+    assert not named(notes, "proposes") or proposed == 20
+    assert len(named(stops, "proposes none of 40 spans, so 'spancat' has nothing to learn")) == (not proposed)
+    assert len(named(notes, "proposes 20 of 40 spans: 'spancat' can find no others")) == (proposed == 20)
+    assert len(named(stops + notes, "spans have 4 to 5 tokens")) == (proposed < 40)
+
+
+def test_data_check_leaves_a_suggester_that_needs_other_annotations():
+    """The predictions of the component before it are not there yet."""
     nlp = spacy.blank("en")
-    long = Example.from_dict(Doc(nlp.vocab, words=["word"] * (MOST_WORDS // 2)), {})
-    kept, is_all = Corpus("corpora.train", [long] * 5).counted()
-    assert len(kept) == 2 and not is_all
-    kept, is_all = Corpus("corpora.train", [long]).counted()
-    assert len(kept) == 1 and is_all
+    nlp.add_pipe("span_finder")
+    nlp.add_pipe("spancat", config={"suggester": {"@misc": "spacy.preset_spans_suggester.v1", "spans_key": "sc"}})
+    train = corpus(nlp, GOLD)
+    nlp.initialize(lambda: train.examples)
+    assert named(check(nlp, train).stops, "suggester] raises KeyError: 'sc' on the first texts")
+    facts = Facts(nlp, {"training": {"frozen_components": [], "annotating_components": ["span_finder"]}}, train)
+    assert not [*spans_not_proposed(facts)]
+
+
+@pytest.mark.parametrize(("start", "end", "n"), [(0, 1, 0), (0, 2, 1), (1, 3, 1)])
+def test_data_check_entities_with_white_space_at_their_ends(start, end, n):
+    nlp = pipeline("ner")
+    doc = Doc(nlp.vocab, words=["Anna", " ", "Rome"])
+    doc.ents = [Span(doc, start, end, "X")]
+    nlp.initialize(lambda: [Example(doc, doc)])
+    train = Corpus("corpora.train", [Example(doc, doc)])
+    assert len(named(check(nlp, train).notes, "Entities that begin or end with white space")) == n
+    assert not named(check(nlp, train, frozen=["ner"]).notes, "white space")
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_data_check_tokens_of_another_tokenizer(is_other):
+    """ "An na" is one token here: both of its annotations are lost."""
+    nlp = pipeline("tagger")
+    words, spaces = (["An", "na", "ran"], [False, True, False]) if is_other else (["Anna", "ran"], None)
+    doc = Doc(nlp.vocab, words=words, spaces=spaces, tags=list("ABC")[: len(words)])
+    train = Corpus("corpora.train", [Example(nlp.make_doc(doc.text), doc)] * 40)
+    nlp.initialize(lambda: train.examples)
+    notes = named(check(nlp, train).notes, "do not line up with the tokenizer")
+    assert [note.split(" tokens")[0] for note in notes] == ["40 of 120"] * is_other
+
+
+@pytest.mark.parametrize(("least", "n"), [(3, 0), (11, 40)])
+def test_data_check_lemmas_that_are_too_rare(least, n):
+    """ "Anna" > "anna" and "likes" > "like" each occur 10 times."""
+    nlp = pipeline("trainable_lemmatizer", min_tree_freq=least)
+    words, lemmas = ["Anna", "likes", "red", "x"], ["anna", "like", "red", "x"]
+    doc = Doc(nlp.vocab, words=words, lemmas=lemmas)
+    train = Corpus("corpora.train", [Example(doc, doc)] * 10)
+    nlp.initialize(lambda: train.examples)
+    notes = named(check(nlp, train).notes, "does not learn 20 of 40 lemmas in [corpora.train]: their change from")
+    assert len(notes) == bool(n) and all(f"min_tree_freq = {least} in [components." in note for note in notes)
+
+
+@pytest.mark.parametrize(("component", "is_right"), [("textcat", True), ("textcat_multilabel", False)])
+def test_data_check_models_for_another_kind_of_categories(component, is_right):
+    model = {"@architectures": "spacy.TextCatBOW.v3", "exclusive_classes": True, "length": 512, "ngram_size": 1}
+    model |= {"no_output_layer": False, "nO": None}
+    nlp = pipeline(component, model=model)
+    train = corpus(nlp, GOLD)
+    nlp.initialize(lambda: train.examples)
+    blocks = nlp.config.interpolate()["components"]
+    notes = named(check(nlp, train, components=blocks).notes, "exclusive_classes")
+    assert len(notes) == (not is_right)
+    if notes:
+        assert f"exclusive_classes = true in [components.{component}.model]. Set it to false" in notes[0]
+
+
+@pytest.mark.parametrize("width", [0, 8, 6])
+def test_data_check_vectors_that_a_sourced_component_needs(width):
+    """Without them spaCy stops with an IndexError in the first step."""
+    nlp = pipeline("tagger", model={"@architectures": "spacy.Tagger.v2", "tok2vec": EMBEDDED})
+    give_vectors(nlp, 8)
+    train = corpus(nlp, GOLD)
+    nlp.initialize(lambda: train.examples)
+    give_vectors(nlp, width)
+    stops = check(nlp, train, sourced=["tagger"]).stops
+    assert len(named(stops, "reads word vectors of 8 numbers, and this pipeline has")) == (width != 8)
+    if width == 0:
+        assert "has none: set vectors in [initialize]" in stops[0] and "Now it is null" in stops[0]
+        with pytest.raises(IndexError):
+            nlp.update(train.examples[:2], sgd=False)
+    assert not named(check(nlp, train).stops, "vectors")
+
+
+EMBEDDED = {
+    "@architectures": "spacy.Tok2Vec.v2",
+    "embed": {
+        "@architectures": "spacy.MultiHashEmbed.v2", "width": 8, "attrs": ["NORM"], "rows": [50],
+        "include_static_vectors": True,
+    },
+    "encode": {
+        "@architectures": "spacy.MaxoutWindowEncoder.v2", "width": 8, "depth": 1, "window_size": 1, "maxout_pieces": 2
+    },
+}  # fmt: skip
+
+
+def give_vectors(nlp, width):
+    nlp.vocab.vectors = Vectors(strings=nlp.vocab.strings)
+    if width:
+        nlp.vocab.vectors = Vectors(strings=nlp.vocab.strings, data=numpy.ones((5, width), "f"), keys=WORDS)
+
+
+@pytest.mark.parametrize("sentences", [False, True])
+@pytest.mark.parametrize("most", [0, 4, 9])
+def test_data_check_counts_the_texts_that_max_length_leaves_out(tmp_path, most, sentences):
+    """As many as spaCy's reader does not read."""
+    nlp = spacy.blank("en")
+    docs = [Doc(nlp.vocab, words=["a"] * n, sent_starts=[sentences] * n) for n in (3, 4, 4, 8)]
+    if not sentences:
+        docs = [Doc(nlp.vocab, words=["a"] * len(doc)) for doc in docs]
+    DocBin(docs=docs).to_disk(tmp_path / "train.spacy")
+    reader = {"@readers": "spacy.Corpus.v1", "path": str(tmp_path), "max_length": most, "gold_preproc": False}
+    reader |= {"limit": 0, "augmenter": None}
+    config = {"training": {"train_corpus": "corpora.train", "dev_corpus": "corpora.dev"}, "corpora": {"train": reader}}
+    found = [one.text for one in texts_left_out(Facts(nlp, config))]
+    read = {example.text for example in SpacyCorpus(tmp_path, max_length=most)(nlp)}
+    left = 0 if sentences else sum(doc.text not in read for doc in docs)
+    assert [text.split(" are left out")[0] for text in found] == [f"{left} of the 4 texts of [corpora.train]"] * bool(
+        left
+    )
+    assert all(f"max_length = {most} in [corpora.train]" in text for text in found)
+
+
+BY_WORDS = {"@batchers": "spacy.batch_by_words.v1", "tolerance": 0.0, "get_length": None}
+
+
+@pytest.mark.parametrize(("size", "leaves_out", "stops", "left"), [(4, True, 1, 0), (4, False, 0, 0), (7, True, 0, 24)])
+def test_data_check_counts_what_is_in_no_batch(size, leaves_out, stops, left):
+    """20 texts of 5 words, and 3 of 8."""
+    nlp = pipeline("tagger")
+    doc = Doc(nlp.vocab, words=["a"] * 8)
+    train = Corpus("corpora.train", corpus(nlp, GOLD).examples + [Example(doc, doc)] * 3)
+    training = {"batcher": {**BY_WORDS, "size": size, "discard_oversize": leaves_out}}
+    found = [*texts_in_no_batch(Facts(nlp, {"training": training}, train))]
+    assert [one.kind for one in found] == ["stops"] * stops + ["doubt"] * bool(left)
+    assert not left or found[0].text.startswith(f"{left} of the 124 words in [corpora.train] are in no batch")
+    drawn = registry.resolve(training)["batcher"](train.examples)
+    assert sum(len(example) for batch in drawn for example in batch) == (0 if stops else 124 - left)
+
+
+@registry.batchers("test-check.nothing.v1")
+def batch_nothing():
+    return lambda items: iter(())
+
+
+def test_data_check_names_a_batcher_of_the_user_that_makes_nothing():
+    nlp = pipeline("tagger")
+    training = {"batcher": {"@batchers": "test-check.nothing.v1"}}
+    [found] = texts_in_no_batch(Facts(nlp, {"training": training}, corpus(nlp, GOLD)))
+    assert found == ("stops", "There would be no batch: [training.batcher] makes none of the texts in [corpora.train].")

@@ -407,6 +407,20 @@ def test_control_forgets_all_but_the_end():
     assert control == Control(should_stop=True)
 
 
+def test_control_has_the_framework_name_for_the_end():
+    control = Control()
+    control.should_training_stop = True
+    assert control.should_stop and control.should_training_stop and control.requests == ["should_stop"]
+    control.should_stop = False
+    assert not control.should_training_stop
+
+
+@pytest.mark.parametrize("name", ["should_stop_training", "requests", "end_step", "__dict__", "step"])
+def test_control_refuses_other_attributes(name):
+    with pytest.raises(AttributeError, match=f"Can't set '{name}' of a Control: expected one of should_stop, "):
+        setattr(Control(), name, True)
+
+
 # ---------------------------------------------------------------------- state
 
 

@@ -26,4 +26,6 @@ def test_setting_rates(block, expected):
 
 def test_setting_rates_without_an_end():
     block = {"learn_rate": {**WARMUP, "total_steps": 20_000}}
-    assert len(rates_of_settings({"training": {"optimizer": block, "max_steps": 0}})["learn_rate",]) == 10_001
+    config = {"training": {"optimizer": block, "max_steps": 0}}
+    assert len(rates_of_settings(config)["learn_rate",]) == 10_001
+    assert len(rates_of_settings(config, 5)["learn_rate",]) == 6

@@ -3,6 +3,7 @@
 import io
 import random
 import warnings
+from itertools import islice
 
 import numpy
 import pytest
@@ -17,9 +18,11 @@ from spacy.util import registry
 
 from thinc_torchopt.core.errors import ConfigError, PipelineWarning
 from thinc_torchopt.core.read_once import evaluation_of_kept
+from thinc_torchopt.loop.data_check import Corpus as Read
+from thinc_torchopt.loop.data_check import Facts, nothing_to_learn
 from thinc_torchopt.loop.data_stream import Batches, DataStream
-from thinc_torchopt.loop.schedule_check import doubts_of_config, last_step
-from thinc_torchopt.loop.training_check import TrainingCheck, _evenly, _first_texts
+from thinc_torchopt.loop.schedule_check import last_step
+from thinc_torchopt.loop.training_check import TrainingCheck, check
 
 from .test_data_check import GOLD, LEARNERS, WORDS
 
@@ -113,8 +116,9 @@ def test_training_check_of_a_frozen_component_without_weights(is_allowed):
 
 
 def test_training_check_of_a_stream():
-    """The training goes on, and the warning comes at the first evaluation after step 0."""
-    told = run("parser", texts("train", [False] * 6), texts("dev", [True] * 6), max_epochs=-1)
+    """The warning comes at the first evaluation after step 0, where a training without gradients may go on."""
+    bare, dev, allowed = texts("train", [False] * 6), texts("dev", [True] * 6), {"allow_untrainable": True}
+    told = run("parser", bare, dev, max_epochs=-1, optimizer=allowed)
     assert [one for one in told if one.startswith("'parser' has nothing to learn: none of the first 12 texts in")]
     assert not run("parser", texts("train", [True] * 6), texts("dev", [True] * 6), max_epochs=-1)
 
@@ -137,7 +141,9 @@ def test_training_check_leaves_the_development_data_to_the_first_evaluation(tmp_
     training |= {"optimizer": optimizer, "score_weights": {"tag_acc": 1.0}}
     evaluate = create_evaluation_callback(nlp, Corpus(path), training["score_weights"])
     kept = evaluation_of_kept(nlp, evaluate)
-    found = TrainingCheck(nlp, registry.resolve({"o": optimizer})["o"], kept).begin(train)
+    made = registry.resolve({"o": optimizer})["o"]
+    made.initialize(nlp)
+    found = TrainingCheck(nlp, made, kept).begin(train)
     expected = evaluate()
     monkeypatch.delattr(Corpus, "__call__")
     score, scores = found()
@@ -163,32 +169,53 @@ def test_training_check_changes_no_batch(is_early):
     assert PLACE.setdefault("drawn", drawn) == drawn and PLACE["reads"]["train"] == 20
 
 
-def test_training_check_looks_at_a_part_of_a_large_corpus():
-    long = [Example(doc, doc) for doc in [Doc(spacy.blank("xx").vocab, words=["word"] * 50_000)] * 10]
-    first = _first_texts("corpora.dev", iter(long))
-    assert (len(first.examples), first.told) == (4, "first 4 texts in [corpora.dev]")
-    whole = _first_texts("corpora.dev", long[:4])
-    assert whole.is_whole and _evenly(whole) is whole
-    whole.examples = long
-    assert (len(_evenly(whole).examples), _evenly(whole).told) == (4, "4 texts looked at in [corpora.dev]")
-
-
 @pytest.mark.parametrize(
     ("learn_rate", "told"),
     [
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 10}, "from step 10"),
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 9, "total_steps": 900}, "is still at"),
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 0}, "nothing is"),
-        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 100}, ""),
-        ({"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1}, ""),
-        ({"@schedules": "constant.v1", "rate": 0.1}, ""),
-        (0.1, ""),
+        (
+            {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 10},
+            "from step 10",
+        ),
+        (
+            {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 9, "total_steps": 900},
+            "is still at",
+        ),
+        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 0}, "nothing is"),
+        ({"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 100}, ""),
+        ({"@schedules": "thinc-torchopt.warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1}, ""),
+        ({"@schedules": "constant.v1", "rate": 0.01}, ""),
+        (0.01, ""),
+        (0.5, "goes up to 0.5, far above what is usual for torch.AdamW.v1"),
+        (0.0, "Nothing would be trained: each learning rate"),
     ],
 )
 def test_training_check_of_schedules(learn_rate, told):
     """Too short, too long, thinc's with a slip; and those that are as they should be."""
-    found = " ".join(doubts_of_config({"optimizer": {"learn_rate": learn_rate}}, 100))
+    found = found_in_settings(optimizer={"learn_rate": learn_rate})
     assert told in found and bool(found) == bool(told)
+
+
+def found_in_settings(component="tagger", last=100, **training):
+    """What the checks find without corpora, in words."""
+    nlp = spacy.blank("xx")
+    nlp.add_pipe(component)
+    nlp.initialize(lambda: texts("train", [True] * 6))
+    block = {
+        "@optimizers": "thinc-torchopt.TorchOptimizer.v1",
+        "algorithm": {"@torch_optimizers": "torch.AdamW.v1"},
+        **training.pop("optimizer", {}),
+    }
+    nlp.config["training"] |= {"optimizer": block, "eval_frequency": 50, "max_steps": last, "patience": 0, **training}
+    optimizer = registry.resolve({"o": block})["o"]
+    optimizer.initialize(nlp)
+    facts = Facts(nlp, nlp.config.interpolate(), optimizer=optimizer, last=last)
+    before = optimizer.learn_rate
+    random.seed(0)
+    expected = random.random()
+    random.seed(0)
+    found = " ".join(one.text for one in check(facts))
+    assert (optimizer.learn_rate, random.random()) == (before, expected)
+    return found
 
 
 @settings(max_examples=30, deadline=None)
@@ -214,7 +241,7 @@ def test_training_check_counts_the_steps_of_epochs(n, epochs, max_steps, size, p
 
 
 def test_training_check_tells_of_a_schedule_longer_than_the_epochs():
-    rate = {"@schedules": "warmup_linear.v1", "initial_rate": 0.1, "warmup_steps": 1, "total_steps": 900}
+    rate = {"@schedules": "warmup_linear.v1", "initial_rate": 0.01, "warmup_steps": 1, "total_steps": 900}
     kept = [True] * 10
     told = run(
         "tagger",
@@ -235,9 +262,122 @@ def noise():
 
 
 def test_training_check_of_schedules_draws_no_number():
-    random.seed(0)
-    expected = random.random()
-    random.seed(0)
-    schedule = {"@schedules": "test-check.noise.v1"}
-    doubts_of_config({"optimizer": {"learn_rate": schedule}}, 9)
-    assert random.random() == expected
+    assert not found_in_settings(optimizer={"learn_rate": {"@schedules": "test-check.noise.v1"}})
+
+
+# ---------------------------------------------------------------------- what explain knows, the run knows
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"eval_frequency": 150}, "The only evaluation is at step 0"),
+        ({"eval_frequency": 60}, "40 steps at the end are not scored"),
+        ({"patience": 20}, "The training ends at step 20, whatever the score does"),
+        ({"frozen_components": ["tagger"]}, ""),
+    ],
+)
+def test_training_check_of_the_end(changes, told):
+    found = found_in_settings(**changes)
+    assert told in found and bool(found) == bool(told)
+
+
+def test_training_check_looks_at_all_of_a_large_corpus():
+    """400,000 words without a tree are an error, not a warning; a tree in the last text is found."""
+    vocab = spacy.blank("xx").vocab
+    long = Example.from_dict(Doc(vocab, words=["word"] * 100_000), {})
+    dev = texts("dev", [True] * 6)
+    with pytest.raises(ConfigError, match="'parser' has nothing to learn: none of the 4 texts in"):
+        run("parser", [long] * 4, dev, batcher={"@batchers": "test-check.last.v1"})
+    told = run("parser", [*[long] * 4, *texts("train", [True])], dev, batcher={"@batchers": "test-check.last.v1"})
+    assert not [one for one in told if "nothing to learn" in one]
+
+
+@registry.batchers("test-check.last.v1")
+def batch_short_texts():
+    return lambda items: ([item] for item in [*items] if len(item) < 10)
+
+
+def test_training_check_of_a_sourced_component_that_learns_nothing():
+    nlp = spacy.blank("xx")
+    nlp.add_pipe("tagger")
+    nlp.initialize(lambda: texts("train", [True] * 6))
+    train = Read("corpora.train", texts("train", [False] * 6))
+    config = {"training": {"frozen_components": []}}
+    [found] = nothing_to_learn(Facts(nlp, config, train, sourced=["tagger"]))
+    assert found.kind == "in vain" and "add it to [training] frozen_components" in found.text
+    assert not [
+        *nothing_to_learn(Facts(nlp, {"training": {"frozen_components": ["tagger"]}}, train, sourced=["tagger"]))
+    ]
+
+
+def test_training_check_of_a_label_that_comes_late_in_a_stream():
+    """After the first evaluations: it is told once, and only then."""
+    kept = texts("train", [True] * 60)
+    for example in kept[40:]:
+        example.reference.cats = {"RED": 0.0, "BLUE": 0.0, "LATE": 1.0}
+    one = {"@batchers": "spacy.batch_by_sequence.v1", "size": 2, "get_length": None}
+    stream = {"max_epochs": -1, "eval_frequency": 5, "batcher": one}
+    told = run("textcat", kept, texts("dev", [True] * 6), max_steps=15, **stream)
+    assert not [text for text in told if "LATE" in text]
+    told = run("textcat", kept, texts("dev", [True] * 6), max_steps=50, **stream)
+    late = [text for text in told if "'textcat' does not know LATE, which [corpora.train] has" in text]
+    assert len(late) == 1
+
+
+# ---------------------------------------------------------------------- batches that there are not
+
+
+@registry.batchers("test-check.first-epoch.v1")
+def batch_first_epoch(epochs):
+    """All batches of some epochs, and none after that."""
+    left = [epochs]
+
+    def batch(items):
+        left[0] -= 1
+        for item in items if left[0] >= 0 else ():
+            yield [item]
+
+    return batch
+
+
+@settings(max_examples=12, deadline=None)
+@given(max_epochs=st.sampled_from([-1, 0, 3]), epochs=st.integers(0, 2), n=st.integers(1, 4))
+def test_training_check_stops_where_there_are_no_batches(max_epochs, epochs, n):
+    """spaCy's loop would look for one for ever, or save an untrained pipeline. In memory the first epoch is known."""
+    batcher = {"@batchers": "test-check.first-epoch.v1", "epochs": epochs}
+    kept = texts("train", [True] * n)
+    ends = {"max_epochs": max_epochs, "max_steps": 0 if max_epochs > 0 else 50, "batcher": batcher}
+    known = max_epochs >= 0 and not epochs
+    with pytest.raises(ConfigError, match="There would be no batch" if known else "in each epoch, and") as error:
+        run("tagger", kept, texts("dev", [True] * 4), eval_frequency=100, **ends)
+    assert known or f"made no batch of {n} text" in str(error.value) or max_epochs < 0
+
+
+def test_training_check_of_a_stream_without_texts():
+    """spaCy's own loop never ends there."""
+    with pytest.raises(ConfigError, match=r"\[training.batcher\] got no text in the last one"):
+        run("tagger", Once(texts("train", [True] * 6)), texts("dev", [True] * 4), max_epochs=-1, max_steps=50)
+
+
+class Once(list):
+    """Texts that can be read once, as from standard input."""
+
+    def __iter__(self):
+        while self:
+            yield self.pop()
+
+
+@pytest.mark.parametrize("max_epochs", [-1, 0, 2])
+def test_training_check_draws_the_batches_of_spacy(max_epochs):
+    """The same texts in the same order, whatever watches them."""
+    PLACE.update(train=texts("train", [True] * 9), reads={"train": 0})
+    batcher = registry.resolve({"b": {"@batchers": "spacy.batch_by_sequence.v1", "size": 2, "get_length": None}})["b"]
+
+    def drawn(kind):
+        random.seed(0)
+        batches = kind(create_train_batches(spacy.blank("xx"), reader("train"), batcher, max_epochs))
+        return [(epoch, [one.reference.text for one in batch]) for epoch, batch in islice(batches, 12)]
+
+    assert drawn(Batches) == drawn(iter)
+    assert Batches(create_train_batches(spacy.blank("xx"), reader("train"), batcher, max_epochs)).batcher is batcher

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import srsly
-from spacy.tokens import Doc, DocBin
+from spacy.tokens import Doc, DocBin, Span
 from spacy.vocab import Vocab
 
 from ..conftest import CONFIGS
@@ -52,12 +52,19 @@ def desk(tmp_path_factory, prompt):
                 doc.cats = {"RED": 0.5, "BLUE": 0.5}
             # spaCy looks for entities that it can't learn in long texts only.
             spaced = Doc(docs[0].vocab, words=[" ", "Anna", "."] * 60, ents=["B-PERSON", "I-PERSON", "O"] * 60)
+            spanned, lemmas = (
+                Doc(docs[0].vocab, words=["a", "b", "c"]),
+                Doc(docs[0].vocab, words=["went"], lemmas=["go"]),
+            )
+            spanned.spans["sc"] = [Span(spanned, 0, 3, "X")]
             for name, part in {
                 "one": docs[:1],
                 "none": [],
                 "bare": bare,
                 "shares": shares,
                 "spaced": [spaced] * 4,
+                "spanned": [spanned] * 20,
+                "lemmas": [lemmas],
             }.items():
                 DocBin(docs=part).to_disk(folder / f"{name}.spacy")
     (folder / "notes.txt").write_text("A line.\nAnother one.\n")

@@ -77,8 +77,8 @@ COMMANDS = (
     ),
     (
         "controller",
-        "Check the rules of a controller, or try them on a log.",
-        "spacy torchopt controller rules.yaml --replay training/log.jsonl",
+        "Check the rules of a controller.",
+        "spacy torchopt controller rules.yaml",
     ),
 )
 add_commands(torchopt_cli, COMMANDS, without_overrides=("checkpoint", "report"))

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from typer import Option as Opt
 
-from ..addons.preview import describe, rates_far_above, tell_pipeline
+from ..addons.preview import describe, tell_pipeline
 from ..addons.report import check_picture, plot_range_test
 from ..addons.trials import RangeTest, learn_rate_settings, make_ramp, run_range_test
 from ..loop.progress_bars import show_progress
-from ..loop.schedule_check import Trained
+from ..loop.schedule_check import Trained, rates_far_above
 from ._command import CODE, CONFIG, GPU, JSON, PICTURE
 from ._screen import errors_shown, make_console, print_error
 from ._setup import build
@@ -104,7 +104,7 @@ def find_lr(
     else:
         groups = {group: [info for info in infos if info.group == group] for group in found.rates_by_group()}
         trained = [Trained(group, [rate], infos=groups[group]) for group, rate in found.rates_by_group().items()]
-        _print(make_console(), found, settings, block, output_path, list(rates_far_above(setup, trained)))
+        _print(make_console(), found, settings, block, output_path, list(rates_far_above(setup.nlp, trained)))
     if found.problem is not None:
         sys.exit(1)
 

@@ -44,7 +44,7 @@ _IN_WORDS: Final[dict[Kind, str]] = {
     "links": "entities with an id of the knowledge base",
 }
 # A lemmatizer learns a change from form to lemma that is this frequent. SOURCE: spaCy's default for min_tree_freq.
-_LEAST_CHANGES: Final = 3
+LEAST_CHANGES: Final = 3
 # The factories that learn transitions.
 PARSERS: Final = ("parser", "beam_parser")
 NERS: Final = ("ner", "beam_ner")
@@ -161,8 +161,8 @@ class Annotations:
             return f"there are {arcs}, and spaCy's parser needs {_LEAST_ARCS} of each"
         if factory in ("tagger", "morphologizer") and len(found.labels) < 2:
             return f"all {what} are alike, {next(iter(found.labels))!r}"
-        if factory == "trainable_lemmatizer" and max(found.labels.values()) < _LEAST_CHANGES:
-            return f"no change from word to lemma occurs {_LEAST_CHANGES} times"
+        if factory == "trainable_lemmatizer" and max(found.labels.values()) < LEAST_CHANGES:
+            return f"no change from word to lemma occurs {LEAST_CHANGES} times"
         return ""
 
     def _fault_of_categories(self, factory: str, found: Found) -> str:

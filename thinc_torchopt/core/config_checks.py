@@ -213,6 +213,19 @@ def check_corpora(
                 _check_file(section.path, section.block.get("path"), written, ending, files=files)
 
 
+def leaves_out(config: Mapping[str, Any], corpus: str) -> str:
+    """The setting by which spaCy's reader leaves out texts of a corpus, in words. Empty: there is none."""
+    values = config.interpolate() if isinstance(config, Config) else config
+    block = _at(values, corpus)
+    for section in (ConfigSection(corpus, block), *sections_of(block, f"{corpus}.")):
+        if section.block.get("@readers") == "spacy.Corpus.v1" and (most := section.block.get("max_length")):
+            return (
+                f" max_length = {most} in [{section.path}] leaves out texts with so many tokens, unless sentences in "
+                "them are shorter: 0 keeps all."
+            )
+    return ""
+
+
 def check_labels(config: Mapping[str, Any]) -> None:
     """Check the files of labels that components are initialized with.
 

@@ -27,7 +27,6 @@ from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from spacy.language import Language
-    from spacy.training import Example
 
     from .inserted import Insertion
 
@@ -272,16 +271,12 @@ def cli_util() -> ModuleType:
     return _util
 
 
-def compile_gold(examples: Sequence[Example], nlp: Language) -> dict[str, Any]:
-    """The counts of `spacy debug data`: labels by kind of component ("tags", "ner", "spancat" ...), misaligned words,
-    and annotation errors.
+def new_edit_trees() -> Any:
+    """The changes from words to lemmas that a trainable lemmatizer learns; none yet."""
+    from spacy.pipeline._edit_tree_internals.edit_trees import EditTrees
+    from spacy.strings import StringStore
 
-    SOURCE: spacy/cli/debug_data.py, `_compile_gold`.
-    """
-    from spacy.cli.debug_data import _compile_gold
-
-    factories = [nlp.get_pipe_meta(name).factory for name in nlp.pipe_names]
-    return _compile_gold(examples, factories, nlp, make_proj=True)
+    return EditTrees(StringStore())
 
 
 # ---------------------------------------------------------------------- torch

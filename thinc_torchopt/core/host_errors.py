@@ -32,8 +32,8 @@ from spacy.training.corpus import walk_corpus
 from spacy.util import registry
 from thinc.api import NumpyOps
 
-from .annotations import LEAST_ACTIONS, NERS, PARSERS, annotations_of
-from .config_checks import REGISTRIES, ConfigSection, sections_of
+from .annotations import LEAST_ACTIONS, LEAST_CHANGES, NERS, PARSERS, annotations_of
+from .config_checks import REGISTRIES, ConfigSection, leaves_out, sections_of
 from .errors import ConfigError, ConfigKeyError, ConfigTypeError
 from .near_misses import did_you_mean, near_misses, there_are
 from .registry import names_in
@@ -90,6 +90,8 @@ def plain_error(
         return ConfigError(_message_of_unset(unset[1], error, config or {}))
     if config is not None and isinstance(error, OSError) and _raised_by(error) in _HUGGING_FACE:
         return _message_of_unloaded(error, config)
+    if config is not None and _raised_in(error, "init_tok2vec"):
+        return _message_of_weights(error, config)
     if config is not None and is_spacys_own(error):
         text = str(error)
         found = _message_of_unannotated(text, config) or _message_of_broken_corpus(text, config)
@@ -125,6 +127,12 @@ def _raised_by(error: BaseException) -> str | None:
 
 def _package(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _raised_in(error: BaseException, function: str) -> bool:
+    """Whether an error was raised in a function of spaCy's training, or below."""
+    names = ((frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__))
+    return ("spacy.training.initialize", function) in names
 
 
 def _file(path: Path | None) -> str:
@@ -328,6 +336,9 @@ def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
     if config.get("initialize", {}).get("components", {}).get(name, {}).get("labels") is not None:
         where = f"in 'labels' in [initialize.components.{name}]"
     what = annotations_of(str(block.get("factory")), block.get("spans_key", "sc")) or "labels"
+    if block.get("factory") == "trainable_lemmatizer":
+        least = block.get("min_tree_freq", LEAST_CHANGES)
+        what += f" whose change from the word occurs at least {least} times (min_tree_freq in [components.{name}])"
     fault = f"{what} {where}, found none" if without else f"at least two {what} {where}, found fewer"
     one = "" if without else " For one category, use the factory textcat_multilabel."
     return (
@@ -405,7 +416,7 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
         what = annotations_of(str(block.get("factory")), block.get("spans_key", "sc"))
         return (
             f"Can't initialize [components.{empty[1]}]: expected texts{f' with {what}' * bool(what)} in [{corpus}], "
-            f"found none. Add them, or remove the component from 'pipeline' in [nlp]."
+            f"found none.{leaves_out(config, corpus)} Add them, or remove the component from 'pipeline' in [nlp]."
         )
     return None
 
@@ -445,6 +456,21 @@ def _message_of_unloaded(error: OSError, config: Mapping[str, Any]) -> ConfigErr
                 "from huggingface.co. Correct 'name', check the connection, or set 'name' to a folder with the model."
             )
     return None
+
+
+def _message_of_weights(error: Exception, config: Mapping[str, Any]) -> ConfigError | None:
+    """The error for the weights of `spacy pretrain`, which are not those of the config's model."""
+    values = config.interpolate() if isinstance(config, Config) else config
+    path = values.get("initialize", {}).get("init_tok2vec")
+    pretraining = values.get("pretraining", {})
+    if path is None or not Path(path).is_file() or not isinstance(pretraining.get("component"), str):
+        return None
+    found = str(error).partition(" for model ")[0].rstrip(".")
+    return ConfigError(
+        f"Can't load init_tok2vec = '{path}' of [initialize]: expected weights of [components."
+        f"{pretraining['component']}.model], found those of a model with other layers or dimensions ({found}). Give "
+        "the model the settings that it had in spacy pretrain, or leave init_tok2vec out."
+    )
 
 
 def _message_of_unset(attribute: str, error: Exception, config: Mapping[str, Any]) -> str:

@@ -280,6 +280,7 @@ class TorchOptimizer(Optimizer):
             self._trained.plan.check(walked)
             self._reset_if_other(nlp)
             self._trained.table.add_all(nlp, exclude, walked=walked)
+            self._trained.table.lift_labels()
             self._tell_attachments(nlp, exclude)
             self._keep_all_buffers()
             self._set_precision()
@@ -322,6 +323,7 @@ class TorchOptimizer(Optimizer):
             nlp, exclude = self._trained.table.pipeline.get()
             walked = walk_pipeline(nlp)
             self._trained.plan.check(walked)
+            self._trained.table.lift_labels()
             self._tell_attachments(nlp, exclude)
             self._check_precision(walked, exclude)
 
@@ -964,10 +966,11 @@ class TorchOptimizer(Optimizer):
         """Restore the state and the averages of all params from a checkpoint. The caller restores the values of params:
         see loop/rollback.py.
 
-        Schedules, history and counters are not restored.
+        Schedules, history and counters are not restored. New cells of params that have grown since get state as
+        `on_growth` says.
 
         saved (Mapping): From `state_dict`, of this run. factor (float): Multiplies all learning rates.
-        RAISES (StateError): Params were added or have grown since. Nothing changes then.
+        RAISES (StateError): Params were added since. Nothing changes then.
         """
         with self._lock:
             self._trained.table.pipeline.get()

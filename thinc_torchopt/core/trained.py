@@ -180,27 +180,37 @@ class TrainedParams:
         """Restore the states and averages of all params, and gradient scalers. Learning rates and their history go on,
         and so do averages that were begun since.
 
-        saved (SavedState): Of this run.
-        RAISES (StateError): Params were added or have grown since. Nothing changes then.
+        saved (SavedState): Of this run. Params may have grown since.
+        RAISES (StateError): Params were added since. Nothing changes then.
         """
-        by_name.check_params(self.params, saved.params)
+        by_name.check_params(self.params, saved.params, may_grow=True)
+        on_growth = self.table.on_growth
+        reset = [
+            param
+            for param in self.params
+            if on_growth == "reset" and saved.params[param.name].shape != list(param.shape)
+        ]
         shims = self.table.pipeline.shim_paths()
         if self.averages is not None and saved.averages is not None:
             had_begun = self.averages.has_begun
-            self.averages.load_state_dict(saved.averages, self.params, shims)
+            self.averages.load_state_dict(saved.averages, self.params, shims, may_grow=True)
+            for param in reset:
+                self.averages.release(param)
             if had_begun:
                 self.averages.begin()
-        thawed_since = [
-            param for param in self.params if param.group is not None and not saved.params[param.name].updates
+        fresh = [
+            param
+            for param in self.params
+            if param.group is not None and (param in reset or not saved.params[param.name].updates)
         ]
-        for param in thawed_since:
+        for param in fresh:
             param.steps = 0
             if param.group is not None:
                 param.group.owner.begin_anew(param)
         # Params that are frozen now have no state: they must count as never updated when they are unfrozen.
-        goes_on = [param for param in self.params if param.group is not None and param not in thawed_since]
+        goes_on = [param for param in self.params if param.group is not None and param not in fresh]
         self.plan.forget_lists()
         for param in goes_on:
             param.steps = saved.params[param.name].updates
-        by_name.roll_back(self.plan, goes_on, saved)
+        by_name.roll_back(self.plan, goes_on, saved, "zero" if on_growth == "zero" else "mean")
         by_name.restore_scalers(shims, saved.grad_scalers)

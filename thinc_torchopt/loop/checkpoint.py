@@ -29,6 +29,7 @@ from spacy.language import Language
 from ..core.algorithms import StateSizes
 from ..core.checks import own_errors
 from ..core.errors import CheckpointWarning, ConfigError, ScheduleError, StateError
+from ..core.hooks import resumed_components
 from ..core.log import LOGGER, inform
 from ..core.optimizer import TorchOptimizer
 from ..core.params import NamedModel, walk_pipeline
@@ -51,9 +52,18 @@ from .checkpoint_folder import (
     steps_of,
 )
 from .checkpoint_settings import CHECKPOINT, Checkpoint
-from .config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
+from .config_check import (
+    collect_defaults,
+    collect_identity,
+    collect_label_data,
+    collect_values,
+    compare_configs,
+    compare_identities,
+    moved_labels,
+)
 from .data_stream import DataStream, identity_of_texts
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
+from .late_labels import add_late, grown_params, late_labels
 from .model_state import check_layout, check_model, check_parts, collect_model, layout_of, restore_model, restore_setup
 from .processes import Alone
 from .progress import Progress, plain_scores
@@ -117,6 +127,7 @@ class RunCheckpoints:
         self._random: RandomState | None = None
         self._layout: dict[str, Any] = {}
         self._values, self._identity = collect_values(nlp, optimizer.attachments), collect_identity(nlp)
+        self._label_data = collect_label_data(nlp)
         train_name, dev_name = (nlp.config["training"].get(name, "") for name in ("train_corpus", "dev_corpus"))
         self._values |= {f"{train_name}, {what}": value for what, value in self.stream.identity_of_reader(nlp).items()}
         self._values |= {f"{dev_name}, {what}": value for what, value in identity_of_texts(dev, nlp).items()}
@@ -238,6 +249,11 @@ class RunCheckpoints:
                     stacklevel=4,
                 )
             return None
+        if names := moved_labels(saved.identity, self._identity):
+            raise StateError(self._about_moved_labels(saved, names))
+        if saved.late_labels:
+            add_late(self._nlp, saved.late_labels)
+            self._layout = layout_of(self._nlp, walk_pipeline(self._nlp))
         if changes := self._changes(saved):
             text = f"the config has changed since the checkpoint in '{self.folder}' was written:\n  " + "\n  ".join(
                 changes
@@ -262,6 +278,30 @@ class RunCheckpoints:
         """List what differs from the saved run, one line each."""
         changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
         return changes + compare_identities(saved.identity, self._identity)
+
+    def _about_moved_labels(self, saved: SavedTraining, names: Sequence[str]) -> str:
+        """An error about labels that have other positions now, with the config that puts them back."""
+        changes = compare_identities(saved.identity, self._identity)
+        lines = [change for change in changes if change.startswith(tuple(f"labels of {name}:" for name in names))]
+        text = (
+            f"Can't resume: labels have other positions than in the checkpoint in '{self.folder}', so they would get "
+            "the weights of others:\n  " + "\n  ".join(lines) + "\nTo resume, put them in the old order."
+        )
+        data, sourced = saved.label_data, resumed_components(self._nlp)
+        in_config = [name for name in names if name in data and name not in sourced]
+        if in_config:
+            text += (
+                " In the config, below [initialize] and [initialize.components], in place of any labels there:\n\n"
+                + "\n\n".join(_section_of_labels(name, data[name]) for name in in_config)
+            )
+        in_files = [name for name in in_config if not _fits_config(data[name])]
+        text += "".join(f"\n\nIn a file {name}.json:\n{data[name]}" for name in in_files)
+        if others := [name for name in names if name not in in_config]:
+            text += (
+                f"\n\nThe labels of {', '.join(others)} don't come from there: restore the 'source', "
+                "[initialize.after_init] or the code that they come from."
+            )
+        return f"{text}\n\nTo start from the beginning: {self._setting('resume', 'never')}, or another path."
 
     @staticmethod
     def _named(changes: Sequence[str], which: tuple[str, ...]) -> str:
@@ -294,6 +334,9 @@ class RunCheckpoints:
         saved.check_place(is_spacys=self._is_spacys)
         check_generators(saved.random)
         check_generators(saved.data.start)
+        if saved.late_labels:
+            add_late(self._nlp, saved.late_labels)
+            walked = walk_pipeline(self._nlp)
         restore_model(self._nlp, saved.model, walked)
         restore_setup(self._nlp, saved.model, walked)
         self._load_optimizer(saved)
@@ -487,11 +530,14 @@ class RunCheckpoints:
         if optimizer is None:
             return None
         walked = walk_pipeline(self._nlp)
-        check_layout(self._layout, layout_of(self._nlp, walked))
+        late = late_labels(self._nlp, self._identity.labels)
+        check_layout(self._layout, layout_of(self._nlp, walked), grown_params(self._nlp, late, walked))
         return SavedTraining(
             version=VERSION,
             values=self._values,
             identity=self._identity,
+            label_data=self._label_data,
+            late_labels=late,
             progress=self._progress.snapshot(),
             optimizer=optimizer,
             model=collect_model(self._nlp, self._optimizer.stopped_grads, walked=walked),
@@ -502,3 +548,17 @@ class RunCheckpoints:
             ranks=self.ranks.snapshot(),
             own=self.own,
         )
+
+
+def _section_of_labels(name: str, data: str) -> str:
+    """The section of a config that gives a component these labels. data (str): JSON."""
+    section = f"[initialize.components.{name}]"
+    if _fits_config(data):
+        return f"{section}\nlabels = {data}"
+    reader = '@readers = "spacy.read_labels.v1"'
+    return f'{section}\n\n[initialize.components.{name}.labels]\n{reader}\npath = "{name}.json"'
+
+
+def _fits_config(data: str) -> bool:
+    """Whether labels can stand in a config, and not only in a file. A config takes "$" for a variable."""
+    return data.startswith("[") and "$" not in data

@@ -40,7 +40,7 @@ from .progress import Progress
 from .random_state import RandomState
 from .run_lock import RunLock
 
-VERSION = 3
+VERSION = 4
 # Subfolder for the checkpoint of a step at which a signal stopped the run, and none was due.
 STOPPED = "stopped"
 # Writes under way, by folder: an abandoned run of this process may still write when the next one begins.
@@ -60,6 +60,8 @@ class SavedTraining:
     """The content of a checkpoint.
 
     values (dict): The settings that affect training.
+    label_data (dict): By component, the labels at the start as [initialize.components] takes them: JSON.
+    late_labels (dict): By component, the labels that came since, in order: see late_labels.py.
     performance (dict): The scores that spaCy saves with its models.
     own (dict): The user's own values, in a loop of theirs.
     """
@@ -67,6 +69,8 @@ class SavedTraining:
     version: Count
     values: dict[str, str]
     identity: Identity
+    label_data: dict[str, str]
+    late_labels: dict[str, list[str]]
     progress: Progress
     optimizer: dict[str, Any]
     model: ModelState

@@ -7,14 +7,17 @@ by its position, and vectors are not saved.
 from __future__ import annotations
 
 import inspect
+import json
 import zlib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy
 from spacy.language import Language
+from spacy.pipeline import EditTreeLemmatizer
 from spacy.util import registry
 
 from ..core.attachments import Attachment, paths_that_may_change
@@ -59,6 +62,8 @@ def collect_values_of_all(nlp: Language) -> dict[str, str]:
 
 
 def _values(nlp: Language, left_out: tuple[str, ...]) -> dict[str, str]:
+    # Labels are compared as the components have them.
+    left_out += tuple(f"initialize.components.{name}.labels" for name, proc in nlp.components if _labels(proc))
     written = _settings(nlp.config, left_out)
     values = _settings(nlp.config.interpolate(), left_out)
     return {path: text if _PATHS in (text := written.get(path, "")) else value for path, value in values.items()}
@@ -99,6 +104,8 @@ def collect_identity(nlp: Language) -> Identity:
 
 def _labels(proc: Any) -> list[str]:
     """The labels of a component, in the order of their weights."""
+    if isinstance(proc, EditTreeLemmatizer):  # its labels are numbers, in the order in which it first saw the trees
+        return [proc.trees.tree_to_str(tree) for tree in proc.labels]
     for attr in ("move_names", "labels"):
         try:
             found = getattr(proc, attr, None)
@@ -107,6 +114,16 @@ def _labels(proc: Any) -> list[str]:
         if found is not None and not callable(found):
             return [str(label) for label in found]
     return []
+
+
+def collect_label_data(nlp: Language) -> dict[str, str]:
+    """By component, its labels as [initialize.components] takes them, and as `spacy init labels` writes them: JSON."""
+    found = {}
+    for name, proc in nlp.components:
+        with suppress(Exception):  # as above; or they are no JSON
+            if data := getattr(proc, "label_data", None):
+                found[name] = json.dumps(data, ensure_ascii=False)
+    return found
 
 
 def collect_defaults(nlp: Language) -> set[str]:
@@ -210,3 +227,13 @@ def compare_identities(before: Identity, now: Identity, *, words: tuple[str, str
                 f"{is_now}"
             )
     return found
+
+
+def moved_labels(before: Identity, now: Identity) -> list[str]:
+    """The components in which a label of both has another position: it would get the weights of another label."""
+    found = []
+    for name in before.labels.keys() & now.labels.keys():
+        places = {label: place for place, label in enumerate(now.labels[name])}
+        if any(places.get(label, place) != place for place, label in enumerate(before.labels[name])):
+            found.append(name)
+    return sorted(found)

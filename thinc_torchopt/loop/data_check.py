@@ -1,8 +1,7 @@
-"""Check that the corpora of a training have the annotations that its components learn from and are scored by.
+"""Whether the corpora of a training have the annotations that its components learn from and are scored by.
 
-spaCy answers both questions. Its scorers get the annotations themselves as predictions: a score of 0 even then means
-that the corpus has no annotations for it. A thorough check also looks for unusable annotations, by the slow code of
-`spacy debug data`.
+A whole corpus in memory is looked at as a whole. spaCy's scorers get the annotations themselves as predictions: a score
+of 0 even then means that the corpus has no annotations for it.
 """
 
 from __future__ import annotations
@@ -12,28 +11,41 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from spacy.attrs import DEP, MORPH, ORTH, POS, SPACY, TAG
+import numpy
+from spacy.attrs import DEP, LEMMA, MORPH, ORTH, POS, SPACY, TAG
 from spacy.language import Language
 from spacy.morphology import Morphology
-from spacy.pipeline import Morphologizer, SpanCategorizer, TextCategorizer
+from spacy.pipeline import EditTreeLemmatizer, Morphologizer, SpanCategorizer, TextCategorizer
 from spacy.tokens import Doc
 from spacy.training import Example
+from spacy.training.corpus import FILE_TYPE, walk_corpus
+from spacy.util import registry
 from thinc.api import Model
 
-from ..core.annotations import NERS, PARSERS, annotations_of
-from ..core.host import compile_gold
+from ..core.annotations import LEARNS_FROM, NERS, PARSERS, Annotations, annotations_of, survey
+from ..core.config_checks import sections_of
+from ..core.errors import ConfigError
+from ..core.host import new_edit_trees
 from ..core.words import count, listed
+from .random_state import preserved_random
 
-# Labels are counted in the first texts, up to this many words: spaCy's code looks at some 40,000 words a second.
-MOST_WORDS = 200_000
+if TYPE_CHECKING:
+    from ..core.optimizer import TorchOptimizer
+
+# Tokens are aligned in so many words, as that takes long: some 40,000 words a second.
+_MOST_WORDS = 20_000
+# A suggester is asked for texts with so many spans.
+_MOST_SPANS = 500
 _MOST_NAMED = 5
-# A label with a smaller share of those in the training data may be missing in the development data by chance.
+# Labels with a smaller share of those of one corpus may be missing in the other by chance.
 _FREQUENT = 0.01
-# A larger share of tokens that don't align is worth a note.
-_MISALIGNED = 0.02
+# A larger share of tokens that don't align, or whose lemmas can't be learned, is worth a note.
+_MISALIGNED, _RARE_LEMMAS = 0.02, 0.25
+# A smaller share of proposed spans is. SOURCE: SPAN_LENGTH_THRESHOLD_PERCENTAGE in spacy/cli/debug_data.py.
+_PROPOSED = 0.9
 _NO_SCORE = (
     "The score is 0 at each evaluation: model-best is then not the best model, and 'patience' ends the training for no "
     "reason."
@@ -45,13 +57,24 @@ _STRICT = ("tagger", "spancat", "spancat_singlelabel")
 # Labels that these may unlearn are those that they find in the texts: label_conflicts.py.
 _COMPARED = (*NERS, "spancat", "spancat_singlelabel")
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
-# The ways of others with labels that they lack. SOURCE: spacy/pipeline/ner.pyx, `_ensure_labels_are_added`;
-# spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
+# The ways of others with labels that they lack. NER learns them: late_labels.py.
+# SOURCE: spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
 _OF_UNKNOWN = {
-    **dict.fromkeys(NERS, "spaCy adds {it} in the middle of the training, and no checkpoint can be saved then"),
     **dict.fromkeys(PARSERS, 'spaCy learns {it} as "dep"'),
     **dict.fromkeys(("textcat", "textcat_multilabel", "morphologizer"), "spaCy ignores {it}"),
 }
+
+
+class Finding(NamedTuple):
+    """A finding of a check.
+
+    kind (str): "stops": an error would end the training. "in vain": it would run to its end and learn nothing, or could
+        not be scored; `allow_untrainable` allows that. "doubt": a possible mistake.
+    text (str): In words, with what to do.
+    """
+
+    kind: Literal["stops", "in vain", "doubt"]
+    text: str
 
 
 @dataclass
@@ -60,16 +83,13 @@ class Corpus:
 
     name (str): Its section in the config: "corpora.train".
     examples (list[Example]): What was read of it.
-    is_whole (bool): Whether all of it was read.
-    is_first (bool): If not, whether these are its first texts.
-    best (dict): By component, its main scores with the annotations as predictions. None: its scorer raised an error.
+    is_whole (bool): Whether that is all. If not, these are its first texts.
     """
 
     name: str
     examples: list[Example]
     is_whole: bool = True
-    is_first: bool = True
-    best: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    _labels: dict[str, Counter[str] | None] = field(default_factory=dict)
 
     @property
     def words(self) -> int:
@@ -78,98 +98,205 @@ class Corpus:
     @property
     def told(self) -> str:
         """In words: "72 texts in [corpora.train]"."""
-        n = count(len(self.examples), "text")
-        if self.is_whole:
-            return f"{n} in [{self.name}]"
-        return f"first {n} in [{self.name}]" if self.is_first else f"{n} looked at in [{self.name}]"
+        return f"{'' if self.is_whole else 'first '}{count(len(self.examples), 'text')} in [{self.name}]"
 
-    def counted(self) -> tuple[list[Example], bool]:
-        """The texts whose labels are counted, and whether these are all."""
-        sums = accumulate(len(example.reference) for example in self.examples)
-        kept = next((i for i, words in enumerate(sums, 1) if words >= MOST_WORDS), len(self.examples))
-        return self.examples[:kept], self.is_whole and kept == len(self.examples)
+    @cached_property
+    def annotations(self) -> Annotations:
+        return survey(self.examples)
+
+    def labels_in(self, nlp: Language, name: str) -> Counter[str] | None:
+        """See below. Counted once."""
+        if name not in self._labels:
+            self._labels[name] = labels_in(nlp, name, self.examples)
+        return self._labels[name]
+
+    def part(self, words: int) -> list[Example]:
+        """Texts from all parts, with about so many words at most."""
+        return self.examples[:: max(1, -(-self.words // words))]
 
 
 @dataclass
-class Findings:
-    """stops (list[str]): Why a training would stop, or learn nothing. notes (list[str]): Possible mistakes.
+class Facts:
+    """The facts of a training that are known before its first step. All that is None, or empty, is not looked at.
 
-    allowable (list[str]): Those of `stops` with which it would run to its end.
-    """
-
-    stops: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    allowable: list[str] = field(default_factory=list)
-
-
-def check_data(
-    nlp: Language,
-    config: Mapping[str, Any],
-    train: Corpus | None,
-    dev: Corpus | None,
-    *,
-    sourced: Sequence[str],
-    is_initialized: bool,
-    is_thorough: bool = True,
-) -> Findings:
-    """Compare corpora with the components of a pipeline.
-
-    config (Mapping): Interpolated.
-    train, dev (Corpus | None): None: the corpus could not be read.
+    nlp (Language): The pipeline. config (Mapping): Its config, interpolated.
+    train, dev (Corpus | None): None: the corpus was not read, or could not be.
     sourced (Sequence[str]): Components from another pipeline.
     is_initialized (bool): Whether components have their labels.
-    is_thorough (bool): Also look for unusable annotations, which takes seconds.
+    optimizer (TorchOptimizer | None): It knows the pipeline. last (int): The last step. 0: it is unknown.
     """
-    found = Findings()
-    frozen = config["training"]["frozen_components"]
-    for corpus in (train, dev):
-        if corpus is not None:
-            corpus.best = dict(_best_scores(nlp, corpus.examples, is_initialized, is_thorough))
-    if is_initialized:
-        _check_frozen(nlp, frozen, found)
-    if train is not None:
-        _check_train(nlp, train, frozen, sourced, found)
-    if dev is not None:
-        _check_scores(nlp, config["training"]["score_weights"], dev, found)
-    if train is not None and is_initialized:
-        _check_labels(nlp, train, dev, frozen, sourced, found)
-        if is_thorough:
-            _check_annotations(nlp, train, dev, found)
-    if train is not None and dev is not None:
-        texts = set(map(_digest, train.examples))
-        twice = sum(_digest(example) in texts for example in dev.examples)
-        if twice:
-            found.notes.append(
-                f"{twice:,} of the {dev.told} {'is' if twice == 1 else 'are'} in [{train.name}] too: scores look "
-                "better than they would on new texts."
+
+    nlp: Language
+    config: Mapping[str, Any]
+    train: Corpus | None = None
+    dev: Corpus | None = None
+    sourced: Sequence[str] = ()
+    is_initialized: bool = True
+    optimizer: TorchOptimizer | None = None
+    last: int = 0
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        training: Mapping[str, Any] = self.config["training"]
+        return training
+
+    @property
+    def frozen(self) -> Sequence[str]:
+        frozen: Sequence[str] = self.training["frozen_components"]
+        return frozen
+
+    @property
+    def trained(self) -> list[str]:
+        """The components that are trained."""
+        return [
+            name for name, pipe in self.nlp.pipeline if name not in self.frozen and getattr(pipe, "is_trainable", False)
+        ]
+
+    def factory(self, name: str) -> str:
+        return self.nlp.get_pipe_meta(name).factory
+
+
+# ---------------------------------------------------------------------- are there texts, and annotations
+
+
+def texts_to_score(facts: Facts) -> Iterator[Finding]:
+    dev = facts.dev
+    if dev is not None and not dev.examples:
+        yield Finding(
+            "in vain", f"there is no text in [{dev.name}], so nothing can be scored. Add texts, or correct its path."
+        )
+
+
+def texts_left_out(facts: Facts) -> Iterator[Finding]:
+    """Find texts that spaCy's reader leaves out: all of a file that are too long, and have no sentences to cut."""
+    for name in dict.fromkeys((facts.training["train_corpus"], facts.training["dev_corpus"])):
+        for section in sections_of(facts.config):
+            is_within = f"{section.path}.".startswith(f"{name}.")
+            most = section.block.get("max_length") if section.block.get("@readers") == "spacy.Corpus.v1" else None
+            if not is_within or not most:
+                continue
+            with preserved_random():
+                reader = registry.resolve({"reader": dict(section.block)})["reader"]
+            texts = left = 0
+            for doc in reader.read_docbin(facts.nlp.vocab, walk_corpus(reader.path, FILE_TYPE)):
+                texts += 1
+                sents = doc.sents if doc.has_annotation("SENT_START") else [doc]
+                left += len(doc) >= most and all(len(sent) >= most for sent in sents)
+            if left:
+                yield Finding(
+                    "doubt",
+                    f"{left:,} of the {count(texts, 'text')} of [{section.path}] {'is' if left == 1 else 'are'} left "
+                    f"out: they have {most:,} tokens or more, and no sentences that are shorter (max_length = {most:,} "
+                    f"in [{section.path}]). Set max_length = 0, or annotate sentences.",
+                )
+
+
+def blank_components(facts: Facts) -> Iterator[Finding]:
+    """Find frozen components without weights: they run in each evaluation, and spaCy does not initialize them."""
+    for name, pipe in facts.nlp.pipeline if facts.is_initialized else ():
+        model = getattr(pipe, "model", None)
+        # None: the param exists, but has no values yet.
+        if (
+            name in facts.frozen
+            and isinstance(model, Model)
+            and any(node.has_param(param) is None for node in model.walk() for param in node.param_names)
+        ):
+            yield Finding(
+                "stops",
+                f"'{name}' is frozen and was never trained: the first evaluation stops with spaCy's error E900. Give "
+                f"[components.{name}] a 'source', or remove it from [training] frozen_components.",
             )
-    return found
 
 
-def _digest(example: Example) -> bytes:
-    """The text of an example, in a form that is quick to compute: its words, by the keys of any vocabulary."""
-    found: bytes = example.reference.to_array([ORTH, SPACY]).tobytes()
-    return found
+def nothing_to_learn(facts: Facts) -> Iterator[Finding]:
+    """Find components that have no annotations to learn from."""
+    train = facts.train
+    if train is None:
+        return
+    for name in facts.trained:
+        if not _is_empty(facts, name, train):
+            continue
+        is_sourced = name in facts.sourced
+        advice = _other_spans(facts.nlp, name, train) or (
+            " To keep it as it is, add it to [training] frozen_components."
+            if is_sourced
+            else " Add them, or remove the component from [nlp] pipeline."
+        )
+        yield Finding(
+            "in vain" if train.is_whole else "doubt",
+            f"'{name}'{' (sourced)' * is_sourced} has nothing to learn: none of the {train.told} has "
+            f"{_what(facts, name)}.{advice}",
+        )
 
 
-# ---------------------------------------------------------------------- are there annotations
+def texts_without_category(facts: Facts) -> Iterator[Finding]:
+    train = facts.train
+    if train is None or not (bare := sum(not example.reference.cats for example in train.examples)):
+        return
+    for name in facts.trained:
+        if facts.factory(name) == "textcat" and not _is_empty(facts, name, train):
+            yield Finding(
+                "doubt",
+                f"'{name}' learns that no category holds in {bare:,} of the {train.told}, as they have none. If they "
+                "are not annotated for it, leave them out, or use textcat_multilabel.",
+            )
 
 
-def _best_scores(
-    nlp: Language, examples: Sequence[Example], is_initialized: bool, is_thorough: bool
-) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """For each component with a scorer, its main scores with the annotations as predictions."""
-    for name, pipe in nlp.pipeline:
+def nothing_to_score(facts: Facts) -> Iterator[Finding]:
+    """Find scores that can only be 0."""
+    dev = facts.dev
+    if dev is None or not dev.examples:
+        return
+    best = dict(_best_scores(facts, dev.examples))
+    wanted = {key: weight for key, weight in facts.training["score_weights"].items() if weight}
+    known = {key: value for scores in best.values() for key, value in (scores or {}).items()}
+    is_known = None not in best.values()
+    counted = [name for name, scores in best.items() if any(key in wanted for key in scores or {})]
+    if is_known and len(counted) > 1 and all(_is_empty(facts, name, dev) for name in counted):
+        kinds = listed(list(dict.fromkeys(_what(facts, name) for name in counted)), "or")
+        yield Finding(
+            "doubt",
+            f"Nothing can be scored: none of the {dev.told} has {kinds}. {_NO_SCORE}"
+            + "".join(_other_spans(facts.nlp, name, dev) for name in counted),
+        )
+        return
+    for name, scores in best.items():
+        missing = [key for key, value in (scores or {}).items() if not value and key in wanted]
+        if missing and _is_empty(facts, name, dev):
+            yield Finding(
+                "doubt",
+                f"'{name}' can't be scored: none of the {dev.told} has {_what(facts, name)}. {_listed(missing)} "
+                f"{'says' if len(missing) == 1 else 'say'} nothing about the training."
+                f"{_other_spans(facts.nlp, name, dev)}",
+            )
+        elif missing:
+            yield Finding(
+                "doubt",
+                f"{_listed(missing)} of '{name}' can't rise above 0 on [{dev.name}], even if all predictions are "
+                "right. Are its annotations all alike, or is a part of them missing?",
+            )
+    unknown = [key for key in wanted if key not in known and key not in _OF_TOKENIZER]
+    if unknown and is_known:
+        yield Finding(
+            "doubt",
+            f"[training.score_weights] counts {_listed(unknown)}, which no component computes: left out of the score. "
+            f"There are: {_listed(sorted(known), most=12) or 'none'}.",
+        )
+    if is_known and not any(known.get(key) or key in _OF_TOKENIZER for key in wanted):
+        yield Finding("doubt", f"Nothing that [training.score_weights] counts can be computed. {_NO_SCORE}")
+
+
+def _best_scores(facts: Facts, examples: Sequence[Example]) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """For each component with a scorer, its main scores with the annotations as predictions. None: they are unknown."""
+    for name, pipe in facts.nlp.pipeline:
         if not callable(getattr(pipe, "score", None)):
             continue
-        # One of the user may count its calls: in a training it is left to spaCy.
-        if not is_thorough and not str(getattr(getattr(pipe, "scorer", None), "__module__", "spacy.")).startswith(
-            "spacy."
-        ):
+        # One of the user may need more than annotations, or count its calls.
+        if not str(getattr(getattr(pipe, "scorer", None), "__module__", "spacy.")).startswith("spacy."):
             yield name, None
             continue
         # Categories are scored by the component's labels, and it has none yet.
-        is_blank = not is_initialized and "textcat" in _factory(nlp, name)
+        is_blank = not facts.is_initialized and "textcat" in facts.factory(name)
         if is_blank and any(example.reference.cats for example in examples):
             yield name, None
             continue
@@ -181,10 +308,10 @@ def _best_scores(
             begin, size = begin + size, size * 4
             try:
                 raw = pipe.score(gold)  # type: ignore[attr-defined]
-            except Exception:  # a user's scorer may need more than annotations
+            except Exception:  # the method may be the user's
                 scores = None
                 break
-            weights = nlp.get_pipe_meta(name).default_score_weights or {}
+            weights = facts.nlp.get_pipe_meta(name).default_score_weights or {}
             counts = [key for key in raw if weights.get(key)] or list(raw)
             for key in counts:
                 if isinstance(raw[key], (int, float, type(None))):
@@ -194,100 +321,19 @@ def _best_scores(
         yield name, scores
 
 
-def _check_frozen(nlp: Language, frozen: Sequence[str], found: Findings) -> None:
-    """Find frozen components without weights: they run in each evaluation, and spaCy does not initialize them."""
-    for name, pipe in nlp.pipeline:
-        model = getattr(pipe, "model", None)
-        # None: the param exists, but has no values yet.
-        if (
-            name in frozen
-            and isinstance(model, Model)
-            and any(node.has_param(param) is None for node in model.walk() for param in node.param_names)
-        ):
-            found.stops.append(
-                f"'{name}' is frozen and was never trained: the first evaluation stops with spaCy's error E900. Give "
-                f"[components.{name}] a 'source', or remove it from [training] frozen_components."
-            )
+def _is_empty(facts: Facts, name: str, corpus: Corpus) -> bool:
+    """Whether a corpus has no annotations that a component could learn. False: also where this is unknown."""
+    factory, key = facts.factory(name), str(getattr(facts.nlp.get_pipe(name), "key", ""))
+    kind, found = LEARNS_FROM.get(factory), corpus.annotations.of(factory, key)
+    if found is None:
+        return False
+    if factory == "span_finder":
+        return not corpus.annotations.span_lengths.get(facts.nlp.get_pipe(name).cfg["spans_key"])  # type: ignore[attr-defined]
+    return not (found.labels if kind in ("entities", "links", "spans") else found.texts)
 
 
-def _check_train(nlp: Language, train: Corpus, frozen: Sequence[str], sourced: Sequence[str], found: Findings) -> None:
-    trained = [name for name, pipe in nlp.pipeline if name not in frozen and getattr(pipe, "is_trainable", False)]
-    empty = [name for name in trained if _is_empty(nlp, name, train)]
-    for name in empty:
-        what = f"none of the {train.told} has {_what(nlp, name)}."
-        other = _other_spans(nlp, name, train)
-        if name in sourced or not train.is_whole or not _is_spacys(nlp, name):
-            of = " (sourced)" * (name in sourced)
-            advice = other or " To keep it as it is, add it to [training] frozen_components."
-            found.notes.append(f"'{name}'{of} has nothing to learn: {what}{advice}")
-        else:
-            advice = other or " Add them, or remove the component from [nlp] pipeline."
-            found.stops.append(f"'{name}' has nothing to learn: {what}{advice}")
-            found.allowable.append(found.stops[-1])
-    bare = sum(not example.reference.cats for example in train.examples)
-    for name in (name for name in trained if bare and name not in empty and _factory(nlp, name) == "textcat"):
-        found.notes.append(
-            f"'{name}' learns that no category holds in {bare:,} of the {train.told}, as they have none. If they are "
-            "not annotated for it, leave them out, or use textcat_multilabel."
-        )
-
-
-def _check_scores(nlp: Language, weights: Mapping[str, float | None], dev: Corpus, found: Findings) -> None:
-    wanted = {key: weight for key, weight in weights.items() if weight}
-    known = {key: value for scores in dev.best.values() for key, value in (scores or {}).items()}
-    is_known = None not in dev.best.values()
-    counted = [name for name, scores in dev.best.items() if any(key in wanted for key in scores or {})]
-    if is_known and len(counted) > 1 and all(_is_empty(nlp, name, dev) for name in counted):
-        kinds = listed(list(dict.fromkeys(_what(nlp, name) for name in counted)), "or")
-        found.notes.append(
-            f"Nothing can be scored: none of the {dev.told} has {kinds}. {_NO_SCORE}"
-            + "".join(_other_spans(nlp, name, dev) for name in counted)
-        )
-        return
-    for name, scores in dev.best.items():
-        missing = [key for key, value in (scores or {}).items() if not value and key in wanted]
-        if missing and _is_empty(nlp, name, dev):
-            found.notes.append(
-                f"'{name}' can't be scored: none of the {dev.told} has {_what(nlp, name)}. {_listed(missing)} "
-                f"{'says' if len(missing) == 1 else 'say'} nothing about the training.{_other_spans(nlp, name, dev)}"
-            )
-        elif missing:
-            found.notes.append(
-                f"{_listed(missing)} of '{name}' can't rise above 0 on [{dev.name}], even if all predictions are "
-                "right. Are its annotations all alike, or is a part of them missing?"
-            )
-    unknown = [key for key in wanted if key not in known and key not in _OF_TOKENIZER]
-    if unknown and is_known:
-        found.notes.append(
-            f"[training.score_weights] counts {_listed(unknown)}, which no component computes: left out of the score. "
-            f"There are: {_listed(sorted(known), most=12) or 'none'}."
-        )
-    if is_known and not any(known.get(key) or key in _OF_TOKENIZER for key in wanted):
-        found.notes.append(f"Nothing that [training.score_weights] counts can be computed. {_NO_SCORE}")
-
-
-def _is_empty(nlp: Language, name: str, corpus: Corpus) -> bool:
-    """Whether a corpus has no annotations that a component could learn."""
-    scores = corpus.best.get(name)
-    # If all texts have the same categories, some scores are 0.
-    has_cats = "textcat" in _factory(nlp, name) and any(example.reference.cats for example in corpus.examples)
-    # A tree after a text without one is not counted. SOURCE: spacy/scorer.py, `score_deps`: `missing_indices`.
-    is_parser = _factory(nlp, name) in PARSERS
-    has_trees = is_parser and any(example.reference.has_annotation("DEP") for example in corpus.examples)
-    return bool(scores) and not any(scores.values()) and not has_cats and not has_trees  # type: ignore[union-attr]
-
-
-def _is_spacys(nlp: Language, name: str) -> bool:
-    """Whether it is a component of spaCy that learns from annotations that are known."""
-    return bool(annotations_of(_factory(nlp, name), ""))
-
-
-def _factory(nlp: Language, name: str) -> str:
-    return nlp.get_pipe_meta(name).factory
-
-
-def _what(nlp: Language, name: str) -> str:
-    return annotations_of(_factory(nlp, name), getattr(nlp.get_pipe(name), "key", "")) or (
+def _what(facts: Facts, name: str) -> str:
+    return annotations_of(facts.factory(name), getattr(facts.nlp.get_pipe(name), "key", "")) or (
         "annotations that its scorer counts"
     )
 
@@ -296,61 +342,109 @@ def _other_spans(nlp: Language, name: str, corpus: Corpus) -> str:
     """For a span categorizer, the keys that the corpus has spans under."""
     if not isinstance(nlp.get_pipe(name), SpanCategorizer):
         return ""
-    keys = {key for example in corpus.examples for key in example.reference.spans}
-    return (
-        f" The corpus has spans under '{_listed(sorted(keys))}': set spans_key in [components.{name}]." if keys else ""
-    )
+    keys = sorted(corpus.annotations.spans)
+    return f" The corpus has spans under '{_listed(keys)}': set spans_key in [components.{name}]." if keys else ""
 
 
 # ---------------------------------------------------------------------- do labels fit
 
 
-def _check_labels(
-    nlp: Language, train: Corpus, dev: Corpus | None, frozen: Sequence[str], sourced: Sequence[str], found: Findings
-) -> None:
-    texts, is_all = train.counted()
-    for name, pipe in nlp.pipeline:
-        labels = set(getattr(pipe, "labels", ()))
-        of_train = labels_in(nlp, name, texts)
-        is_trained = name not in frozen and getattr(pipe, "is_trainable", False)
-        if of_train is None:
+def labels_unknown(facts: Facts) -> Iterator[Finding]:
+    """Find labels of the corpus that a component does not know, as it was not initialized with the corpus."""
+    train = facts.train
+    if train is None:
+        return
+    for name, of_train in _labels_of(facts, train):
+        labels, factory, is_sourced = _known(facts, name, of_train), facts.factory(name), name in facts.sourced
+        unknown = sorted(of_train.keys() - labels)
+        if name not in facts.trained or not unknown or not facts.nlp.get_pipe(name).labels:  # type: ignore[attr-defined]
             continue
-        if is_trained and labels:
-            known = _known(nlp, name, of_train, is_sourced=name in sourced)
-            _check_known(name, _factory(nlp, name), known, of_train, train, found, is_sourced=name in sourced)
-        if _factory(nlp, name) in PARSERS:  # rare labels are "dep" to it
-            labels = labels | of_train.keys() if is_trained else labels
-        elif is_trained:
-            gone = sorted(labels - of_train.keys())
-            if gone and is_all and name in sourced and of_train and _factory(nlp, name) not in _COMPARED:
-                found.notes.append(
-                    f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
-                    f"{'it' if len(gone) == 1 else 'them'}."
-                )
-        of_dev = None if dev is None else labels_in(nlp, name, dev.counted()[0])
-        if dev is None or not of_dev:
+        it = "it" if len(unknown) == 1 else "them"
+        written = f"[{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}]"
+        if any("$" in label for label in unknown):  # which a config reads as part of a variable
+            written = "null"
+        text = f"'{name}'{' (sourced)' * is_sourced} does not know {_listed(unknown)}, which [{train.name}] has"
+        to_add = (
+            f"To add {it} before the training and keep what it has learned: @callbacks = "
+            f'"thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} = {written} in '
+            "[initialize.after_init.labels]. spacy torchopt init --from writes such a config."
+        )
+        if factory in NERS:
+            advice = to_add if is_sourced else f"To have {it} from the start: [initialize.components.{name}.labels]."
+            learns = f"it learns {it} from the first text on that has {it}, in the middle of the training"
+            yield Finding("doubt", f"{text}: {learns}. {advice}")
+        elif is_sourced:
+            yield Finding("stops", f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. {to_add}")
+        elif factory in _STRICT:
+            yield Finding(
+                "stops",
+                f"{text}: {_KEY_ERROR}. Let it be initialized with the corpus (without 'source', and without labels in "
+                "[initialize.components]), or freeze it.",
+            )
+        else:
+            yield Finding("doubt", f"{text}: it can't learn {it}.")
+
+
+def labels_unlearned(facts: Facts) -> Iterator[Finding]:
+    """Find labels of sourced components that the corpus does not have."""
+    train = facts.train
+    if train is None or not train.is_whole:
+        return
+    for name, of_train in _labels_of(facts, train):
+        gone = sorted(set(facts.nlp.get_pipe(name).labels) - of_train.keys())  # type: ignore[attr-defined]
+        is_meant = name in facts.trained and name in facts.sourced and facts.factory(name) not in (*_COMPARED, *PARSERS)
+        if is_meant and gone and of_train:
+            yield Finding(
+                "doubt",
+                f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
+                f"{'it' if len(gone) == 1 else 'them'}.",
+            )
+
+
+def labels_of_one_corpus(facts: Facts) -> Iterator[Finding]:
+    """Find labels that only one of the two corpora has."""
+    train, dev = facts.train, facts.dev
+    if train is None or dev is None:
+        return
+    in_dev = dict(_labels_of(facts, dev))
+    for name, of_train in _labels_of(facts, train):
+        labels, of_dev = set(facts.nlp.get_pipe(name).labels), in_dev[name]  # type: ignore[attr-defined]
+        is_learned = name in facts.trained
+        if is_learned and facts.factory(name) in PARSERS:  # rare labels are "dep" to it
+            labels |= of_train.keys()
+        if not of_dev:
             continue
-        # It is said above that a trained component does not know some of the training data.
-        if labels and (never := sorted(of_dev.keys() - labels - (of_train.keys() if is_trained else set()))):
-            share = sum(of_dev[label] for label in never) / max(1, sum(of_dev.values()))
-            why = f"[{train.name}] does not have" if is_trained else "it does not know (it is frozen)"
-            if is_all or not is_trained:
-                found.notes.append(
-                    f"'{name}' is never right on {_listed(never)} ({share:.1%} of the labels in [{dev.name}]), which "
-                    f"{why}."
-                )
+        # It is said elsewhere that a trained component does not know some of the training data.
+        never = sorted(of_dev.keys() - labels - (of_train.keys() if is_learned else set())) if labels else []
+        share = sum(of_dev[label] for label in never) / max(1, sum(of_dev.values()))
+        if share > _FREQUENT and (train.is_whole or not is_learned):
+            why = f"[{train.name}] does not have" if is_learned else "it does not know (it is frozen)"
+            yield Finding(
+                "doubt",
+                f"'{name}' is never right on {_listed(never)} ({share:.1%} of the labels in [{dev.name}]), which "
+                f"{why}.",
+            )
         least = _FREQUENT * sum(of_train.values())
         unscored = sorted(label for label, n in of_train.items() if n > least and not of_dev[label])
-        if is_trained and unscored and dev.counted()[1]:
-            found.notes.append(
+        if is_learned and unscored and dev.is_whole:
+            yield Finding(
+                "doubt",
                 f"'{name}' is not scored on {_listed(unscored)}: [{dev.name}] does not have "
-                f"{'it' if len(unscored) == 1 else 'them'}, and [{train.name}] does."
+                f"{'it' if len(unscored) == 1 else 'them'}, and [{train.name}] does.",
             )
+
+
+def _labels_of(facts: Facts, corpus: Corpus) -> Iterator[tuple[str, Counter[str]]]:
+    """Of each component with labels, how often a corpus has them."""
+    for name in facts.nlp.pipe_names if facts.is_initialized else ():
+        found = corpus.labels_in(facts.nlp, name)
+        if found is not None:
+            yield name, found
 
 
 def labels_in(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
     """How often a corpus has each label of a component. None: unknown for this kind of component."""
-    pipe, factory = nlp.get_pipe(name), _factory(nlp, name)
+    pipe, factory = nlp.get_pipe(name), nlp.get_pipe_meta(name).factory
     docs = [example.reference for example in examples]
     found: Counter[str] = Counter()
     if isinstance(pipe, SpanCategorizer):
@@ -388,81 +482,233 @@ def _of_tokens(nlp: Language, docs: Sequence[Doc], attr: int) -> Counter[str]:
     return Counter({nlp.vocab.strings[key]: number for key, number in keys.items()})
 
 
-def _known(nlp: Language, name: str, of_train: Mapping[str, int], *, is_sourced: bool) -> set[str]:
+def _known(facts: Facts, name: str, of_train: Mapping[str, int]) -> set[str]:
     """The labels that a component can learn, as a corpus has them. A parser learns rare ones as "dep"."""
-    pipe: Any = nlp.get_pipe(name)
+    pipe: Any = facts.nlp.get_pipe(name)
     known = set(pipe.labels)
-    if _factory(nlp, name) in PARSERS:
-        least = pipe.cfg["min_action_freq"] if is_sourced else math.inf
+    if facts.factory(name) in PARSERS:
+        least = pipe.cfg["min_action_freq"] if name in facts.sourced else math.inf
         known |= {label for label, number in of_train.items() if number < least or label.upper() == "ROOT"}
     return known
 
 
-def _check_known(
-    name: str,
-    factory: str,
-    labels: set[str],
-    of_train: Mapping[str, int],
-    train: Corpus,
-    found: Findings,
-    *,
-    is_sourced: bool,
-) -> None:
-    """Find labels of the corpus that a component does not know, as it was not initialized with the corpus."""
-    unknown = sorted(of_train.keys() - labels)
-    if not unknown:
-        return
-    it = "it" if len(unknown) == 1 else "them"
-    written = f"[{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}]"
-    if any("$" in label for label in unknown):  # which a config reads as part of a variable
-        written = "null"
-    text = f"'{name}'{' (sourced)' * is_sourced} does not know {_listed(unknown)}, which [{train.name}] has"
-    if is_sourced:
-        found.stops.append(
-            f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. To add {it} before the training and keep "
-            f'what it has learned: @callbacks = "thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} '
-            f"= {written} in [initialize.after_init.labels]. spacy torchopt init --from writes such a config."
-        )
-    elif factory in _STRICT:
-        found.stops.append(
-            f"{text}: {_KEY_ERROR}. Let it be initialized with the corpus (without 'source', and without labels in "
-            "[initialize.components]), or freeze it."
-        )
-    else:
-        found.notes.append(f"{text}: it can't learn {it}.")
+# ---------------------------------------------------------------------- can annotations be learned
 
 
-def _check_annotations(nlp: Language, train: Corpus, dev: Corpus | None, found: Findings) -> None:
-    """Find the faults in annotations that `spacy debug data` counts."""
-    try:
-        in_train = compile_gold(train.counted()[0], nlp)
-    except Exception as error:  # e.g. annotations that contradict each other
-        found.notes.append(
-            f"Annotations that can't be used were not counted: spacy debug data failed ({type(error).__name__})."
-        )
+def tokens_misaligned(facts: Facts) -> Iterator[Finding]:
+    """Find another tokenizer's tokens, in a part of the corpus."""
+    if facts.train is None:
         return
-    words = in_train["n_words"]
-    if (misaligned := in_train["n_misaligned_words"]) > _MISALIGNED * words:
-        found.notes.append(
-            f"{misaligned:,} of {words:,} tokens in [{train.name}] do not line up with the tokenizer of this pipeline: "
-            "most of their annotations are not learned. Was the corpus made with another tokenizer?"
+    part = facts.train.part(_MOST_WORDS)
+    words = sum(len(example.reference) for example in part)
+    lost = 0
+    for example in part:
+        there, tokens = example.reference.to_array(ORTH), example.predicted
+        if not numpy.array_equal(tokens.to_array(ORTH), there):
+            lengths = example.alignment.x2y.lengths
+            lost += sum(not token.is_space and lengths[token.i] != 1 for token in tokens)
+    if lost > _MISALIGNED * words:
+        of = "tokens" if len(part) == len(facts.train.examples) else "tokens looked at"
+        yield Finding(
+            "doubt",
+            f"{lost:,} of {words:,} {of} in [{facts.train.name}] do not line up with the tokenizer of this pipeline: "
+            "most of their annotations are not learned. Was the corpus made with another tokenizer?",
         )
-    if in_train["ws_ents"]:
-        found.notes.append(
-            f"{in_train['ws_ents']:,} tokens at the ends of entities in [{train.name}] are white space, which spaCy "
-            "calls invalid."
+
+
+def entities_of_white_space(facts: Facts) -> Iterator[Finding]:
+    if facts.train is None or not any(facts.factory(name) in NERS for name in facts.trained):
+        return
+    docs = [example.reference for example in facts.train.examples]
+    if n := sum(doc[ent.start].is_space or doc[ent.end - 1].is_space for doc in docs for ent in doc.ents):
+        yield Finding(
+            "doubt",
+            f"Entities that begin or end with white space, which spaCy can't learn: {n:,} in [{facts.train.name}]. The "
+            "training may stop with its error E024. Move their ends to words.",
         )
-    if in_train["n_cycles"]:
-        found.notes.append(f"{count(in_train['n_cycles'], 'tree')} in [{train.name}] have cycles: not learned.")
-    factories = {_factory(nlp, name) for name in nlp.pipe_names}
-    if "textcat" in factories and dev is not None:
-        cats = [example.reference.cats for example in dev.counted()[0] if example.reference.cats]
-        # Texts without a category are not annotated for it, and not scored.
-        if wrong := sum(list(values.values()).count(1.0) != 1 for values in cats):
-            found.notes.append(
-                f"{count(wrong, 'text')} in [{dev.name}] have none or several categories, where textcat expects one. "
-                "Use textcat_multilabel."
+
+
+def lemmas_too_rare(facts: Facts) -> Iterator[Finding]:
+    """Find lemmas whose change from the word is rarer than a lemmatizer learns."""
+    train = facts.train
+    if train is None:
+        return
+    for name in facts.trained:
+        pipe = facts.nlp.get_pipe(name)
+        if not isinstance(pipe, EditTreeLemmatizer) or name in facts.sourced:
+            continue
+        docs = [example.reference for example in train.examples]
+        trees, of_tree = new_edit_trees(), Counter[int]()
+        known: dict[tuple[int, int], int] = {}
+        for doc in docs:
+            strings = doc.vocab.strings  # a reader may have a vocabulary of its own
+            for (word, lemma), n in Counter(map(tuple, doc.to_array([ORTH, LEMMA]).tolist())).items():
+                if lemma:
+                    if (word, lemma) not in known:
+                        known[word, lemma] = trees.add(strings[word], strings[lemma])
+                    of_tree[known[word, lemma]] += n
+        least = pipe.min_tree_freq
+        rare = sum(n for n in of_tree.values() if n < least)
+        if rare > _RARE_LEMMAS * of_tree.total():
+            yield Finding(
+                "doubt",
+                f"'{name}' does not learn {rare:,} of {of_tree.total():,} lemmas in [{train.name}]: their change from "
+                f"the word occurs fewer than {least:,} times (min_tree_freq = {least:,} in [components.{name}]). Add "
+                "texts, or lower it.",
             )
+
+
+def categories_of_another_kind(facts: Facts) -> Iterator[Finding]:
+    """Find models of text categorizers for another kind of categories, and texts of another kind."""
+    dev = facts.dev
+    for name in facts.nlp.pipe_names:
+        factory = facts.factory(name)
+        if factory not in ("textcat", "textcat_multilabel"):
+            continue
+        is_one = factory == "textcat"
+        model = facts.config["components"].get(name, {}).get("model", {})
+        for section in sections_of({f"components.{name}.model": model}):
+            if section.block.get("exclusive_classes", is_one) is not is_one and name in facts.trained:
+                here, there = ("one", "several") if is_one else ("several", "one")
+                yield Finding(
+                    "doubt",
+                    f"'{name}' expects {here} of its categories to hold, and its model {there}: exclusive_classes = "
+                    f"{str(not is_one).lower()} in [{section.path}]. Set it to {str(is_one).lower()}, or use the "
+                    f"factory {'textcat_multilabel' if is_one else 'textcat'}.",
+                )
+        if dev is None or not is_one:
+            continue
+        # Texts without a category are not annotated for it, and not scored.
+        cats = [one.reference.cats for one in dev.examples if one.reference.cats]
+        if wrong := sum(list(values.values()).count(1.0) != 1 for values in cats):
+            yield Finding(
+                "doubt",
+                f"{count(wrong, 'text')} in [{dev.name}] have none or several categories, where textcat expects one. "
+                "Use textcat_multilabel.",
+            )
+
+
+def spans_not_proposed(facts: Facts) -> Iterator[Finding]:
+    """Find span categorizers whose suggester does not propose the spans of the first texts that have some."""
+    train = facts.train
+    if train is None or not facts.is_initialized:
+        return
+    for name in facts.trained:
+        pipe: Any = facts.nlp.get_pipe(name)
+        before = facts.nlp.pipe_names[: facts.nlp.pipe_names.index(name)]
+        # It may need what others annotate.
+        if not isinstance(pipe, SpanCategorizer) or {*before} & {*facts.training["annotating_components"]}:
+            continue
+        texts, spans = [], 0
+        for example in train.examples:
+            if spans < _MOST_SPANS and (n := len(example.reference.spans.get(pipe.key, ()))):
+                texts.append(example)
+                spans += n
+        if not texts:
+            continue
+        where = f"[components.{name}.suggester]"
+        try:
+            found = pipe.suggester([example.predicted.copy() for example in texts], ops=pipe.model.ops)
+        except Exception as error:  # one of the user may raise anything
+            yield Finding(
+                "stops",
+                f"{where} raises {type(error).__name__}: {error} on the first texts of [{train.name}]. If it needs "
+                "what others annotate, add these to annotating_components in [training].",
+            )
+            continue
+        rows, proposed = pipe.model.ops.to_numpy(found.dataXd), 0
+        ends = numpy.cumsum(pipe.model.ops.to_numpy(found.lengths))
+        for example, of_text in zip(texts, numpy.split(rows, ends[:-1])):
+            there = {(int(start), int(end)) for start, end in of_text}
+            for span in example.get_aligned_spans_y2x(example.reference.spans[pipe.key], allow_overlap=True):
+                proposed += (span.start, span.end) in there
+        if proposed >= _PROPOSED * spans:
+            continue
+        lengths = sorted({len(span) for one in texts for span in one.reference.spans[pipe.key]})
+        tokens = f"{lengths[0]} to {lengths[-1]} tokens" if len(lengths) > 1 else count(lengths[0], "token")
+        if proposed:
+            text = f"proposes {proposed:,} of {spans:,} spans: '{name}' can find no others"
+        else:
+            text = f"proposes none of {count(spans, 'span')}, so '{name}' has nothing to learn"
+        yield Finding(
+            "doubt" if proposed else "in vain",
+            f"{where} {text}. In the first texts of [{train.name}] that have some under '{pipe.key}', spans have "
+            f"{tokens}. Change its sizes, or take another suggester.",
+        )
+
+
+def vectors_that_are_gone(facts: Facts) -> Iterator[Finding]:
+    """Find sourced components that read word vectors, in a pipeline that has none, or shorter ones."""
+    vectors, now = facts.nlp.vocab.vectors, json.dumps(facts.config["initialize"]["vectors"])
+    for name, pipe in facts.nlp.pipeline:
+        model = getattr(pipe, "model", None)
+        if name not in facts.sourced or not isinstance(model, Model):
+            continue
+        needed = {node.get_dim("nM") for node in model.walk() if node.name == "static_vectors" and node.has_dim("nM")}
+        if needed - {vectors.shape[1]} or (needed and not vectors.shape[0]):
+            there = f"of {vectors.shape[1]} numbers" if vectors.shape[0] else "none"
+            yield Finding(
+                "stops",
+                f"'{name}' (sourced) reads word vectors of {max(needed)} numbers, and this pipeline has {there}: set "
+                f"vectors in [initialize] to the pipeline that it comes from. Now it is {now}.",
+            )
+
+
+# ---------------------------------------------------------------------- texts
+
+
+def texts_in_both(facts: Facts) -> Iterator[Finding]:
+    train, dev = facts.train, facts.dev
+    if train is None or dev is None:
+        return
+    texts = set(map(_digest, train.examples))
+    twice = sum(_digest(example) in texts for example in dev.examples)
+    if twice:
+        yield Finding(
+            "doubt",
+            f"{twice:,} of the {dev.told} {'is' if twice == 1 else 'are'} in [{train.name}] too: scores look better "
+            "than they would on new texts.",
+        )
+
+
+def _digest(example: Example) -> bytes:
+    """The text of an example, in a form that is quick to compute: its words, by the keys of any vocabulary."""
+    found: bytes = example.reference.to_array([ORTH, SPACY]).tobytes()
+    return found
+
+
+def texts_in_no_batch(facts: Facts) -> Iterator[Finding]:
+    """Draw the batches of an epoch, in the order of the corpus."""
+    train = facts.train
+    if train is None or not train.examples:
+        return
+    block = facts.training["batcher"]
+    with preserved_random():  # one of the user may draw numbers
+        try:
+            batcher = registry.resolve({"batcher": block})["batcher"]
+            in_batches = sum(len(example.reference) for batch in batcher(iter(train.examples)) for example in batch)
+        except ConfigError as error:
+            yield Finding("stops", str(error))
+            return
+    leaves_out = block.get("discard_oversize") is True
+    if not in_batches:
+        yield Finding("stops", no_batch(train.name, leaves_out=leaves_out))
+    elif leaves_out and train.is_whole and (left := train.words - in_batches):
+        yield Finding(
+            "doubt",
+            f"{left:,} of the {train.words:,} words in [{train.name}] are in no batch: their texts are longer than a "
+            "batch may be (discard_oversize = true in [training.batcher]).",
+        )
+
+
+def no_batch(corpus: str, *, leaves_out: bool) -> str:
+    """Why there is no batch, in words."""
+    return "There would be no batch: " + (
+        f"each text in [{corpus}] is longer than a batch may be. Set discard_oversize = false in [training.batcher], "
+        "or a larger size."
+        if leaves_out
+        else f"[training.batcher] makes none of the texts in [{corpus}]."
+    )
 
 
 def _listed(names: Sequence[str], most: int = _MOST_NAMED) -> str:

@@ -27,6 +27,7 @@ from thinc.api import fix_random_seed
 from ..core.errors import ConfigError
 from ..core.read_once import Reader, as_in_files
 from ..core.schema import Count, Positive
+from ..core.words import count
 from .progress_bars import show_progress
 from .random_state import GeneratorStates, OwnGenerators, load_generators, read_generators, save_generators
 
@@ -39,7 +40,7 @@ class Batches:
     checksum = 0
 
     def __init__(self, batches: Iterator[Batch]):
-        self._batches = batches
+        self._batches = _never_empty(batches)
         self._ahead: deque[Batch] = deque()
         self._max_epochs: int | None = None
         self._first_epoch: int | None = None
@@ -119,14 +120,12 @@ class Batches:
     @property
     def batcher(self) -> Any:
         """The batcher of spaCy's batches, [training.batcher]. None: these are not spaCy's batches."""
-        return self._locals_of_spacys.get("batcher")
+        batcher = self._locals_of_spacys.get("batcher")
+        return batcher.batcher if isinstance(batcher, _NeverEmpty) else batcher
 
     @property
     def _locals_of_spacys(self) -> dict[str, Any]:
-        batches = self._batches
-        if not inspect.isgenerator(batches) or batches.gi_code is not create_train_batches.__code__:
-            return {}
-        return inspect.getgeneratorlocals(batches)
+        return _locals_of_spacys(self._batches)
 
     def count_steps(self, max_steps: int) -> int:
         """The number of training steps, if `patience` does not end it first. max_steps (int): 0: no limit.
@@ -186,6 +185,47 @@ def _count_steps(max_steps: int, max_epochs: int | None, count_first_epoch: Call
             "inverse_sqrt needs none."
         )
     return min(limits)
+
+
+def _locals_of_spacys(batches: Any) -> dict[str, Any]:
+    """The variables of spaCy's batches. Empty: these are not spaCy's, or are exhausted."""
+    is_spacys = inspect.isgenerator(batches) and batches.gi_code is create_train_batches.__code__
+    return inspect.getgeneratorlocals(batches) if is_spacys else {}
+
+
+@dataclass
+class _NeverEmpty:
+    """A batcher that raises an error after an epoch without a batch, where spaCy's loop would look for one for ever."""
+
+    batcher: Callable[[Iterable[Example]], Iterable[list[Example]]]
+
+    def __call__(self, items: Iterable[Example]) -> Iterator[list[Example]]:
+        texts = [0]
+
+        def counted() -> Iterator[Example]:
+            for texts[0], item in enumerate(items, 1):
+                yield item
+
+        batch = None
+        for batch in self.batcher(items if isinstance(items, list) else counted()):
+            yield batch
+        if batch is None:
+            n = len(items) if isinstance(items, list) else texts[0]
+            found = f"made no batch of {count(n, 'text')}" if n else "got no text"
+            raise ConfigError(
+                f"Can't train: expected batches of the texts in [training] train_corpus in each epoch, and "
+                f"[training.batcher] {found} in the last one. It leaves out texts that are longer than its size if "
+                "discard_oversize = true. Set that to false, give a larger size, or correct the reader of the corpus."
+            )
+
+
+def _never_empty(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, with an error where an epoch has none."""
+    found = _locals_of_spacys(batches)
+    if not found or inspect.getgeneratorstate(batches) != inspect.GEN_CREATED:  # type: ignore[arg-type]
+        return batches
+    made: Iterator[Batch] = create_train_batches(**{**found, "batcher": _NeverEmpty(found["batcher"])})
+    return made
 
 
 # Batches of a corpus in memory that are drawn at once: exchanging the generators takes 20 times as long as a batch.

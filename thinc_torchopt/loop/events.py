@@ -31,8 +31,9 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigAttributeError, ConfigError
 from ..core.log import LOGGER
+from ..core.near_misses import did_you_mean
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -65,7 +66,7 @@ FACTS: Final = {
     "'groups': {'default': 9.0}}`",
     "update_norms": "a function that computes the norm of the change by the update, in the same form. It has no result "
     "unless a metric has it in `reads`",
-    "scores": "all scores, by name",
+    "scores": "all scores, by name. `metrics` is the same",
     "score": "the weighted score, by which the best model is chosen",
     "dev_losses": "a function that computes the loss on the development data: `{'losses': {'ner': 3.0}, 'words': 100, "
     "'examples': 8}`. Its argument is the most examples to read (None: all)",
@@ -79,6 +80,8 @@ COMMON: Final = (
     *("step", "epoch", "words", "seconds", "counts", "learn_rates", "max_steps", "warmup_steps", "rank", "world_size"),
     *("is_final", "control", "run"),
 )
+# Names of the Trainer Controller Framework for facts of ours. Both names work.
+ALIASES: Final = {"global_step": "step", "metrics": "scores"}
 _OF_STEP = ("losses", "batch_words", "batch_size", "grad_norm", "grad_norms")
 # All events on which rules may be evaluated, in the order in which a training has them, with more facts of each.
 EVENTS: Final[dict[str, tuple[str, ...]]] = {
@@ -289,7 +292,8 @@ class Control:
     """Requests of listeners and rules. They apply to the current step, or to the next one between steps, and are then
     reset.
 
-    should_stop (bool): End the run after this step; between steps, at once. It is never reset.
+    should_stop (bool): End the run after this step; between steps, at once. It is never reset. Also
+        `should_training_stop`, its name in the Trainer Controller Framework.
     should_epoch_stop (bool): Skip the rest of this epoch.
     should_evaluate (bool): Evaluate this step. Too late from `on_evaluate` on.
     should_log (bool): Log this step, for loggers that don't log each one. Too late from `on_log` on.
@@ -297,6 +301,7 @@ class Control:
     should_roll_back (bool): Go back to the last checkpoint at the end of this step. Requests after `on_step_end` are
         served at `on_save`, if the state is saved, and after the last step at `on_train_end`.
     should_roll_back_to_best (bool): The same, to the checkpoint of the best evaluation. Wins over `should_roll_back`.
+    RAISES (ConfigAttributeError): Another attribute is set.
     """
 
     should_stop: bool = False
@@ -306,6 +311,22 @@ class Control:
     should_save: bool = False
     should_roll_back: bool = False
     should_roll_back_to_best: bool = False
+
+    def __setattr__(self, name: str, value: bool) -> None:
+        known = [*(field.name for field in fields(self)), "should_training_stop"]
+        if name not in known:
+            raise ConfigAttributeError(
+                f"Can't set '{name}' of a Control: expected one of {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def should_training_stop(self) -> bool:
+        return self.should_stop
+
+    @should_training_stop.setter
+    def should_training_stop(self, value: bool) -> None:
+        self.should_stop = value
 
     def end_step(self) -> None:
         """Reset all requests except `should_stop`."""

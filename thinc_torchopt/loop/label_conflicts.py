@@ -31,6 +31,8 @@ from .filling import COMPLETE
 # The pipeline predicts so many texts, for so long at most.
 MOST_TEXTS = 200
 MOST_SECONDS = 20.0
+# Words of a corpus that are searched for labels that are missing there.
+MOST_WORDS = 200_000
 _BATCH = 20
 # A label is missing if the pipeline finds it at least so often, and this many times as often as the texts have it.
 _LEAST_FOUND = 5
@@ -206,7 +208,7 @@ def _parts(nlp: Language, name: str, train: Corpus, complete: Collection[str]) -
     kind, key = _kind_of(nlp, name)
     if kind not in ("entities", "spans"):
         return
-    docs = [example.reference for example in train.counted()[0]]
+    docs = [example.reference for example in train.part(MOST_WORDS)]
     if kind == "entities":
         docs = [doc for doc in docs if doc.has_annotation("ENT_IOB")]
     held = [set(_labels_in(doc, kind, key)) for doc in docs]

@@ -136,13 +136,14 @@ def check_parts(nlp: Language, walked: Sequence[NamedModel] | None = None) -> No
         )
 
 
-def check_layout(at_start: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_layout(at_start: Mapping[str, Any], now: Mapping[str, Any], may_grow: Collection[str] = ()) -> None:
     """Check that a resumed run could load the current model.
 
     at_start, now (Mapping): `layout_of` the pipeline at the start of the run, and now.
+    may_grow (Collection[str]): Params that a resumed run makes larger before it loads them: see late_labels.py.
     RAISES (StateError): The layout has changed since.
     """
-    different = _differences(at_start, now)
+    different = [name for name in _differences(at_start, now) if name not in may_grow]
     if different:
         raise StateError(
             "Can't save a checkpoint: expected the pipeline as it was when training began, found other components, "

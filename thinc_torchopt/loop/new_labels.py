@@ -7,9 +7,8 @@ spaCy 3.8 gives components labels in [initialize] so:
 | without `source` | those of [corpora.train]; or those of `labels` in [initialize.components.NAME] alone |
 | with `source` | those of the pipeline that it comes from alone: spaCy does not initialize it |
 
-So one of the two is forgotten. In the training, a sourced ner gets a label at the first text that has it, in the middle
-of the run, so no checkpoint can be saved; a parser learns it as "dep"; textcat, morphologizer and trainable_lemmatizer
-ignore it; tagger and spancat stop with a KeyError.
+So one of the two is forgotten. In the training, a sourced ner gets a label with the first text that has it; a parser
+learns it as "dep"; textcat, morphologizer and trainable_lemmatizer ignore it; tagger and spancat stop with a KeyError.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Several processes are an add-on, the entry point `several` of the group `thinc_t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from spacy.language import Language
@@ -52,10 +52,10 @@ class Alone:
     def begin(self, seed: int | None) -> None:
         """Begin or resume the run. seed (int | None): The seed of a resumed run."""
 
-    def begin_step(self, step: int, hook: Callable[[], None] | None) -> None:
-        """Begin a step. hook (Callable): The user's `before_update`, which may change the pipeline."""
-        if hook is not None:
-            hook()
+    def begin_step(self, step: int, changes: Sequence[Callable[[], None]]) -> None:
+        """Begin a step. changes (Sequence[Callable]): Called: all that may change the pipeline, in all processes."""
+        for change in changes:
+            change()
 
     def begin_update(
         self, batch: list[Example], losses: dict[str, Any], checksum: int
@@ -96,6 +96,10 @@ class Alone:
     def is_told_to_decay(self, noted: bool) -> bool:
         """Whether learning rates start to fall after this step. noted (bool): Whether this process was told so."""
         return noted
+
+    def of_any(self, names: set[str]) -> set[str]:
+        """The names that any process has."""
+        return names
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
         """Rank 0's result of a function, on all ranks."""

@@ -13,11 +13,13 @@ from spacy.language import Language
 
 from ..core.errors import RollbackError, RollbackWarning, StateError
 from ..core.optimizer import TorchOptimizer
+from ..core.params import walk_pipeline
 from ..core.types import RollbackSettings
 from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedTraining, best_ones, remove, resumable, step_of, whole_ones
 from .events import Control, Save, StepEnd, TrainEnd
-from .model_state import check_model, is_finite, restore_model
+from .late_labels import with_late_rows
+from .model_state import check_model, is_finite, layout_of, restore_model
 from .processes import Alone
 from .progress import Progress
 from .saved_models import SavedModels
@@ -113,14 +115,16 @@ class Rollback:
             )
         step = saved.progress.step
         try:
-            check_model(self._nlp, saved.model)
+            walked = walk_pipeline(self._nlp)
+            model = with_late_rows(self._nlp, saved.model, walked)
+            check_model(self._nlp, model, layout_of(self._nlp, walked))
             self._optimizer.roll_back(saved.optimizer, factor)
         except StateError as error:
             raise RollbackError(
                 f"Can't go back to the checkpoint of step {step}, although {what}: the model has grown since. Lower "
                 f"learn_rate, or check the training data. ({error})"
             ) from error
-        restore_model(self._nlp, saved.model)
+        restore_model(self._nlp, model, walked)
         if self._ranks.writes:
             remove(path for path in resumable(folder) if (step_of(path) or 0) > step)
         progress.rollbacks.append((progress.step, step))

@@ -53,6 +53,8 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
+from .gradient_check import GradientCheck
+from .late_labels import LateLabels
 from .log_numbers import LogNumbers, counts_of
 from .param_norms import ParamNorms
 from .processes import Alone, Scores, processes_of
@@ -180,6 +182,7 @@ class Run:
         self.ranks = Alone()
         self.checkpoints: RunCheckpoints | None = None
         self._spacys_models = SpacysModels(nlp)
+        self._late_labels = LateLabels(nlp, arguments.exclude)
         self._evaluate = evaluation_of_kept(nlp, evaluate)
         drop = arguments.dropout
         self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
@@ -197,6 +200,8 @@ class Run:
             self._open_processes(listeners, end)
             self._open_data(batches_of_kept(iter(train_data)))
             self._join(listeners)
+            if end is not None:
+                self._add(GradientCheck(nlp, optimizer, arguments.exclude, self.progress, self.ranks))
             self._is_ready = self.checkpoints is not None and self.checkpoints.open(
                 self.progress, self._dropouts, self._listeners
             )
@@ -394,11 +399,13 @@ class Run:
     # ------------------------------------------------------------------ one step
 
     def begin_step(self, batch: list[Example]) -> None:
-        """Count the step, and call the user's hook, which may change the pipeline."""
+        """Count the step, and call what may change the pipeline: the user's hook, and labels that the batch brings."""
         self.progress.step += 1
         self.batch = batch
-        hook = None if self.arguments.before_update is None else self._call_hook
-        self.ranks.begin_step(self.progress.step, hook)
+        changes = [self._call_hook] if self.arguments.before_update is not None else []
+        if (add_labels := self._late_labels.look(batch)) is not None:
+            changes.append(add_labels)
+        self.ranks.begin_step(self.progress.step, changes)
         if not self._is_ready:
             # Again, as the hook may have changed the pipeline.
             self._check_listeners(have_tensors=all(example.predicted.tensor.size for example in batch))

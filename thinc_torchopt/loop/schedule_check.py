@@ -1,30 +1,39 @@
-"""Find schedules that end too early, or too late, for a training."""
+"""Whether a training's settings fit its length: its end, evaluations, learning rates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from spacy.language import Language
 from spacy.training import Example
 from spacy.util import registry
 
+from ..core.algorithms import FAR, usual_rates
+from ..core.config_checks import sections_of
 from ..core.optimizer import TorchOptimizer
+from ..core.params import trainable_components
 from ..core.types import ParamInfo
-from ..core.words import plain
+from ..core.words import count, plain
+from .data_check import Facts, Finding
 from .random_state import preserved_random
+from .setting_rates import rates_of_settings
 
 # The learning rates of each param group, step by step.
 Rates = Mapping[str, Sequence[float]]
 
+_THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _THINCS_WARMUP = "warmup_linear.v1"
-# Worth a note: a larger share of steps without a learning rate; a last rate above this part of the highest.
-_MANY_STEPS, _LARGE_RATE = 0.02, 0.2
+# Worth a note: a larger share of steps without a learning rate; a last rate above this part of the highest; a patience
+# below this part of the steps; a larger part of the steps after the last evaluation.
+_MANY_STEPS, _LARGE_RATE, _SHORT_PATIENCE, _UNSCORED = 0.02, 0.2, 0.75, 0.1
 # A schedule longer than this many times the training does not end with it.
 _LONGER = 1.1
-# More steps are not counted, nor rates computed.
-_MOST_STEPS = 1_000_000
+# More steps are not counted, nor rates computed. Without an end, so many.
+_MOST_STEPS, _NO_END = 1_000_000, 20_000
 
 
 def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[float]]:
@@ -40,70 +49,6 @@ def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[fl
         for group, rate in now.items():
             found[group].append(rate)
     return found
-
-
-@dataclass
-class Trained:
-    """The rates of a param group, from the first step that trains it.
-
-    rates (Sequence[float]): From there to the last step. begin (int): That step. infos (list[ParamInfo]): Its params,
-    if they are known.
-    """
-
-    group: str
-    rates: Sequence[float]
-    begin: int = 0
-    infos: list[ParamInfo] = field(default_factory=list)
-
-    @property
-    def peak(self) -> float:
-        return max(self.rates, default=0.0)
-
-
-def trained_groups(now: Mapping[str, ParamInfo], rates: Rates) -> list[Trained]:
-    """The groups that have a learning rate above 0 at some step."""
-    groups: dict[str, list[ParamInfo]] = {}
-    for info in now.values():
-        groups.setdefault(info.group, []).append(info)
-    found = []
-    for group, infos in groups.items():
-        begin = int(min(min(info.frozen_until for info in infos), len(rates[group])))
-        found.append(Trained(group, rates[group][begin:], begin, infos))
-    return [group for group in found if group.peak > 0.0]
-
-
-def doubts_of_schedules(
-    training: Mapping[str, Any], optimizer: TorchOptimizer, trained: Sequence[Trained], last: int, *, has_end: bool
-) -> Iterator[str]:
-    """Find schedules that end too early or too late.
-
-    training (Mapping): [training], interpolated. last (int): The last step. has_end (bool): Whether the training has
-    an end.
-    """
-    found = dict(_blocks_with_schedules(training["optimizer"], ""))
-    warmups = _thincs_warmups(found)
-    yield from warmups
-    if has_end:
-        if not warmups:
-            yield from _too_short(trained, found, last)
-        yield from _too_long(trained, found, last)
-    ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
-    to_the_end = [path for path, block in found.items() if block.get("total_steps") in ends]
-    to_the_end += [path for path, source in optimizer.schedules.items() if getattr(source, "spans_training", False)]
-    # The first score is that of step 0.
-    if to_the_end and 0 < training["patience"] < last:
-        yield (
-            f"{', '.join(to_the_end)} falls until step {last:,}, but patience = {training['patience']:,} "
-            "may end the training long before: then the small rates at the end, which help most, never come. Set "
-            "patience = 0, and max_steps to the number of steps that you want."
-        )
-    falls = {path: getattr(source, "cooldown", None) for path, source in optimizer.schedules.items()}
-    at_will = [path for path, cooldown in falls.items() if cooldown is not None and cooldown.only_at_will]
-    if at_will and "budget" not in optimizer.attachments:
-        yield (
-            f"{', '.join(at_will)} falls only on demand: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
-            "-USR1 with the id of the process). When it has fallen, the training ends."
-        )
 
 
 def last_step(training: Mapping[str, Any], examples: Sequence[Example], processes: int = 1) -> int:
@@ -123,42 +68,179 @@ def last_step(training: Mapping[str, Any], examples: Sequence[Example], processe
     return max(0, counted - 1)
 
 
-def doubts_of_config(training: Mapping[str, Any], last: int) -> list[str]:
-    """Find schedules of learning rates that end too early or too late, by the config alone. Others are left out: those
-    that end with the training or depend on scores.
+@dataclass
+class Trained:
+    """The learning rates of the params that one setting gives them to.
 
-    training (Mapping): [training], interpolated. last (int): The last step. 0: it is unknown, and nothing is found.
+    name (str): The param group, or the pattern, whose setting it is. rates (Sequence[float]): From the first step that
+    trains them to the last. begin (int): That step. infos (list[ParamInfo]): The params.
     """
-    if not last:
-        return []
-    found: dict[str, Mapping[str, Any]] = {}
-    curves: list[Trained] = []
-    for path, block in _blocks_with_schedules(training["optimizer"], ""):
-        is_inner = any(path.startswith(f"{outer}.") for outer in found)
-        if is_inner or not (path.startswith("per_param_lr.") or path.rpartition(".")[2] in ("learn_rate", "lr_scale")):
-            continue
-        found[path] = block
-        with preserved_random():  # one of the user may draw numbers
-            source = registry.resolve({"schedule": dict(block)})["schedule"]
-            is_curve = isinstance(source, Iterator) and not hasattr(source, "observe")
-            if not is_curve or getattr(source, "spans_training", False):
-                continue
-            rates = [float(rate) for rate in islice(source, last + 1)]
-        rates += rates[-1:] * (last + 1 - len(rates))  # the last value stays
-        if any(rates):
-            curves.append(Trained(path, rates))
-    warmups = _thincs_warmups(found)
-    return [*warmups, *([] if warmups else _too_short(curves, found, last)), *_too_long(curves, found, last)]
+
+    name: str
+    rates: Sequence[float]
+    begin: int = 0
+    infos: list[ParamInfo] = field(default_factory=list)
+
+    @property
+    def peak(self) -> float:
+        return max(self.rates, default=0.0)
 
 
-def _thincs_warmups(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [
+def trained_params(nlp: Language, optimizer: TorchOptimizer, config: Mapping[str, Any], last: int) -> list[Trained]:
+    """All params that have a learning rate above 0 at some step, by the setting of their rate. Schedules of the
+    optimizer stay where they are.
+    """
+    block = config["training"]["optimizer"]
+    with preserved_random():  # one of the user may draw numbers
+        settings = rates_of_settings(config, last)
+    usual = settings.get(("learn_rate",), [optimizer.learn_rate])
+    by_block = {place[1]: rates for place, rates in settings.items() if len(place) > 1}
+    scales = {name: group.get("lr_scale", 1.0) for name, group in block.get("param_groups", {}).items()}
+    groups: dict[tuple[str, str, float, float], list[ParamInfo]] = {}
+    for info in optimizer.describe():
+        # Where several blocks set the same for a param, the last one wins. A scale that moves counts as 1.
+        name = next((name for name in reversed(info.blocks) if name in by_block), "default")
+        numbers = (scales.get(one, 1.0) for one in info.blocks)
+        scale = math.prod(one for one in numbers if isinstance(one, (int, float)))
+        groups.setdefault((name, info.algorithm, scale, info.frozen_until), []).append(info)
+    found = []
+    for (name, _, scale, frozen_until), infos in groups.items():
+        begin, rates = int(min(frozen_until, last + 1)), by_block.get(name, usual)
+        whole = rates + rates[-1:] * (last + 1 - len(rates))  # the last value stays
+        found.append(Trained(name, [scale * rate for rate in whole[begin:]], begin, infos))
+    return [one for one in found if one.peak > 0.0]
+
+
+# ---------------------------------------------------------------------- the checks
+
+
+def end_of_training(facts: Facts) -> Iterator[Finding]:
+    """Find mistakes in the end of the training and in its evaluations."""
+    if facts.optimizer is None:
+        return
+    patience, every, last = facts.training["patience"], facts.training["eval_frequency"], facts.last
+    ends = bool(last or facts.training["max_epochs"] > 0 or patience)
+    if not ends and not any(one.plans_decay for one in facts.optimizer.attachments.values()):
+        yield Finding(
+            "doubt",
+            "Nothing ends this training: max_steps, max_epochs and patience set no limit. Set max_steps in [training].",
+        )
+    if 0 < patience < every and (not last or patience <= last):
+        yield Finding(
+            "doubt",
+            f"The training ends at step {patience:,}, whatever the score does: patience = {patience:,} is over before "
+            f"the second evaluation, at step {every:,} (eval_frequency). Both count steps: set patience to several "
+            "times eval_frequency.",
+        )
+    elif 0 < last < every:
+        yield Finding(
+            "doubt",
+            f"The only evaluation is at step 0, before anything is learned: eval_frequency = {every:,} is more than "
+            f"the {count(last, 'step')} that follow. model-best is then the model of step 0.",
+        )
+    elif last and last % every > _UNSCORED * last:
+        skipped = last % every
+        yield Finding(
+            "doubt",
+            f"{count(skipped, 'step')} at the end {'is' if skipped == 1 else 'are'} not scored, as eval_frequency = "
+            f"{every:,} does not divide the last step, {last:,}: model-best is at best the model of step "
+            f"{last - skipped:,}.",
+        )
+
+
+def learning_rates(facts: Facts) -> Iterator[Finding]:
+    """Find rates of 0, unusual ones, and schedules that end too early or too late."""
+    name = str(facts.training["optimizer"].get("@optimizers"))
+    # The settings of an optimizer that code of the user builds are not known.
+    if facts.optimizer is None or not name.startswith(("thinc-torchopt.", *_THINC)):
+        return
+    trained = trained_params(facts.nlp, facts.optimizer, facts.config, facts.last or _NO_END)
+    is_hooked = facts.training["before_update"] is not None  # the hook may complete the pipeline
+    if not trained and not is_hooked and (why := _why_nothing(facts, facts.optimizer)):
+        yield Finding("in vain", f"Nothing would be trained: {why}.")
+    for text in rates_far_above(facts.nlp, trained):
+        yield Finding(
+            "doubt", f"{text} At such rates the loss mostly grows. To find a better one: spacy torchopt find-lr."
+        )
+    yield from (Finding("doubt", text) for text in _far_below(trained))
+    yield from (Finding("doubt", text) for text in _schedules(facts, facts.optimizer, trained))
+
+
+def _why_nothing(facts: Facts, optimizer: TorchOptimizer) -> str:
+    """Empty: a component has no params, and may still learn."""
+    if not trainable_components(facts.nlp, facts.frozen):
+        names = [name for name in facts.nlp.pipe_names if name in facts.frozen]
+        return (
+            f"[training] frozen_components lists every component that could be trained: {', '.join(names)}"
+            if names
+            else "no component of the pipeline can be trained"
+        )
+    infos = optimizer.describe()
+    if any(not info.frozen_until for info in infos):
+        return "each learning rate in [training.optimizer] is 0 at all steps"
+    return "all params are frozen by [training.optimizer] until after the last step" * bool(infos)
+
+
+def rates_far_above(nlp: Language, trained: Sequence[Trained]) -> Iterator[str]:
+    """Find rates far above the usual ones for their algorithm."""
+    encoders = [name for name in nlp.pipe_names if nlp.get_pipe_meta(name).factory.endswith("transformer")]
+    found: dict[tuple[str, str], tuple[float, list[str]]] = {}
+    for group in trained:
+        of_encoder = [info for info in group.infos if info.name.partition("/")[0] in encoders]
+        label = group.infos[0].algorithm
+        usual = usual_rates(label, pretrained=bool(of_encoder))
+        if usual is not None and group.peak > FAR * usual.highest:
+            what = f"a trained transformer with {label}" if of_encoder else label
+            text = f"{what}, {plain(usual.lowest)} to {plain(usual.highest)} ({usual.source})"
+            peak, groups = found.get((label, text), (0.0, []))
+            found[label, text] = max(peak, group.peak), [*groups, group.name]
+    for (_, text), (peak, groups) in found.items():
+        of = "" if len(groups) == len(trained) else f" of {', '.join(groups)}"
+        yield f"The learning rate{of} goes up to {plain(peak)}, far above what is usual for {text}."
+
+
+def _far_below(trained: Sequence[Trained]) -> Iterator[str]:
+    """Find low rates of algorithms that find their rate themselves."""
+    too_small: dict[str, float] = {}
+    for group in trained:
+        label = group.infos[0].algorithm
+        usual = usual_rates(label)
+        if usual is not None and usual.is_factor and 0 < group.peak < usual.lowest / FAR:
+            too_small[label] = max(group.peak, too_small.get(label, 0.0))
+    for label, peak in too_small.items():
+        yield (
+            f"The learning rate goes up to {plain(peak)}, but {label} finds its rate itself, and multiplies it by "
+            f"learn_rate: here, by {plain(peak)}. Set learn_rate = 1.0 in [training.optimizer]."
+        )
+
+
+def _schedules(facts: Facts, optimizer: TorchOptimizer, trained: Sequence[Trained]) -> Iterator[str]:
+    training, last = facts.training, facts.last
+    sections = sections_of({"": training["optimizer"]})
+    found = {path.strip("."): block for path, block in sections if "@schedules" in block}
+    warmups = [
         f"{path} is thinc's {_THINCS_WARMUP} with total_steps = 0: it falls to 0 when its warm-up is over, and from "
         "there on nothing is learned. Set total_steps = ${training.max_steps}; or use thinc-torchopt.warmup_linear.v1 "
         "without total_steps."
         for path, block in found.items()
         if block["@schedules"] == _THINCS_WARMUP and not block.get("total_steps")
     ]
+    yield from warmups
+    if not last:
+        return
+    if not warmups:
+        yield from _too_short(trained, found, last)
+    yield from _too_long(trained, found, last)
+    ends = (training["max_steps"], training["max_steps"] + 1) if training["max_steps"] else ()
+    to_the_end = [path for path, block in found.items() if block.get("total_steps") in ends]
+    to_the_end += [path for path, source in optimizer.schedules.items() if getattr(source, "spans_training", False)]
+    # The first score is that of step 0.
+    if to_the_end and 0 < training["patience"] < _SHORT_PATIENCE * last:
+        yield (
+            f"{', '.join(to_the_end)} falls until step {last:,}, but patience = {training['patience']:,} "
+            "may end the training long before: then the small rates at the end, which help most, never come. Set "
+            "patience = 0, and max_steps to the number of steps that you want."
+        )
 
 
 def _too_short(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]], last: int) -> Iterator[str]:
@@ -167,14 +249,14 @@ def _too_short(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]
     for group in trained:
         end = group.begin + max(i for i, rate in enumerate(group.rates) if rate) + 1
         if last - end > _MANY_STEPS * last:
-            by_end.setdefault(end, []).append(group.group)
+            by_end.setdefault(end, []).append(group.name)
     for end, groups in by_end.items():
         causes = [
             f"total_steps = {steps:,} in {path}"
             for path, block in found.items()
             if isinstance(steps := block.get("total_steps"), int) and steps and abs(steps - end) <= 1
         ]
-        of = "" if len(groups) == len(trained) else f" of {', '.join(groups)}"
+        of = "" if len(groups) == len(trained) else f" of {', '.join(dict.fromkeys(groups))}"
         yield (
             f"The learning rate{of} is 0 from step {end:,} on, and the training ends at step {last:,}: its last "
             f"{last - end:,} steps learn nothing{f' ({causes[0]})' if causes else ''}. Let both end at the same step."
@@ -206,12 +288,3 @@ def _too_long(trained: Sequence[Trained], found: Mapping[str, Mapping[str, Any]]
 
 def _told(far: Sequence[tuple[str, int]]) -> str:
     return f" ({', '.join(f'total_steps = {steps:,} in {path}' for path, steps in far)})" if far else ""
-
-
-def _blocks_with_schedules(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All blocks with a schedule, by their paths."""
-    if "@schedules" in block:
-        yield path, block
-    for name, value in block.items():
-        if isinstance(value, Mapping):
-            yield from _blocks_with_schedules(value, f"{path}.{name}" if path else name)

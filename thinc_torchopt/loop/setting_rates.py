@@ -18,10 +18,11 @@ Place = tuple[str, ...]
 _STEPS_WITHOUT_END = 10_000
 
 
-def rates_of_settings(config: Mapping[str, Any]) -> dict[Place, list[float]]:
+def rates_of_settings(config: Mapping[str, Any], last: int | None = None) -> dict[Place, list[float]]:
     """The rates of every setting over the training; of one that does not move, only that.
 
     config (Mapping[str, Any]): A config, interpolated.
+    last (int | None): The last step. None: as the config says.
     """
     block = config["training"]["optimizer"]
     given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
@@ -31,7 +32,7 @@ def rates_of_settings(config: Mapping[str, Any]) -> dict[Place, list[float]]:
     given = {path: value for path, value in given.items() if value is not None}
     # Under numbers: what is in a path may be no name of a section.
     resolved = registry.resolve({"rates": {str(i): value for i, value in enumerate(given.values())}})["rates"]
-    steps = (config["training"].get("max_steps") or _STEPS_WITHOUT_END) + 1
+    steps = (last or config["training"].get("max_steps") or _STEPS_WITHOUT_END) + 1
     return {path: _rates(resolved[str(i)], steps) for i, path in enumerate(given)}
 
 

@@ -152,7 +152,6 @@ EVERYTHING = {
         {"name": "scores", "class": "EvalMetrics", "arguments": {"min_delta": 0.05}},
         {"name": "state", "class": "TrainingState"},
         {"name": "norms", "class": "GradNorm"},
-        {"name": "speed", "class": "Throughput", "arguments": {"window_size": 2}},
         {"name": "rates", "class": "LearnRates"},
     ],
     "controllers": [
@@ -180,7 +179,6 @@ EVERYTHING = {
                 {},
             ),
             ("logged", ["on_log"], "logs['training_loss']['loss'][-1] > logs['training_loss']['loss'][0]", {}),
-            ("fast", ["on_step_end"], "speed['recent'] > 15", {}),
             ("steep", ["on_optimizer_step", "on_epoch_end"], "norms['total'] > 1.5 or rates['a'] > 1.5", {}),
         ]
     ],

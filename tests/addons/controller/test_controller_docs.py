@@ -8,12 +8,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from unittest.mock import Mock
 
 import pytest
+import simpleeval
 import srsly
 
-from thinc_torchopt.addons.controller import compiler, sandbox
+from thinc_torchopt.addons.controller import evaluator, rules
 from thinc_torchopt.addons.controller.controller import TrainerController
+from thinc_torchopt.addons.controller.evaluator import FUNCTIONS
 from thinc_torchopt.addons.controller.operations import RunHandle
-from thinc_torchopt.addons.controller.sandbox import FUNCTIONS
 from thinc_torchopt.core.optimizer import TorchOptimizer
 from thinc_torchopt.loop.events import Control
 
@@ -103,8 +104,8 @@ def test_docs_name_all_functions():
 def test_docs_limits_are_true():
     [limits] = re.findall(r"Its limits are (.*?)\s+in\s+all\.", PAGE, flags=re.DOTALL)
     assert [int(text.replace(",", "")) for text in re.findall(r"\d[\d,]*\d", limits)] == [
-        *(compiler.MAX_TEXT, compiler.MAX_NODES, compiler.MAX_DEPTH),
-        *(sandbox.MAX_BITS, sandbox.MAX_PASSES, sandbox.MAX_KEYS, sandbox.MAX_WORK),
+        *(rules.MAX_TEXT, rules.MAX_NODES, rules.MAX_DEPTH, simpleeval.MAX_POWER, evaluator.MAX_BITS),
+        *(simpleeval.MAX_COMPREHENSION_LENGTH, simpleeval.MAX_STRING_LENGTH, evaluator.MAX_WORK),
     ]
 
 

@@ -152,7 +152,7 @@ def test_definition_action_without_a_name():
         ((*M, "class"), 3, "controller_metrics[0].class", "found 3"),
         ((*M, "class"), del_, "controller_metrics[0]", "the key 'class'"),
         ((*M, "name"), del_, "controller_metrics[0]", "the key 'name'"),
-        ((*M, "name"), "my-loss", "controller_metrics[0].name", "a name that rules can use"),
+        ((*M, "name"), "my loss", "controller_metrics[0].name", "a name that rules can use"),
         ((*M, "name"), "max", "controller_metrics[0].name", "a name that rules can use"),
         ((*M, "name"), "step", "controller_metrics[0].name", "a name that rules can use"),
         ((*M, "name"), "_x", "controller_metrics[0].name", "a name that rules can use"),
@@ -212,7 +212,7 @@ def test_definition_action_without_a_name():
         ((*M, "class"), None, "controller_metrics[0].class", "found None"),
         ((*O, "arguments"), {"factor": date(2026, 1, 1)}, "operations[0].arguments", "found date"),
         ((*O, "arguments"), {"factor": 0.5, "groups": [b"a"]}, "operations[0].arguments", "found bytes"),
-        ((*M,), {"name": "f", "class": "FileWatch", "arguments": {"path": Path("x")}}, M_ARGUMENTS, "found PosixPath"),
+        ((*M,), {"name": "f", "class": "Loss", "arguments": {"exclude": Path("x")}}, M_ARGUMENTS, "found PosixPath"),
         ((*C, "patience"), 3, "controllers[0].patience", "patience_threshold, mode"),
         ((*C, "patience"), {"threshold": 3}, "controllers[0].patience", "Did you mean 'patience_threshold'?"),
         ((*C, "patience", "patience_threshold"), 1.5, "controllers[0].patience.patience_threshold", "a whole number"),
@@ -253,7 +253,7 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         "operations": [{"name": "o", "class": "FreezeControl"}],
         "controllers": [
             {"name": "c", "triggers": ["on_nothing"], "rule": "a > 1 and b > 1", "operations": ["o.should_freeze"]},
-            {"name": "c", "triggers": ["on_log"], "rule": "a.b", "operations": ["nope.x"], "cooldown": "x"},
+            {"name": "c", "triggers": ["on_log"], "rule": "a and 1", "operations": ["nope.x"], "cooldown": "x"},
         ],
         "more": 1,
     }
@@ -275,6 +275,48 @@ def test_definition_faults_are_told_all_at_once_and_once_each(tmp_path):
         "- controllers[1].cooldown",
     ]
     assert isinstance(caught.value, ConfigError)
+
+
+# The first example of the framework's record, to the letter.
+FIRST = """
+controller-metrics:
+  - name: loss
+    class: Loss
+controllers:
+  - name: loss-controller
+    triggers:
+      - on_log
+    rule: "loss < 1.0"
+    operations:
+      - hfcontrols.should_training_stop
+"""
+
+
+def test_definition_of_the_record_runs_to_the_letter(tmp_path):
+    (tmp_path / "first.yaml").write_text(FIRST)
+    controller = TrainerController(tmp_path / "first.yaml")
+    assert not controller.on_event("on_log", step=1, log_history=[{"loss": 1.5}])
+    [firing] = controller.on_event("on_log", step=2, log_history=[{"loss": 0.5}])
+    assert (firing.action, firing.values) == ("should_training_stop", {"loss": {"loss": 0.5}})
+
+
+def test_definition_names_of_metrics_may_have_hyphens():
+    """A rule writes them as _, as do windows, and `values`: there, a-b is a subtraction."""
+    metrics = [
+        {"name": "training-loss", "class": "Loss"},
+        {"name": "a-b", "class": "Window", "arguments": {"of": "training_loss['loss']", "size": 1}},
+    ]
+    rule = {"name": "r", "triggers": ["on_step_end"], "operations": ["control.should_log"]}
+    content = {"controller_metrics": metrics, "controllers": [{**rule, "rule": "training_loss.loss - a_b.first == 0"}]}
+    controller = TrainerController(content)
+    assert controller.on_event("on_step_end", step=0, losses={"ner": 0.5})
+    assert list(controller.values) == ["training_loss", "a_b"]
+    for metrics, text, reason in (
+        ([{"name": "a-b", "class": "Loss"}], "a-b > 1", "the name of a metric .*a_b.*, found 'a'"),
+        ([{"name": "a-b", "class": "Loss"}, {"name": "a_b", "class": "Loss"}], "True", "'a_b' is used twice"),
+    ):
+        with pytest.raises(ControllerError, match=reason):
+            TrainerController({"controller_metrics": metrics, "controllers": [{**rule, "rule": text}]})
 
 
 @pytest.mark.parametrize(
@@ -386,8 +428,8 @@ def with_own(own):
     [
         (
             ["on_evaluate"],
-            "metrics=None",
-            r"its compute\(\) .*scores, score, dev_losses, .*learn_rates.*found 'metrics'",
+            "metric=None",
+            r"its compute\(\) .*scores, score, dev_losses, .*learn_rates.*found 'metric'",
         ),
         (["on_step_end", "on_epoch_end"], "*, scores", r"losses, batch_words, .*step.*found 'scores'"),
         (["on_save"], "*, stepp=0", "Did you mean 'step'?"),
@@ -412,11 +454,11 @@ def test_definition_takes_each_name_that_an_event_carries():
 
 def test_definition_refuses_actions_with_names_that_no_event_carries():
     class Own(Operation):
-        def should_tell(self, *, metrics=None, **kwargs):
+        def should_tell(self, *, metric=None, **kwargs):
             pass
 
     rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "True", "operations": ["own.should_tell"]}
-    with pytest.raises(ControllerError, match=r"scores.*found 'metrics'"):
+    with pytest.raises(ControllerError, match=r"scores.*found 'metric'"):
         TrainerController({"operations": [{"name": "own", "class": Own}], "controllers": [rule]})
 
 

@@ -82,7 +82,7 @@ def test_entry_points_are_checked(rules, tmp_path):
     ]
     rules["operations"][0]["arguments"] = {}
     (tmp_path / "rules.json").write_text(json.dumps(rules))
-    run = python(SPACY, tmp_path / "site", "torchopt", "controller", tmp_path / "rules.json", "--check", check=False)
+    run = python(SPACY, tmp_path / "site", "torchopt", "controller", tmp_path / "rules.json", check=False)
     assert run.returncode == 1 and "found 4 faults" in run.stderr and "Traceback" not in run.stderr
     text = " ".join(run.stderr.split())
     assert "a key of longest, found 'word'. Did you mean 'words'?" in text

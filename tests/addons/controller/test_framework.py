@@ -1,7 +1,7 @@
 """Random definitions in the framework itself and here: the same firings, in the same order, at every event.
 
 Needs fms-hf-tuning 3, which is too large for the tests' requirements: `pip install --no-deps fms-hf-tuning`, and
-transformers 4 and simpleeval beside it. What differs on purpose (docs/controller.md) is not in these definitions.
+transformers 4 beside it. What differs on purpose (docs/controller.md) is not in these definitions.
 """
 
 import copy
@@ -16,7 +16,7 @@ from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.core.errors import ControllerError
 
 COUNT = 4_000
-NEEDED = "fms-hf-tuning, transformers or simpleeval is not installed"
+NEEDED = "fms-hf-tuning or transformers is not installed"
 TAKEN = re.compile(r"Taking \[(.+?)\] action in controller \[(.+?)\]")
 
 METRICS = [

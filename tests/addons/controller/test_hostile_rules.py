@@ -9,13 +9,13 @@ import copy
 import pytest
 
 from thinc_torchopt.addons.controller.controller import TrainerController
+from thinc_torchopt.addons.controller.evaluator import MetricUnavailable
 from thinc_torchopt.addons.controller.rules import Rule
-from thinc_torchopt.addons.controller.sandbox import MetricUnavailable
 from thinc_torchopt.core.errors import ControllerError
 
 from .limits import measured
 
-MAX_LINES = 1_000_000
+MAX_LINES = 2_000_000  # some 14 a piece of work
 MAX_BYTES = 10_000_000
 # What Python's compiler and eval report of themselves.
 HARMLESS = {"builtins.id", "compile", "exec", "object.__getattr__", "sys._getframe", "sys.settrace"}

@@ -1,5 +1,6 @@
 """What operations do: with flags, and with a loop that can be steered."""
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -35,6 +36,65 @@ def test_controls_make_requests(name, action):
     assert (firing.operation, firing.action, firing.step) == (name, action, 3)
     assert control == Control(**{action.replace("training_", ""): True})
     assert controller.on_event("on_step_end", step=4)  # without a control nothing is done
+
+
+REQUESTS = ["should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"]
+
+
+@pytest.mark.parametrize("request_name", [*REQUESTS, "should_stop_training"])
+def test_operation_in_the_form_of_the_framework(request_name):
+    """It sets what the framework's control has. What that has not is an error, and not an action without effect."""
+
+    class TestAsks(Operation):
+        def should_ask(self, control=None, **kwargs):
+            setattr(control, request_name, True)
+
+    register_operation_handlers([TestAsks])
+    controller, control = doing("op.should_ask", "TestAsks"), Control()
+    if request_name not in REQUESTS:
+        expected = f"'{request_name}' of a Control.*Did you mean 'should_training_stop'"
+        with pytest.raises(ControllerError, match=expected):
+            controller.on_event("on_step_end", step=3, control=control)
+        return
+    controller.on_event("on_step_end", step=3, control=control)
+    assert getattr(control, request_name) and len(control.requests) == 1
+
+
+def test_operation_ends_a_training_whose_control_is_the_framework_own():
+    control = SimpleNamespace(should_training_stop=False)
+    doing("control.should_training_stop").on_event("on_step_end", step=3, control=control)
+    assert control.should_training_stop is True
+
+
+@pytest.mark.parametrize("given", ["scores", "metrics"])
+@pytest.mark.parametrize("asked", ["scores", "metrics"])
+def test_scores_have_the_framework_name_too(given, asked):
+    """In `on_event`, and for metrics and operations of one's own, whatever else they get."""
+    seen = []
+
+    class TestScores(Metric):
+        events = ("on_evaluate",)
+        reads = (asked,)
+
+        def compute(self, event_name, **kwargs):
+            return kwargs[asked]["f"]
+
+    class TestSees(Operation):
+        def should_see(self, **kwargs):
+            seen.append((kwargs[asked]["f"], kwargs["mine"]))
+
+    register_metric_handlers([TestScores])
+    register_operation_handlers([TestSees])
+    rule = {"name": "r", "triggers": ["on_evaluate"], "rule": "own > 0.5 and scores['f'] == own"}
+    definition = {
+        "controller_metrics": [{"name": "own", "class": "TestScores"}, {"name": "scores", "class": "EvalMetrics"}],
+        "operations": [{"name": "op", "class": "TestSees"}],
+        "controllers": [{**rule, "operations": ["op.should_see"]}],
+    }
+    controller = TrainerController(definition)
+    assert controller.reads("on_evaluate") == {"scores", "score"}
+    controller.on_event("on_evaluate", global_step=2, mine=1, control=Control(), **{given: {"f": 0.7}})
+    assert seen == [(0.7, 1)]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +196,8 @@ def test_log_control_shows_plain_values(caplog):
     text = "{event_name} of {control_name} at {step:05d}: {loss/loss:.2f}, {loss/components}, {state/best_score:.1f}, "
     text += "{path}, {{x}}, {loss/components/no}"
     controller = doing("op.should_log", "LogControl", {"log_format": text, "log_level": "WARNING"}, "on_save")
-    controller.on_event("on_step_end", losses={"ner": 1.0})
-    controller.on_event("on_save", step=12, path="out/step-12")
+    controller.on_event("on_step_end", losses={"ner": 1.0}, control=Control())
+    controller.on_event("on_save", step=12, path="out/step-12", control=Control())
     assert caplog.messages[-1] == "on_save of c at 00012: 1.00, {'ner': 1.0}, -, out/step-12, {x}, -"
 
 
@@ -145,7 +205,7 @@ def test_log_control_shows_what_a_format_does_not_fit_without_it(caplog):
     controller = doing(
         "op.should_log", "LogControl", {"log_format": "{event_name:.3f} {step:%} {loss/loss:c}", "log_level": "error"}
     )
-    controller.on_event("on_step_end", step=1, losses={"ner": 1.5})
+    controller.on_event("on_step_end", step=1, losses={"ner": 1.5}, control=Control())
     assert caplog.messages[-1] == "on_step_end 100.000000% 1.5"
 
 
@@ -183,8 +243,8 @@ def test_log_control_writes_one_line(letter, shown, caplog):
     metric = {"name": "m", "class": "TestText"}
     made = TrainerController({"controller_metrics": [metric], "operations": [operation], "controllers": [controller]})
     path = f"a{letter}[INFO] b"
-    with caplog.at_level("INFO", "thinc_torchopt.controller"):
-        made.on_event("on_save", step=1, path=path)
+    with caplog.at_level("INFO", "spacy.torchopt"):
+        made.on_event("on_save", step=1, path=path, control=Control())
     assert caplog.messages == [f"a{shown}[INFO] b, a{shown}[INFO] b, {{'text': {path!r}}}"]
     assert len(caplog.messages[0].splitlines()) == 1
 
@@ -205,7 +265,7 @@ def test_own_operations():
             pass
 
     register_operation_handlers([TestFailing])
-    doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1})
+    doing("op.should_tell", "TestOperation").on_event("on_step_end", step=1, losses={"a": 1}, control=Control())
     [(event, name, step, values, payload)] = seen
     assert (
         (event, name, step) == ("on_step_end", "c", 1)
@@ -215,6 +275,6 @@ def test_own_operations():
     with pytest.raises(
         ControllerError, match=r"op\.should_fail of the controller 'c' on on_step_end at step 5: KeyError: oh"
     ):
-        doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5)
+        doing("op.should_fail", "TestFailing").on_event("on_step_end", step=5, control=Control())
     with pytest.raises(ControllerError, match=r"should_take_nothing\(\.\.\., \*\*kwargs\)"):
         doing("op.should_take_nothing", "TestFailing")

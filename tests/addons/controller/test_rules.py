@@ -6,8 +6,8 @@ import operator
 import numpy
 import pytest
 
+from thinc_torchopt.addons.controller.evaluator import FUNCTIONS, MAX_WORK, MetricUnavailable
 from thinc_torchopt.addons.controller.rules import Rule
-from thinc_torchopt.addons.controller.sandbox import FUNCTIONS, MAX_WORK, MetricUnavailable
 from thinc_torchopt.core.errors import ControllerError
 
 VALUES = {
@@ -35,8 +35,7 @@ HOLD = [
     "window['training_loss']['loss'][::-1] == [4.0, 2.0, 3.0]",
     "[a + b for a, b in [(1, 2), (3, 4)] if a > 1] == [7]",
     "[x for row in [[1, 2], [3]] for x in row] == [1, 2, 3]",
-    "{x % 2 for x in [1, 2, 3]} == {0, 1}",
-    "{str(x): x for x in [1, 2]} == {'1': 1, '2': 2}",
+    "{steps % 2, 1} == {1} and {str(steps): 1}['7'] == 1",
     "steps in (1, 7) and 'ner' in loss['components'] and 'da' in name",
     "name + '!' == 'adam!' and name[0] == 'a' and str(steps) == '7'",
     "(steps if loss['loss'] > 0 else 0) == 7",
@@ -74,7 +73,8 @@ def test_rules_that_hold_as_in_python(text):
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("loss.loss > 1", "not allowed: attribute"),
+        ("loss._loss > 1", "after a dot, found '_loss'"),
+        ("loss.func_code > 1", "after a dot, found 'func_code'"),
         ("name.upper() == 'A'", "by its name"),
         ("(lambda: True)()", "lambda"),
         ("f'{loss}' == ''", "f-string"),
@@ -82,8 +82,7 @@ def test_rules_that_hold_as_in_python(text):
         ("x = True", "one Python expression"),
         ("True; False", "one Python expression"),
         ("(y := True)", "assignment"),
-        ("rand() > 0.5", "resumed"),
-        ("list(loss) == []", "comprehension"),
+        ("list(loss) == []", "one of the functions"),
         ("open('x') == 1", "one of the functions"),
         ("loss is 3", "write =="),
         ("2 + 2", "true or false"),
@@ -92,25 +91,17 @@ def test_rules_that_hold_as_in_python(text):
         ("True if steps > 1 else 'no'", "true or false"),
         ("len(name) and steps > 1", "true or false"),
         ("steps - 1 or steps > 1", "true or false"),
-        ("loss['loss'] < None", "a number, found None"),
-        ("None >= loss['loss']", "a number, found None"),
-        ("0 < loss['loss'] < None", "a number, found None"),
-        ("steps > 1 or loss['loss'] + None > 1", "a number, found None"),
-        ("-None == steps", "a number, found None"),
-        ("abs(None) == steps", "a number, found None"),
-        ("steps in None", "after 'in', found None"),
-        ("steps not in 7", "after 'in', found 7"),
         ("nope > 1", "name of a metric"),
         ("len > 1", "call it with"),
         ("len(name, name) > 1", "wrong arguments"),
-        ("max(name, key=1) > 1", "wrong arguments"),
         ("len(*[name]) > 1", "before a value"),
         ("len(**loss) > 1", r"\*\* is not allowed"),
         ("{**loss} == 1", r"\*\* is not allowed"),
         ("[*name] == 1", "before a value"),
         ("[loss for loss in [1]] == [1]", "new name"),
         ("[y for x in [1] for y in y] == [1]", "name of a metric"),
-        ("(x for x in [1]) == 1", "generator"),
+        ("{x for x in [1]} == 1", "comprehension of a set"),
+        ("{x: 1 for x in [1]} == 1", "comprehension of a dict"),
         ("b'x' == 1", "a number, a text"),
         ("1j == 1", "a number, a text"),
         ("... == 1", "a number, a text"),
@@ -137,20 +128,30 @@ def test_rules_refused_when_read(text, reason):
         ("loss['nothing'] > 1", r"a key of loss \(loss.*\), found 'nothing'"),
         ("[x['b'] for x in [{'a': 1}]] == [steps]", r"a key \(a\), found 'b'"),
         ("window['training_loss']['loss'][9] > 1", r"a position in the 3 values of window\['training_loss'\]"),
-        ("loss < 1", "TypeError"),
+        ("window < 1", "TypeError"),
+        ("loss['loss'] < None", "TypeError"),
+        ("steps in None", "TypeError"),
+        ("max(name, key=steps) > 1", "TypeError"),
         ("loss['loss'] / (steps - 7) > 1", "ZeroDivisionError"),
         ("steps", "true or false, but gave 7"),
-        ("name + 1 == 1", r"\+ does not work on"),
-        ("(name * steps) % 3 == 1", "% does not work on"),
-        ("sum(loss) > 1", r"sum\(\) works on numbers"),
-        ("{(1, steps)} == 1", "items of a set"),
-        ("{steps * 2 ** 60} == 1", "items of a set"),
-        ("{loss['loss']: 1}[(1, 2)] == 1", "on a list, tuple, dict or text"),
+        ("name + 1 == 1", "TypeError"),
+        ("(name * steps) % 3 == 1", "formatting of texts with %"),
+        ("sum(window) > 1", "TypeError"),
+        ("sum([[steps]]) > 1", "TypeError"),
+        ("{[steps]} == 1", "TypeError"),
+        ("{loss['loss']: 1}[(1, 2)] == 1", "expected a key"),
         ("(0 - steps) ** 0.5 == 1", "root of a negative"),
-        ("[x for x in steps] == 1", "after 'in'"),
+        ("[x for x in steps] == 1", "TypeError"),
         ("round(0.5, steps * 100) > 1", "digits"),
         ("sqrt(0 - steps) > 1", "ValueError"),
-        ("(1e308 * steps) ** 2.0 > 1 and math_floor(1e308 * 1e308 * steps) > 1", "OverflowError"),
+        ("math_floor(1e308 * 1e308 * steps) > 1", "OverflowError"),
+        # the limits of simpleeval that the framework names
+        ("steps ** 4000001 > 1", "NumberTooHigh"),
+        ("4000001.0 ** steps > 1", "NumberTooHigh"),
+        ("steps << 10001 > 1", "NumberTooHigh"),
+        ("name * 100000 == ''", "IterableTooLong"),
+        ("[name] * steps ** 6 == []", "IterableTooLong"),
+        ("[1 for x in [1] * 1001 for y in [1] * 10] == []", "Can't use|IterableTooLong"),
     ],
 )
 def test_rules_that_fail(text, reason):
@@ -171,38 +172,78 @@ def test_rules_metrics_without_value(text, what):
     assert Rule(text, VALUES).evaluate(VALUES | now) is True
 
 
-KEYS = {"loss": {"loss": None, "per_word": None, "components": None}, "window": {"training_loss": {"loss": None}}}
+KEYS = {
+    "loss": {"loss": None, "per_word": None, "components": None},
+    "window": {"training_loss": {"loss": None}},
+    "run": {"loss": None, "epoch": None},
+}
 
 
 @pytest.mark.parametrize(
     "text, reason",
     [
         ("loss['los'] < 1", r"a key of loss, found 'los'. Did you mean 'loss'\?"),
+        ("loss.los < 1", r"a key of loss, found 'los'. Did you mean 'loss'\?"),
         ("loss[0] < 1", "found 0"),
         ("steps > 3 or window['training_loss']['acc'][-1] > 1", r"a key of window\['training_loss'\]"),
         ("any(loss['no'] > x for x in [1, 2])", "found 'no'"),
-        ("loss < 1.0", r"a number, found all of loss; use one of its keys \(.*\), as in loss\['loss'\]"),
-        ("loss", r"true or false, found all of loss; use one of its keys \(.*\), as in loss\['loss'\]"),
-        ("loss and loss", "true or false, found all of loss"),
-        ("loss and steps > 1", "true or false, found all of loss"),
-        ("loss or steps > 1", "true or false, found all of loss"),
-        ("loss if steps > 1 else True", "true or false, found all of loss"),
-        ("window['training_loss']", r"true or false, found all of window\['training_loss'\]"),
-        ("not loss", "true or false, found all of loss"),
-        ("loss == 1.0", "a number, found all of loss"),
-        ("1 != loss", "a number, found all of loss"),
-        ("loss is True", "a number, found all of loss"),
-        ("-loss == 1", "a number, found all of loss"),
-        ("abs(loss) > 1", "a number, found all of loss"),
-        ("loss[:2] == 1", "for a slice, found all of loss"),
         ("'los' in loss", r"a key of loss, found 'los'. Did you mean 'loss'\?"),
         ("steps > 1 and 'los' not in loss", "found 'los'"),
         ("window['training_loss'] + 1 == 2", r"all of window\['training_loss'\]"),
+        ("window.training_loss", r"all of window\['training_loss'\]; use one of its keys \(loss\), as in .*\['loss'\]"),
+        *(
+            (
+                form.format("run"),
+                r"one value, found all of run; use one of its keys \(loss, epoch\), as in run\['loss'\]",
+            )
+            for form in (
+                *("{} < 1.0", "{}", "{0} and {0}", "{} and steps > 1", "{} or steps > 1", "{} if steps > 1 else True"),
+                *("not {}", "{} == 1.0", "1 != {}", "{} is True", "-{} == 1", "abs({}) > 1", "{}[:2] == 1"),
+                *("{} - loss > 1", "[x for x in {}] == 1", "mean({}) > 1"),
+            )
+        ),
     ],
 )
 def test_rules_that_name_keys_that_there_are_not(text, reason):
     with pytest.raises(ControllerError, match=reason):
-        Rule(text, VALUES, KEYS)
+        Rule(text, [*VALUES, "run"], KEYS)
+
+
+@pytest.mark.parametrize("keys", [None, KEYS])
+@pytest.mark.parametrize(
+    "text, holds",
+    [
+        ("loss < 1.0", True),
+        ("0.25 < loss < steps and loss + 1 == 1.5 and -loss < 0 and abs(loss) == 0.5", True),
+        ("[loss, steps] == [0.5, 7] and (loss if steps > 1 else 0) == loss['loss']", True),
+        ("'loss' in loss and 'per_word' not in loss and get(loss, 'nope', 3) == 3", True),
+        ("loss != None and not loss is None and len(loss) == 3", True),
+        ("loss == {'loss': 0.5, 'components': {'ner': 0.25}, 'best': None} and {} != window", True),
+        ("loss.loss == 0.5 and loss.components.ner == loss['components']['ner']", True),
+        ("window.training_loss.loss[-1] == 4.0", True),
+        ("loss > 1.0", False),
+    ],
+)
+def test_rules_name_alone_is_the_value_of_its_name(text, holds, keys):
+    """As in the first example of the framework's record: a metric `loss` of class `Loss`, and the rule `loss < 1.0`."""
+    assert Rule(text, VALUES, keys).evaluate(VALUES) is holds
+
+
+def test_rules_name_alone_waits_for_its_value():
+    for values in ({"loss": None}, {"loss": {"loss": None}}):
+        with pytest.raises(MetricUnavailable, match="loss"):
+            Rule("loss < 1.0", ["loss"], KEYS).evaluate(values)
+    assert Rule("loss < 1.0", ["loss"], KEYS).paths == [("loss", "loss")]
+    assert Rule("score > 0.5 and other", ["score", "other"]).evaluate({"score": 0.7, "other": {"other": True}}) is True
+
+
+def test_rules_random_numbers_are_those_of_the_step():
+    """A run that is resumed has the same, and so has each process."""
+    rule, other = (Rule(text, []) for text in ("0 <= rand() < 0.5", "randint(2) == 0 and randint(1) == 0"))
+    for one in (rule, other):
+        found = [one.evaluate({}, step) for step in range(200)]
+        assert found == [one.evaluate({}, step) for step in range(200)] and 60 < sum(found) < 140
+    assert Rule("rand() == rand()", []).evaluate({}, 3) is False
 
 
 @pytest.mark.parametrize("key", ["'lo' + 'sss'", "str('losss')", "['losss', 'los'][steps - 7]", "name"])
@@ -235,7 +276,7 @@ def test_rules_change_nothing():
 def test_rules_have_the_functions_of_the_issue_and_no_others():
     python = {"abs", "float", "int", "len", "max", "min", "round", "str", "all", "any", "sum"}
     own = {"sqrt", "floor", "ceil", "trunc", "log", "exp"}
-    numbers = {"mean", "median", "std", "slope", "quantile", "isfinite", "isnan", "get"}
+    numbers = {"mean", "median", "std", "slope", "quantile", "isfinite", "isnan", "get", "rand", "randint"}
     assert python | own | {f"math_{name}" for name in own} | numbers == FUNCTIONS
 
 
@@ -249,8 +290,10 @@ def test_rules_work_is_counted_anew_each_time():
     values = {"w": [float(x) for x in range(10_000)]}
     rule = Rule("all(x >= 0 for x in w) and sum(w) > 1", values)
     assert all(rule.evaluate(values) for _ in range(3))
+    with pytest.raises(ControllerError, match="IterableTooLong"):
+        Rule("all([all([x + y >= 0 for x in w[:100]]) for y in w[:1000]])", values).evaluate(values)
     with pytest.raises(ControllerError, match=f"limit of {MAX_WORK}"):
-        Rule("all(all(x + y >= 0 for x in w[:100]) for y in w[:1000])", values).evaluate(values)
+        Rule("all([(x + 1) * (x + 2) + x >= x - 1 for x in w])", values).evaluate(values)
 
 
 @pytest.mark.parametrize("compare", [operator.lt, operator.eq])
@@ -266,8 +309,7 @@ def test_rules_give_bools_alone(compare):
         ("log(x) > 0", "ValueError"),
         ("log(x - 1) > 0", "ValueError"),
         ("exp(x + 1000) > 0", "OverflowError"),
-        ("log('a') > 0", r"math_log\(\) does not work on str"),
-        ("log(8, 2) == 3", "wrong arguments for log"),
+        ("log('a') > 0", "TypeError"),
     ],
 )
 def test_rules_logarithms_that_are_none(text, reason):

@@ -279,7 +279,7 @@ def test_controller_tells_the_console(corpus, tmp_path, caplog):
     rules = definition(rule("odd", "on_step_end", 'state["step"] % 2 == 1', "note.should_log"), operations=[note])
     config = config_for(tmp_path, corpus, rules, steps=5)
     text = io.StringIO()
-    with caplog.at_level(logging.WARNING, "thinc_torchopt.controller"):
+    with caplog.at_level(logging.WARNING, "spacy.torchopt"):
         loop.train(init_nlp(config.interpolate()), None, stdout=text, stderr=io.StringIO())
     rows = [line for line in text.getvalue().splitlines() if line.startswith(("  0", "  1"))]
     assert not rows[0].endswith("fired") and rows[1].endswith("odd fired 2 times")
@@ -372,7 +372,6 @@ def test_controller_logs_what_changes_the_run(given, corpus, tmp_path, caplog):
             {"name": "note", "class": "LogControl", "arguments": {"log_format": "noted"}},
         ],
     )
-    logging.getLogger("thinc_torchopt.controller").setLevel(logging.NOTSET)
     with caplog.at_level(logging.INFO), pytest.warns(RollbackWarning):
         run(config_for(tmp_path, corpus, rules, steps=3, checkpoint=True))
     found = [record.getMessage() for record in caplog.records if "'all'" in record.getMessage()]
@@ -524,7 +523,7 @@ def test_controller_tells_of_an_error(place, corpus, tmp_path, caplog):
     more = [rule("bad", "on_step_end", "1 / (state['step'] - 5) < 9", "control.should_log")] if place == "rule" else []
     config = config_for(tmp_path, corpus, failing(*more))
     expected = ControllerError if place == "rule" else RuntimeError
-    with pytest.raises(expected), caplog.at_level(logging.INFO, "thinc_torchopt.controller"):
+    with pytest.raises(expected), caplog.at_level(logging.INFO, "spacy.torchopt"):
         run(config, at={5: breaks} if place == "hook" else None, log_at={4: breaks} if place == "logger" else None)
     step = 4 if place == "logger" else 5
     text = "Can't evaluate the rule of the controller 'bad'" if place == "rule" else "out of memory"

@@ -4,7 +4,7 @@ import pytest
 
 from thinc_torchopt.addons.controller.controller import TrainerController
 from thinc_torchopt.addons.controller.rules import Rule
-from thinc_torchopt.addons.controller.values import looked_up, paths_in
+from thinc_torchopt.addons.controller.values import looked_up
 
 VALUES = {
     "loss": {"loss": 3.0, "per_word": 0.5, "components": {"ner": 1.0, "tagger": 2.0}},
@@ -39,7 +39,7 @@ VALUES = {
 )
 def test_values_are_all_that_a_rule_needs(text, expected):
     rule = Rule(text, VALUES)
-    found = looked_up(VALUES, paths_in(rule.text, rule.names))
+    found = looked_up(VALUES, rule.paths)
     assert found == expected
     assert rule.evaluate({"loss": None, "empty": None} | found) == rule.evaluate(VALUES)
 

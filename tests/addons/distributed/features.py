@@ -7,6 +7,8 @@ from unittest.mock import patch
 
 import spacy
 import torch.distributed as dist
+from spacy.tokens import Doc
+from spacy.training import Example
 from thinc.api import NumpyOps
 
 from tests.addons.distributed import pipelines
@@ -15,11 +17,13 @@ from thinc_torchopt import Attachment
 from thinc_torchopt.addons.budget.settings import Budget
 from thinc_torchopt.addons.distributed.group import RankGroup
 from thinc_torchopt.addons.distributed.settings import Distributed
-from thinc_torchopt.core.errors import DistributedError
+from thinc_torchopt.core.errors import ConfigError, DistributedError
 from thinc_torchopt.core.host import forward_of
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
 from thinc_torchopt.core.state import in_main_memory
 from thinc_torchopt.loop import run
+from thinc_torchopt.loop.checkpoint_settings import Checkpoint
+from thinc_torchopt.loop.gradient_check import GradientCheck
 
 
 @scenario
@@ -116,6 +120,29 @@ def requests_of_attachments(folder):
     """Of rank 0 alone, before and after the loop's own listeners."""
     optimizers = [pipelines.optimizer(attachments={"stops": StopsOnRank0(first)}) for first in (True, False)]
     return {"steps": [len(train(pipelines.pipeline(["tagger"]), one)["infos"]) for one in optimizers]}
+
+
+class ChecksGradients(Attachment):
+    """As in `spacy train`."""
+
+    def join(self, run):
+        return [GradientCheck(run.nlp, run.optimizer, run.arguments.exclude, run.progress, run.ranks)]
+
+
+@scenario
+def gradients_on_one_rank(folder):
+    """Of a tagger, and the tok2vec below it, on rank 1 alone; of a senter on none."""
+    nlp = pipelines.pipeline(["senter", "tagger"])
+    for name in ["senter"] + ["tagger"] * (RANK == 0):
+        nlp.get_pipe(name).update = lambda examples, *, losses=None, **options: losses
+    try:
+        train(
+            nlp,
+            pipelines.optimizer(attachments={"gradients": ChecksGradients()}),
+            batches=pipelines.batches(nlp, n=26),
+        )
+    except ConfigError as error:
+        return {"error": str(error)}
 
 
 @scenario
@@ -268,6 +295,23 @@ def renamed(folder):
         optimizer = pipelines.optimizer(distributed=Distributed(check_every=1, **settings))
         found.append(train(nlp, optimizer, before_update=before_update))
     return {"runs": found}
+
+
+@scenario
+def late_labels(folder):
+    """Labels of entities in a single text, which one rank has; without a stop, and resumed after them."""
+
+    def trained(name, **settings):
+        nlp = pipelines.pipeline(["tagger", "ner"])
+        batches = pipelines.batches(nlp)
+        gold = {"tags": ["A"] * 6, "entities": [f"U-L{i}" for i in reversed(range(6))]}
+        batches[4][1][0] = Example.from_dict(Doc(nlp.vocab, words=[f"w{i}" for i in range(6)]), gold)
+        checkpoint = Checkpoint(path=str(folder / name), every=1)
+        optimizer = pipelines.optimizer(distributed=Distributed(check_every=1), checkpoint=checkpoint)
+        found = train(nlp, optimizer, batches=batches, **settings)
+        return found | {"moves": nlp.get_pipe("ner").move_names}
+
+    return {"whole": trained("late-whole"), "parts": [trained("late-parts", max_steps=steps) for steps in (4, 0)]}
 
 
 @scenario

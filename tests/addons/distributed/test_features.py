@@ -60,6 +60,12 @@ def test_features_requests_of_attachments_on_rank_0_hold_for_all(ranks):
         assert found["steps"] == [3, 3]
 
 
+def test_features_a_gradient_on_any_rank_is_one(ranks):
+    for found in ranks("gradients_on_one_rank"):
+        assert found["error"].startswith("Can't train: 'senter' learns nothing: all its gradients were 0")
+        assert "in 13 batches" in found["error"] and "Can't train" not in found["error"][1:]
+
+
 def test_features_products_are_those_of_rank_0(ranks):
     first, second = ranks("fastest_ops")
     assert_same_on_both(first, second)
@@ -162,6 +168,19 @@ def test_features_split_state_follows_renamed_components(ranks):
     assert_same_on_both(whole, split)
     for one, other in zip((whole, split), others):
         assert_same_on_both(one, other)
+
+
+def test_features_labels_of_entities_that_come_with_the_texts_of_one_rank(ranks):
+    """All ranks add them at the same step, in the same order; so does a run that is resumed."""
+    first, second = ranks("late_labels")
+    assert_same_on_both(first["whole"], second["whole"])
+    assert [move for move in first["whole"]["moves"] if move.startswith("B-L")] == [f"B-L{i}" for i in range(6)]
+    for found in (first, second):
+        assert all(part["moves"] == first["whole"]["moves"] for part in (found["whole"], *found["parts"]))
+        steps = [weights for part in found["parts"] for weights in part["steps"]]
+        assert len(found["parts"][1]["steps"]) < len(steps) == len(found["whole"]["steps"])
+        for one, other in zip(steps, found["whole"]["steps"]):
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def test_features_split_state_is_whole_after_a_run(ranks):

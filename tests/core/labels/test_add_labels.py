@@ -16,7 +16,8 @@ from thinc.api import Linear, PyTorchWrapper, chain, list2ragged, reduce_mean
 
 from thinc_torchopt import Adam, TorchOptimizer, add_labels
 from thinc_torchopt.core.algorithms.torch_classes import Adafactor, AdamW
-from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, PipelineError
+from thinc_torchopt.core.averages import EMA
+from thinc_torchopt.core.errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
 
 from ...forks import python
 from ...models import TOK2VEC
@@ -458,3 +459,79 @@ def test_add_labels_a_loaded_lemmatizer_learns_again():
         for _ in range(60):
             loaded.update(examples_of(loaded), sgd=optimizer)
         assert ([token.lemma_ for token in loaded(TEXTS[0])] == expected) == is_ours
+
+
+# ---------------------------------------------------------------------- labels that spaCy's add_label added
+
+
+def params_of(nlp):
+    return {
+        (i, name): node.get_param(name).copy()
+        for i, node in enumerate(nlp.pipeline[0][1].model.walk())
+        for name in node.param_names
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "way"),  # spaCy begins the labels of other layers that it can resize with a bias of 0
+    [
+        ("textcat-bow2", "loaded"),
+        ("textcat-bow3", "in mid-training"),
+        ("textcat-cnn2", "resumed"),
+        ("textcat-reduce", "loaded"),
+        ("multilabel-bow2", "in mid-training"),
+        ("multilabel-bow3", "loaded"),
+    ],
+)
+def test_add_labels_lifts_labels_of_spacys_add_label(case, way):
+    """They begin as with `add_labels`: learned by those who add them so, and never by spaCy's optimizer."""
+    optimizer = TorchOptimizer(AdamW(), 0.02, averages=EMA(0.9))
+    nlp, name, _ = trained(case, optimizer=optimizer)
+    expected, stock = copy_of(nlp, case), copy_of(nlp, case)
+    add_labels(expected, name, ["NEW"])
+    for one in (nlp, stock):
+        one.get_pipe(name).add_label("NEW")
+    learned = examples_of(nlp, 12, new=["NEW"])
+    with pytest.warns(GrowthWarning, match=f"'{name}' could never learn 'NEW': spaCy's add_label begins"):
+        if way == "loaded":
+            nlp = copy_of(nlp, case)
+            optimizer = TorchOptimizer(AdamW(), 0.02, averages=EMA(0.9))
+            optimizer.initialize(nlp)
+        elif way == "resumed":
+            optimizer = nlp.resume_training(sgd=TorchOptimizer(AdamW(), 0.02, averages=EMA(0.9)))
+            optimizer.freeze([f"{name}/*"])
+            assert min(map(numpy.min, params_of(nlp).values())) == -5000
+            optimizer.unfreeze([f"{name}/*"])
+            nlp.update(learned, sgd=optimizer)
+        else:
+            nlp.update(learned, sgd=optimizer)
+    if way == "loaded":
+        found = params_of(nlp)
+        assert all(numpy.array_equal(values, found[key]) for key, values in params_of(expected).items())
+        assert predicted(nlp) == predicted(expected)
+    sgd = stock.resume_training()
+    for _ in range(30):
+        nlp.update(learned, sgd=optimizer)
+        stock.update(learned, sgd=sgd)
+    with nlp.use_params(optimizer.averages):
+        assert nlp(learned[0].text).cats["NEW"] > 0.5 > nlp(learned[1].text).cats["NEW"]
+    assert stock(learned[0].text).cats["NEW"] < 0.01
+
+
+@pytest.mark.parametrize("frozen", ["excluded", "a group", "switched off"])
+def test_add_labels_leaves_frozen_labels_of_spacys_add_label(frozen):
+    nlp, name, _ = trained("textcat-bow3")
+    nlp.add_pipe("tagger", config=copy.deepcopy(TAGGER))
+    nlp.get_pipe("tagger").initialize(lambda: examples_of(nlp), nlp=nlp)
+    nlp.get_pipe(name).add_label("NEW")
+    before = params_of(nlp)
+    group = {"params": [f"{name}/*"], "freeze": True}
+    optimizer = TorchOptimizer(AdamW(), 0.02, param_groups={"kept": group} if frozen == "a group" else {})
+    if frozen == "switched off":
+        nlp.disable_pipe(name)
+    optimizer.initialize(nlp, [name] if frozen == "excluded" else ())
+    nlp.update(examples_of(nlp), sgd=optimizer, exclude=[name])
+    if frozen == "switched off":
+        nlp.enable_pipe(name)
+    after = params_of(nlp)
+    assert all(numpy.array_equal(values, after[key]) for key, values in before.items())

@@ -90,6 +90,7 @@ RESIZABLE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*could never learn")
 @pytest.mark.parametrize("component, label", [("ner", "NEW"), ("parser", "newdep"), ("textcat", "NEW")])
 def test_names_are_the_same_after_labels_were_added(component, label):
     nlp = toy_pipeline([] if component == "textcat" else [component], shared=False)

@@ -30,6 +30,10 @@ BOW = {
         "length": 4096,
     }
 }
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*could never learn"
+)  # of labels that spaCy's add_label adds to a text classifier
+
 GROWS = ["ner", "parser", "textcat", "textcat_multilabel"]
 
 

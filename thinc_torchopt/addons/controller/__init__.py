@@ -2,7 +2,7 @@
 
 The controller is a plain object that knows nothing of spaCy or torch. loop/events.py lists the events and what they
 carry; definition_file.py reads a definition, in_config.py makes one of blocks of the config, named_rules.py has those
-with a name; definition.py checks it. rules.py evaluates rules, which compiler.py and sandbox.py make safe; metrics.py,
+with a name; definition.py checks it. rules.py checks rules, and evaluator.py evaluates them by simpleeval; metrics.py,
 series.py, run_metrics.py and operations.py have the classes that a definition can name. values.py copies values and
 picks those that a rule uses, rolling.py has their statistics, messages.py fills texts with them. run_rules.py connects
 them with a run.
@@ -11,27 +11,24 @@ them with a run.
 from typing import Final
 
 from .controller import ControllerSettings, Firing, TrainerController, trainer_controller
-from .definition import RULE_KEYS, ControllerSpec
-from .metrics import Metric, controller_metrics
-from .operations import HFControls, Operation, RunHandle, controller_operations
-from .sandbox import MetricUnavailable
-from .values import value_at
+from .definition import ControllerSpec
+from .metrics import Metric, controller_metrics, register_metric_handlers
+from .operations import HFControls, Operation, RunHandle, controller_operations, register_operation_handlers
 
 STABILITY: Final = "provisional"
 
 __all__ = [
-    "RULE_KEYS",
     "ControllerSettings",
     "ControllerSpec",
     "Firing",
     "HFControls",
     "Metric",
-    "MetricUnavailable",
     "Operation",
     "RunHandle",
     "TrainerController",
     "controller_metrics",
     "controller_operations",
+    "register_metric_handlers",
+    "register_operation_handlers",
     "trainer_controller",
-    "value_at",
 ]

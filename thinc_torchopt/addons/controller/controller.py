@@ -17,23 +17,21 @@ from typing import Any, ClassVar, Dict, Optional, Union
 
 from ...core.attachments import Attachment
 from ...core.checks import own_errors
-from ...core.errors import ControllerError
+from ...core.errors import ConfigError, ControllerError
+from ...core.log import LOGGER, inform
 from ...core.near_misses import did_you_mean
 from ...core.schema import Count, check_names, check_version, read, write
-from ...loop.events import EVENTS
-from .compiler import Keys
+from ...loop.events import ALIASES, EVENTS
 from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, list_faults, load
 from .definition import read as read_definition
-from .in_config import blocks_of, section
+from .evaluator import MetricUnavailable
+from .in_config import SECTION, blocks_of
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, EvalMetrics, HistoryBasedMetric, Loss
 from .operations import KeepBestControl, LearnRateControl
 from .rules import Rule, compared_with, shown
-from .sandbox import MetricUnavailable
 from .series import Best, Series, Window
-from .values import looked_up, plain
-
-logger = logging.getLogger("thinc_torchopt.controller")
+from .values import Keys, looked_up, plain
 
 _VERSION = 1
 _WHAT = "the state of the trainer controller"
@@ -119,8 +117,6 @@ class TrainerController:
     """Rules that steer a training run.
 
     definition (str | Path | Mapping): Path of a YAML or JSON file, or its content.
-    is_replay (bool): The events come from the log of a past training. Metrics of the machine then have no value, and
-        there are no warnings about metrics without a value.
     label (str | None), places (Mapping): For errors, as for `definition.load`.
     RAISES (ControllerError): The definition has errors. One message lists all of them.
 
@@ -131,7 +127,6 @@ class TrainerController:
         self,
         definition: Source,
         *,
-        is_replay: bool = False,
         label: str | None = None,
         places: Mapping[str, str] = {},
     ):
@@ -140,7 +135,7 @@ class TrainerController:
         self.values: Mapping[str, Any] = MappingProxyType(self._values)
         self._states = {spec.name: RuleState(spec.rule.text) for spec in self.definition.controllers}
         self._step = 0
-        self._warned = {spec.name for spec in self.definition.controllers} if is_replay else set()
+        self._warned: set[str] = set()
         self._levels = {spec.name: spec.log_level or logging.DEBUG for spec in self.definition.controllers}
         # By event: metrics to compute, and controllers to evaluate.
         self._metrics: dict[str, list[tuple[str, Any, bool]]] = {event: [] for event in EVENTS}
@@ -150,8 +145,6 @@ class TrainerController:
                 self._controllers[event].append(spec)
         kept = self._kept_events()
         for name, part in self.definition.metrics.items():
-            if is_replay and getattr(part.instance, "is_of_machine", False):
-                continue
             for event in dict.fromkeys(part.instance.events):
                 if event in kept[name] or self._controllers[event]:
                     self._metrics[event].append((name, part.instance, getattr(part.instance, "is_plain", False)))
@@ -178,7 +171,7 @@ class TrainerController:
         for _, metric, _ in self._metrics[event]:
             if (reads := getattr(metric, "reads", None)) is None:
                 return None
-            names.update(reads)
+            names.update(ALIASES.get(name, name) for name in reads)
         return frozenset(names)
 
     def check_keys(
@@ -285,9 +278,8 @@ class TrainerController:
                 if value is not None:
                     self._values[name] = value if is_plain else plain(value)
             except Exception as error:
-                reason = str(error).rstrip(".") if isinstance(error, ControllerError) else shown(error)
                 raise ControllerError(
-                    f"Can't compute the metric '{name}' on {event} at step {step}: {reason}."
+                    f"Can't compute the metric '{name}' on {event} at step {step}: {_reason(error)}"
                 ) from error
         firings: list[Firing] = []
         for spec in self._controllers[event]:
@@ -295,7 +287,8 @@ class TrainerController:
         return firings
 
     def act(self, firings: Sequence[Firing], *, decided_by: Mapping[str, Any] | None = None, **payload: Any) -> None:
-        """Run the actions of firings, which another process may have decided on.
+        """Run the actions of firings, which another process may have decided on. Without a `control` in the payload
+        they are only logged.
 
         decided_by (Mapping): The metric values of that process. None: this process decided.
         """
@@ -306,18 +299,20 @@ class TrainerController:
         }
         if firings:
             payload.setdefault("step", firings[0].step)
-            payload.setdefault("global_step", payload["step"])
+        _add_aliases(payload)
         for firing in firings:
             operation = self.definition.operations[firing.operation].instance
-            logger.log(
-                self._levels[firing.controller],
+            inform(
                 "Taking [%s] action in controller [%s] triggered at event [%s] at step %d, with %s",
                 firing.action,
                 firing.controller,
                 firing.event,
                 firing.step,
                 repr_of(firing.values),
+                level=self._levels[firing.controller],
             )
+            if payload.get("control") is None:
+                continue
             try:
                 getattr(operation, firing.action)(
                     event_name=firing.event,
@@ -327,19 +322,16 @@ class TrainerController:
                     **payload,
                 )
             except Exception as error:
-                reason = str(error) if isinstance(error, ControllerError) else shown(error)
                 raise ControllerError(
                     f"Can't run the action {firing.operation}.{firing.action} of the controller '{firing.controller}' "
-                    f"on {firing.event} at step {firing.step}: {reason}."
+                    f"on {firing.event} at step {firing.step}: {_reason(error)}"
                 ) from error
 
     def _set_step(self, payload: dict[str, Any]) -> int:
-        """Set the step in a payload, under both its names. An event without one has the step of the event before."""
-        step = payload.get("step")
-        if step is None:
-            step = payload.get("global_step")
-        if step is not None:
-            self._step = int(step)
+        """Set the step in a payload. An event without one has the step of the event before."""
+        _add_aliases(payload)
+        if payload.get("step") is not None:
+            self._step = int(payload["step"])
         payload["step"] = payload["global_step"] = self._step
         return self._step
 
@@ -352,11 +344,11 @@ class TrainerController:
         if FIRED in spec.rule.names:
             self._values[FIRED] = self._what_fired(step)
         try:
-            holds = spec.rule.evaluate(self._values)
+            holds = spec.rule.evaluate(self._values, step)
         except MetricUnavailable as error:
             if spec.name not in self._warned and not self._is_filling(spec.rule):
                 self._warned.add(spec.name)
-                logger.warning(
+                LOGGER.warning(
                     "Ignoring the rule of controller [%s] on %s at step %d because: %s yet.",
                     spec.name,
                     event,
@@ -459,10 +451,24 @@ class TrainerController:
             self._states[spec.name] = replace(state, patience=patience)
         self._step = saved.step
         if anew:
-            logger.warning(
+            LOGGER.warning(
                 "Not restored, because the controller definition has changed since the state was saved: %s.",
                 ", ".join(anew),
             )
+
+
+def _reason(error: Exception) -> str:
+    """An error of a metric or operation as the end of a message."""
+    text = str(error) if isinstance(error, ConfigError) else shown(error)
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _add_aliases(payload: dict[str, Any]) -> None:
+    """Give each fact that has two names both of them."""
+    for alias, name in ALIASES.items():
+        value = payload.get(alias) if payload.get(name) is None else payload[name]
+        if value is not None:
+            payload[name] = payload[alias] = value
 
 
 def _keys_in_run(
@@ -503,13 +509,13 @@ class ControllerSettings(Attachment):
             blocks = blocks_of(metrics, operations, rules)
             if not rules:
                 raise ControllerError(
-                    f"Can't use {section()}: expected a 'definition', or a block 'rules', found neither."
+                    f"Can't use {SECTION}: expected a 'definition', or a block 'rules', found neither."
                 )
             self._content: Any = blocks.content
-            self._label, self._places = section(), blocks.places
+            self._label, self._places = SECTION, blocks.places
         elif metrics or operations or rules:
             raise ControllerError(
-                f"Can't use {section()}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', "
+                f"Can't use {SECTION}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', "
                 "found both. Remove one."
             )
         else:
@@ -527,31 +533,8 @@ class ControllerSettings(Attachment):
         rules.join(run)
         return [rules]
 
-    def changed(self, changes: Mapping[tuple[str, ...], Any]) -> ControllerSettings:
-        """The same with other settings of rules. changes (Mapping): Values by path: the name of a rule, and its keys.
-
-        RAISES (ControllerError): There is no such rule, or the changed ones have errors.
-        """
-        made = copy(self)
-        controllers = plain(self._content["controllers"])  # a copy
-        made._content = {**self._content, "controllers": controllers}
-        rules = {one["name"]: one for one in controllers}
-        for (name, *outer, key), value in changes.items():
-            if name not in rules:
-                raise ControllerError(
-                    f"Can't change the rule '{name}': expected one of {', '.join(rules)}.{did_you_mean(name, rules)}"
-                )
-            place = rules[name]
-            for part in outer:
-                if not isinstance(place.setdefault(part, {}), dict):
-                    raise ControllerError(f"Can't change '{key}' in '{part}' of the rule '{name}': it has no keys.")
-                place = place[part]
-            place[key] = value
-        made.definition = made.build().definition
-        return made
-
-    def build(self, *, is_replay: bool = False) -> TrainerController:
-        return TrainerController(self._content, is_replay=is_replay, label=self._label, places=self._places)
+    def build(self) -> TrainerController:
+        return TrainerController(self._content, label=self._label, places=self._places)
 
 
 def trainer_controller(

@@ -22,16 +22,15 @@ from typing import Any, Final, Union
 from ...core.errors import ControllerError
 from ...core.near_misses import did_you_mean
 from ...core.registry import names_in, registry
-from ...loop.events import COMMON, EVENTS
+from ...loop.events import ALIASES, COMMON, EVENTS
 from . import run_metrics, series  # noqa: F401  # registers them
-from .compiler import Keys
 from .definition_file import check_size, read_file
+from .evaluator import FUNCTIONS
 from .messages import FIELDS, level_of
 from .metrics import Metric
 from .operations import HFControls, Operation
 from .rules import Rule
-from .sandbox import FUNCTIONS
-from .values import plain
+from .values import Keys, plain
 
 MAX_FAULTS: Final = 20  # that a message shows
 
@@ -159,7 +158,7 @@ class _Reader:
             self._fault("controllers", f"expected a list of at least one controller, found {content['controllers']}")
         for i, item in self._items(content, "controllers", RULE_KEYS, ("name", "triggers", "rule", "operations")):
             place = f"controllers[{i}]"
-            self._check_name(place, item, names)
+            self._name(place, item, names)
             if (spec := self._controller(place, item, known, operations, operation_names)) is not None:
                 controllers.append(spec)
         named = {text.partition(".")[0] for text in _named_actions(content)}
@@ -203,7 +202,7 @@ class _Reader:
         before: dict[str, Any] = {}
         for i, item in self._items(content, section, _PART, ("name", "class")):
             place = f"{section}[{i}]"
-            is_named = self._check_name(place, item, names, is_metric=base is Metric)
+            name = self._name(place, item, names, is_metric=base is Metric)
             kind = item.get("class")
             if "class" not in item:
                 continue
@@ -223,10 +222,10 @@ class _Reader:
                 arguments = _arguments_of(item.get("arguments"))
                 instance = _build(cls, kind, arguments, base)
                 if base is Metric and hasattr(instance, "prepare"):
-                    instance.prepare({name: before.get(name) for name in names if name != item["name"]})
-                if is_named:
-                    found[item["name"]] = DefinitionPart(instance, kind, arguments)
-                    before[item["name"]] = instance
+                    instance.prepare({other: before.get(other) for other in names if other != name})
+                if name is not None:
+                    found[name] = DefinitionPart(instance, kind, arguments)
+                    before[name] = instance
         return found, names
 
     # ------------------------------------------------------------------ controllers
@@ -320,10 +319,12 @@ class _Reader:
                     f"expected the keys {', '.join(keys)}, found {short(key)}{self._near(key, keys)}",
                 )
 
-    def _check_name(self, place: str, item: Mapping[str, Any], names: set[str], *, is_metric: bool = False) -> bool:
-        """Check the name of an item, and collect it. RETURNS (bool): Whether it is valid."""
+    def _name(self, place: str, item: Mapping[str, Any], names: set[str], *, is_metric: bool = False) -> str | None:
+        """Check the name of an item, and collect it. RETURNS (str | None): The name; that of a metric as rules write
+        it, where a-b is a subtraction. None: it is invalid.
+        """
         if "name" not in item:
-            return False
+            return None
         name = item["name"]
         if not isinstance(name, str) or not _is_name(name):
             self._fault(
@@ -331,19 +332,19 @@ class _Reader:
                 "expected a name of at most 100 characters, without dots and without spaces around it, in quotes, "
                 f"found {short(name)}",
             )
-            return False
-        if is_metric and not _is_usable(name):
+            return None
+        if is_metric and not _is_usable(name := name.replace("-", "_")):
             self._fault(
                 f"{place}.name",
-                f"expected a name that rules can use (a to z, A to Z, digits and _, not _ at the start, nor __, and "
-                f"none of {', '.join(sorted(_RESERVED))}), found {short(name)}",
+                f"expected a name that rules can use (a to z, A to Z, digits, _, and - which rules write as _; without "
+                f"_ at the start or __, and none of {', '.join(sorted(_RESERVED))}), found {short(item['name'])}",
             )
-            return False
+            return None
         if name in names:
             self._fault(f"{place}.name", f"the name {short(name)} is used twice; rename one of them")
-            return False
+            return None
         names.add(name)
-        return True
+        return name
 
     def _texts(self, place: str, item: Mapping[str, Any], key: str) -> list[str]:
         if key not in item:
@@ -468,7 +469,8 @@ def _check_carried(
     place (str): Where they stand. more (Collection[str]): Names that have a value on all events.
     """
     carried = list(dict.fromkeys(name for event in EVENTS if event in events for name in EVENTS[event]))
-    known = {*carried, *COMMON, *more, "global_step"}
+    known = {*carried, *COMMON, *more}
+    known.update(alias for alias, name in ALIASES.items() if name in known)
     for name in asked:
         if name not in known:
             raise TypeError(

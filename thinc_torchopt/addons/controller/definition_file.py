@@ -17,7 +17,7 @@ from srsly.ruamel_yaml.nodes import Node
 
 from ...core.errors import ControllerError
 from ...core.text_files import decode
-from .sandbox import MAX_BITS
+from .evaluator import MAX_BITS
 
 MAX_SIZE: Final = 100_000  # bytes of a file; characters of all texts in a definition
 MAX_VALUES: Final = 4_000  # YAML's aliases repeat values

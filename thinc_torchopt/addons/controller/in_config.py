@@ -11,12 +11,10 @@ block before theirs, as several may have the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from reprlib import repr as short
-from typing import Any
+from typing import Any, Final
 
 from ...core.errors import ConfigError, ControllerError
 from .metrics import Metric, RecordsArguments
@@ -24,23 +22,8 @@ from .named_rules import STANDARD
 from .operations import Operation
 from .rules import renamed
 
-_SECTION: ContextVar[str] = ContextVar("section", default="[training.optimizer.controller]")
+SECTION: Final = "[training.optimizer.controller]"
 _KEYS = ("controller_metrics", "operations", "controllers")
-
-
-def section() -> str:
-    """The section that errors name."""
-    return _SECTION.get()
-
-
-@contextmanager
-def rules_in(section: str) -> Iterator[None]:
-    """Read rules of another section than [training.optimizer.controller]: a block does not know where it stands."""
-    before = _SECTION.set(section)
-    try:
-        yield
-    finally:
-        _SECTION.reset(before)
 
 
 @dataclass
@@ -77,11 +60,11 @@ def blocks_of(metrics: Mapping[str, Any], operations: Mapping[str, Any], rules: 
             _add_definition(found, name, rule, metrics)
         elif not isinstance(rule, Mapping):
             raise ControllerError(
-                f"Can't use {section()[:-1]}.rules.{name}]: expected the keys rule, triggers and operations, or "
+                f"Can't use {SECTION[:-1]}.rules.{name}]: expected the keys rule, triggers and operations, or "
                 f"@controller_rules, found {short(rule)}."
             )
         elif "name" in rule:
-            raise ControllerError(f"Can't set 'name' in {section()[:-1]}.rules.{name}]: the block has it. Remove it.")
+            raise ControllerError(f"Can't set 'name' in {SECTION[:-1]}.rules.{name}]: the block has it. Remove it.")
         else:
             found.add("controllers", {"name": name, **rule}, f"rules.{name}")
     return found
@@ -90,7 +73,7 @@ def blocks_of(metrics: Mapping[str, Any], operations: Mapping[str, Any], rules: 
 def _part(name: str, instance: Any, base: type[RecordsArguments], kind: str) -> dict[str, Any]:
     if not isinstance(instance, base):
         raise ControllerError(
-            f"Can't use {section()[:-1]}.{kind}.{name}]: expected a block with @controller_{kind}, whose class is a "
+            f"Can't use {SECTION[:-1]}.{kind}.{name}]: expected a block with @controller_{kind}, whose class is a "
             f"subclass of {base.__name__}, found {short(instance)}."
         )
     return {"name": name, "class": type(instance), "arguments": dict(instance.init_arguments)}
@@ -107,7 +90,7 @@ def _add_definition(found: Blocks, block: str, rule: Mapping[str, Any], metrics:
     for metric in own:
         if metric["name"] in metrics:
             raise ConfigError(
-                f"Can't use {section()[:-1]}.{place}]: it has a metric '{metric['name']}' of its own, as the config "
+                f"Can't use {SECTION[:-1]}.{place}]: it has a metric '{metric['name']}' of its own, as the config "
                 "has. Rename that of the config."
             )
     prefix = re.sub(r"[\W_]+", "_", block, flags=re.ASCII).strip("_") or "rule"

@@ -26,8 +26,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from ...core.checks import Section
 from ...core.registry import registry
 from ...core.schema import AnyNumber, Count, read, write
-from .compiler import Keys
-from .values import number, plain
+from .values import Keys, number, plain
 
 T = TypeVar("T", bound=type)
 Values = dict[str, Any]
@@ -83,7 +82,6 @@ class Metric(RecordsArguments, ABC):
         evaluated there. None: all events.
     is_plain: `compute` returns only bools, ints, floats, strs, None, lists and dicts, which need not be copied.
     may_hold_more: Its value may have other keys than `keys_in_run`. Using them is then a warning, no error.
-    is_of_machine: It measures the machine at this moment. In a replay it has no value.
     memory: Its state beside its value, as a dataclass (see core/schema.py). None: no state, or it has its own
     `state_dict`
         and `load_state_dict`.
@@ -96,7 +94,6 @@ class Metric(RecordsArguments, ABC):
     keeps: ClassVar[Sequence[str] | None] = None
     is_plain: ClassVar[bool] = False
     may_hold_more: ClassVar[bool] = False
-    is_of_machine: ClassVar[bool] = False
     is_in_memory: ClassVar[bool] = False
     memory: Any = None
 

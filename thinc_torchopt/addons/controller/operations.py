@@ -10,30 +10,28 @@ arguments of its constructor:
             print(chr(7))
 
 An action gets `event_name`, `control_name`, `firing`, `values` (the metrics by name, read-only) and the payload of the
-event. It changes the training through `control`, for requests to the loop, and `run`. Without a `control` it does
-nothing, as rules are only being tried.
+event. It changes the training through `control`, for requests to the loop, and `run`. Without a `control` it is not
+called, as rules are only being tried.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from ...core.checks import Section
 from ...core.errors import ConfigError, ControllerError
+from ...core.log import inform
 from ...core.registry import registry
 from ...loop.events import Control
+from .evaluator import MetricUnavailable
 from .messages import Message, level_of, one_line
 from .metrics import RecordsArguments
 from .rules import Rule, expression
-from .sandbox import MetricUnavailable
 
 T = TypeVar("T", bound=type)
 _SECTION = Section("the arguments")
-
-logger = logging.getLogger("thinc_torchopt.controller")
 
 
 @dataclass
@@ -110,30 +108,25 @@ class HFControls(Operation):
 
     quiet = ("should_log",)
 
-    def should_training_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_training_stop(self, *, control: Control, **kwargs: Any) -> None:
         """End the run cleanly, as after its last step."""
-        if control is not None:
-            control.should_stop = True
+        control.should_training_stop = True
 
-    def should_epoch_stop(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_epoch_stop(self, *, control: Control, **kwargs: Any) -> None:
         """Skip the rest of this epoch."""
-        if control is not None:
-            control.should_epoch_stop = True
+        control.should_epoch_stop = True
 
-    def should_save(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_save(self, *, control: Control, **kwargs: Any) -> None:
         """Save after this step."""
-        if control is not None:
-            control.should_save = True
+        control.should_save = True
 
-    def should_evaluate(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_evaluate(self, *, control: Control, **kwargs: Any) -> None:
         """Evaluate after this step."""
-        if control is not None:
-            control.should_evaluate = True
+        control.should_evaluate = True
 
-    def should_log(self, *, control: Control | None = None, **kwargs: Any) -> None:
+    def should_log(self, *, control: Control, **kwargs: Any) -> None:
         """Log this step."""
-        if control is not None:
-            control.should_log = True
+        control.should_log = True
 
 
 def _optimizer_of(run: RunHandle | None, what: str) -> Any:
@@ -184,23 +177,21 @@ class LearnRateControl(Operation):
             raise ConfigError("should_set needs the argument 'rate'")
         return super().validate(action)
 
-    def should_cut(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_cut(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Multiply learning rates by `factor`, down to `min_rate`."""
-        self._scale(control, run)
+        self._scale(run)
 
-    def should_raise(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_raise(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Multiply learning rates by `factor`, up to `max_rate`."""
-        self._scale(control, run)
+        self._scale(run)
 
-    def _scale(self, control: Control | None, run: RunHandle | None) -> None:
-        if control is not None:
-            optimizer = _optimizer_of(run, "change learning rates")
-            optimizer.scale_learn_rates(self.groups, self._factor, self._min_rate, self._max_rate)
+    def _scale(self, run: RunHandle | None) -> None:
+        optimizer = _optimizer_of(run, "change learning rates")
+        optimizer.scale_learn_rates(self.groups, self._factor, self._min_rate, self._max_rate)
 
-    def should_set(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_set(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Set learning rates to `rate`, in place of schedules. Not within a budget, whose rates must fall."""
-        if control is not None:
-            _optimizer_of(run, "change learning rates").set_learn_rates(self.groups, self._rate)
+        _optimizer_of(run, "change learning rates").set_learn_rates(self.groups, self._rate)
 
 
 @controller_operations("FreezeControl")
@@ -212,15 +203,13 @@ class FreezeControl(Operation):
     def __init__(self, params: list[str]):
         self.params = patterns("params", params)
 
-    def should_freeze(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_freeze(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Freeze the params."""
-        if control is not None:
-            _optimizer_of(run, "freeze params").freeze(self.params)
+        _optimizer_of(run, "freeze params").freeze(self.params)
 
-    def should_unfreeze(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_unfreeze(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Unfreeze the params."""
-        if control is not None:
-            _optimizer_of(run, "unfreeze params").unfreeze(self.params)
+        _optimizer_of(run, "unfreeze params").unfreeze(self.params)
 
 
 @controller_operations("RollbackControl")
@@ -233,10 +222,8 @@ class RollbackControl(Operation):
     def __init__(self, to: Literal["best", "last"] = "best"):
         self.to: Literal["best", "last"] = _SECTION.choice("to", to, ("best", "last"))
 
-    def should_rollback(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_rollback(self, *, control: Control, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Go back."""
-        if control is None:
-            return
         if run is None:
             raise ControllerError("this training loop can't go back")
         control.should_roll_back |= self.to == "last"
@@ -253,10 +240,8 @@ class AccumulationControl(Operation):
     def __init__(self, substeps: int):
         self._substeps = _SECTION.whole("substeps", substeps, at_least=1)
 
-    def should_set(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_set(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Set the number of parts."""
-        if control is None:
-            return
         if run is None:
             raise ControllerError("this training loop can't set the accumulation of gradients")
         run.substeps = self._substeps
@@ -270,15 +255,13 @@ class AveragesControl(Operation):
 
     waits_for_update = True
 
-    def should_begin(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_begin(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Begin them before their `start_step`. Those that have begun continue."""
-        if control is not None:
-            _optimizer_of(run, "begin averages").begin_averages(anew=False)
+        _optimizer_of(run, "begin averages").begin_averages(anew=False)
 
-    def should_begin_anew(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_begin_anew(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Drop the averages, and begin at the params as they are."""
-        if control is not None:
-            _optimizer_of(run, "begin averages").begin_averages(anew=True)
+        _optimizer_of(run, "begin averages").begin_averages(anew=True)
 
 
 @controller_operations("DecayControl")
@@ -293,10 +276,9 @@ class DecayControl(Operation):
     def __init__(self, steps: int | None = None):
         self._steps = None if steps is None else _SECTION.whole("steps", steps, at_least=1)
 
-    def should_begin(self, *, control: Control | None = None, run: RunHandle | None = None, **kwargs: Any) -> None:
+    def should_begin(self, *, run: RunHandle | None = None, **kwargs: Any) -> None:
         """Start the decay, unless it has started."""
-        if control is not None:
-            _optimizer_of(run, "start the decay of learning rates").begin_decay(self._steps)
+        _optimizer_of(run, "start the decay of learning rates").begin_decay(self._steps)
 
 
 @controller_operations("KeepBestControl")
@@ -321,17 +303,16 @@ class KeepBestControl(Operation):
         *,
         values: Mapping[str, Any],
         firing: Any,
-        control: Control | None = None,
         run: RunHandle | None = None,
         **kwargs: Any,
     ) -> None:
         """Save the model if it is the best. Without a score, it is not."""
-        if control is None or self._of is None:
+        if self._of is None:
             return
         if run is None or run.models is None:
             raise ControllerError("this training loop can't save models")
         try:
-            score = self._of.evaluate(values)
+            score = self._of.evaluate(values, firing.step)
         except MetricUnavailable:
             return
         if score is not None:
@@ -343,7 +324,7 @@ class KeepBestControl(Operation):
 
 @controller_operations("LogControl")
 class LogControl(Operation):
-    """Writes a line to Python's log `thinc_torchopt.controller`. Control characters in values are escaped.
+    """Writes a line to Python's log `spacy.torchopt`. Control characters in values are escaped.
 
     log_format (str): One line of text with fields: names of metrics, `event_name`, `control_name`, `step`, `epoch`.
     log_level (str): "debug", "info", "warning", "error" or "critical".
@@ -364,7 +345,7 @@ class LogControl(Operation):
 
     def should_log(self, *, values: Mapping[str, Any], **kwargs: Any) -> None:
         """Write the line."""
-        logger.log(self._level, "%s", one_line(self._message.fill(values, kwargs)))
+        inform("%s", one_line(self._message.fill(values, kwargs)), level=self._level)
 
 
 def patterns(name: str, value: Any) -> list[str]:

@@ -1,20 +1,16 @@
-"""Metrics of the run itself: its progress, learning rates, gradients, speed, memory; and files that steer it."""
+"""Metrics of the run itself: its progress, its learning rates, its gradients and params."""
 
 from __future__ import annotations
 
 import math
-import os
-import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ...core.schema import AnyNumber
 from ...loop.events import EVENTS
-from .compiler import Keys
 from .metrics import SECTION, BestValue, Metric, controller_metrics
-from .values import number
+from .values import Keys, number
 
 
 @controller_metrics("TrainingState")
@@ -217,123 +213,3 @@ def _ratios(updates: Mapping[str, float], norms: Mapping[str, float]) -> dict[st
 def _keys_of_norms(keys: Keys | None, groups: Collection[str], components: Collection[str]) -> Keys:
     known = {"components": components, "groups": groups}
     return {key: dict.fromkeys(known[key]) or None if key in known else None for key in keys or {}}
-
-
-@controller_metrics("Throughput")
-class Throughput(Metric):
-    """Words per second. Keys: `recent`, over the last steps, and `mean`, over the whole run.
-
-    window_size (int): Number of steps for `recent`.
-    """
-
-    events = ("on_step_end",)
-    keys = dict.fromkeys(("recent", "mean"))
-    reads = ("words", "seconds")
-    is_plain = True
-
-    def __init__(self, window_size: int = 20):
-        super().__init__()
-        self._size = SECTION.whole("window_size", window_size, at_least=1)
-        self.memory = ThroughputState()
-
-    def compute(self, event_name: str, *, words: Any = None, seconds: Any = None, **kwargs: Any) -> Any:
-        if words is None or seconds is None:
-            return None
-        marks = self.memory.marks
-        marks.append((float(words), float(seconds)))
-        del marks[: -self._size - 1]
-        (first_words, first), (last_words, last) = marks[0], marks[-1]
-        recent = (last_words - first_words) / (last - first) if last > first else None
-        return {"recent": recent, "mean": last_words / last if last > 0 else None}
-
-
-@dataclass
-class ThroughputState:
-    """The state of Throughput. marks (list): Words and seconds at the last steps."""
-
-    marks: list[tuple[AnyNumber, AnyNumber]] = field(default_factory=list)
-
-
-@controller_metrics("SystemState")
-class SystemState(Metric):
-    """Memory in MiB. Keys: `memory` and `peak_memory` of the process, `gpu_memory` and `gpu_peak_memory` of torch.
-
-    every_seconds (float): Least seconds between two measurements.
-    """
-
-    events = ("on_train_begin", "on_step_end", "on_evaluate")
-    keys = dict.fromkeys(("memory", "peak_memory", "gpu_memory", "gpu_peak_memory"))
-    reads = ()
-    is_plain = True
-    is_of_machine = True
-
-    def __init__(self, every_seconds: float = 1.0):
-        super().__init__()
-        self._every = SECTION.number("every_seconds", every_seconds)
-        self._measured = -math.inf
-
-    def compute(self, event_name: str, **kwargs: Any) -> Any:
-        now = time.monotonic()
-        if now - self._measured < self._every:
-            return None
-        self._measured = now
-        memory, peak = _process_memory()
-        used, used_at_most = _gpu_memory()
-        return {"memory": memory, "peak_memory": peak, "gpu_memory": used, "gpu_peak_memory": used_at_most}
-
-
-@controller_metrics("FileWatch")
-class FileWatch(Metric):
-    """A file with which you steer a running training. Keys: `touched`, whether it was created or touched since the last
-    step, and `exists`.
-
-    path (str): Path, relative to the current folder of the training. A file that exists at the start does not count as
-        touched.
-    """
-
-    events = ("on_train_begin", "on_step_begin", "on_step_end")
-    keys = dict.fromkeys(("touched", "exists"))
-    reads = ()
-    is_plain = True
-    is_of_machine = True
-
-    def __init__(self, path: str):
-        super().__init__()
-        if not isinstance(path, str) or not path or "\0" in path:
-            SECTION.refuse("path", "the path of a file", path)
-        self._path = path
-        self._is_known = False
-        self._changed: int | None = None
-
-    def compute(self, event_name: str, **kwargs: Any) -> Any:
-        if self._is_known and event_name != "on_step_end":
-            return None
-        try:
-            changed = os.stat(self._path).st_mtime_ns
-        except OSError:
-            changed = None
-        is_touched = self._is_known and changed not in (None, self._changed)
-        self._is_known, self._changed = True, changed
-        return {"touched": is_touched, "exists": changed is not None}
-
-
-def _process_memory() -> tuple[float | None, float | None]:
-    """Memory of the process now and at its peak, in MiB. None: unknown on this system."""
-    try:
-        import resource
-    except ImportError:
-        return None, None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() / 2**20, peak
-    except OSError:
-        return None, peak
-
-
-def _gpu_memory() -> tuple[float | None, float | None]:
-    """Memory of torch on the current GPU now and at its peak, in MiB. None: no GPU is used."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None, None
-    return torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20

@@ -5,7 +5,6 @@ The controller knows nothing of spaCy. This module looks up the payload of each 
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Final
 from spacy.language import Language
 
 from ...core.errors import ConfigWarning, ControllerError
+from ...core.log import inform
 from ...core.optimizer import TorchOptimizer
 from ...core.params import components_with_model
 from ...core.schema import Count, Limit, Positive, read, write
@@ -37,7 +37,6 @@ from .operations import (
 )
 
 # spaCy shows what is logged here.
-logger = logging.getLogger("spacy.torchopt")
 
 # On these events a request is too late for the current step, and applies to the next one.
 _TOO_LATE: Final = {
@@ -124,7 +123,6 @@ class Rules:
         }
         self._check_events()
         self._check_actions()
-        _show_log()
         metrics = [part.instance for part in self._controller.definition.metrics.values()]
         self._compares_params = any("update_norms" in (getattr(one, "reads", None) or ()) for one in metrics)
         if "on_substep_end" in self._rules_on or self._compares_params:
@@ -355,9 +353,9 @@ class Rules:
     def _log(self, firings: Sequence[Firing]) -> None:
         for firing in firings:
             if firing.action == "should_training_stop":
-                logger.info("%s. The training stops.", firing)
+                inform("%s. The training stops.", firing)
             elif (firing.operation, firing.action) in self._logged[firing.controller]:
-                logger.info("%s.", firing)
+                inform("%s.", firing)
 
     def _pass_on(self, name: str, requests: Control, control: Control) -> None:
         """Pass on the requests of operations to the loop: now, or in the next step if they come too late."""
@@ -423,13 +421,3 @@ def _of_process_group(what: str) -> int | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return getattr(distributed, what)()
-
-
-def _show_log() -> None:
-    """Show the log messages of rules where spaCy's are shown, unless the user has configured logging."""
-    rules = logging.getLogger("thinc_torchopt.controller")
-    if rules.level == logging.NOTSET:
-        rules.setLevel(logging.INFO)
-    if not rules.hasHandlers():
-        for handler in logging.getLogger("spacy").handlers:
-            rules.addHandler(handler)

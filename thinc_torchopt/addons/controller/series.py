@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from ...core.errors import ControllerError, StateError
 from ...core.schema import read
-from .compiler import Keys
+from .evaluator import MetricUnavailable
 from .metrics import MAX_WINDOW, SECTION, BestValue, Metric, Values, controller_metrics
 from .rolling import Rolling, packed, unpacked
 from .rules import Rule, expression
-from .sandbox import MetricUnavailable
-from .values import plain
+from .values import Keys, plain
 
 # Longer windows keep numbers with fewer digits, so that a checkpoint stays small.
 MAX_EXACT, DIGITS = 2_000, 6
@@ -55,12 +54,12 @@ class Series(Metric):
         """RAISES (ControllerError): The expression uses a key that a metric does not have. keys: Those in this run."""
         Rule(self._text, keys, keys, gives="a number")
 
-    def new_value(self, event_name: str, values: Mapping[str, Any]) -> float | None:
+    def new_value(self, event_name: str, values: Mapping[str, Any], step: int) -> float | None:
         """The value of the expression, if this event has a new one."""
         if event_name != self.event:
             return None
         try:
-            value = self.of.evaluate(values)
+            value = self.of.evaluate(values, step)
         except MetricUnavailable:
             return None
         except ControllerError as error:
@@ -111,7 +110,7 @@ class Window(Series):
         self._numbers = Rolling(self._size)
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
-        number = self.new_value(event_name, kwargs["values"])
+        number = self.new_value(event_name, kwargs["values"], kwargs["step"])
         if number is None:
             return None
         self._numbers.add(number if self._size <= MAX_EXACT else float(f"{number:.{DIGITS}g}"))
@@ -195,7 +194,7 @@ class Best(Series):
         best, step = self.memory, kwargs["step"]
         if event_name == "on_evaluate" and best.step != step:
             best.count_evaluation()
-        if (number := self.new_value(event_name, kwargs["values"])) is not None:
+        if (number := self.new_value(event_name, kwargs["values"], step)) is not None:
             best.offer(number, step, self._mode, min_delta=self._min_delta, is_relative=self._is_relative)
         if best.value is None:
             return None

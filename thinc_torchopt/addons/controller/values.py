@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Union
 
 Path = tuple[str, ...]
+# The keys in a metric's value, nested. None: anything, or unknown before the training.
+Keys = Mapping[str, Union["Keys", None]]
 
 MAX_ITEMS = 20  # of a list that are shown
 MAX_DEPTH = 20
@@ -45,49 +46,6 @@ def plain(value: Any, depth: int = 0, is_strict: bool = False) -> Any:
 def number(value: Any) -> float | None:
     """A number as a float; None stays None. RAISES (TypeError | ValueError): It is not a number."""
     return None if value is None else float(value)
-
-
-def paths_in(text: str, names: Collection[str]) -> list[Path]:
-    """The paths of the values that an expression uses: `loss["components"]["ner"]` is ("loss", "components", "ner").
-
-    text (str): An expression that a `Rule` has accepted.
-    names (Collection[str]): The metrics in it.
-    """
-    found: dict[Path, None] = {}
-
-    def visit(node: ast.AST) -> None:
-        keys: list[str] = []
-        inner = node
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "get":
-            inner, keys = node.args[0], _constants(node.args[1])
-            for part in node.args[1:]:
-                visit(part)
-        while isinstance(inner, ast.Subscript):
-            constant = inner.slice.value if isinstance(inner.slice, ast.Constant) else None
-            # An index or a computed key: the path ends above it.
-            keys = [constant, *keys] if isinstance(constant, str) else []
-            if not isinstance(inner.slice, ast.Constant):
-                visit(inner.slice)
-            inner = inner.value
-        if isinstance(inner, ast.Name):
-            if inner.id in names:
-                found[(inner.id, *keys)] = None
-            return
-        for child in ast.iter_child_nodes(inner) if inner is node else [inner]:
-            visit(child)
-
-    visit(ast.parse(text, mode="eval").body)
-    return list(found)
-
-
-def _constants(node: ast.expr) -> list[str]:
-    """The keys of a call of `get`, up to the first that is not a constant text."""
-    keys: list[str] = []
-    for part in node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]:
-        if not isinstance(part, ast.Constant) or not isinstance(part.value, str):
-            break
-        keys.append(part.value)
-    return keys
 
 
 def value_at(values: Mapping[str, Any], path: Path) -> Any:

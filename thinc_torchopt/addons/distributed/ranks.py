@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from textwrap import shorten
 from typing import Any, TypeVar
@@ -182,12 +182,13 @@ class Ranks(Alone):
 
     # ------------------------------------------------------------------ one step
 
-    def begin_step(self, step: int, hook: Callable[[], None] | None) -> None:
+    def begin_step(self, step: int, changes: Sequence[Callable[[], None]]) -> None:
         self._step = step
-        if hook is not None:
-            # Same seed on all ranks, as it may draw random numbers. New params come from rank 0.
+        if changes:
+            # Same seed on all ranks, as they may draw random numbers. New params come from rank 0.
             seed_all(seed_of(self.seed, step))
-            hook()
+            for change in changes:
+                change()
             if self.group.any(_shape_of(self._nlp) != self._shape):
                 self._share_model()
                 self._introduce()  # now, as some params may get no gradient on this rank
@@ -240,6 +241,9 @@ class Ranks(Alone):
 
     def is_told_to_decay(self, noted: bool) -> bool:
         return any(self._reduce.found["decay"])
+
+    def of_any(self, names: set[str]) -> set[str]:
+        return set().union(*self.group.gather(names))
 
     # ------------------------------------------------------------------ values of rank 0
 

@@ -1,12 +1,12 @@
 """Looks at a training before it begins. Commands print it, and notebooks show it.
 
-description.py describes a training (`explain`): lines.py says what it will do, costs.py what it costs, doubts.py what
-may be a mistake. params.py lists all params, comparison.py compares recipes in short trainings. It knows all add-ons.
+description.py describes a training (`explain`): lines.py says what it will do, costs.py what it costs, and the loop's
+checks what may be a mistake. params.py lists all params, comparison.py compares recipes in short trainings. It knows
+all add-ons.
 """
 
 from .comparison import RecipeComparison, compare_recipes
 from .description import Description, explain
-from .doubts import rates_far_above
 from .lines import actions_of, tell_limits
 from .params import ParamTable, describe, params, tell_pipeline
 
@@ -19,7 +19,6 @@ __all__ = [
     "describe",
     "explain",
     "params",
-    "rates_far_above",
     "tell_limits",
     "tell_pipeline",
 ]

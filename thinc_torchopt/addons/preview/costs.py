@@ -1,4 +1,4 @@
-"""What a training costs: steps, words, time, memory, and disk space."""
+"""What a training costs: steps, words, time, memory, and disk space; and whether the machine has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -22,13 +22,13 @@ from thinc.api import fix_random_seed
 
 from ...core.algorithms import StateSizes
 from ...core.errors import TorchOptWarning
+from ...core.host import cli_util
 from ...core.ops import Choice, PipelineOps, Products
 from ...core.types import OpsChoice, ParamInfo
 from ...core.words import count, size_in_words, time_in_words
 from ...loop.checkpoint_folder import nearest, room_for
 from ...loop.data_check import Corpus
 from ...loop.setup import Setup
-from ..privacy import PoissonBatcher
 from ..trials import WRITES, begin_training
 from .params import ParamRow
 
@@ -47,13 +47,11 @@ class TrainingWork:
     steps (int | None): None: only patience ends the training.
     batch_words (float): Words of a batch, on average.
     epochs (float | None): None: the corpus is streamed.
-    left_out (int): Words of the corpus that are in no batch of the first epoch.
     """
 
     steps: int | None
     batch_words: float
     epochs: float | None
-    left_out: int
 
     @property
     def words(self) -> int | None:
@@ -93,9 +91,7 @@ def count_work(setup: Setup, train: Corpus) -> TrainingWork | None:
     steps = min(limits, default=None)
     in_epoch = sum(first) or 1
     epochs = None if max_epochs < 0 or steps is None else steps * mean / in_epoch
-    # A Poisson sample leaves texts out by chance, and has others twice.
-    is_counted = train.is_whole and not isinstance(batcher(), PoissonBatcher)
-    return TrainingWork(steps, mean, epochs, train.words - sum(first) if is_counted else 0)
+    return TrainingWork(steps, mean, epochs)
 
 
 def _words(batch: Sequence[Example]) -> int:
@@ -190,6 +186,33 @@ def look_at_disk(folder: Path, each: int, keep: int) -> Disk:
     there = nearest(folder)
     needed = room_for(folder, each, keep)
     return Disk(needed, shutil.disk_usage(there).free, there, there.is_dir() and os.access(there, os.W_OK))
+
+
+def lack_of_room(setup: Setup, sizes: Sizes) -> Iterator[str]:
+    """Find a lack of memory or disk space."""
+    there = memory_of(sizes.device)
+    if there is not None and sizes.total > there:
+        where = "this machine" if sizes.device == "cpu" else sizes.device
+        yield (
+            f"Params, gradients and the optimizer's state need {size_in_words(sizes.total)}, and {where} has "
+            f"{size_in_words(there)} of memory."
+        )
+    checkpoint = setup.optimizer.attachments.get("checkpoint")
+    if checkpoint is None:
+        return
+    disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)
+    setting = f"[training.optimizer.checkpoint] path = '{checkpoint.path}'"
+    if not disk.is_writable:
+        yield f"Can't write checkpoints: '{disk.folder}' is not a writable folder. It comes from {setting}."
+    elif disk.needed > disk.free:
+        kept = (
+            f"{checkpoint.keep + 1} checkpoints of {size_in_words(sizes.checkpoint)} (keep = {checkpoint.keep}, and "
+            "one that is being written)"
+        )
+        yield (
+            f"No room for checkpoints: {kept} need {size_in_words(disk.needed)}, and {size_in_words(disk.free)} are "
+            f"free in '{disk.folder}'. It comes from {setting}."
+        )
 
 
 def tell_memory(sizes: Sizes, copied: int) -> str:
@@ -343,3 +366,40 @@ def tell_time(times: Times, work: TrainingWork, eval_frequency: int) -> str:
         f"About {time_in_words(total)} for {count(work.steps, 'step')} and {count(evaluations, 'evaluation')}: {each}. "
         "Measured with whatever else runs on this machine now."
     )
+
+
+# ---------------------------------------------------------------------- the machine
+
+
+def device_problem(use_gpu: int) -> str | None:
+    """Why a device can't be used. None: it can. use_gpu (int): Its id, or -1 for the CPU."""
+    if use_gpu < 0:
+        return None
+    try:
+        cli_util().setup_gpu(use_gpu, silent=True)
+    except Exception as error:  # CuPy raises its own errors for a missing device
+        there = torch.cuda.device_count()
+        found = f"{count(there, 'GPU')} here" if there else "no GPU here that torch can use"
+        return (
+            f"Can't train on the GPU of --gpu-id {use_gpu}: {str(error).strip().rstrip('.')}; {found}. The rest of "
+            "this report is for the CPU."
+        )
+    return None
+
+
+def doubts_of_device(setup: Setup, use_gpu: int) -> Iterator[str]:
+    several = setup.optimizer.attachments.get("distributed")
+    if use_gpu < 0 and torch.cuda.is_available():
+        yield "The training runs on the CPU, but this machine has a GPU: add --gpu-id 0."
+    if use_gpu >= 0 and setup.config["training"]["gpu_allocator"] is None:
+        yield (
+            "[training] gpu_allocator is not set: torch and CuPy each reserve memory of the GPU, and neither gives it "
+            'back to the other. Set gpu_allocator = "pytorch".'
+        )
+    if several is not None and several.backend == "nccl" and use_gpu < 0:
+        yield (
+            'backend = "nccl" in [training.optimizer.distributed] is for GPUs, and this training is on the CPU. Set '
+            'backend = "gloo", or train with --gpu-id 0.'
+        )
+    if several is not None and use_gpu >= 0:
+        yield f"This machine has {count(torch.cuda.device_count(), 'GPU')}: --nproc-per-node can't be larger than that."

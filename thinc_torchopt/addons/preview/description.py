@@ -6,6 +6,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -26,12 +27,11 @@ from ...core.types import ParamInfo
 from ...core.words import count, plain, size_in_words
 from ...loop.checkpoint import RunCheckpoints
 from ...loop.checkpoint_settings import Checkpoint
-from ...loop.data_check import MOST_WORDS, Corpus, Findings, check_data
-from ...loop.data_stream import count_steps, spacys_batches
-from ...loop.label_conflicts import doubts_of_labels
+from ...loop.data_check import Corpus, Facts, Finding
+from ...loop.data_stream import spacys_batches
 from ...loop.progress_bars import show_activity
 from ...loop.random_state import preserved_random
-from ...loop.schedule_check import doubts_of_schedules, rates_over_steps, trained_groups
+from ...loop.schedule_check import last_step, rates_over_steps
 from ...loop.setup import (
     AnyConfig,
     Setup,
@@ -42,6 +42,7 @@ from ...loop.setup import (
     resolve_optimizer,
     schedule_notes,
 )
+from ...loop.training_check import check
 from ..controller.run_rules import Rules
 from ..privacy import Privacy, PrivacyHistory, epsilon_of
 from ..privacy.private_run import plan_private_training, what_is_not_covered
@@ -49,21 +50,16 @@ from ..recipes import THINC, Setting, read_corpus
 from .costs import (
     TrainingWork,
     count_work,
+    device_problem,
+    doubts_of_device,
     find_sizes,
+    lack_of_room,
     look_at_disk,
     tell_memory,
     tell_products,
     tell_time,
     tell_work,
     time_steps,
-)
-from .doubts import (
-    device_problem,
-    doubts_of_device,
-    doubts_of_end,
-    doubts_of_rates,
-    lack_of_room,
-    why_nothing_is_trained,
 )
 from .lines import Line, lines_of, usual_labels
 from .params import ParamRow, describe, rows_of, tell_pipeline
@@ -85,9 +81,10 @@ _FIRST = [
 
 
 @dataclass(repr=False)
-class Description(Findings):
+class Description:
     """The description of a training. A notebook shows it; as text it is one screen of 40 lines.
 
+    stops (list[str]): Why the training would stop, or be in vain. notes (list[str]): Possible mistakes.
     name (str): The config's.
     checked (list[str]): What was read, and what was left out.
     lines (list[Line]): What it will do. cost_lines (list[Line]): What it costs. costs (dict): The same in numbers.
@@ -95,6 +92,8 @@ class Description(Findings):
     error (Exception | None): What a component, a corpus or other code raised.
     """
 
+    stops: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     name: str = ""
     checked: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
@@ -103,9 +102,9 @@ class Description(Findings):
     usual: set[str] = field(default_factory=set)
     error: Exception | None = None
 
-    def add(self, found: Findings) -> None:
-        self.stops += found.stops
-        self.notes += found.notes
+    def add(self, found: Sequence[Finding]) -> None:
+        self.stops += [one.text for one in found if one.kind != "doubt"]
+        self.notes += [one.text for one in found if one.kind == "doubt"]
 
     @property
     def is_one_error(self) -> bool:
@@ -272,29 +271,27 @@ def _resolve(block: dict[str, Any]) -> TorchOptimizer:
 def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> None:
     training = setup.config["training"]
     train, dev = _read_corpora(told, setup.nlp, setup.config)
-    told.add(check_data(setup.nlp, setup.config, train, dev, sourced=setup.sourced, is_initialized=True))
-    if train is not None:
-        with show_activity("Comparing the texts with the pipeline"), preserved_random():
-            told.notes += doubts_of_labels(setup.nlp, setup.config, train, setup.sourced)
     unmatched, problem = tell_pipeline(setup)
+    examples = [] if train is None or not train.is_whole else train.examples
+    last = last_step(training, examples)
+    facts = Facts(setup.nlp, setup.config, train, dev, setup.sourced, optimizer=setup.optimizer, last=last)
+    with show_activity("Looking at the texts and settings"):
+        told.add(check(facts))
     told.stops += [*(found["message"] for found in unmatched), *([problem] if problem else [])]
     now = describe(setup)
     rows = list(rows_of(setup, now, None))
-    has_end = bool(training["max_steps"] or training["max_epochs"] > 0) and (train is not None or training["max_steps"])
-    last = _count_steps(setup, train) - 1 if has_end else _NO_END
     # This moves the optimizer's schedules.
-    rates = rates_over_steps(setup.optimizer, last)
-    trained = trained_groups(now, rates)
+    rates = rates_over_steps(setup.optimizer, last or _NO_END)
     if train is not None and dev is not None and not unmatched and problem is None:
         _tell_resuming(told, setup)
-    if nothing := why_nothing_is_trained(setup, trained, rates):
-        told.stops.append(nothing)
-    told.notes += [
-        *doubts_of_rates(setup, trained),
-        *doubts_of_schedules(training, setup.optimizer, trained, last, has_end=bool(has_end)),
-        *doubts_of_end(training, last, has_end=bool(has_end), has_budget="budget" in setup.optimizer.attachments),
-        *doubts_of_device(setup, use_gpu),
-    ]
+    told.notes += doubts_of_device(setup, use_gpu)
+    falls = {path: getattr(source, "cooldown", None) for path, source in setup.optimizer.schedules.items()}
+    at_will = [path for path, cooldown in falls.items() if cooldown is not None and cooldown.only_at_will]
+    if at_will and "budget" not in setup.optimizer.attachments:
+        told.notes.append(
+            f"{', '.join(at_will)} falls only on demand: by optimizer.begin_decay(), or by the signal SIGUSR1 (kill "
+            "-USR1 with the id of the process). When it has fallen, the training ends."
+        )
     if (rules := setup.optimizer.attachments.get("controller")) is not None:
         try:
             told.notes += Rules(rules, setup.optimizer).doubts_of_names(setup.nlp)
@@ -312,7 +309,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
         told.notes += notes
     privacy = setup.optimizer.attachments.get("privacy")
     if privacy is not None and train is not None:
-        _tell_privacy(told, setup, privacy, train, last + 1 if has_end else None)
+        _tell_privacy(told, setup, privacy, train, last + 1 if last else None)
     _tell_costs(told, setup, rows, now, train, dev, is_timed=is_timed)
 
 
@@ -356,11 +353,6 @@ def _tell_privacy(told: Description, setup: Setup, settings: Privacy, train: Cor
         told.notes.append("Nothing is private: noise_multiplier = 0 in [training.optimizer.privacy].")
 
 
-def _count_steps(setup: Setup, train: Corpus | None) -> int:
-    examples = [] if train is None else train.examples
-    return count_steps(setup.nlp, setup.config, lambda nlp: iter(examples))
-
-
 def _tell_without_pipeline(
     told: Description, source: AnyConfig, overrides: Mapping[str, Any], error: Exception
 ) -> None:
@@ -384,7 +376,7 @@ def _tell_without_pipeline(
         filled = nlp.config.interpolate()
         train, dev = _read_corpora(told, nlp, filled)
         sourced = util.get_sourced_components(config)
-        told.add(check_data(nlp, filled, train, dev, sourced=list(sourced), is_initialized=False))
+        told.add(check(Facts(nlp, filled, train, dev, list(sourced), is_initialized=False)))
         read = [*told.stops]
         told.stops += [problem for problem in problems if problem not in read]
     text = str(error).strip() or type(error).__name__
@@ -399,7 +391,7 @@ def _tell_without_pipeline(
 def _problems(config: Config) -> list[str]:
     """The problems of a config that can be found without a pipeline. config (Config): Not interpolated."""
     problems = []
-    for check in (
+    for look in (
         lambda: check_training_section(config),
         lambda: check_corpora(config, ["train_corpus"]),
         lambda: check_corpora(config, ["dev_corpus"]),
@@ -407,7 +399,7 @@ def _problems(config: Config) -> list[str]:
     ):
         try:
             with plain_errors(config):
-                check()
+                look()
         except ConfigError as error:
             problems.append(str(error))
     return problems
@@ -429,9 +421,7 @@ def _read_corpora(told: Description, nlp: Language, config: Mapping[str, Any]) -
         train, dev = _read(told, nlp, config, "train_corpus", limit), _read(told, nlp, config, "dev_corpus", None)
     for corpus in (train, dev):
         if corpus is not None:
-            _, is_counted = corpus.counted()
-            part = f", its labels in the first {MOST_WORDS:,} words" if corpus.is_whole and not is_counted else ""
-            told.checked.append(f"{corpus.told} with {corpus.words:,} words{part}.")
+            told.checked.append(f"{corpus.told} with {corpus.words:,} words.")
     return train, dev
 
 
@@ -464,22 +454,9 @@ def _tell_costs(
     is_averaged = bool(block.get("averages") or block.get("use_averages"))
     work = None
     if train is not None:
-        problem = (
-            f"There would be no batch: each text in [{train.name}] is longer than a batch may be, and spaCy's loop "
-            "would never end. Set discard_oversize = false in [training.batcher], or a larger size."
-        )
-        try:
+        with suppress(ConfigError):  # the batcher's, which is told already
             work = count_work(setup, train)
-        except ConfigError as error:  # the batcher's
-            problem = str(error)
-        if work is None and problem not in told.stops:
-            told.stops.append(problem)
     if work is not None and train is not None:
-        if work.left_out:
-            told.notes.append(
-                f"{work.left_out:,} of the {train.words:,} words in [{train.name}] are in no batch: their texts are "
-                "longer than a batch may be (discard_oversize = true in [training.batcher])."
-            )
         told.cost_lines.append(("Steps", tell_work(work, train)))
         told.costs |= asdict(work) | {"words": work.words}
     sizes = find_sizes(setup, rows, infos, is_averaged=is_averaged)

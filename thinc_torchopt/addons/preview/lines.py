@@ -74,7 +74,7 @@ def lines_of(setup: Setup, rows: Sequence[ParamRow], now: Mapping[str, ParamInfo
     yield from _rates(setup, now, rows, rates)
     if not is_thinc:
         yield "Rates", _control(setup.optimizer.rates)
-    yield "Clipping", _clipping(settings, setup.optimizer)
+    yield "Clipping", clipping_of(settings, setup.optimizer)
     yield "On NaN", _on_nan(settings, is_thinc)
     if settings.get("spike_factor"):
         does = "is not made" if settings["on_spike"] == "skip" else "is scaled down to that"
@@ -225,7 +225,8 @@ def _decay_of(info: ParamInfo) -> float:
     return float(info.options.get("weight_decay", info.options.get("L2", 0.0)) or 0.0)
 
 
-def _clipping(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+def clipping_of(settings: Mapping[str, Any], optimizer: TorchOptimizer) -> str:
+    """How gradients are clipped. settings (Mapping): [training.optimizer], filled in."""
     limit = settings.get("grad_clip", 0.0)
     by = [text for text in (_clipping_by_limit(limit, optimizer), _clipping_by_modules(settings, optimizer)) if text]
     return " ".join(by) or "None."
@@ -254,12 +255,12 @@ def _clipping_by_limit(limit: Any, optimizer: TorchOptimizer) -> str:
         return f"Each number of a gradient is cut to {shown}."
     if optimizer.clip_by == "adaptive":
         return f"The gradient of each unit is scaled down to {shown} of the norm of its weights."
-    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}[
-        optimizer.clip_by
-    ]
+    whose = {"global": "all gradients together", "component": "a component's gradients", "param": "a param's gradient"}
+    if optimizer.clip_by not in whose:
+        return f'Gradients are clipped to {shown} (clip_by = "{optimizer.clip_by}").'
     return (
-        f"Where the norm of {whose} is above {shown}, {'it is' if optimizer.clip_by == 'param' else 'they are'} "
-        "scaled down to that."
+        f"Where the norm of {whose[optimizer.clip_by]} is above {shown}, "
+        f"{'it is' if optimizer.clip_by == 'param' else 'they are'} scaled down to that."
     )
 
 

@@ -18,7 +18,7 @@ from spacy.training import Example
 from spacy.util import dot_to_object, registry, resolve_dot_names
 
 from ...core.annotations import LEARNS_FROM, survey
-from ...core.config_checks import check_corpora
+from ...core.config_checks import check_corpora, leaves_out
 from ...core.errors import ConfigError, TorchOptError
 from ...core.host_errors import line_of_others, plain_error
 from ...core.params import escape, trainable_components
@@ -83,8 +83,8 @@ def read_corpus(
     if not examples:
         at = _path_of(config, name)
         raise ConfigError(
-            f"Can't {purpose}: expected texts in {where}, found none{f' at {at!r}' if at else ''}. Check the path of "
-            "the corpus, and whether its reader leaves texts out."
+            f"Can't {purpose}: expected texts in {where}, found none{f' at {at!r}' if at else ''}."
+            f"{leaves_out(config, name) or ' Check the path of the corpus, and whether its reader leaves texts out.'}"
         )
     return examples
 

@@ -6,14 +6,12 @@ figures.py draws runs, draw_errors.py errors; about.py says the rest in words, a
 the pictures of other commands, style.py their common style.
 """
 
-from .log_file import COUNTS, read_history
 from .page import check_output
 from .plots import Point, check_picture, plot_range_test, plot_schedule, plot_study
 from .report import Report, read_report
 from .runs import LoggedRun, with_others
 
 __all__ = [
-    "COUNTS",
     "LoggedRun",
     "Point",
     "Report",
@@ -22,7 +20,6 @@ __all__ = [
     "plot_range_test",
     "plot_schedule",
     "plot_study",
-    "read_history",
     "read_report",
     "with_others",
 ]

@@ -7,7 +7,7 @@ import math
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -124,62 +124,6 @@ def _told_by(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for fired in rules if isinstance(rules, list) else ():
         if isinstance(fired, dict) and isinstance(fired.get("controller"), str) and _is_step(fired.get("step")):
             yield "rule", (fired["controller"], fired["step"], f"{fired.get('operation')}.{fired.get('action')}")
-
-
-def read_history(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read the lines of all logs of one run, with rising steps; and notes. If a resumed run repeated steps, the later
-    log counts.
-
-    paths (Sequence[Path]): The logs, in order; log.jsonl, log-2.jsonl, log-10.jsonl in any order.
-    RAISES (ConfigError): A file is no log or can't be read, or all are empty.
-    """
-    history: list[dict[str, Any]] = []
-    notes: list[str] = []
-    empty = []
-    for path in _in_order(paths):
-        records, more = _read_records(path)
-        notes += more
-        if not records:
-            empty.append(path.name)
-            continue
-        first, before = records[0]["step"], len(history)
-        while history and history[-1]["step"] >= first:
-            history.pop()
-        if len(history) < before:
-            notes.append(
-                f"{path.name} begins at step {first}: {before - len(history)} earlier lines from that step on are left "
-                "out."
-            )
-        history += records
-    if not history:
-        named = ", ".join(map(str, paths))
-        raise ConfigError(f"Can't read the training log {named}: expected at least one line, found none.")
-    if empty:
-        notes.append(f"{', '.join(empty)} is empty.")
-    return history, notes
-
-
-def _in_order(paths: Sequence[Path]) -> list[Path]:
-    """Sort logs of one name by their numbers, as a shell puts log-2.jsonl before log.jsonl. Others are not sorted."""
-    names = [NUMBERED.fullmatch(path.stem) for path in paths]
-    bases = {path.with_name(name[1] if name else path.stem) for path, name in zip(paths, names)}
-    if len(bases) > 1:
-        return list(paths)
-    numbers = [int(name[2]) if name else 1 for name in names]
-    return [path for _, path in sorted(zip(numbers, paths))]
-
-
-def _read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read a log. RAISES (ConfigError): It is no log, or can't be read."""
-    records: list[dict[str, Any]] = []
-    notes: list[str] = []
-    for line, record in _lines(path, notes, records):
-        if records and record["step"] < records[-1]["step"]:
-            notes.append(_goes_back(path, records[-1]["step"], record["step"], line))
-        while records and records[-1]["step"] >= record["step"]:
-            records.pop()
-        records.append(record)
-    return records, notes
 
 
 def _lines(path: Path, notes: list[str], kept: Sized) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -13,7 +13,9 @@ All that is saved is spaCy's own: the pipeline loads without this package.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from spacy.language import Language
@@ -29,11 +31,13 @@ from spacy.pipeline import (
 )
 from spacy.pipeline.textcat_multilabel import MultiLabel_TextCategorizer
 from spacy.pipeline.transition_parser import Parser
+from thinc.api import Model
 
-from ..errors import ConfigError, ConfigTypeError, PipelineError
+from ..errors import ConfigError, ConfigTypeError, GrowthWarning, PipelineError
 from ..host import rehearsal_model_of
+from ..types import Key
 from ..words import listed
-from .output_layer import MARGIN, PRIOR, find_output_layer, grow
+from .output_layer import MARGIN, PRIOR, OutputLayer, find_output_layer, grow, lift
 
 Label = str | tuple[str, str]
 
@@ -134,7 +138,7 @@ def _add(pipe: Any, labels: list[Any]) -> None:
         _grow(pipe, len(labels), n_last=int(pipe.add_negative_label), is_exclusive=pipe.cfg["max_positive"] == 1)
         _append(pipe, labels)
     elif isinstance(pipe, TextCategorizer):
-        _grow(pipe, len(labels), is_exclusive=not isinstance(pipe, MultiLabel_TextCategorizer))
+        _grow(pipe, len(labels), is_exclusive=_is_exclusive(pipe))
         _append(pipe, labels)
     elif isinstance(pipe, EditTreeLemmatizer):
         _grow(pipe, len(labels), is_exclusive=True)
@@ -157,6 +161,35 @@ def restore_trees(nlp: Language) -> None:
 
 def _index_trees(pipe: EditTreeLemmatizer) -> None:
     pipe.tree2label = {tree: i for i, tree in enumerate(pipe.cfg["labels"])}
+
+
+def lift_labels(nlp: Language, trained: Container[Key]) -> None:
+    """Let text classifiers learn labels that spaCy's `add_label` added: they begin again, as with `add_labels`. Warns
+    of each.
+
+    trained (Container[Key]): The keys of the params that are trained. Others stay as they are.
+    """
+    for name, pipe in nlp.pipeline:
+        if not isinstance(pipe, TextCategorizer):
+            continue
+        found: OutputLayer | None = None
+        with suppress(PipelineError):  # its layer is of another kind
+            found = find_output_layer(pipe.model)
+        if found is None or not found.is_initialized or (found.layer.id, "b") not in trained:
+            continue
+        if low := lift(found, is_exclusive=_is_exclusive(pipe), prior=_prior(pipe)):
+            labels = listed([repr(pipe.labels[i]) for i in low])
+            warnings.warn(
+                GrowthWarning(
+                    f"'{name}' could never learn {labels}: spaCy's add_label begins labels with a bias of -5000. They "
+                    "begin again, as with add_labels of thinc_torchopt."
+                ),
+                stacklevel=2,
+            )
+
+
+def _is_exclusive(pipe: TextCategorizer) -> bool:
+    return not isinstance(pipe, MultiLabel_TextCategorizer)
 
 
 def _append(pipe: Any, labels: list[str]) -> None:
@@ -185,10 +218,14 @@ def _grow(pipe: Any, n_new: int, *, n_last: int = 0, is_exclusive: bool) -> None
     """Make the output layer of a component larger, if it is initialized."""
     if not find_output_layer(pipe.model).is_initialized:
         return
-    threshold = pipe.cfg.get("threshold")
-    prior = min(PRIOR, threshold / 2) if threshold else PRIOR
     for model in filter(None, (pipe.model, rehearsal_model_of(pipe))):
-        grow(model, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive, prior=prior)
+        grow(model, len(pipe.labels), n_new, n_last=n_last, is_exclusive=is_exclusive, prior=_prior(pipe))
+
+
+def _prior(pipe: Any) -> float:
+    """The probability that new labels begin with, after a sigmoid."""
+    threshold = pipe.cfg.get("threshold")
+    return min(PRIOR, threshold / 2) if threshold else PRIOR
 
 
 # ---------------------------------------------------------------------- transitions
@@ -198,6 +235,16 @@ def _grow(pipe: Any, n_new: int, *, n_last: int = 0, is_exclusive: bool) -> None
 _OF_MOVES = {"upper": {"W": 0, "b": 0}, "lower": {"W": 1, "b": 0, "pad": 2}}
 
 
+def layer_of_transitions(pipe: Any) -> Model[Any, Any]:
+    """The layer of a parser or entity recognizer whose rows are its transitions."""
+    layer: Model[Any, Any] = pipe.model.get_ref(_layer_with_moves(pipe))
+    return layer
+
+
+def _layer_with_moves(pipe: Any) -> str:
+    return "upper" if pipe.model.attrs["has_upper"] else "lower"
+
+
 def _add_moves(pipe: Any, labels: list[str]) -> None:
     """Add labels to a parser or entity recognizer.
 
@@ -205,16 +252,15 @@ def _add_moves(pipe: Any, labels: list[str]) -> None:
     saved. So they also begin with low scores: with the mean of the transitions with the same action, less `MARGIN`. One
     of these is always at least as good, and is possible wherever the new one is.
     """
-    ref = "upper" if pipe.model.attrs["has_upper"] else "lower"
-    before = pipe.model.get_ref(ref)
+    before = layer_of_transitions(pipe)
     n_before = before.get_dim("nO") if before.has_param("b") else 0
     for label in labels:
         pipe.add_label(label)
-    layer = pipe.model.get_ref(ref)
+    layer = layer_of_transitions(pipe)
     if not n_before:
         return
     actions = [pipe.moves.get_class_name(i).partition("-")[0] for i in range(layer.get_dim("nO"))]
-    for name, axis in _OF_MOVES[ref].items():
+    for name, axis in _OF_MOVES[_layer_with_moves(pipe)].items():
         rows = layer.ops.xp.moveaxis(layer.get_param(name), axis, 0)  # a view
         for i in range(n_before, len(actions)):
             same = [j for j in range(n_before) if actions[j] == actions[i]]

@@ -42,6 +42,9 @@ from ..inserted import Insertion
 # A tagger on UD English EWT learned two new tags as fast with 0, log 100 and 7: F 84.9 to 86.1 after 200 updates.
 MARGIN = math.log(10)
 PRIOR = 0.05
+# spaCy's `add_label` begins labels of text classifiers with a bias of -5000. An update moves it by about the
+# learning rate. No bias that was learned is below this. SOURCE: spacy/ml/models/textcat.py, `NEG_VALUE`.
+LOWEST_BIAS = -2500.0
 _WITH_ROWS = (_linear, _softmax, _sparse_linear, _sigmoid)
 _SOFTMAX = (_softmax, _softmax_activation)
 _SIGMOID = (_sigmoid, _logistic, _sigmoid_activation)
@@ -118,6 +121,22 @@ def grow(
     RAISES (PipelineError): It can't grow; without the name of the component. Nothing has changed.
     """
     _grow_layers(model, model, n_labels, n_new, n_last=n_last, is_exclusive=is_exclusive, prior=prior)
+
+
+def lift(found: OutputLayer, *, is_exclusive: bool = False, prior: float = PRIOR) -> list[int]:
+    """Let rows begin again that can't be learned, as their bias is below `LOWEST_BIAS`: as those that `grow` adds.
+
+    is_exclusive, prior: As in `grow`.
+    RETURNS (list[int]): The indices of these rows.
+    """
+    layer = found.layer
+    is_low = layer.get_param("b") < LOWEST_BIAS
+    low: list[int] = is_low.nonzero()[0].tolist()
+    for name in layer.param_names if low else ():
+        rows = _rows_of(layer, name, layer.get_param(name))  # a view
+        if _is_apart(layer, name):
+            rows[is_low] = _new_rows(found, name, rows[~is_low], len(low), None if is_exclusive else prior)
+    return low
 
 
 def _grow_layers(
@@ -213,6 +232,11 @@ def _rows_of(layer: Model[Any, Any], name: str, values: Any) -> Any:
     return values.reshape((layer.get_dim("nO"), -1)) if _is_flat(layer, name) else values
 
 
+def _is_apart(layer: Model[Any, Any], name: str) -> bool:
+    """Whether rows share no cells. Those of SparseLinear.v1 do: each is the one before it, from the second cell on."""
+    return not (_is_flat(layer, name) and layer.attrs.get("v1_indexing"))
+
+
 def _insert(layer: Model[Any, Any], name: str, rows: Any, new: Any, at: int, *, in_columns: bool) -> Any:
     """Rows with new ones before the index `at`, in the form of the layer. in_columns (bool): Also as many columns of 0
     there.
@@ -230,10 +254,8 @@ def _new_rows(found: OutputLayer, name: str, rows: Any, n_new: int, prior: float
     `grow`. None: only the largest score counts.
     """
     new = found.layer.ops.xp.zeros((n_new, *rows.shape[1:]), dtype=rows.dtype)
-    # The rows of SparseLinear.v1 overlap: each is the one before it, from the second cell on.
-    is_apart = not (_is_flat(found.layer, name) and found.layer.attrs.get("v1_indexing"))
     if found.is_softmax or (prior is None and found.is_sigmoid):
-        new += rows.mean(axis=0) if len(rows) and is_apart else 0.0
+        new += rows.mean(axis=0) if len(rows) and _is_apart(found.layer, name) else 0.0
         new -= MARGIN if name == "b" else 0.0
     elif prior is not None and found.is_sigmoid and name == "b":
         new += math.log(prior / (1 - prior))

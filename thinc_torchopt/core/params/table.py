@@ -19,6 +19,7 @@ from thinc.api import Model, PyTorchShim, Shim
 
 from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
 from ..host import insertions_into, scaler_of
+from ..labels import lift_labels
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
@@ -95,7 +96,7 @@ class ParamTable:
         self._component_of: dict[int, str] = {}  # by the id of its model, the first one of a shared model
         self._layouts: dict[int, list[Any]] = {}  # by the id of a component's model
         self._plan = plan
-        self._on_growth = on_growth
+        self.on_growth = on_growth
         self._master_weights = master_weights
         self._has_warned_of_half = False
         # Changes for the next sync of the plan: params with possibly new settings, and whether params were removed.
@@ -221,10 +222,18 @@ class ParamTable:
         walked: list[NamedModel] = []
         if self.pipeline.is_there:
             walked = self._name_pipeline()
-            if self._released:
+            has_released = bool(self._released)
+            if has_released:
                 self._see_all([found for model in walked for found in self._find(model, self._released.keys())])
             self._sync()
+            if has_released:
+                self.lift_labels()
         return walked
+
+    def lift_labels(self) -> None:
+        """Let components learn labels that spaCy added: see core/labels/add_labels.py."""
+        nlp, _ = self.pipeline.get()
+        lift_labels(nlp, {key for key, param in self.by_key.items() if param.group is not None})
 
     # ------------------------------------------------------------------ called at each step
 
@@ -372,7 +381,7 @@ class ParamTable:
                 if one.holder is not None and param.key in self._names.of_pipeline:
                     self._set_holder(param, one.holder)  # a deep copy has the same ids
             else:
-                self._leave(param, goes_on=self._on_growth != "reset")
+                self._leave(param, goes_on=self.on_growth != "reset")
         self._add([pair for key, pair in due.items() if key not in self.by_key])
 
     def _add(self, found: Sequence[tuple[ParamSource, torch.Tensor]], *, are_copied: bool = False) -> None:
@@ -535,12 +544,12 @@ class ParamTable:
         RAISES (StateError): They don't fit. The param starts without state.
         """
         if old.state is not None:
-            self._plan.inherit(param, old.state, old, self._on_growth)
+            self._plan.inherit(param, old.state, old, self.on_growth)
         if old.master is not None:
             inherit_master(param, old.master)
         param.steps = old.steps
         if self.averages is not None and old.average is not None:
-            self.averages.inherit(param, old.average, old, self._on_growth)
+            self.averages.inherit(param, old.average, old, self.on_growth)
 
     # ------------------------------------------------------------------ names
 
@@ -609,7 +618,7 @@ class ParamTable:
                 self._leave(param, goes_on=False)
             else:
                 has_grown = param.shape != tuple(found.values.shape)
-                self._leave(param, goes_on=not has_grown or self._on_growth != "reset")
+                self._leave(param, goes_on=not has_grown or self.on_growth != "reset")
         self._forget((key for key, _ in outdated), keep_names=False)
         return updates
 

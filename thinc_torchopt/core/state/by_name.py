@@ -70,12 +70,12 @@ def restore(plan: GroupPlan, params: Sequence[Param], saved: SavedState, on_grow
     _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
 
 
-def roll_back(plan: GroupPlan, params: Iterable[Param], saved: SavedState) -> None:
+def roll_back(plan: GroupPlan, params: Iterable[Param], saved: SavedState, on_growth: OnGrowth) -> None:
     """As `restore`, for this run: without learning rates. Call `check_params` first.
 
     params (Iterable[Param]): Params that were trained then, and are now.
     """
-    _restore_params(params, saved.params)
+    _restore_params(params, saved.params, on_growth)
     origins = _origins_of(plan, saved.groups)
     _restore_groups(origins, saved.groups, with_rates=False)
     _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
