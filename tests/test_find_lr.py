@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinc_torchopt.addons.trials.lr_finder import RangeTest, _analyse, _has_diverged, make_ramp
-from thinc_torchopt.core.algorithms.usual_rates import FAR, usual_rates
+from thinc_torchopt.core.algorithms import FAR, usual_rates
 
 PATH = Path(__file__).parent.parent / "benchmarks" / "find_lr.py"
 

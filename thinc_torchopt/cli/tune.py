@@ -47,7 +47,7 @@ from ..core.checks import Section
 from ..core.compat import import_optuna
 from ..core.config_checks import check_names, check_training_section
 from ..core.errors import ConfigError
-from ..loop.progress_bars import Bar, Lines, show_progress
+from ..loop.progress_bars import Bar, show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console
 from ._setup import config_errors_shown, open_source
@@ -101,8 +101,8 @@ def tune(
     """
     Search for better settings on your data, by Optuna. Tries values in short trainings (needs Optuna 5).
     Searches the settings given by --set or by a section [search] in the config; by default, the learning rate, weight
-    decay and dropout. Run the same command again to continue, or at the same time to share the work. Pass overrides
-    such as --paths.train train.spacy as in `spacy train`.
+    decay and dropout. Run the same command again to continue. Pass overrides such as --paths.train train.spacy as in
+    `spacy train`.
     """
     with errors_shown(as_json=as_json):
         # Refuse what can be refused before the trainings.
@@ -139,14 +139,14 @@ def tune(
 
         was_stopped, other_seeds = False, [source.seed + 1 + i for i in range(seeds)]
         per_trial = steps + 1
-        bar: Bar | Lines
+        bar: Bar
 
         def train(values: Mapping[str, Any], seed: int, on_evaluation: Callable[[int, float], None]) -> TrialResult:
             config, _ = shorten(source.load(overrides=values), steps)
             return run_trial(config, seed=seed, use_gpu=use_gpu, on_step=bar.update, on_evaluation=on_evaluation)
 
         def tell(name: str, found: TrialRecord, done: int) -> None:
-            bar.move_to(done * per_trial)  # a trial may have ended early, or been done by another process
+            bar.move_to(done * per_trial)  # a trial may have ended early
             bar.tell(f"{name}: {found.state if found.score is None else f'{found.score:.4f}'}")
 
         def tell_trial(found: TrialRecord) -> None:
@@ -373,8 +373,8 @@ class _StudyResult:
 
     def print(self, console: Console) -> None:
         states = [found.state for found in self.found]
-        told = {"complete": "to the end", "pruned": "stopped early", "failed": "failed or killed"}
-        told |= {"running": "still running", "waiting": "waiting"}
+        told = {"complete": "to the end", "pruned": "stopped early", "failed": "failed"}
+        told |= {"running": "not finished", "waiting": "waiting"}
         counts = [f"{states.count(state)} {words}" for state, words in told.items() if state in states]
         console.print(f"{len(states)} trials: {', '.join(counts)}.")
         for problem in dict.fromkeys(found.problem for found in self.found if found.problem is not None):
@@ -395,16 +395,12 @@ class _StudyResult:
         number = AS_IT_IS if found is None else found.number
         name = _name(number)
         scores = list(self.scores.get(number, {}).values())
-        compared = self.comparison
-        difference = compared.difference(name) if compared is not None and name in compared.differences else None
-        is_told = compared is not None and compared.is_told(name)
         return [
             name,
             "" if found is None else f"{found.score:.4f}",
             f"{fmean(scores):.4f}" if scores else "",
             " ".join(f"{score:.4f}" for score in scores),
-            "" if difference is None else f"{difference:+.4f}",
-            ("better" if (difference or 0.0) > 0 else "worse") if is_told else "",
+            *(("", "") if self.comparison is None else self.comparison.cells(name)),
             *("" if found is None or path not in found.values else _shown(found.values[path]) for path in paths),
         ]
 

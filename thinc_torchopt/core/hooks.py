@@ -8,10 +8,9 @@ When TorchOptimizer is first imported (a config that names it does that):
   precision of our optimizer; in thinc's mixed precision, scales each backward pass by itself.
 - `spacy.training.loop.train_while_improving`: runs our loop.
 - `spacy.training.loop.train` and `clean_output_dir`: tell our loop the output folder, and when the training ends. With
-  several processes, only rank 0 has an output folder, a logger and printed output. The line about the first learning
-  rate says where it rises to. Code that imported `train` by name, before this package, has spaCy's own: it trains with
-  our loop, but without the check before the first step (loop/training_check.py), as that loop can't tell spaCy's
-  trainer from one of the user's.
+  several processes, only rank 0 has an output folder, a logger and printed output. Code that imported `train` by name,
+  before this package, has spaCy's own: it trains with our loop, but without the check before the first step
+  (loop/training_check.py), as that loop can't tell spaCy's trainer from one of the user's.
 - `spacy.training.loop.create_before_to_disk_callback`: lets our loop write the models that spaCy saves.
 - `spacy.training.pretrain.create_pretraining_model`: refuses settings that pretraining does not support, and a missing
   corpus.
@@ -32,7 +31,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -174,34 +172,6 @@ def end_of_training() -> ExitStack | None:
     return _end.get()
 
 
-# spaCy's line about the rate of step 0, which is 0 with a warm-up; and the output in which it is replaced.
-_FIRST_RATE = re.compile(r"Initial learn rate: [^\x1b\n]*")
-_stdout: ContextVar[_Output | None] = ContextVar("_stdout", default=None)
-
-
-class _Output:
-    """The stream that spaCy's training writes to. rates (str | None): What to say of the first learning rates."""
-
-    def __init__(self, stream: Any):
-        self._stream = stream
-        self.rates: str | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> Any:
-        if self.rates is not None and (found := _FIRST_RATE.search(text)):
-            text = f"{text[: found.start()]}Learning rate: {self.rates}{text[found.end() :]}"
-            self.rates = None
-        return self._stream.write(text)
-
-
-def tell_first_rates(rates: str) -> None:
-    """Say this of the learning rates when the current `spacy.training.loop.train` begins."""
-    if (output := _stdout.get()) is not None:
-        output.rates = rates
-
-
 def _train(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(nlp: Any, output_path: Any = None, **kwargs: Any) -> Any:
         with ExitStack() as end:
@@ -212,16 +182,12 @@ def _train(original: Callable[..., Any]) -> Callable[..., Any]:
             if _is_for_us(nlp) and rank_in_environment() > 0:
                 output_path, kwargs["stdout"] = None, StringIO()
                 end.enter_context(_silence(nlp))
-            output = None
-            if _is_for_us(nlp) and "stdout" in kwargs:
-                output = kwargs["stdout"] = _Output(kwargs["stdout"])
-            tokens = _end.set(end), _writer.set(None), _stdout.set(output)
+            tokens = _end.set(end), _writer.set(None)
             try:
                 return original(nlp, output_path, **kwargs)
             finally:
                 _end.reset(tokens[0])
                 _writer.reset(tokens[1])
-                _stdout.reset(tokens[2])
 
     return train
 

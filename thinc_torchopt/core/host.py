@@ -399,21 +399,12 @@ def _has_compiler() -> bool:
     return sys.modules.get("torch._dynamo") is not None
 
 
-def default_store() -> Any:
-    """The store of the current process group.
-
-    SOURCE: torch/distributed/distributed_c10d.py, `_get_default_store`.
-    """
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
-
-
-def gloo_of_world() -> Any:
-    """gloo's own object behind the current process group.
+def gloo_of(group: Any) -> Any:
+    """gloo's own object behind a process group. group (Any): None: that of all processes.
 
     SOURCE: torch/distributed/distributed_c10d.py, `ProcessGroup._get_backend`.
     """
     import torch.distributed as dist
 
-    return dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    found: Any = group or dist.group.WORLD
+    return found._get_backend(torch.device("cpu"))

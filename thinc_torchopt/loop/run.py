@@ -53,7 +53,6 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
-from .first_rates import first_rates
 from .gradient_check import GradientCheck
 from .late_labels import LateLabels
 from .log_numbers import LogNumbers, counts_of
@@ -218,8 +217,6 @@ class Run:
                 self.ranks.compare_data(self.batches.all_examples)
             if optimizer.spans_training:
                 self._tell_end()
-            if end is not None:
-                hooks.tell_first_rates(first_rates(nlp, optimizer, self.progress.step + 1))
             if end is not None and not (self.checkpoints is not None and self.checkpoints.goes_on):
                 self._check_training()
             self.ranks.begin(None if self.checkpoints is None else self.checkpoints.seed)

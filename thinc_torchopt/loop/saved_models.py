@@ -1,7 +1,7 @@
 """The models of a run, in the folder where spaCy saves them.
 
 `SavedModels` saves more of them, on the request of rules or other listeners: `model-step-120` in a run without
-checkpoints, and the best ones by a score.
+checkpoints, and the best one by another score.
 
 `OutputFolder` is the folder of a run with checkpoints. spaCy removes its models when the run starts again, so a copy of
 the best one is kept beside the checkpoints (`BestModel`). To keep spaCy from cleaning the folder would not do. A
@@ -20,9 +20,8 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +38,7 @@ from .progress import Progress, plain_scores
 
 # In the copy of the best model: its step, and checksums.
 _MANIFEST = "torchopt-manifest.json"
-# In the folder of a model that may be removed again: what it is.
+# In the folder of a model that may be replaced: what it is.
 _MARK = "kept-as-best.json"
 
 
@@ -216,38 +215,19 @@ def write_model(nlp: Language, path: Path) -> None:
 
 @dataclass
 class KeptModel:
-    """One of the best models. name (str): Of the operation that keeps it."""
+    """The best model by a score. run_id (str): Of the run that saved it."""
 
-    name: str
+    run_id: str
     step: Count
     score: AnyNumber
 
-    def path_in(self, output: Path, run_id: str) -> Path:
-        """Where a run has saved it, or saves it: "model-NAME-120". If something else is there, or a model of another
-        run, "model-NAME-120-2", and so on.
-        """
-        name = re.sub(r"[^\w-]+", "-", self.name)
-        first = f"model-{name}-{self.step}"
-        for path in (output / first, *output.glob(f"{first}-*")):
-            if self._is_in(path, run_id):
-                return path
-        paths = (output / (first if i == 1 else f"{first}-{i}") for i in count(1))
-        return next(path for path in paths if not os.path.lexists(path))
 
-    def _is_in(self, path: Path, run_id: str) -> bool:
-        try:
-            found = json.loads((path / _MARK).read_text()) if path.is_dir() and not path.is_symlink() else None
-        except (OSError, ValueError):
-            return False
-        keys = ("run_id", "name", "step")
-        return isinstance(found, dict) and [found.get(key) for key in keys] == [run_id, self.name, self.step]
-
-
-@dataclass
-class SavedModelsState:
-    """The saved state of `SavedModels`. kept (list): The best models, in the order in which they were saved."""
-
-    kept: list[KeptModel] = field(default_factory=list)
+def _kept_in(folder: Path) -> KeptModel | None:
+    """The model that is kept in a folder. None: there is none."""
+    try:
+        return None if folder.is_symlink() else read(KeptModel, json.loads((folder / _MARK).read_text()), str(folder))
+    except (OSError, ValueError):
+        return None
 
 
 class SavedModels:
@@ -267,7 +247,6 @@ class SavedModels:
         self._progress = progress
         self._of_checkpoints = output
         self._output: Path | None = None
-        self._kept: list[KeptModel] = []
         self._asked: list[Callable[[], None]] = []
         self._warned = False
 
@@ -286,7 +265,7 @@ class SavedModels:
     def on_save(self, event: Save, control: Control) -> None:
         self.keep_asked()
         if control.should_save and self._of_checkpoints is None:
-            self._save(event.step)
+            self._save(event.step, f"model-step-{event.step}")
 
     def on_epoch_end(self, event: EpochEnd, control: Control) -> None:
         self.keep_asked()
@@ -297,17 +276,16 @@ class SavedModels:
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         self.keep_asked()
         if control.should_save and self._of_checkpoints is None:
-            self._save(event.step)
+            self._save(event.step, f"model-step-{event.step}")
 
-    def keep(self, name: str, score: float, *, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
-        """Save the model at the end of the step if it is one of the best, and remove the worst one if there are too
-        many. Between steps, and if the run goes back, at once. Of equal ones, the oldest is better. NaN and infinite
-        ones are never good.
+    def keep(self, name: str, score: float, *, step: int, mode: Literal["min", "max"]) -> None:
+        """Save the model at the end of the step, in place of the last one of this name, if it is better. Between steps,
+        and if the run goes back, at once. Of equal ones, the oldest is better. NaN and infinite ones are never good.
 
         name (str): Models with this name are compared.
         """
         if math.isfinite(score):
-            self._asked.append(partial(self._keep, name, score, step, at_most, mode))
+            self._asked.append(partial(self._keep, name, score, step, mode))
 
     def keep_asked(self) -> None:
         """Save what `keep` was called for. Called when spaCy has written the scores to the meta data, and before params
@@ -317,30 +295,24 @@ class SavedModels:
         for keep in asked:
             keep()
 
-    def _keep(self, name: str, score: float, step: int, at_most: int, mode: Literal["min", "max"]) -> None:
-        new, others = KeptModel(name, step, score), [one for one in self._kept if one.name == name and one.step != step]
-        sign = 1.0 if mode == "min" else -1.0
-        found = sorted([*others, new], key=lambda one: (sign * one.score, one.step))
-        best, left_out = found[:at_most], found[at_most:]
-        if new not in best or not self._save(step, new):
-            return
-        for one in left_out:
-            self._remove(one)
-        self._kept = [one for one in self._kept if one.name != name] + best
-
-    # ------------------------------------------------------------------ state
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return write(SavedModelsState(self._kept)) if self._kept else {}
-
-    def load_state_dict(self, state: Any) -> None:
-        """RAISES (StateError): The state is invalid."""
-        self._kept = read(SavedModelsState, state, "the saved models").kept
+    def _keep(self, name: str, score: float, step: int, mode: Literal["min", "max"]) -> None:
+        folder = "model-best-" + re.sub(r"[^\w-]+", "-", name)
+        new = KeptModel(self._progress.run_id, step, score)
+        if self.folder is not None:
+            path = self.folder / folder
+            before = _kept_in(path)
+            if before is None and os.path.lexists(path):
+                self._warn(f"Can't save the model to '{path}': expected one that a rule has kept, found other files.")
+                return
+            sign = 1.0 if mode == "min" else -1.0
+            if before is not None and before.run_id == new.run_id and sign * score >= sign * before.score:
+                return
+        self._save(step, folder, new)
 
     # ------------------------------------------------------------------ folders
 
-    def _save(self, step: int, kept: KeptModel | None = None) -> bool:
-        """RETURNS (bool): Whether the model was saved. kept (KeptModel): It is this one, and may be removed later."""
+    def _save(self, step: int, name: str, kept: KeptModel | None = None) -> None:
+        """name (str): Of its folder. kept (KeptModel): It is this one, and may be replaced later."""
         output = self.folder
         if output is None:
             if not self._warned:
@@ -353,30 +325,17 @@ class SavedModels:
                     stacklevel=4,
                 )
             self._warned = True
-            return False
-        nlp, run_id = self._nlp, self._progress.run_id
-        path = output / f"model-step-{step}" if kept is None else kept.path_in(output, run_id)
+            return
+        nlp, path = self._nlp, output / name
         settings = {"before_to_disk": nlp.config.interpolate()["training"].get("before_to_disk")}
         prepare = inspect.unwrap(create_before_to_disk_callback)(registry.resolve(settings)["before_to_disk"])
         try:
             with nlp.use_params(self._optimizer.averages), replacing(path) as unfinished:
                 write_model(prepare(nlp), unfinished)
                 if kept is not None:
-                    (Path(unfinished) / _MARK).write_text(json.dumps(asdict(kept) | {"run_id": run_id}))
+                    (Path(unfinished) / _MARK).write_text(json.dumps(write(kept)))
         except OSError as error:
             self._warn(f"Can't save the model to '{path}': {error}. Training continues.{advice_on(error)}")
-            return False
-        return True
-
-    def _remove(self, model: KeptModel) -> None:
-        """Remove a model that is no longer one of the best, if it is still there."""
-        output = self.folder
-        if output is None or not (path := model.path_in(output, self._progress.run_id)).exists():
-            return
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            self._warn(f"Can't remove '{path}': {error}. Training continues.")
 
     def _warn(self, text: str) -> None:
         warnings.warn(CheckpointWarning(text), stacklevel=5)

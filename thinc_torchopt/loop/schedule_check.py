@@ -19,8 +19,8 @@ from ..core.params import trainable_components
 from ..core.types import ParamInfo
 from ..core.words import count, plain
 from .data_check import Facts, Finding
-from .first_rates import rates_of_settings
 from .random_state import preserved_random
+from .setting_rates import rates_of_settings
 
 # The learning rates of each param group, step by step.
 Rates = Mapping[str, Sequence[float]]

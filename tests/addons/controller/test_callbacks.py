@@ -139,11 +139,11 @@ def test_callbacks_reduce_on_plateau():
 
 
 def test_callbacks_model_checkpoint():
-    """Each evaluation is offered; the three best of them stay: see test_operations_in_training.py."""
+    """Each evaluation is offered; the best of them stays: see test_operations_in_training.py."""
     acted, run = evaluations(row_of("ModelCheckpoint"), [0.5, 0.25, 0.75])
     assert acted == [0, 1, 2]
-    offered = [(call.args[1], call.kwargs["at_most"], call.kwargs["mode"]) for call in run.models.keep.mock_calls]
-    assert offered == [(0.5, 3, "max"), (0.25, 3, "max"), (0.75, 3, "max")]
+    offered = [(call.args[1], call.kwargs["mode"]) for call in run.models.keep.mock_calls]
+    assert offered == [(0.5, "max"), (0.25, "max"), (0.75, "max")]
 
 
 def test_callbacks_timer():

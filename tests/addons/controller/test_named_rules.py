@@ -110,9 +110,7 @@ def test_named_unfreeze_when():
 
 
 def test_named_keep_best():
-    assert fired(named("keep_best", of="scores['f']", keep=2), scores(0.1, 0.2)) == [
-        (i, "best.should_keep") for i in (0, 1)
-    ]
+    assert fired(named("keep_best", of="scores['f']"), scores(0.1, 0.2)) == [(i, "best.should_keep") for i in (0, 1)]
 
 
 def test_named_several_of_a_kind_in_one_config():

@@ -169,7 +169,6 @@ def refuses_without_run(controller, action):
         ("should_begin", "DecayControl", {"steps": 0}, "steps"),
         ("should_keep", "KeepBestControl", {"of": "los['loss']"}, "'of'.*Did you mean 'loss'"),
         ("should_keep", "KeepBestControl", {"of": "1"}, "an expression with a metric"),
-        ("should_keep", "KeepBestControl", {"of": "loss['loss']", "keep": 0}, "keep"),
         ("should_keep", "KeepBestControl", {"of": "loss['loss']", "mode": "best"}, "'max' or 'min'"),
         ("should_cut", "LearnRateControl", {"factor": 0.5, "min_rate": -1}, "min_rate"),
         ("should_set", "LearnRateControl", {"rate": 0.1, "min_rate": 0.01}, "'factor' beside it"),

@@ -1,8 +1,8 @@
-"""Operations of rules in short trainings. Oracles: formulas in plain Python over the params of each step, a sorted list
-of scores, and the same training without a stop.
+"""Operations of rules in short trainings. Oracles: formulas in plain Python over the params of each step, and
+the same training without a stop.
 """
 
-import os
+import json
 import warnings
 from contextlib import nullcontext
 
@@ -11,7 +11,7 @@ import spacy
 import torch
 
 from thinc_torchopt.addons.controller.controller import TrainerController
-from thinc_torchopt.core.errors import ControllerError, RollbackWarning
+from thinc_torchopt.core.errors import CheckpointWarning, ControllerError, RollbackWarning
 from thinc_torchopt.loop import run as run_module
 
 from ...models import pipeline_params
@@ -131,33 +131,32 @@ VALUES = [0.1, 0.8, 0.5, 0.8, 0.4, 0.9, 0.2, 0.6]
 KEEP = definition(
     rule("keep", "on_evaluate", "True", "top.should_keep"),
     metrics=[SCORES],
-    operations=[op("top", "KeepBestControl", of="scores['score_of_test']", keep=3)],
+    operations=[op("top", "KeepBestControl", of="scores['score_of_test']")],
 )
 
 
 def kept(folder):
-    return sorted(path.name for path in folder.iterdir() if path.name.startswith("model-top-"))
+    """The step of the best model."""
+    return json.loads((folder / "model-best-top" / "kept-as-best.json").read_text())["step"]
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_best_models_are_kept(checkpoint, scores, corpus, tmp_path):  # noqa: F811
-    """The best three of all evaluations, the older of equal ones; with the params of their step. What is not ours
-    stays.
-    """
-    scores(VALUES)
-    (tmp_path / "out" / "model-top-3").mkdir(parents=True)
+def test_best_model_is_kept(checkpoint, scores, corpus, tmp_path):  # noqa: F811
+    """The best of all evaluations, the older of equal ones; with the params of its step. A later run replaces it."""
+    scores([0.1, 0.8, 0.5, 0.8, 0.4, 0.9, 0.2, 0.9])
     config = prepared_with_scores(tmp_path, corpus, KEEP, steps=28)
     if not checkpoint:
         config["training"]["optimizer"].pop("checkpoint")
     run(config, tmp_path / "out")
-    known = [(-score, 4 * i) for i, score in enumerate(VALUES)]
-    expected = sorted(f"model-top-{step}" for _, step in sorted(known)[:3])
-    assert kept(tmp_path / "out") == sorted(["model-top-3", *expected])
-    meta = spacy.load(tmp_path / "out" / "model-top-20").meta
-    assert meta["performance"]["score_of_test"] == VALUES[5]
+    assert kept(tmp_path / "out") == 20
+    meta = spacy.load(tmp_path / "out" / "model-best-top").meta
+    assert meta["performance"]["score_of_test"] == 0.9
     plain = prepared_with_scores(tmp_path / "plain", corpus, None, steps=20)
     run(plain, tmp_path / "plain" / "out")
-    assert digests(tmp_path / "out" / "model-top-20").items() >= digests(tmp_path / "plain/out/model-last").items()
+    assert digests(tmp_path / "out" / "model-best-top").items() >= digests(tmp_path / "plain/out/model-last").items()
+    scores([0.1, 0.2])
+    run(prepared_with_scores(tmp_path / "later", corpus, KEEP, steps=4), tmp_path / "out")
+    assert kept(tmp_path / "out") == 4
 
 
 @pytest.mark.parametrize("event", ["on_step_end", "on_save", "on_epoch_end", "on_epoch_begin"])
@@ -176,43 +175,20 @@ def test_best_models_are_those_of_their_step(event, scores, corpus, tmp_path):  
     with pytest.warns(RollbackWarning) if goes_back else nullcontext():
         _, infos, _ = run(config, out, crash_at=6)
         _, more, _ = run(config, out)
-    [name] = kept(out)
-    step = int(name.removeprefix("model-top-"))
+    step = kept(out)
     run(prepared_with_scores(tmp_path / "plain", corpus, None, steps=step), tmp_path / "plain" / "out")
     expected = digests(tmp_path / "plain" / "out" / "model-last")
-    assert digests(out / name).items() >= expected.items() and len(firings(infos | more)) == 1 + goes_back
+    assert digests(out / "model-best-top").items() >= expected.items() and len(firings(infos | more)) == 1 + goes_back
 
 
-def test_best_models_spare_what_is_not_theirs(scores, corpus, tmp_path):  # noqa: F811
-    """A folder that was put in the place of a kept model, and one that is there before."""
-    scores([0.1, 0.2, 0.3, 0.4, 0.5])
-    out = tmp_path / "out"
-    (out / "model-top-12").mkdir(parents=True)
-
-    def replace():
-        os.rename(out / "model-top-0", out / "mine")
-        (out / "model-top-0").mkdir()
-
-    run(prepared_with_scores(tmp_path, corpus, KEEP, steps=16), out, at={2: replace})
-    assert kept(out) == ["model-top-0", "model-top-12", "model-top-12-2", "model-top-16", "model-top-8"]
-    assert not os.listdir(out / "model-top-0") and not os.listdir(out / "model-top-12")
-
-
-def test_best_models_spare_those_of_another_run(scores, corpus, tmp_path):  # noqa: F811
-    """In the same folder, after the same steps. A run knows its own, also when it is resumed."""
-    out, values = tmp_path / "out", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    scores(values)
-    run(prepared_with_scores(tmp_path, corpus, KEEP, steps=8), out)
-    before = {name: digests(out / name) for name in kept(out)}
-    assert list(before) == ["model-top-0", "model-top-4", "model-top-8"]
-    scores(values)
-    another = prepared_with_scores(tmp_path / "another", corpus, KEEP, steps=20)
-    another["training"]["optimizer"]["learn_rate"] = 0.001
-    run(another, out, crash_at=10)
-    assert kept(out) == sorted([*before, *(f"{name}-2" for name in before)])
-    run(another, out)
-    assert {name: digests(out / name) for name in before} == before
-    assert kept(out) == sorted([*before, "model-top-12", "model-top-16", "model-top-20"])
+def test_best_model_spares_what_is_not_ours(scores, corpus, tmp_path):  # noqa: F811
+    scores([0.1, 0.2])
+    mine = tmp_path / "out" / "model-best-top" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    with pytest.warns(CheckpointWarning, match="expected one that a rule has kept, found other files"):
+        run(prepared_with_scores(tmp_path, corpus, KEEP, steps=4), tmp_path / "out")
+    assert list(mine.parent.iterdir()) == [mine]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +228,7 @@ def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_pat
             op("avg", "AveragesControl"),
             op("acc", "AccumulationControl", substeps=2),
             op("up", "LearnRateControl", factor=2.0, max_rate=0.03),
-            op("top", "KeepBestControl", of="scores['score_of_test']", keep=2),
+            op("top", "KeepBestControl", of="scores['score_of_test']"),
             *([op("back", "RollbackControl", to=to)] if to else []),
         ],
     )
@@ -272,7 +248,7 @@ def test_new_operations_in_a_run_that_goes_on(stops, to, scores, corpus, tmp_pat
     (nlp, *whole), (again, *stopped) = found
     assert whole == stopped and same_params(nlp, again)
     assert (9, "again", "should_raise") in whole[0] and whole[1][-1]["default"] == pytest.approx(0.03)
-    assert len(whole[2]) == 2 and ((14, "at-14", "should_rollback") in whole[0]) == bool(to)
+    assert ((14, "at-14", "should_rollback") in whole[0]) == bool(to)
     names = [name for _, name, _ in whole[0]]
     assert names.count("window") > 3 and "best" in names
 

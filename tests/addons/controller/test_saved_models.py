@@ -123,16 +123,18 @@ def test_saved_model_with_checkpoints_is_a_checkpoint(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_saved_models_have_a_finite_score(mode, tmp_path):
-    """Nothing would ever be better than an infinite one."""
+def test_saved_models_have_the_best_finite_score(mode, tmp_path):
+    """Nothing would ever be better than an infinite one. Of equal ones, the oldest stays."""
     nlp = toy_pipeline()
     nlp.initialize(lambda: toy_examples(nlp))
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.after_cleaning(tmp_path)
-    for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5]):
-        models.keep("best", score, step=step, at_most=1, mode=mode)
+    for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5, 0.4, 0.6, 0.6, 0.4]):
+        models.keep("top", score, step=step, mode=mode)
         models.keep_asked()
-    assert [path.name for path in tmp_path.iterdir()] == ["model-best-3"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model-best-top"]
+    mark = json.loads((tmp_path / "model-best-top" / "kept-as-best.json").read_text())
+    assert (mark["step"], mark["score"]) == ((4, 0.4) if mode == "min" else (5, 0.6))
 
 
 def test_saved_models_with_scores_that_are_not_finite(tmp_path):
@@ -145,9 +147,9 @@ def test_saved_models_with_scores_that_are_not_finite(tmp_path):
     }
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.after_cleaning(tmp_path)
-    models.keep("best", 0.5, step=3, at_most=1, mode="max")
+    models.keep("top", 0.5, step=3, mode="max")
     models.keep_asked()
-    meta = json.loads((tmp_path / "model-best-3" / "meta.json").read_text())
+    meta = json.loads((tmp_path / "model-best-top" / "meta.json").read_text())
     assert meta["performance"] == {"tag_acc": None, "ents_per_type": {"X": {"f": None}}, "ents_f": 0.5}
 
 
@@ -157,6 +159,7 @@ def test_saved_models_of_names_in_any_script(tmp_path):
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.after_cleaning(tmp_path)
     for name in ("лучшие", "Größe: die besten", "最好"):
-        models.keep(name, 0.5, step=3, at_most=1, mode="max")
+        models.keep(name, 0.5, step=3, mode="max")
     models.keep_asked()
-    assert {path.name for path in tmp_path.iterdir()} == {"model-лучшие-3", "model-Größe-die-besten-3", "model-最好-3"}
+    expected = {f"model-best-{name}" for name in ("лучшие", "Größe-die-besten", "最好")}
+    assert {path.name for path in tmp_path.iterdir()} == expected

@@ -1,7 +1,6 @@
 """Two "machines" that are network namespaces, with a cable between them that can be cut."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -105,10 +104,7 @@ def test_network_cut_and_resumed(machines, tmp_path):
             launcher.kill()
     assert all(launcher.returncode != 0 for launcher in launchers)
     assert time.monotonic() - cut < 45
-    assert "rank 1 was last seen at step 6 and has ended, hangs or can't be reached" in outputs[0]
-    assert re.search(
-        r"within 5 seconds: (rank 0 was last|the machine with the launcher's store can't be reached)", outputs[1]
-    )
+    assert all("expected all 2 ranks to take part within 5 seconds" in output for output in outputs)
     ip("-n", machines[0], "link", "set", "cable0", "up")
     resumed = start(machines, command)
     outputs = end(resumed, 120)

@@ -3,11 +3,10 @@
 import errno
 import math
 import os
-import re
 
 import pytest
 
-from thinc_torchopt.addons.report import plots, style
+from thinc_torchopt.addons.report import plots
 from thinc_torchopt.addons.trials.lr_finder import RangeTest
 from thinc_torchopt.core import compat
 from thinc_torchopt.core.errors import ConfigError
@@ -172,31 +171,3 @@ def test_plots_study(tmp_path, drawn, importances):
 def test_plots_a_study_in_which_nothing_came_to_its_end(tmp_path, drawn):
     plots.plot_study([], {}, [], None, tmp_path / "tune.png")
     assert (tmp_path / "tune.png").is_file()
-
-
-def _brightness(colour):
-    """Relative luminance, by WCAG 2.1."""
-    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
-
-
-def test_plots_can_be_read_in_the_dark(tmp_path):
-    """Each colour of a picture has one for dark pages, with the contrast that WCAG asks for: 3 for curves, and 4.5 for
-    text. Lines of a grid may be fainter.
-    """
-    path = tmp_path / "lr.svg"
-    found = RangeTest([1e-4, 1e-3, 1e-2, 1e-1, 1.0], [9.0, 2.0, 1.0, 500.0, math.nan], first=1)
-    found.smoothed, found.stretch = [2.0, 1.5, 1.6], (2, 3)
-    plots.plot_range_test(found, path)
-    text = path.read_text()
-    [rules] = re.findall(r"@media \(prefers-color-scheme: dark\) {\n(.*?)\n}\n", text, flags=re.DOTALL)
-    dark = dict(re.findall(r'\[style\*="(\w+: #\w+)"\] {\w+: (#\w+) !important}', rules))
-    used = set(re.findall(r"(?:fill|stroke): #\w{6}", text.replace(rules, "")))
-    assert used and used == set(dark) and dark["fill: #ffffff"] == style.IN_THE_DARK["#ffffff"]
-    page = _brightness(dark["fill: #ffffff"])
-    for colour in {*dark.values()} - {style.IN_THE_DARK[colour] for colour in ("#ffffff", style.GRID)}:
-        least = 4.5 if colour == style.IN_THE_DARK[style.TEXT] else 3.0
-        assert (_brightness(colour) + 0.05) / (page + 0.05) >= least, colour
-    plots.plot_range_test(found, tmp_path / "lr.png")
-    assert (tmp_path / "lr.png").read_bytes().startswith(b"\x89PNG")

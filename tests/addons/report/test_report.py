@@ -569,9 +569,6 @@ def test_report_page_is_one_file_with_all_in_it(tmp_path, n):
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ElementTree.parse(BytesIO(svg.encode("utf8")))
     assert "went back to the checkpoint of step 20" in words and "gradient spike" in words
-    # Colours are the page's, which has others in the dark.
-    pictures = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
-    assert not any(colour in pictures for colour in COLOURS) and "var(--c0)" in pictures
     # The same logs give the same page.
     if n == 1:
         read_report(*paths[:n]).to_disk(output)
@@ -794,7 +791,7 @@ def test_report_prints_as_the_command_does(tmp_path):
     printed = repr(read_report(log))
     assert printed.startswith("run ") and "last step" in printed and "Note: log.jsonl ends in half a line" in printed
     scores = {f"L{i:02}": {"p": 1.0, "r": 1.0, "f": 1.0} for i in range(40)}
-    trained = Trained("en", [], {}, {"ents_per_type": scores})
+    trained = Trained([], {}, {"ents_per_type": scores})
     printed = repr(Report(read_runs([log]), trained))
     assert "L29" in printed and "L30" not in printed and "Left out: 10 rarer labels." in printed
     assert title_of("pos") == "Parts of speech"
@@ -838,9 +835,8 @@ def test_report_of_a_trained_pipeline(trained, tmp_path):
     assert found["labels"]["ents"]["CODE"]["annotated"] == 3 and found["errors"]["ents"]["worst"]
     page = Page(output)
     words = " ".join(" ".join(page.texts).split())
-    assert not page.all("dev") and "<b>print()</b> & wait." in words and "thinc-torchopt.PythonDocs.v1" in words
-    assert {"What was trained on what", "Where the time went", "updates"} <= set(page.texts)
-    assert "[training.optimizer]" in words
+    assert not page.all("dev") and "<b>print()</b> & wait." in words
+    assert {"Trained: tok2vec, ner.", "Where the time went", "updates"} <= set(page.texts)
     meta = json.loads((model / "meta.json").read_text())["performance"]["ents_per_type"]
     saved, logged = read_report(log, model=model), read_report(log)
     assert {label: one.f for label, one in saved.labels[0].rows.items()} == {
@@ -876,12 +872,11 @@ def test_report_of_logs_that_say_odd_things_about_their_training(tmp_path):
         {"components": [None, {"name": 3}, {"name": "<w>", "labels": ["<x>", 4], "n_labels": "many"}]},
         {"lang": [], "config": {"training": {"a": {"b.c": 1}, "train_corpus": 7}, "corpora": {"train": 3}}},
         {"config": {"training": {"frozen_components": 4}, "corpora": {"train": {"path": "/dev/null"}}}},
-        {"components": [{"name": "<w>"}], "config": {"training": {f"x{i}": "<y>" for i in range(500)}}},
+        {"components": [{"name": "<w>"}], "config": {"training": {"frozen_components": ["<y>"]}}},
     ]
     for found in odd:
         path = write(tmp_path / "log.jsonl", [{**row(0), "trained": found}, row(1)])
         assert about(read_report(path))["label_tables"] == []
     read_report(path).to_disk(tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
-    assert not page.all("w") and not page.all("y") and "<w>" in page.texts
-    assert "# and 421 more lines" in "".join(page.texts)
+    assert not page.all("w") and "Trained: <w>." in page.texts

@@ -1,4 +1,4 @@
-"""A search in a file: what is drawn, pruned, done again, and shared by processes. The training is a function here; with
+"""A search in a file: what is drawn, pruned, and done again. The training is a function here; with
 pipelines: tests/cli/test_tune.py.
 """
 
@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from thinc_torchopt.addons.trials import study
 from thinc_torchopt.addons.trials.study import AS_IT_IS, Study, parse_space
 from thinc_torchopt.addons.trials.trial import TrialResult
 from thinc_torchopt.core.compat import has_optuna
 from thinc_torchopt.core.errors import ConfigError
-
-from ...forks import Started
 
 pytestmark = pytest.mark.skipif(not has_optuna, reason="optuna is not installed")
 
@@ -207,65 +204,23 @@ def test_study_is_one_of_the_same_training(tmp_path):
     assert (tmp_path / "other.db").read_bytes() == before
 
 
-PROCESS = """
-import sys
-from pathlib import Path
-from tests.addons.trials import test_study
-
-def train(values, seed, report):
-    print("trial", flush=True)
-    sys.stdin.read()
-    return test_study.train(values, seed, report)
-
-test_study.open_study(Path({path!r})).search(8, train)
-"""
-
-
-def test_study_is_shared_by_processes_and_outlives_a_kill(tmp_path):
-    """One is killed in its first trial; two others do the rest, and that trial too."""
-    path = tmp_path / "study.db"
-
-    def start():
-        """A process that is in its first trial, and waits there until its input ends."""
-        process = Started(PROCESS.format(path=str(path)), stdin=True)
-        assert process.readline() == "trial\n"
-        return process
-
-    killed = start()
-    killed.kill()
-    killed.wait()
-    forget_heartbeats(open_study(path))
-    both = [start(), start()]
-    for process in both:
-        process.stdin.close()
-    done = [process.communicate()[0].count("trial") for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    # Nine: both began a last trial at the same time. Ten: Optuna queued the killed one twice, as both noticed at once.
-    assert sum(done) in (8, 9, 10)
-    found = open_study(path).found()
-    assert [one.state for one in found].count("complete") == sum(done)
-    assert found[0].state == "failed"
-    again = [one for one in found[1:] if one.values == found[0].values]
-    assert {one.state for one in again} == {"complete"}
-    # The same values as in one process, which does not depend on who drew them.
-    alone = open_study(tmp_path / "alone.db")
-    alone.search(8, train)
-    values = [one.values for one in alone.found()]
-    assert all(one.values in values for one in found if one.number < 8 and one.values)
-
-
-def forget_heartbeats(opened):
-    """As if all trials that are not finished had been killed an hour ago."""
-    [running] = [trial for trial in opened._search.trials if trial.state.name == "RUNNING"]
-    opened._search._storage.record_heartbeat(running._trial_id)  # it may have been killed before its first one
-    with closing(sqlite3.connect(opened.path)) as database, database:
-        database.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
-
-
-def test_study_does_not_wait_for_a_trial_that_was_killed_before_its_first_heartbeat(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "_GRACE", 1)
+def test_study_leaves_a_trial_that_was_killed(tmp_path):
     opened = open_study(tmp_path / "study.db")
-    with pytest.warns(UserWarning, match="Heartbeat"):  # "ask" gives none: it is as if a process had been killed
-        opened._search.ask()
+    opened._search.ask()  # begun, and never ended: as if its process had been killed
     opened.search(1, train)
     assert [one.state for one in opened.found()] == ["running", "complete"]
+
+
+def test_study_repeats_one_that_fails_once(tmp_path):
+    opened, calls = open_study(tmp_path / "study.db"), []
+    opened.search(1, train)
+
+    def fails(values, seed, report):
+        calls.append(seed)
+        raise MemoryError("too large")
+
+    told = []
+    for _ in range(2):
+        opened.repeat([AS_IT_IS, 0], [1], fails, lambda number, seed, found: told.append((found.state, found.problem)))
+    assert calls == [1, 1] and told == [("failed", "too large")] * 2
+    assert opened.repeated([AS_IT_IS, 0], [1]) == {AS_IT_IS: {}, 0: {}}

@@ -191,10 +191,10 @@ def unfreeze_when(params: List[str], when: str, freeze_first: bool = True) -> De
 
 
 @rules_by_name("thinc-torchopt.keep_best.v1")
-def keep_best(of: str = "scores['score']", mode: Mode = "max", keep: int = 3) -> Definition:
-    """Keep the best saved models by a number.
+def keep_best(of: str = "scores['score']", mode: Mode = "max") -> Definition:
+    """Keep the best model by a number.
 
-    of (str), mode (str): As in `stop_early`. keep (int): The number of models.
+    of (str), mode (str): As in `stop_early`.
     """
-    best = {"name": "best", "class": "KeepBestControl", "arguments": {"of": of, "keep": keep, "mode": mode}}
+    best = {"name": "best", "class": "KeepBestControl", "arguments": {"of": of, "mode": mode}}
     return define(_rule("keep_best", "on_evaluate", "True", "best.should_keep"), operations=[best], names=names_in(of))

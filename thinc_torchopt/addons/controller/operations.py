@@ -40,7 +40,7 @@ class RunHandle:
     as `run`.
 
     optimizer (TorchOptimizer | None): Has learning rates, frozen params, averages, and schedules with a decay.
-    models (SavedModels | None): Saves the best models.
+    models (SavedModels | None): Saves the best model.
     substeps (int | None): Into how many parts each batch is divided. None: as in the config.
     """
 
@@ -283,17 +283,15 @@ class DecayControl(Operation):
 
 @controller_operations("KeepBestControl")
 class KeepBestControl(Operation):
-    """Keeps the best saved models by a score, in the output folder: `model-NAME-120`, with the name of the operation
-    and the step; `model-NAME-120-2` beside one of another run. It removes only this run's models.
+    """Keeps the best model by a score, in the output folder: `model-best-NAME`, with the name of the operation. One of
+    an earlier run is replaced.
 
     of (str): The score, as an expression over metrics: "scores['ents_f']".
-    keep (int): The number of models.
     mode (str): "max" or "min": which scores are better.
     """
 
-    def __init__(self, of: str, keep: int = 3, mode: Literal["min", "max"] = "max"):
+    def __init__(self, of: str, mode: Literal["min", "max"] = "max"):
         self._text = of
-        self._keep = _SECTION.whole("keep", keep, at_least=1)
         self._mode: Literal["min", "max"] = _SECTION.choice("mode", mode, ("max", "min"))
         self._of: Rule | None = None
 
@@ -308,7 +306,7 @@ class KeepBestControl(Operation):
         run: RunHandle | None = None,
         **kwargs: Any,
     ) -> None:
-        """Save the model if it is one of the best. Without a score, it is not."""
+        """Save the model if it is the best. Without a score, it is not."""
         if self._of is None:
             return
         if run is None or run.models is None:
@@ -318,7 +316,7 @@ class KeepBestControl(Operation):
         except MetricUnavailable:
             return
         if score is not None:
-            run.models.keep(firing.operation, float(score), step=firing.step, at_most=self._keep, mode=self._mode)
+            run.models.keep(firing.operation, float(score), step=firing.step, mode=self._mode)
 
 
 # ---------------------------------------------------------------------- messages

@@ -1,7 +1,7 @@
 """Data-parallel training of one pipeline in several processes, over torch.distributed. Open group.py first.
 
-torch's launcher (torchrun, or `spacy torchopt train`) starts the processes, the *ranks*. group.py connects them, names
-the rank that is missing when one dies, and tells the launcher why. reduce.py sums the gradients, data.py splits each
+torch's launcher (torchrun, or `spacy torchopt train`) starts the processes, the *ranks*. group.py connects them, and
+tells the launcher why one fails. reduce.py sums the gradients, data.py splits each
 batch and each evaluation, agree.py keeps params and random numbers equal, shard.py splits the optimizer's state.
 addresses.py finds the network interface. settings.py is the block in the config.
 

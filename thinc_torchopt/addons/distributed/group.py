@@ -1,20 +1,17 @@
-"""The group of ranks: connect, communicate, wait for each other, and find out which rank is missing.
+"""The group of ranks: connect, communicate, and wait for each other.
 
 torch's launcher starts the ranks, and sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They find each other in the
 launcher's store, a small key-value server, and build a process group. All ranks call its *collectives* in the same
 order.
 
 Collectives of a step time out after `timeout_seconds`, as all ranks do the same work. *Patient* ones come after work
-that may take longer on one rank, such as an evaluation or saving a model: ranks wait as long as the others live. To
-show that, a thread of each rank counts up a number in the store, its *pulse*.
-
-gloo's errors name no rank. So each rank also writes its step to the store; an error names ranks that are behind or have
-no pulse. The launcher shows the first error: see `report_failure`.
+that may take longer on one rank, such as an evaluation or saving a model: they are in a group of their own, with a
+longer timeout. A rank that ends closes its connections, which ends the collectives of the others at once. The launcher
+shows the first error: see `report_failure`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -25,15 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from itertools import count
-from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
 
 from ...core.errors import DistributedError
-from ...core.host import default_store, gloo_of_world
+from ...core.host import gloo_of
 from ...core.launched import (
     LEFT_OVER,
     is_one_machine,
@@ -50,10 +45,11 @@ T = TypeVar("T")
 JOIN_SECONDS = 600.0
 # A store replies at once, even if its process is busy.
 ANSWER_SECONDS = 20.0
-# After a rank has died, the launcher sends a signal to the others, and kills them some seconds later.
-HURRY_SECONDS = 5.0
+# The longest evaluation, or save, on one rank.
+_PATIENCE = timedelta(days=1)
 _POLL_SECONDS = 0.01
-_PULSE_SECONDS = 1.0
+# So that the launcher notices first the rank that failed first: it compares whole seconds.
+_LATER_SECONDS = 2.0
 _groups = count()
 # By address. Rank 0 goes on to serve it after a training: another rank may have begun the next one already.
 _stores: dict[tuple[str, int], Any] = {}
@@ -63,23 +59,19 @@ class RankGroup:
     """This process among the others. Use `RankGroup.open`.
 
     Public: `rank` (0 to `size` - 1), `size` (the world size), `timeout_seconds`, `sends` (bytes passed to `sum_`, for
-    benchmarks), `hurries` (settable: returns whether this process got a signal to end).
+    benchmarks).
     """
 
-    def __init__(self, rank: int, size: int, store: Any, timeout_seconds: float, *, is_own: bool):
+    def __init__(self, rank: int, size: int, timeout_seconds: float, *, is_own: bool):
+        import torch.distributed as dist
+
         self.rank = rank
         self.size = size
         self.timeout_seconds = timeout_seconds
         self.sends = 0
-        self.hurries: Callable[[], bool] = lambda: False
-        self._store = store
         self._is_own = is_own
-        self._step = -1
-        self._barriers = count()
-        self._is_closed = threading.Event()
-        self._has_noticed = False  # whether it has noticed that another rank is gone
-        self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
-        self._pulse.start()
+        self._patient: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._is_closed = False
 
     @classmethod
     def open(cls, settings: Distributed, *, on_gpu: bool) -> RankGroup:
@@ -94,8 +86,7 @@ class RankGroup:
 
         timeout = timedelta(seconds=settings.timeout_seconds)
         if dist.is_initialized():
-            store = PrefixStore(f"torchopt-{next(_groups)}", default_store())
-            return cls(dist.get_rank(), dist.get_world_size(), store, settings.timeout_seconds, is_own=False)
+            return cls(dist.get_rank(), dist.get_world_size(), settings.timeout_seconds, is_own=False)
         rank, size = rank_in_environment(), world_size_in_environment()
         master, port = master_in_environment()
         choose_interface(master, port, one_machine=is_one_machine())
@@ -123,32 +114,26 @@ class RankGroup:
                 "machines reach each other at that address, and that GLOO_SOCKET_IFNAME "
                 f"({os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}) is the interface for it. {LEFT_OVER}"
             ) from error
-        return cls(rank, size, store, settings.timeout_seconds, is_own=True)
+        return cls(rank, size, settings.timeout_seconds, is_own=True)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave the group. error (BaseException | None): The error that ends this rank. Other ranks will report it."""
-        if self._is_closed.is_set():
+        """Leave the group. error (BaseException | None): The error that ends this rank. Its process may live on:
+        others that wait patiently end now.
+        """
+        if self._is_closed:
             return
-        if isinstance(error, Exception) and not self._has_noticed:
-            with suppress(RuntimeError):
-                self._ask(lambda: self._store.set(f"failed/{self.rank}", _reason_of(error)), _PULSE_SECONDS)
-        self._is_closed.set()
-        self._pulse.join(_PULSE_SECONDS)  # an interpreter that ends aborts if one of its threads is in torch's C++
-        if self._is_own and error is None:
-            import torch.distributed as dist
+        self._is_closed = True
+        import torch.distributed as dist
 
-            # In torch 2.6, destroying a process group waits for gloo's threads while it holds the GIL, which they may
-            # need to free a tensor: a deadlock. Destroying gloo's own object does not hold the GIL.
-            gloo = gloo_of_world()
-            dist.destroy_process_group()
-            del gloo
+        closes_all = self._is_own and error is None
+        # In torch 2.6, destroying a process group waits for gloo's threads while it holds the GIL, which they may
+        # need to free a tensor: a deadlock. Destroying gloo's own object does not hold the GIL.
+        gloo = [gloo_of(self._patient), *([gloo_of(None)] if closes_all else [])]
+        dist.destroy_process_group(None if closes_all else self._patient)
+        self._patient = None
+        del gloo
 
     # ------------------------------------------------------------------ in a step
-
-    def at_step(self, step: int) -> None:
-        """Tell other ranks the step of this rank."""
-        self._step = step
-        self._store.set(f"step/{self.rank}", str(step))
 
     def sum_(self, tensor: torch.Tensor, what: str = "sum gradients") -> None:
         """Sum a tensor over all ranks, in place. RAISES (DistributedError): A rank is gone or hangs."""
@@ -184,60 +169,37 @@ class RankGroup:
     # ------------------------------------------------------------------ patient
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this, as long as they live.
+        """Wait until all ranks have called this. RAISES (DistributedError): A rank is gone."""
+        import torch.distributed as dist
 
-        RAISES (DistributedError): A rank has no pulse for `timeout_seconds`.
-        """
-        name = f"barrier/{next(self._barriers)}"
-        missing = {rank for rank in range(self.size) if rank != self.rank}
-        seen: dict[int, tuple[bytes, float]] = {}
         with self._named("wait for others"):
-            self._store.set(f"{name}/{self.rank}", "here")
-            pause = _POLL_SECONDS / 10
-            while missing:
-                found = self._ask(partial(self._look_for, name, missing))
-                missing, now = set(found), time.monotonic()
-                for rank, pulse in found.items():
-                    if rank not in seen or seen[rank][0] != pulse:
-                        seen[rank] = pulse, now
-                    elif (
-                        (silent := now - seen[rank][1]) > self.timeout_seconds
-                        or (silent > HURRY_SECONDS and self.hurries())
-                        or (silent > 2 * _PULSE_SECONDS and self._ask(partial(self._has_failed, rank)))
-                    ):
-                        raise RuntimeError(f"no pulse of rank {rank} for {silent:.0f} seconds")
-                if missing:
-                    time.sleep(pause)
-                    pause = min(2 * pause, 5 * _POLL_SECONDS)
+            dist.barrier(group=self._patient)
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in order. Patient."""
         import torch.distributed as dist
 
-        self.barrier()
         found: list[Any] = [None] * self.size
         with self._named("gather"):
-            dist.all_gather_object(found, value)
+            dist.all_gather_object(found, value, group=self._patient)
         return found
 
     def gather_on_0(self, value: T) -> list[T] | None:
         """As `gather`, on rank 0. None on other ranks."""
         import torch.distributed as dist
 
-        self.barrier()
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._named("gather"):
-            dist.gather_object(value, found)
+            dist.gather_object(value, found, group=self._patient)
         return found
 
     def broadcast(self, value: T) -> T:
         """The value of rank 0. Patient."""
-        self.barrier()
-        return self._broadcast(value)
+        return self._broadcast(value, self._patient)
 
     def broadcast_now(self, value: T) -> T:
         """The value of rank 0, in a step."""
-        return self._broadcast(value)
+        return self._broadcast(value, None)
 
     def from_rank_0(self, compute: Callable[[], T]) -> T:
         """The result of a function on rank 0, for all ranks. Patient.
@@ -258,94 +220,29 @@ class RankGroup:
             raise DistributedError(f"Rank {self.rank} ends because rank 0 failed: {text}")
         return value
 
-    def _broadcast(self, value: Any) -> Any:
+    def _broadcast(self, value: Any, group: Any) -> Any:
         import torch.distributed as dist
 
         values = [value]
         with self._named("hear from rank 0"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dist.broadcast_object_list(values, src=0)
+            dist.broadcast_object_list(values, src=0, group=group)
         return values[0]
-
-    # ------------------------------------------------------------------ missing ranks
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Turn errors of torch into one that names the missing rank."""
+        """Turn errors of torch into ours."""
         try:
             yield
         except RuntimeError as error:
-            self._has_noticed = True
-            if failed := self._failed():
-                raise DistributedError(f"Rank {self.rank} ends at step {self._step} because {failed}") from None
+            time.sleep(_LATER_SECONDS)
             raise DistributedError(
-                f"Can't {what} on rank {self.rank} at step {self._step}: not all {self.size} ranks took part "
-                f"within {self.timeout_seconds:g} seconds: {self._missing()}. ({_first_line(error)}) If a rank was "
-                "only slow, raise timeout_seconds in [training.optimizer.distributed]. To resume from the last "
-                "checkpoint, run the same command again, or use --max-restarts."
+                f"Can't {what} on rank {self.rank}: expected all {self.size} ranks to take part within "
+                f"{self.timeout_seconds:g} seconds, found that another one has ended, hangs or can't be reached "
+                f"({_first_line(error)}). Its own error says why. If a rank was only slow, raise timeout_seconds in "
+                "[training.optimizer.distributed]. To resume from the last checkpoint, run the same command again, or "
+                "use --max-restarts."
             ) from error
-
-    def _failed(self) -> str:
-        """The ranks that reported an error, in words. Empty: none."""
-
-        def look() -> list[str]:
-            reasons = {rank: self._read(f"failed/{rank}").decode() for rank in range(self.size)}
-            return [f"rank {rank} failed: {reason}" for rank, reason in reasons.items() if reason]
-
-        with suppress(RuntimeError):
-            if found := self._ask(look, seconds=2.5):
-                time.sleep(_PULSE_SECONDS)  # so that the launcher notices the other rank first
-                return "; ".join(found)
-        return ""
-
-    def _has_failed(self, rank: int) -> bool:
-        return bool(self._store.check([f"failed/{rank}"]))
-
-    def _missing(self) -> str:
-        """The ranks that are behind or have no pulse, in words."""
-        try:
-            return self._ask(self._look_who_is_missing, seconds=4 * _PULSE_SECONDS + 2.5)
-        except RuntimeError:
-            return "the machine with the launcher's store can't be reached"
-
-    def _look_who_is_missing(self) -> str:
-        self._store.set(f"failed/{self.rank}", "")
-        before = [self._read(f"pulse/{rank}") for rank in range(self.size)]
-        time.sleep(2.5 * _PULSE_SECONDS)
-        found = []
-        for rank in range(self.size):
-            step = int(self._read(f"step/{rank}") or -1)
-            has_pulse = self._read(f"pulse/{rank}") != before[rank]
-            if rank == self.rank or self._store.check([f"failed/{rank}"]):
-                continue  # it has noticed the error too
-            if step < self._step or not has_pulse:
-                state = "is alive" if has_pulse else "has ended, hangs or can't be reached"
-                found.append(f"rank {rank} was last seen at step {step} and {state}")
-        return "; ".join(found) or "the connection to one of them broke"
-
-    def _look_for(self, barrier: str, ranks: set[int]) -> dict[int, bytes]:
-        """The ranks that have not reached a barrier, with their pulse."""
-        return {rank: self._read(f"pulse/{rank}") for rank in ranks if not self._store.check([f"{barrier}/{rank}"])}
-
-    def _ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
-        """Query the store with a time-out: without one, its client waits forever if the network is down.
-
-        RAISES (RuntimeError): There is no reply.
-        """
-        try:
-            return _asked(question).result(self.timeout_seconds if seconds is None else seconds)
-        except TimeoutError:
-            raise RuntimeError("the launcher's store does not answer") from None
-
-    def _read(self, key: str) -> bytes:
-        return self._store.get(key) if self._store.check([key]) else b""
-
-    def _beat(self) -> None:
-        with suppress(RuntimeError):  # the store is gone: the main thread will notice
-            for i in count():
-                self._store.set(f"pulse/{self.rank}", str(i))
-                if self._is_closed.wait(_PULSE_SECONDS):
-                    return
 
 
 def _asked(question: Callable[[], T]) -> Future[T]:
@@ -390,20 +287,15 @@ def wait_for_store(master: str, port: int) -> None:
 
 
 def report_failure(error: Exception) -> None:
-    """Tell the launcher of an exception that ends this process, which it then shows.
+    """Tell the launcher of an exception that ends this process, which it then shows."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    SOURCE: torch.distributed.elastic.multiprocessing.errors, whose launcher reads it.
-    """
-    path, reason = os.environ.get("TORCHELASTIC_ERROR_FILE"), _reason_of(error)
-    if path is not None:
-        more = {"py_callstack": reason, "timestamp": str(int(time.time()))}
-        with suppress(OSError), open(path, "w", encoding="utf8") as file:
-            json.dump({"message": {"message": reason, "extraInfo": more}}, file)
+    get_error_handler().record_exception(error)
 
 
 def _listens(host: str, port: int) -> bool:
     """Whether a program accepts connections there."""
-    with suppress(OSError), socket.create_connection((host, port), timeout=_PULSE_SECONDS):
+    with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
         return True
     return False
 
@@ -446,12 +338,6 @@ def _find_each_other(store: Any, rank: int, size: int, nth: int) -> str:
 
 def _listed(ranks: Sequence[int] | set[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
-
-
-def _reason_of(error: BaseException) -> str:
-    """An error in one line, as Python shows it."""
-    name, text = type(error).__name__, shorten(str(error), 1000, placeholder=" ...")
-    return f"{name}: {text}" if text else name
 
 
 def _first_line(error: BaseException) -> str:

@@ -67,7 +67,6 @@ class Ranks(Alone):
         self.settings = block if isinstance(block, Distributed) else Distributed()
         self.group = RankGroup.open(self.settings, on_gpu=any(param.is_cuda for param in optimizer.params.values()))
         self.rank, self.size = self.group.rank, self.group.size
-        self.group.hurries = lambda: noted() is not None
         self.seed = 0
         self._nlp = nlp
         self._optimizer = optimizer
@@ -190,7 +189,6 @@ class Ranks(Alone):
             seed_all(seed_of(self.seed, step))
             for change in changes:
                 change()
-            self.group.at_step(step)
             if self.group.any(_shape_of(self._nlp) != self._shape):
                 self._share_model()
                 self._introduce()  # now, as some params may get no gradient on this rank
@@ -213,7 +211,6 @@ class Ranks(Alone):
         reduce = self._reduce
         # Same seed on all ranks for algorithms that draw random numbers.
         seed_all(seed_of(self.seed, self._step, -1))
-        self.group.at_step(self._step)
         reduce.look_at_scalers()
         reduce.notes |= {
             "signal": float(self._noted() or 0),

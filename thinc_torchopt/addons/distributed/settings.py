@@ -21,7 +21,7 @@ class Distributed(Attachment):
         accumulates them, which algorithms need that divide by the batch size.
     backend (str | None): torch's backend: "gloo" or "nccl". None: gloo for params on CPUs, NCCL on GPUs.
     timeout_seconds (float): How long to wait in a step for a rank that has died or hangs. At least 1. In evaluations
-        and saves, ranks wait as long as the others are alive.
+        and saves, ranks wait for one that hangs up to a day.
     check_every (int): Steps between two checks that all ranks have the same params and learning rates, to the last
         bit. They are checked before each evaluation and checkpoint too. 0: never.
     share_evaluation (bool): Whether each rank processes a part of the development data. If not, rank 0 evaluates alone.

@@ -192,15 +192,13 @@ class RecipeComparison:
         headers = ["optimizer", "score (0-1)", "of each seed", "last model", "difference", "verdict", "CPU seconds"]
         rows = []
         for name, found in self.tried.items() if self.tried[_BASE].trials else ():
-            compared = self.comparison.differences.get(name) if self.comparison is not None else None
             rows.append(
                 [
                     name,
                     f"{fmean(found.scores.values()):.4f}" if found.trials else "",
                     " ".join(f"{score:.4f}" for score in found.scores.values()),
                     f"{found.last:.4f}" if found.trials else "",
-                    "" if compared is None else f"{compared.value:+.4f} ± {compared.error:.4f}",
-                    "" if compared is None else _verdict_on(compared.value) if compared.is_told else "may be chance",
+                    *(("", "") if self.comparison is None else self.comparison.cells(name)),
                     f"{found.seconds:,.1f}" if found.trials else "",
                 ]
             )
@@ -227,10 +225,6 @@ def _numbers_of(comparison: Comparison | None, name: str) -> dict[str, Any] | No
 
 def _numbers(headers: Sequence[str]) -> list[str]:
     return [*headers[1:5], headers[6]]
-
-
-def _verdict_on(difference: float) -> str:
-    return "better" if difference > 0 else "worse"
 
 
 def compare_recipes(

@@ -1,5 +1,5 @@
-"""The parts of a page beside its pictures, as values for the template: what was trained on what, the scores of labels,
-where the time went, and the worst errors.
+"""The parts of a page beside its pictures, as values for the template: the scores of labels, where the time went, and
+the worst errors. And in a few lines, for a terminal.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from .errors import N_WORST, Compared, KindOfErrors
 from .labels import Labels, shown, title_of
 from .log_file import printable
 from .runs import duration
-from .trained import Component
 
 if TYPE_CHECKING:
     from .report import Report
 
 # Rows that are shown at once, and when the rest is opened.
-_MAX_LABELS, _FIRST_ROWS, _MAX_ROWS = 12, 25, 300
+_FIRST_ROWS, _MAX_ROWS = 25, 300
 _PHASES = {
     "updates": "updates",
     "evaluations": "evaluations on the dev set",
@@ -35,11 +34,9 @@ _HOW = {
 
 def about(report: Report) -> dict[str, Any]:
     """The values for the template, by the names there."""
-    trained, compared = report.trained, report.compared
+    compared = report.compared
     return {
-        "components": [_component(one) for one in trained.components] if trained is not None else [],
-        "corpora": list(_corpora(report)),
-        "main_lines": "" if trained is None else trained.main_lines,
+        "trained": _trained(report),
         "label_tables": [_label_table(one) for one in report.labels],
         "scores_are_of": _scores_are_of(report),
         "times": list(_times(report)),
@@ -48,16 +45,9 @@ def about(report: Report) -> dict[str, Any]:
 
 
 def lines_of(report: Report) -> Iterator[str]:
-    """The same in a few lines, for a terminal."""
-    trained = report.trained
-    if trained is not None:
-        names = [printable(one.name) + (" (frozen)" if one.is_frozen else "") for one in trained.components]
-        told = []
-        for name in ("train", "dev"):
-            texts = report.corpus(name)
-            if texts is not None and texts.n_texts is not None and texts.n_words is not None:
-                told.append(f"{name} {_count(texts.n_texts, 'text')}, {_count(texts.n_words, 'word')}")
-        yield f"Trained: {', '.join(names)}." + (f" Corpora: {'; '.join(told)}." if told else "")
+    """In a few lines: what was trained on what, where the time went, and how many errors there are."""
+    if told := _trained(report):
+        yield told
     for label, rows in _times(report):
         spent = ", ".join(f"{what} {time} ({share:.0f}%)" for what, time, share in rows)
         yield f"Time{f' of {label}' if len(report.runs) > 1 else ''}: {spent}."
@@ -69,28 +59,17 @@ def lines_of(report: Report) -> Iterator[str]:
             yield f"No errors can be shown: {name} has no annotations that the pipeline predicts."
 
 
-# ---------------------------------------------------------------------- what was trained on what
-
-
-def _component(one: Component) -> tuple[str, str, str]:
-    labels = [shown(label) for label in one.labels[:_MAX_LABELS]]
-    more = one.n_labels - len(labels)
-    told = ", ".join(labels) + (f" and {more:,} more" if more > 0 and labels else "")
-    kind = ", ".join(printable(text) for text in (one.factory, one.architecture) if text)
-    return printable(one.name), kind + (" (frozen)" if one.is_frozen else ""), told or "no labels"
-
-
-def _corpora(report: Report) -> Iterator[tuple[str, str, str, str]]:
-    if report.trained is None:
-        return
+def _trained(report: Report) -> str:
+    """The components and the sizes of the corpora. Empty: unknown."""
+    if report.trained is None or not report.trained.components:
+        return ""
+    sizes = []
     for name in ("train", "dev"):
         texts = report.corpus(name)
-        assert texts is not None
-        where = printable(texts.path or report.trained.reader(name)) or "unknown"
-        if texts.n_texts is None:
-            yield name, where, "not found from here" if texts.path else "", ""
-        else:
-            yield name, where, f"{texts.n_texts:,}", f"{texts.n_words:,}"
+        if texts is not None and texts.n_texts is not None and texts.n_words is not None:
+            sizes.append(f"{name} {_count(texts.n_texts, 'text')}, {_count(texts.n_words, 'word')}")
+    told = f"Trained: {', '.join(map(printable, report.trained.components))}."
+    return f"{told} Corpora: {'; '.join(sizes)}." if sizes else told
 
 
 # ---------------------------------------------------------------------- labels

@@ -17,21 +17,7 @@ from .about import about
 from .figures import Panel, keys_of, make_panels
 from .log_file import printable
 from .runs import LoggedRun, facts_of
-from .style import (
-    BAD,
-    COLOURS,
-    GRID,
-    IN_THE_DARK,
-    LINE,
-    MUTED,
-    TEXT,
-    check_place,
-    new_figure,
-    save,
-    save_whole,
-    set_ticks,
-    style,
-)
+from .style import COLOURS, MUTED, TEXT, check_place, new_figure, save, save_whole, set_ticks, style
 
 if TYPE_CHECKING:
     from .report import Report
@@ -41,8 +27,6 @@ _ENDINGS = (".html", ".pdf", ".png", ".svg")
 _WIDTHS = {"wide": 1080, "narrow": 380}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 86, 14, 8, 42
 _MAX_EVENTS, _MAX_NAMES = 200, 12
-# CSS variables for the colours of pictures, as a dark page has other colours.
-_NAMES = {TEXT: "--text", GRID: "--grid", LINE: "--line", BAD: "--bad"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
 _GLYPHS = {"*": "\u2605", "o": "\u25cf"}
 _UNUSED_ID = re.compile(r' id="[^"]*_\d+"')
 
@@ -97,11 +81,9 @@ def make_page(report: Report, *, reload_seconds: int | None = None) -> str:
     return environment.get_template("page.html").render(
         title=_title(runs),
         reload_seconds=reload_seconds,
-        colours=zip(_NAMES.values(), _NAMES),
-        in_the_dark=[(name, IN_THE_DARK[colour]) for colour, name in _NAMES.items()],
         logs=[printable(str(path)) for run in runs for path in run.paths],
         notes=[printable(note) for run in runs for note in run.notes],
-        runs=[(run.label, f"var(--c{i % len(COLOURS)})", row) for i, (run, row) in enumerate(zip(runs, facts))],
+        runs=[(run.label, COLOURS[i % len(COLOURS)], row) for i, (run, row) in enumerate(zip(runs, facts))],
         shown=[i for i, _ in enumerate(facts[0]) if any(row[i].value for row in facts)],
         has_scores=any(run.best for run in runs),
         **about(report),
@@ -137,7 +119,7 @@ def _as_html(panel: Panel, salt: str) -> dict[str, Any]:
         keys = []
         for handle, name in keys_of(axes):
             glyph = _GLYPHS.get(handle.get_marker(), "") if handle.get_linestyle() == "None" else ""
-            keys.append((name, _as_variable(handle.get_color()), glyph, handle.get_linestyle()))
+            keys.append((name, handle.get_color(), glyph, handle.get_linestyle()))
     return {"title": panel.title, "caption": caption, "keys": keys, "svgs": svgs}
 
 
@@ -155,14 +137,7 @@ def _svg(figure: Any, axes: Any, size: str, height: float, salt: str) -> str:
         figure.savefig(
             text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
-    svg = _UNUSED_ID.sub("", text.getvalue()[text.getvalue().index("<svg") :])
-    for colour in _NAMES:
-        svg = svg.replace(colour, _as_variable(colour))
-    return svg
-
-
-def _as_variable(colour: str) -> str:
-    return f"var({_NAMES[colour]})" if colour in _NAMES else colour
+    return _UNUSED_ID.sub("", text.getvalue()[text.getvalue().index("<svg") :])
 
 
 def _draw_all(runs: Sequence[LoggedRun]) -> Any:

@@ -18,18 +18,6 @@ from ...core.state import advice_on, replacing
 # Colours that colour-blind people can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#a87800", "#3a93c9", "#6b4fbb", "#5f6b76")
 TEXT, MUTED, LINE, GRID, BAD = "#24292f", "#57606a", "#8c959f", "#dfe3e8", "#cf222e"
-_PAGE, _BLACK = "#ffffff", "#000000"
-# Each colour on a dark page. Black is matplotlib's own, for text and lines.
-IN_THE_DARK = {
-    **dict(zip(COLOURS, ("#58a9e6", "#ff8b3d", "#2fc79b", "#e386c6", "#e0b13a", "#8fd0f5", "#ab97f0", "#a3adb8"))),
-    TEXT: "#e6edf3",
-    MUTED: "#9aa4af",
-    LINE: "#6e7681",
-    GRID: "#2c333b",
-    BAD: "#ff7b72",
-    _PAGE: "#0d1117",
-    _BLACK: "#e6edf3",
-}
 # Fonts of known systems, for letters that matplotlib's own font lacks.
 _FONTS = "Noto Sans CJK JP|Noto Sans CJK SC|Droid Sans Fallback|Noto Sans Arabic|Noto Sans Hebrew|Noto Sans Devanagari"
 _FONTS += "|Noto Sans Thai|Hiragino Sans|PingFang SC|Geeza Pro|Arial Unicode MS|Yu Gothic|Microsoft YaHei|Segoe UI"
@@ -88,7 +76,7 @@ def style(**settings: Any) -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Any:
     """A new figure. width, height (float): In inches."""
-    return import_figure()(figsize=(width, height), layout="constrained", facecolor=_PAGE)
+    return import_figure()(figsize=(width, height), layout="constrained", facecolor="#ffffff")
 
 
 def colour_of(i: int, n: int) -> str:
@@ -179,26 +167,8 @@ def save_whole(path: Path) -> Iterator[Path]:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a picture completely or not at all. The ending of its name gives the format. In a dark browser, .svg is
-    dark; a .png or .pdf can't know where it is shown, and is bright.
-    """
+    """Write a picture completely or not at all. The ending of its name gives the format."""
     kind = path.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with save_whole(path) as unfinished:
         figure.savefig(unfinished, format=kind, metadata=undated)
-        if kind == "svg":
-            unfinished.write_text(follow_scheme(unfinished.read_text(encoding="utf8")), encoding="utf8")
-
-
-def follow_scheme(svg: str) -> str:
-    """Add dark colours to a picture of matplotlib, for browsers that prefer them. Other programs ignore them."""
-    rules = [
-        f'[style*="{what}: {colour}"] {{{what}: {dark} !important}}'
-        for colour, dark in IN_THE_DARK.items()
-        for what in ("fill", "stroke")
-        if f"{what}: {colour}" in svg
-    ]
-    # Black text has no colour of its own.
-    rules.append(f'[id^="text_"] {{fill: {IN_THE_DARK[_BLACK]}}}')
-    dark_style = "@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}\n"
-    return svg.replace("</style>", f"\n{dark_style}</style>", 1)

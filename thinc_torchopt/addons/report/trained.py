@@ -15,36 +15,18 @@ from typing import Any
 from confection import Config
 
 from ...core.errors import ConfigError
-from .log_file import printable
-
-# Settings of [training] that say little about a training, or are its score.
-_MINOR = ("logger", "score_weights", "train_corpus", "dev_corpus", "gpu_allocator", "before_to_disk", "before_update")
-_MAX_LINES = 80
-
-
-@dataclass(frozen=True)
-class Component:
-    """A component. n_labels (int): Of all its labels; `labels` may have the first ones only."""
-
-    name: str
-    factory: str
-    architecture: str
-    labels: list[str]
-    n_labels: int
-    is_frozen: bool
 
 
 @dataclass(frozen=True)
 class Trained:
     """A trained pipeline, or one in training.
 
-    lang (str): Its language.
+    components (list[str]): Their names, and which are frozen.
     config (dict): The blocks of the config that say how, interpolated: at least "training", if it is known.
     scores (dict): Those of the saved pipeline, as meta.json has them. Empty: there is no such file.
     """
 
-    lang: str
-    components: list[Component]
+    components: list[str]
     config: dict[str, Any]
     scores: dict[str, Any] = field(default_factory=dict)
 
@@ -57,37 +39,14 @@ class Trained:
         path = section.get("path")
         return path if isinstance(path, str) else ""
 
-    def reader(self, name: str) -> str:
-        """The registered name of the reader of a corpus."""
-        found = _block(_block(self.config, "corpora"), name).get("@readers")
-        return found if isinstance(found, str) else ""
-
-    @property
-    def main_lines(self) -> str:
-        """The main lines of the config."""
-        training = _block(self.config, "training")
-        kept = _without_nothing({name: value for name, value in training.items() if name not in _MINOR})
-        try:
-            lines = Config({"training": kept}).to_str(interpolate=False).splitlines()
-        except Exception:  # confection's own kinds, for what is not a config
-            return ""
-        shown = [printable(line) for line in lines[:_MAX_LINES]]
-        return "\n".join([*shown, f"# and {len(lines) - _MAX_LINES} more lines"] if len(lines) > _MAX_LINES else shown)
-
 
 def read_line(found: Mapping[str, Any]) -> Trained:
     """Read what the first line of a log says. found (Mapping): The value of "trained"."""
     config = found.get("config")
     config = config if isinstance(config, dict) else {}
-    frozen = _frozen(config)
-    components = []
-    for one in found["components"] if isinstance(found.get("components"), list) else ():
-        if isinstance(one, dict) and isinstance(one.get("name"), str):
-            labels, n = _texts(one.get("labels")), one.get("n_labels")
-            n = n if isinstance(n, int) and n >= len(labels) else len(labels)
-            name, factory, architecture = (_text(one.get(key)) for key in ("name", "factory", "architecture"))
-            components.append(Component(name, factory, architecture, labels, n, name in frozen))
-    return Trained(_text(found.get("lang")), components, config)
+    components = found.get("components")
+    components = components if isinstance(components, list) else []
+    return Trained(_told([one.get("name") for one in components if isinstance(one, dict)], config), config)
 
 
 def read_folder(folder: Path) -> Trained:
@@ -114,20 +73,13 @@ def read_folder(folder: Path) -> Trained:
     with suppress(Exception):  # variables are shown as they are
         config = config.interpolate()
     meta = meta if isinstance(meta, dict) else {}
-    all_labels, frozen = _block(meta, "labels"), _frozen(config)
-    components = []
-    for name in _texts(_block(config, "nlp").get("pipeline")):
-        section = _block(_block(config, "components"), name)
-        labels = _texts(all_labels.get(name))
-        architecture = _text(_block(section, "model").get("@architectures"))
-        factory = _text(section.get("factory"))
-        components.append(Component(name, factory, architecture, labels, len(labels), name in frozen))
     kept = {name: config.get(name, {}) for name in ("paths", "corpora", "training")}
-    return Trained(_text(meta.get("lang")), components, kept, _block(meta, "performance"))
+    return Trained(_told(_block(config, "nlp").get("pipeline"), config), kept, _block(meta, "performance"))
 
 
-def _frozen(config: Mapping[str, Any]) -> list[str]:
-    return _texts(_block(config, "training").get("frozen_components"))
+def _told(names: Any, config: Mapping[str, Any]) -> list[str]:
+    frozen = _texts(_block(config, "training").get("frozen_components"))
+    return [f"{name} (frozen)" if name in frozen else name for name in _texts(names)]
 
 
 def _block(config: Any, name: str) -> Any:
@@ -137,13 +89,3 @@ def _block(config: Any, name: str) -> Any:
 
 def _texts(value: Any) -> list[str]:
     return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _without_nothing(section: dict[str, Any]) -> dict[str, Any]:
-    """A section without what is null or empty."""
-    kept = {name: _without_nothing(value) if isinstance(value, dict) else value for name, value in section.items()}
-    return {name: value for name, value in kept.items() if value is not None and value not in ([], {})}

@@ -225,7 +225,6 @@ class StreamLearner:
         RAISES (StreamError): A text can't be learned, or no text has anything to learn. (StateError): The file has
             changed. What was learned until then is saved.
         """
-        self.place = source.begin(self.place)
         batches = self._batches(source)
         if self._watched is not None and not self.goes_on:
             yield self._log(self._make_row(), is_last=False)

@@ -82,6 +82,14 @@ class Comparison:
         """Whether the difference is more than chance."""
         return name in self.differences and self.differences[name].is_told
 
+    def cells(self, name: str) -> tuple[str, str]:
+        """The difference with its standard error, and the verdict on it, for a table. Empty: there is none."""
+        found = self.differences.get(name)
+        if found is None:
+            return "", ""
+        verdict = "may be chance" if not found.is_told else "better" if found.value > 0 else "worse"
+        return f"{found.value:+.4f} ± {found.error:.4f}", verdict
+
     @property
     def best(self) -> str:
         """The candidate with the highest mean; the first one of several."""

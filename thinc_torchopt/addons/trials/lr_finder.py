@@ -34,8 +34,8 @@ from ...core.errors import ConfigError, NonFiniteGradWarning, ScheduleWarning
 from ...core.optimizer import TorchOptimizer
 from ...loop.components import sums_of_gradients
 from ...loop.dev_loss import DevLosses
-from ...loop.first_rates import Place, rates_of_settings
 from ...loop.random_state import preserved_random
+from ...loop.setting_rates import Place, rates_of_settings
 from .trial import WRITES, begin_training
 
 # Fewer points than that are no curve.

@@ -1,4 +1,4 @@
-"""A search through a space, by Optuna. It is stored in a file, so it can be continued, and shared by several processes.
+"""A search through a space, by Optuna. It is stored in a file, so it can be continued.
 
 A space has the values of settings that are tried. As text: `1e-4..1e-2:log` is a range on a logarithmic scale,
 `0.0..0.5` on a linear scale, `0..1:0.25` in steps. `1..8` has whole numbers, as both ends are whole. `16|32|64` are
@@ -6,7 +6,7 @@ choices: numbers, true, false, null, or texts.
 
 The file has two Optuna studies. *search*: trials with different values and the first seed, scored on one half of the
 development data. *repeats*: the best of them, and the config as it is, with other seeds, scored on the other half.
-Optuna repeats a trial without a heartbeat, as its process was killed.
+A trial that Ctrl-C ends is done again; one whose process was killed is left as it is.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Union
 
@@ -29,8 +27,6 @@ from .trial import TrialResult
 
 # The number of the config as it is, among trials.
 AS_IT_IS = -1
-# In seconds: interval of heartbeats, and the time without one after which a trial counts as dead.
-_HEARTBEAT, _GRACE = 5, 60
 # The search ends after this many failures without any finished trial.
 _MOST_FAILURES = 3
 # No trial is pruned before there are this many.
@@ -171,22 +167,13 @@ class Study:
             url = _url_of(path)  # before a file is made
             path.parent.mkdir(parents=True, exist_ok=True)
             _refuse_others(path)
-            self._retry = optuna.storages.RetryHeartbeatStaleTrialCallback()
-            storage = optuna.storages.RDBStorage(
-                url,
-                # How long to wait for other processes that write.
-                engine_kwargs={"connect_args": {"timeout": _GRACE}},
-                heartbeat_interval=_HEARTBEAT,
-                grace_period=_GRACE,
-                heartbeat_stale_trial_callback=self._retry,
-            )
+            storage = optuna.storages.RDBStorage(url)
             self._search, self._repeats = (
                 optuna.create_study(
                     storage=storage,
                     study_name=name,
                     direction="maximize",
                     load_if_exists=True,
-                    sampler=_sampler(seed),
                     pruner=pruner,
                 )
                 for name in (_SEARCH, _REPEATS)
@@ -194,29 +181,58 @@ class Study:
         self._check(settings)
 
     def search(self, trials: int, train: Train, on_trial: Callable[[TrialRecord], Any] = lambda found: None) -> None:
-        """Search until the study has `trials` trials of all its processes. on_trial (Callable): Called with each trial
-        of this process.
-        """
+        """Search until the study has `trials` trials. on_trial (Callable): Called with each."""
         failures = 0
-
-        def objective(trial: Any) -> float:
-            values = {path: dimension.suggest(trial, path) for path, dimension in self.space.items()}
-
-            def report(step: int, score: float) -> None:
-                trial.report(score, step)
-                if trial.should_prune():
-                    raise self._optuna.TrialPruned
-
-            return self._score(trial, lambda: train(values, self.seed, report)).chosen
-
-        while self._wait_for_room(self._search, trials):
-            number = self._run(self._search, objective)
+        while sum(_is_over(trial) for trial in self._search.trials) < trials:
+            number = self._run(train)
             found = self._record(self._search.trials[number])
             on_trial(found)
             problem = found.problem
             failures += problem is not None
             if failures >= _MOST_FAILURES and not any(trial.state.name in _FINISHED for trial in self._search.trials):
                 raise ConfigError(f"Can't tune: all {failures} trials failed. The last one: {problem}")
+
+    def _run(self, train: Train) -> int:
+        """Run one trial of the search. RETURNS (int): Its number."""
+        study, states = self._search, self._optuna.trial.TrialState
+        # A seed for each trial, so that a study that is continued draws the same values.
+        study.sampler = self._optuna.samplers.TPESampler(seed=(self.seed + len(study.trials)) % 2**32)
+        trial = study.ask()
+
+        def report(step: int, score: float) -> None:
+            trial.report(score, step)
+            if trial.should_prune():
+                raise self._optuna.TrialPruned
+
+        try:
+            values = {path: dimension.suggest(trial, path) for path, dimension in self.space.items()}
+            found, problem = self._result(lambda: train(values, self.seed, report))
+        except self._optuna.TrialPruned:
+            study.tell(trial, state=states.PRUNED)
+        except BaseException:
+            study.tell(trial, state=states.FAIL)
+            study.enqueue_trial(trial.params)
+            raise
+        else:
+            if problem is not None:
+                trial.set_user_attr(_PROBLEM, problem)
+            if found is None:
+                study.tell(trial, state=states.FAIL)
+            else:
+                study.tell(trial, found.chosen)
+        return int(trial.number)
+
+    def _result(self, train: Callable[[], TrialResult]) -> tuple[TrialResult | None, str | None]:
+        """RETURNS (tuple): The result of a training, None if it raised an error; and its problem, if it has one."""
+        try:
+            found = train()
+        except self._optuna.TrialPruned:
+            raise
+        except Exception as error:
+            # Some values raise any kind of error: a batch too large for the memory, sizes that don't fit.
+            return None, f"{error}" or repr(error)
+        # With scores of 0, so that the search avoids these values.
+        return (found, None) if found.problem is None else (TrialResult(), found.problem)
 
     def repeat(
         self,
@@ -225,29 +241,29 @@ class Study:
         train: Train,
         on_trial: Callable[[int, int, TrialRecord], Any] = lambda number, seed, found: None,
     ) -> None:
-        """Repeat trials with other seeds, except those that this or another process has done already. on_trial
-        (Callable): Called with the number and seed of each, and its result.
+        """Repeat trials with other seeds, except those that were repeated before. on_trial (Callable): Called with the
+        number and seed of each, and its result.
         """
+        optuna = self._optuna
         values = {found.number: found.values for found in self.found()} | {AS_IT_IS: {}}
-        for seed in seeds:
-            for number in numbers:
-                self._repeats.enqueue_trial({"trial": number, "seed": seed}, skip_if_exists=True)
-
-        def objective(trial: Any) -> float:
-            number = trial.suggest_int("trial", AS_IT_IS, 1_000_000)
-            seed = trial.suggest_int("seed", 0, 2**32)
-            if number not in values:  # another process was faster, and nothing was left
-                raise self._optuna.TrialPruned
-            return self._score(trial, lambda: train(values[number], seed, lambda step, score: None)).kept
-
-        while self._wait_for_queue():
-            done = self._run(self._repeats, objective)
-            trial = self._repeats.trials[done]
-            if trial.state.name != "PRUNED":
-                on_trial(trial.params["trial"], trial.params["seed"], self._record(trial))
+        done = [trial.params for trial in self._repeats.trials]
+        for params in ({"trial": number, "seed": seed} for seed in seeds for number in numbers):
+            if params in done:
+                continue
+            number, seed = params["trial"], params["seed"]
+            found, problem = self._result(partial(train, values[number], seed, lambda step, score: None))
+            trial = optuna.trial.create_trial(
+                state=optuna.trial.TrialState.FAIL if found is None else optuna.trial.TrialState.COMPLETE,
+                value=None if found is None else found.kept,
+                params=params,
+                distributions=dict.fromkeys(params, optuna.distributions.IntDistribution(AS_IT_IS, 2**32)),
+                user_attrs={} if problem is None else {_PROBLEM: problem},
+            )
+            self._repeats.add_trial(trial)
+            on_trial(number, seed, self._record(trial))
 
     def count_done(self) -> int:
-        """The trials of the search that are done, by all processes."""
+        """The trials of the search that are done."""
         return sum(trial.state.name in _FINISHED for trial in self._search.trials)
 
     def count_repeated(self, numbers: Sequence[int], seeds: Sequence[int]) -> int:
@@ -301,86 +317,13 @@ class Study:
             return {}
         return dict(self._optuna.importance.get_param_importances(self._search))
 
-    # ------------------------------------------------------------------ trials
-
-    def _run(self, study: Any, objective: Callable[[Any], float]) -> int:
-        """Run one trial. RETURNS (int): Its number."""
-        numbers: list[int] = []
-
-        def noted(trial: Any) -> float:
-            numbers.append(trial.number)
-            try:
-                return objective(trial)
-            except KeyboardInterrupt:
-                self._retry(study, study.trials[trial.number])
-                raise
-
-        study.optimize(noted, n_trials=1, catch=(_Failed,))
-        return numbers[0]
-
-    def _score(self, trial: Any, train: Callable[[], TrialResult]) -> TrialResult:
-        """The result of a trial. Stores its problem, if it has one. RAISES (_Failed): It has no score."""
-        try:
-            found = train()
-        except self._optuna.TrialPruned:
-            raise
-        except Exception as error:
-            # Some values raise any kind of error: a batch too large for the memory, sizes that don't fit.
-            trial.set_user_attr(_PROBLEM, f"{error}" or repr(error))
-            raise _Failed from error
-        if found.problem is None:
-            return found
-        trial.set_user_attr(_PROBLEM, found.problem)
-        return TrialResult()  # with scores of 0, so that the search avoids these values
-
-    def _wait_for_room(self, study: Any, trials: int) -> bool:
-        """Wait for the last trials of other processes. RETURNS (bool): Whether there is a trial to do."""
-        while True:
-            states = [
-                trial.state.name
-                for trial in self._alive(study)
-                if trial.state.name != "FAIL" or _PROBLEM in trial.user_attrs
-            ]
-            if sum(state not in ("WAITING", "RUNNING") for state in states) >= trials:
-                return False
-            if sum(state != "WAITING" for state in states) < trials:
-                return True
-            time.sleep(1.0)
-
-    def _wait_for_queue(self) -> bool:
-        """The same for the repeats."""
-        while True:
-            states = [trial.state.name for trial in self._alive(self._repeats)]
-            if "WAITING" in states:
-                return True
-            if "RUNNING" not in states:
-                return False
-            time.sleep(1.0)
-
-    def _alive(self, study: Any) -> list[Any]:
-        """All trials but those that were killed before their first heartbeat, and so before they had values: Optuna
-        takes them for running. Trials without a later heartbeat are failed and queued again.
-        """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-            self._optuna.storages.fail_stale_trials(study)
-        begun = datetime.now() - timedelta(seconds=_GRACE)
-        return [
-            trial
-            for trial in study.trials
-            if trial.state.name != "RUNNING" or trial.params or trial.datetime_start > begun
-        ]
-
     # ------------------------------------------------------------------ the file
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[None]:
         """Turn errors of opening a study into ours. RAISES (ConfigError): It can't be opened."""
         try:
-            with warnings.catch_warnings():
-                # Optuna calls heartbeats experimental.
-                warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-                yield
+            yield
         except Exception as error:
             cause = error.__cause__ or error
             raise ConfigError(
@@ -422,36 +365,9 @@ def _url_of(path: Path) -> str:
     return url.replace("{", "{{").replace("}", "}}")  # Optuna fills in the version of its tables
 
 
-class _Failed(Exception):
-    """A trial has no score."""
-
-
-def _sampler(seed: int) -> Any:
-    """Optuna's default sampler with a seed for each trial, so that values don't depend on the process that draws
-    them.
-    """
-    optuna = import_optuna()
-
-    class Sampler(optuna.samplers.BaseSampler):  # type: ignore[name-defined]
-        _inner = optuna.samplers.TPESampler(seed=seed)
-
-        def before_trial(self, study: Any, trial: Any) -> None:
-            self._inner = optuna.samplers.TPESampler(seed=(seed + trial.number) % 2**32)
-            self._inner.before_trial(study, trial)
-
-        def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
-            return self._inner.infer_relative_search_space(study, trial)
-
-        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
-            return self._inner.sample_relative(study, trial, search_space)
-
-        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
-            return self._inner.sample_independent(study, trial, param_name, param_distribution)
-
-        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
-            self._inner.after_trial(study, trial, state, values)
-
-    return Sampler()
+def _is_over(trial: Any) -> bool:
+    """Whether a trial is done, or has failed by itself."""
+    return trial.state.name in _FINISHED or _PROBLEM in trial.user_attrs
 
 
 # ---------------------------------------------------------------------- texts of a space

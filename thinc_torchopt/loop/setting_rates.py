@@ -1,4 +1,4 @@
-"""The learning rates over a training, as far as they are known before it; and what is said of them at its start."""
+"""The learning rates over a training, as far as they are known before it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from itertools import islice
 from numbers import Real
 from typing import Any
 
-from spacy.language import Language
 from spacy.util import registry
 
-from ..core.config_checks import names_our_optimizer
-from ..core.optimizer import TorchOptimizer
 from ..core.schedules import with_end
-from .random_state import preserved_random
 
 # A path below [training.optimizer], e.g. ("param_groups", "encoder", "learn_rate").
 Place = tuple[str, ...]
@@ -44,30 +40,3 @@ def _rates(value: Any, steps: int) -> list[float]:
     if isinstance(value, Real):
         return [float(value)]
     return [float(rate) for rate in islice(with_end(value, steps), steps)]
-
-
-def first_rates(nlp: Language, optimizer: TorchOptimizer, step: int) -> str:
-    """The learning rates at the beginning of a run, in words.
-
-    step (int): The first step, which is not 0 if the run goes on.
-    """
-    # The settings of an optimizer that code of the user builds are not known.
-    if step or not names_our_optimizer(nlp.config):
-        return f"{optimizer.learn_rate:.3g} at step {step:,}"
-    ends = (getattr(source, "total_steps", None) for source in optimizer.schedules.values())
-    with preserved_random():
-        found = rates_of_settings(nlp.config.interpolate(), next((end - 1 for end in ends if end), None))
-    if not found:
-        return f"{optimizer.learn_rate:.3g}"
-    told = {place: _in_words(rates) for place, rates in found.items()}
-    if len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    # The name of a param group, or a pattern of params. The others have the first setting's.
-    return "; ".join(words if place == ("learn_rate",) else f"{place[1]}: {words}" for place, words in told.items())
-
-
-def _in_words(rates: list[float]) -> str:
-    peak = max(rates)
-    if rates.index(peak):
-        return f"rises to {peak:.3g} by step {rates.index(peak):,}"
-    return f"{peak:.3g}" if len(set(rates)) == 1 else f"{peak:.3g} at first"

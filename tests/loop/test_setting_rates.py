@@ -1,0 +1,31 @@
+"""The learning rates over a training, from the config alone."""
+
+import pytest
+
+from thinc_torchopt.loop.setting_rates import rates_of_settings
+
+WARMUP = {"@schedules": "warmup_linear.v1", "initial_rate": 0.002, "warmup_steps": 4, "total_steps": 8}
+RATES = pytest.approx([0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0015, 0.001, 0.0005, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ({"learn_rate": 0.001}, {("learn_rate",): [0.001]}),
+        ({"learn_rate": WARMUP}, {("learn_rate",): RATES}),
+        ({"learn_rate": 0.001, "param_groups": {"encoder": {"params": ["*"], "learn_rate": WARMUP}}},
+         {("learn_rate",): [0.001], ("param_groups", "encoder", "learn_rate"): RATES}),
+        ({"learn_rate": 0.001, "per_param_lr": {"ner/*.x": WARMUP}},
+         {("learn_rate",): [0.001], ("per_param_lr", "ner/*.x"): RATES}),
+        ({}, {}),
+    ],
+)  # fmt: skip
+def test_setting_rates(block, expected):
+    assert rates_of_settings({"training": {"optimizer": block, "max_steps": 8}}) == expected
+
+
+def test_setting_rates_without_an_end():
+    block = {"learn_rate": {**WARMUP, "total_steps": 20_000}}
+    config = {"training": {"optimizer": block, "max_steps": 0}}
+    assert len(rates_of_settings(config)["learn_rate",]) == 10_001
+    assert len(rates_of_settings(config, 5)["learn_rate",]) == 6
