@@ -549,7 +549,7 @@ def test_nobody_falls_into_the_trap(folder):
     says = "the 30 texts in [corpora.train] have no PERSON or CITY, where the pipeline finds 60"
     runs = [
         spacy_cli("torchopt", "explain", "trap.cfg"),
-        spacy_cli("torchopt", "init", "trap.cfg", "other.cfg", "--recipe", "adamw", *PATHS),
+        spacy_cli("torchopt", "init", "trap.cfg", "other.cfg", "--recipe", "robust", *PATHS),
         spacy_cli("train", "trap.cfg"),
     ]
     for run in runs:

@@ -100,9 +100,8 @@ def init(
     and keeps its labels. With two paths, the first config is read, a recipe rewrites its [training.optimizer], and the
     rest stays as it is, comments too. Recipes: best: the settings that scored best in our benchmark, with a learning
     rate and a number of steps computed from the corpus (--paths.train train.spacy); drop-in: thinc's arithmetic,
-    computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a higher one for new ones;
-    low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep the learning rate and its
-    schedules.
+    computed by torch; fine-tune: a low rate for pretrained params, a higher one for new ones; robust: guards,
+    checkpoints and averages. All recipes but best keep the learning rate and its schedules.
     """
     if output_path is not None and str(output_path).startswith("--"):  # the first override
         ctx.args.insert(0, str(output_path))
