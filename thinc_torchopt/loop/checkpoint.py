@@ -51,7 +51,7 @@ from .checkpoint_folder import (
     steps_of,
 )
 from .checkpoint_settings import CHECKPOINT, Checkpoint
-from .config_check import collect_defaults, collect_identity, collect_values, compare_configs, compare_identities
+from .config_check import collect_identity, collect_values, compare_configs, compare_identities
 from .data_stream import DataStream, identity_of_texts
 from .events import Control, Evaluate, Listeners, Save, StepEnd, TrainEnd
 from .model_state import check_layout, check_model, check_parts, collect_model, layout_of, restore_model, restore_setup
@@ -260,7 +260,7 @@ class RunCheckpoints:
 
     def _changes(self, saved: SavedTraining) -> list[str]:
         """List what differs from the saved run, one line each."""
-        changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        changes = compare_configs(saved.values, self._values)
         return changes + compare_identities(saved.identity, self._identity)
 
     @staticmethod
