@@ -26,7 +26,7 @@ from ...core.schedules import with_end
 from .config_text import SectionText, SettingText, moved_value
 from .corpora import EPOCHS, End, find_end
 from .measured import are_bags, measured_of, network_of
-from .translation import ADAMW, PREFIX, THINC, TORCH, Translation
+from .translation import PREFIX, THINC, TORCH, Translation
 
 # A peak rate up to this one is meant for a transformer.
 _SMALL_RATE = 2e-4
@@ -211,9 +211,9 @@ class Draft:
             words = 0
         end = self.end = find_end(nlp, words, best.texts, epochs=best.epochs, more=self.more_texts)
         self.optimizer.as_torch(clip_by="param", kept="grad_clip is")
-        self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
+        self.optimizer.use_adamw()
         if self.optimizer.kind != TORCH:
-            self.optimizer.tell_decay(ADAMW)
+            self.optimizer.tell_decay()
         self.optimizer.section.put("clip_by", "param")
         if self.optimizer.section.drop("budget"):
             self.changes.append("budget: removed. max_steps ends the training.")
@@ -380,12 +380,11 @@ class Draft:
 
     def _fine_tune(self) -> None:
         self._check_groups(Recipe.fine_tune)
-        was_torch = self.optimizer.kind == TORCH
         self.optimizer.as_torch()
-        self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
-        if not was_torch:
-            self.optimizer.tell_decay(ADAMW)
-            self.optimizer.tell_rate(ADAMW)
+        self.optimizer.use_adamw()
+        if self.optimizer.kind != TORCH:
+            self.optimizer.tell_decay()
+            self.optimizer.tell_rate()
         found = find_pretrained(self.build_nlp(), self.optimizer.config)
         peak = self._peak_rate()
         if not found.encoders and not found.sourced and not found.vectors:
