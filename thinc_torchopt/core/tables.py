@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
-from typing import Final
+from typing import Final, Literal
 
 from rich.console import Console
-from wasabi import table
+from wasabi.tables import table
 
 # Without a terminal, lines may be as wide as needed.
 ANY_WIDTH: Final = 100_000
@@ -42,7 +42,7 @@ def print_table(
     rows (Sequence[Sequence[str]]): Their cells.
     numbers (Sequence[str]): Columns that are aligned to the right.
     """
-    aligns = ["r" if header in numbers else "l" for header in headers]
+    aligns: list[Literal["r", "c", "l"]] = ["r" if header in numbers else "l" for header in headers]
     text = table(rows, header=headers, divider=True, aligns=aligns, max_col=ANY_WIDTH, spacing=2)
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     console.print("\n".join(lines) + "\n", soft_wrap=True)
