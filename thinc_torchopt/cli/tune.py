@@ -47,7 +47,7 @@ from ..core.checks import Section
 from ..core.compat import import_optuna
 from ..core.config_checks import check_names, check_training_section
 from ..core.errors import ConfigError
-from ..loop.progress_bars import Bar, Lines, show_progress
+from ..loop.progress_bars import Bar, show_progress
 from ._command import BEST_CONFIG, CODE, GPU, JSON, TRAINING_CONFIG
 from ._screen import errors_shown, make_console
 from ._setup import config_errors_shown, open_source
@@ -139,7 +139,7 @@ def tune(
 
         was_stopped, other_seeds = False, [source.seed + 1 + i for i in range(seeds)]
         per_trial = steps + 1
-        bar: Bar | Lines
+        bar: Bar
 
         def train(values: Mapping[str, Any], seed: int, on_evaluation: Callable[[int, float], None]) -> TrialResult:
             config, _ = shorten(source.load(overrides=values), steps)
