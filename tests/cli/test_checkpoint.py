@@ -2,9 +2,11 @@
 
 import pytest
 
+from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.cli.checkpoint import checkpoint
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 
-from ..addons.streams.streams import learn, load, make_model, write_stream
+from ..models import toy_examples, toy_pipeline
 
 
 @pytest.fixture
@@ -19,22 +21,17 @@ def told(capsys):
     return told
 
 
-def test_checkpoint_names_other_states(told, tmp_path):
-    model = make_model(tmp_path / "model", ["tagger"])
-    learn(model, write_stream(tmp_path / "stream.jsonl", 1), tmp_path / "out")
-    assert "found the state of spacy torchopt learn. It is undamaged" in told(tmp_path / "out" / "state")
-    nlp, optimizer = load(model)
-    optimizer.initialize(nlp)
+def test_checkpoint_refuses_other_folders(told, tmp_path):
+    """Also other states, which are not damaged."""
+    nlp = toy_pipeline(["tagger"], shared=False)
+    optimizer = TorchOptimizer(AdamW())
+    nlp.initialize(lambda: toy_examples(nlp), sgd=optimizer)
     optimizer.to_disk(tmp_path / "optimizer")
-    assert "found another state. It is undamaged" in told(tmp_path / "optimizer")
+    for path in (tmp_path, tmp_path / "optimizer"):
+        assert "found none in it. Give the folder of 'path' in [training.optimizer.checkpoint]" in told(path)
 
 
-def test_checkpoint_names_folders_near_by(told, tmp_path):
-    for path in ("out/state/step-00000005", "out/state/best", "out/model-last"):
-        (tmp_path / path).mkdir(parents=True)
-    state = tmp_path / "out" / "state"
-    assert f"Give the folder that has some: {state}." in told(state.parent)
-    assert f"Give the folder that has some: {state}." in told(state / "best")
-    assert "Give that of 'path' in [training.optimizer.checkpoint]" in told(tmp_path / "out" / "model-last")
-    assert "Start the training again." in told(state)
-    assert "Look at the others in its folder." in told(state / "step-00000005")
+def test_checkpoint_says_what_helps_if_all_are_damaged(told, tmp_path):
+    (tmp_path / "state" / "step-00000005").mkdir(parents=True)
+    assert "Start the training again." in told(tmp_path / "state")
+    assert "Look at the others in its folder." in told(tmp_path / "state" / "step-00000005")

@@ -216,12 +216,12 @@ def test_init_config_text_round_trip(before, after):
 def test_init_adds_the_section_and_those_above_it(tmp_path):
     for block in ("", "[training.optimizer]\n"):
         text = with_optimizer(block)
-        _, new = run(text, "adamw", tmp_path)
+        _, new = run(text, "fine-tune", tmp_path)
         assert given(new) == given(text) and outside(new) == outside(text)
         optimizer = resolved(new)
         assert (optimizer.L2, optimizer.learn_rate, optimizer.grad_clip, optimizer.averages) == (0.01, 0.001, 1.0, {})
     without = '[nlp]\nlang = "en"\npipeline = []'
-    _, new = run(without, "adamw", tmp_path)
+    _, new = run(without, "fine-tune", tmp_path)
     assert new.startswith(f"{without}\n\n[training]\n\n[training.optimizer]\n")
     assert isinstance(resolved(new), TorchOptimizer)
 
@@ -241,7 +241,7 @@ def test_init_writes_down_what_spacy_fills_in(tmp_path):
     text = with_optimizer('[training.optimizer]\n@optimizers = "Adam.v1"\n\n')
     theirs = resolved(text)
     assert theirs.L2 == 0.01 and theirs.averages is None
-    for recipe in ("drop-in", "adamw"):
+    for recipe in ("drop-in", "fine-tune"):
         ours = resolved(run(text, recipe, tmp_path)[1])
         assert isinstance(ours, TorchOptimizer)
         for name in ("learn_rate", "grad_clip", "b1", "b2", "eps", "L2"):
@@ -260,8 +260,7 @@ def test_init_carries_over_what_functions_fill_in(recipe, kind, tmp_path):
     theirs, ours = resolved(text), resolved(run(text, recipe, tmp_path)[1])
     assert (ours.learn_rate, ours.L2) == (theirs.learn_rate, theirs.L2)
     filled = spacy.registry.fill({"optimizer": block_of(run(text, recipe, tmp_path)[1])})["optimizer"]
-    keeps = {Recipe.low_memory: False, Recipe.robust: True}.get(recipe, theirs.averages is not None)
-    assert filled["use_averages"] is keeps
+    assert filled["use_averages"] is (recipe == Recipe.robust or theirs.averages is not None)
 
 
 @pytest.mark.parametrize("recipe", KEEPING, ids=lambda recipe: recipe.value)
@@ -277,8 +276,7 @@ def test_init_carries_over_schedules_and_variables(recipe, tmp_path):
     assert rates[0] == rates[1] and max(rates[0]) == 0.01
     assert ours.grad_clip == 0.5 and ours.L2 == 0.02
     assert "${vars.decay}" in new and "${vars.steps}" in new
-    if recipe != Recipe.low_memory:
-        assert "${vars.beta}" in new and (ours.b1, ours.b2) == (0.8, 0.99)
+    assert "${vars.beta}" in new and (ours.b1, ours.b2) == (0.8, 0.99)
 
 
 SCHEDULED = """[training.optimizer]
@@ -303,7 +301,7 @@ compound = 1.1
 
 def test_init_moves_schedules_to_the_algorithm(tmp_path):
     text = with_optimizer(SCHEDULED)
-    theirs, ours = resolved(text), resolved(run(text, "adamw", tmp_path)[1])
+    theirs, ours = resolved(text), resolved(run(text, "fine-tune", tmp_path)[1])
     for _ in range(5):
         for name in ("learn_rate", "b1", "b2", "eps", "L2"):
             assert getattr(ours, name) == getattr(theirs, name), name
@@ -338,12 +336,12 @@ def test_init_drop_in_trains_as_thinc(tmp_path):
 
 def test_init_says_where_L2_means_something_else(tmp_path):
     block = '[training.optimizer]\n@optimizers = "{}"\nlearn_rate = 0.1\nL2 = 0.1\nL2_is_weight_decay = {}\n\n'
-    draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "adamw", tmp_path)
+    draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "fine-tune", tmp_path)
     assert "L2 = 0.1 was a part of the gradients" in " ".join(draft.warnings) and resolved(new).L2 == 0.1
     draft, new = run(with_optimizer(block.format("Adam.v1", "false")), "robust", tmp_path)
     assert "the data comes in another order" in " ".join(draft.changes)
     assert block_of(new)["algorithm"]["@torch_optimizers"] == "torch.Adam.v1" and not draft.warnings
-    draft, new = run(with_optimizer(block.format("SGD.v1", "true")), "adamw", tmp_path)
+    draft, new = run(with_optimizer(block.format("SGD.v1", "true")), "fine-tune", tmp_path)
     assert "learn_rate was chosen for SGD" in " ".join(draft.warnings)
     draft, new = run(with_optimizer(block.format("RAdam.v1", "true")), "robust", tmp_path)
     assert block_of(new)["algorithm"] == {
@@ -353,31 +351,6 @@ def test_init_says_where_L2_means_something_else(tmp_path):
         "weight_decay": 0.1,
         "decoupled_weight_decay": True,
     }
-
-
-def test_init_low_memory_keeps_little(tmp_path):
-    """A state far smaller than the params; Adam's is twice as large."""
-    corpus = toy_corpus(tmp_path)
-    overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
-    sizes = {}
-    for recipe in ("adamw", "low-memory"):
-        text = run(OWN, recipe, tmp_path)[1]
-        nlp = init_nlp(Config().from_str(text, interpolate=False, overrides=overrides))
-        optimizer, examples = resolved(text), toy_examples(nlp)
-        optimizer.initialize(nlp)
-        losses = []
-        for _ in range(8):
-            losses.append(nlp.update(examples, sgd=optimizer)["tagger"])
-            optimizer.step_schedules()
-        (torch_optimizer,) = optimizer.torch_optimizers.values()
-        sizes[recipe] = sum(
-            value.numel()
-            for state in torch_optimizer.state.values()
-            for value in state.values()
-            if value is not None and value.dim()
-        ) / sum(param.numel() for param in optimizer.params.values())
-        assert losses[-1] < 0.8 * losses[0], losses
-    assert sizes["adamw"] == pytest.approx(2.0) and sizes["low-memory"] < 0.2
 
 
 # ---------------------------------------------------------------------- fine-tune
@@ -426,7 +399,7 @@ def test_init_fine_tune_with_static_vectors(tmp_path):
 
 
 def trained_model(folder, corpus):
-    _, new = rewrite(OWN, folder, Recipe.adamw, "state")
+    _, new = rewrite(OWN, folder, Recipe.robust, "state")
     overrides = {f"paths.{name}": str(corpus[name]) for name in ("train", "dev")}
     nlp = init_nlp(Config().from_str(new, interpolate=False, overrides=overrides))
     nlp.to_disk(folder / "model")
@@ -473,7 +446,7 @@ def test_init_keeps_the_algorithms_of_blocks(tmp_path):
     if not HAS_MUON:
         pytest.skip("this torch has no Muon")
     text = (CONFIGS / "muon.cfg").read_text()
-    draft, new = run(text, "low-memory", tmp_path)
+    draft, new = run(text, "best", tmp_path)
     assert block_of(new)["param_groups"] == block_of(text)["param_groups"]
     said = "[training.optimizer.param_groups.embeddings_and_heads] keeps its own algorithm, torch.AdamW.v1."
     assert said in draft.changes
@@ -485,11 +458,11 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
         '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n# much\nmomentum = 0.9\nweight_decay = '
         "0.5\n\n"
     )
-    draft, new = run(text, "adamw", tmp_path)
+    draft, new = run(text, "fine-tune", tmp_path)
     assert block_of(new)["algorithm"] == {"@torch_optimizers": "torch.AdamW.v1", "weight_decay": 0.5}
-    assert draft.warnings == [
+    assert draft.warnings[0] == (
         "'momentum' of torch.SGD.v1 in [training.optimizer.algorithm] was removed: torch.AdamW.v1 does not have it."
-    ]
+    )
     assert "# much" in new
 
 
@@ -501,15 +474,15 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
     [
         (
             '[training.optimizer]\n@optimizers = "my.Adam.v7"\n\n',
-            "adamw",
+            "fine-tune",
             'found "my.Adam.v7". Its settings are not known',
         ),
-        ('[training.optimizer]\n@optimizers = "Adam.v1"\nbeta3 = 1\n\n', "adamw", "found beta3. Correct or remove"),
+        ('[training.optimizer]\n@optimizers = "Adam.v1"\nbeta3 = 1\n\n', "fine-tune", "found beta3. Correct or remove"),
         (
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
             '[training.optimizer.algorithm]\n@torch_optimizers = "torch.SGD.v1"\n\n',
             "drop-in",
-            "Use another one, which keeps its settings: best, adamw, fine-tune, low-memory, robust.",
+            "Use another one, which keeps its settings: best, fine-tune, robust.",
         ),
         (
             '[training.optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n\n'
@@ -518,7 +491,7 @@ def test_init_says_what_is_lost_of_ours(tmp_path):
             "fine-tune",
             "the config already has [training.optimizer.layer_decay]. Change the rates there",
         ),
-        ('[training.optimizer]\n@optimizers = "Adam.v1"\nlearn_rate = -1.0\n\n', "adamw", "Can't set 'learn_rate'"),
+        ('[training.optimizer]\n@optimizers = "Adam.v1"\nlearn_rate = -1.0\n\n', "fine-tune", "Can't set 'learn_rate'"),
     ],
     ids=["not thinc's", "no setting", "ours", "has groups", "bad value"],
 )
@@ -552,7 +525,7 @@ def test_init_refuses_to_break_variables(reference, tmp_path):
 def test_init_refuses_an_optimizer_that_is_no_section(tmp_path):
     text = with_optimizer("").replace("max_steps = 30", 'max_steps = 30\noptimizer = {"@optimizers": "Adam.v1"}')
     with pytest.raises(ConfigError, match=r"expected a section \[training.optimizer\], found a value"):
-        run(text, "adamw", tmp_path)
+        run(text, "fine-tune", tmp_path)
 
 
 def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -564,7 +537,7 @@ def test_init_replaces_a_file_whole_or_not_at_all(tmp_path, monkeypatch):
     def broken(*args):
         raise OSError("No space left on device")
 
-    command = ("torchopt", "init", link, link, "--recipe", "adamw")
+    command = ("torchopt", "init", link, link, "--recipe", "fine-tune")
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", broken)
         run = spacy_cli(*command, check=False)
@@ -587,7 +560,7 @@ def test_init_writes_fast_products(tmp_path):
     """For a CPU, and where the config has no value of its own."""
     path, new = tmp_path / "own.cfg", tmp_path / "new.cfg"
     path.write_text(OWN)
-    told = spacy_cli("torchopt", "init", path, new, "--recipe", "adamw").stdout
+    told = spacy_cli("torchopt", "init", path, new, "--recipe", "fine-tune").stdout
     assert block_of(new.read_text())["ops"] == "fastest" and '- ops = "fastest": matrix products by' in told
     assert outside(new.read_text()) == outside(OWN)
     new.write_text(new.read_text().replace('"fastest"', '"thinc"'))
@@ -595,7 +568,7 @@ def test_init_writes_fast_products(tmp_path):
     assert block_of(new.read_text())["ops"] == "thinc" and "ops" not in told
     told = spacy_cli("torchopt", "init", path, new, "--recipe", "drop-in").stdout
     assert block_of(new.read_text())["ops"] == "fastest" and '- ops = "fastest": matrix products by' in told
-    spacy_cli("torchopt", "init", path, new, "--recipe", "adamw", "--system.gpu_allocator", "pytorch")
+    spacy_cli("torchopt", "init", path, new, "--recipe", "fine-tune", "--system.gpu_allocator", "pytorch")
     assert "ops" not in block_of(new.read_text())
 
 
@@ -603,7 +576,7 @@ def test_init_lists_the_recipes(tmp_path):
     (tmp_path / "own.cfg").write_text(OWN)
     run = spacy_cli("torchopt", "init", tmp_path / "own.cfg", tmp_path / "new.cfg", "--recipe", "adam", check=False)
     assert run.returncode == 1 and not (tmp_path / "new.cfg").exists()
-    assert "expected one of best, drop-in, adamw, fine-tune, low-memory, robust" in run.stderr
+    assert "expected one of best, drop-in, fine-tune, robust" in run.stderr
 
 
 # ---------------------------------------------------------------------- training
@@ -614,9 +587,7 @@ def test_init_lists_the_recipes(tmp_path):
     [
         ("best", "tagger"),
         ("drop-in", "tagger,ner"),
-        ("adamw", "textcat"),
-        ("fine-tune", "tagger"),
-        ("low-memory", "tagger,ner"),
+        ("fine-tune", "textcat"),
         ("robust", "ner"),
     ],
     ids=[recipe.value for recipe in ALL],
@@ -676,7 +647,7 @@ def test_init_best_replaces_other_averages(tmp_path):
     text = OWN.replace("# use_averages = true", "use_averages = true")
     assert resolved(run(text, "best", tmp_path)[1])
     swa = '# of ours\n[training.optimizer.averages]\n@misc = "thinc-torchopt.SWA.v1"\nstart_step = 10\n\n# The end.'
-    text = run(OWN, "adamw", tmp_path)[1].replace("# The end.", swa)
+    text = run(OWN, "fine-tune", tmp_path)[1].replace("# The end.", swa)
     _, new = run(text, "best", tmp_path)
     assert block_of(new)["averages"] == block_of(run(OWN, "best", tmp_path)[1])["averages"] and "# of ours" in new
 
@@ -915,10 +886,10 @@ def test_init_best_needs_a_corpus_with_an_end(change, said, tmp_path):
 def test_init_best_says_what_to_do_with_a_stream(tmp_path):
     """Both ways that the error offers are open: a corpus with an end, and a schedule that ends at max_steps."""
     streamed = OWN.replace("max_steps = 30", "max_steps = 30\nmax_epochs = -1")
-    with pytest.raises(ConfigError, match=r"max_epochs = 0\. .*recipe adamw.* max_steps, 30 here"):
+    with pytest.raises(ConfigError, match=r"max_epochs = 0\. .*recipe robust.* max_steps, 30 here"):
         run(streamed, "best", tmp_path)
     assert run(streamed.replace("max_epochs = -1", "max_epochs = 0"), "best", tmp_path)
-    _, new = run(streamed, "adamw", tmp_path)
+    _, new = run(streamed, "robust", tmp_path)
     config = Config().from_str(new)
     config["training"]["optimizer"]["learn_rate"] = {
         "@schedules": "thinc-torchopt.warmup_linear.v1",
@@ -1168,7 +1139,7 @@ def test_init_log_of_a_full_chain():
 
 def test_init_log_refuses_loggers_that_it_would_break(tmp_path):
     def with_a_log(text):
-        rewrite(text, tmp_path / "config.cfg", Recipe.adamw, "state", log_path=Path("log.jsonl"))
+        rewrite(text, tmp_path / "config.cfg", Recipe.robust, "state", log_path=Path("log.jsonl"))
 
     with pytest.raises(ConfigError, match="Can't add a log to 'logger' in"):
         with_a_log(OWN.replace("max_steps = 30", "max_steps = 30\nlogger = null"))

@@ -81,18 +81,16 @@ def count():
     return lambda nlp: CALLS.append(nlp) or nlp
 
 
-@pytest.mark.parametrize("names", [None, "ner"])
-def test_a_pipeline_trained_again(old, names):
+def test_a_pipeline_trained_again(old):
     """The score before the first step is that of the loaded pipeline, and after 20 steps it is not below it."""
     args = ("--from", "old", "--paths.train", "train.spacy", "--paths.dev", "dev.spacy", "--training.max_steps", 20)
-    args += ("--components", names) * (names is not None)
     told = spacy_cli("torchopt", "init", "new.cfg", *args, "--training.eval_frequency", 10).stdout
     config = Config().from_disk("new.cfg", interpolate=False)
     assert config["initialize"]["after_init"] == {"@callbacks": "test-again.Count.v1"}
     before = spacy.load("old")
     encoder = before.pipe_names[0]
     frozen = config["training"]["frozen_components"]
-    assert frozen == ([] if names is None else [name for name in before.pipe_names if name != "ner"]), told
+    assert frozen == [], told
     CALLS.clear()
     nlp = init_nlp(config.interpolate())
     assert len(CALLS) == 1
@@ -102,7 +100,7 @@ def test_a_pipeline_trained_again(old, names):
     assert before.tokenizer.to_bytes() == nlp.tokenizer.to_bytes()
     rates = config["training"]["optimizer"]
     peak = rates["learn_rate"]["initial_rate"]
-    if encoder == "transformer" and names is None:
+    if encoder == "transformer":
         assert rates["param_groups"]["encoder"]["params"] == ["transformer/*"] and "transformer" in told
         assert peak * rates["param_groups"]["encoder"]["lr_scale"] < 1e-4
     assert peak <= 0.0007  # a third of that for a new network
@@ -110,5 +108,3 @@ def test_a_pipeline_trained_again(old, names):
     assert len(infos) == 21
     after = scores(spacy.load("again/model-best"), old)
     assert all(after[key] >= expected[key] for key in expected), (expected, after)
-    if names is not None:
-        assert {k: after[k] for k in after if k != "ents_f"} == {k: expected[k] for k in expected if k != "ents_f"}

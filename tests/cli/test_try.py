@@ -143,13 +143,13 @@ def test_try_a_config_that_is_the_best_already(folder):
 def test_try_a_stream(folder):
     """The recipe best needs the end of the corpus, and spaCy's Adam that of the recipe."""
     args = ["--training.max_epochs", -1, "--training.max_steps", 100, "--steps", 2, "--seeds", 1]
-    shown = run("slow.cfg", "--recipes", "best,adamw", *args).stdout
+    shown = run("slow.cfg", "--recipes", "best,fine-tune", *args).stdout
     assert "Note: Not tried: best. Can't find the end of the training" in shown
     assert "Note: Not tried: tuned Adam." in shown
     assert shown.count("Can't find the end of the training") == 1
     assert "Note: Scores are on 9 texts of the development data. With so few, even a difference" in shown
-    assert re.search(r"^as it is .*\nadamw ", shown, re.MULTILINE)
-    shown = run("slow.cfg", "--recipes", "adamw", *args).stdout
+    assert re.search(r"^as it is .*\nfine-tune ", shown, re.MULTILINE)
+    shown = run("slow.cfg", "--recipes", "robust", *args).stdout
     assert "which can't be used. Can't find the end of the training" in shown and "Not tried: best" not in shown
 
 
@@ -157,7 +157,7 @@ def test_try_keeps_what_there_is_unless_something_is_better(folder):
     """One seed can't tell. Its warnings are those of `init`."""
     args = [
         "--recipes",
-        "adamw,robust",
+        "fine-tune,robust",
         "--steps",
         2,
         "--seeds",
@@ -169,7 +169,7 @@ def test_try_keeps_what_there_is_unless_something_is_better(folder):
     ]
     shown = run("slow.cfg", *args).stdout
     assert "Saved the config as it is to best.cfg" in shown
-    assert "Note: adamw: learn_rate was chosen for SGD" in shown
+    assert "Note: fine-tune: learn_rate was chosen for SGD" in shown
     assert (
         "Note: robust: Left out in the trials, which save nothing and follow no rules: checkpoint, rollback_after"
         in shown
@@ -194,7 +194,7 @@ def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
     hook = f'\n[training.before_update]\n@callbacks = "test_try.stop.v1"\ntrial = {trial}\n'
     (folder / "stops.cfg").write_text(text + hook)
     (folder / "better.cfg").write_text("# of an earlier comparison")
-    args = ("--recipes", "adamw", "--steps", 2, "--code", "stops.py", "--output", "better.cfg")
+    args = ("--recipes", "robust", "--steps", 2, "--code", "stops.py", "--output", "better.cfg")
     done = run("stops.cfg", *args, check=False)
     is_kept = (folder / "better.cfg").read_text() == "# of an earlier comparison"
     assert is_kept == (trial < 6) and ("Saved" not in done.stdout) == is_kept
@@ -207,9 +207,9 @@ def test_try_that_is_interrupted_shows_what_there_is(folder, trial, told):
 
 
 def test_try_tells_of_recipes_that_fail(folder):
-    """fine-tune can't be used where there are groups; adamw at such a rate diverges."""
+    """fine-tune can't be used where there are groups; robust at such a rate diverges."""
     rate = ["--training.optimizer.learn_rate", "1e30", "--training.optimizer.grad_clip", "0"]
-    done = run("slow.cfg", "--recipes", "adamw", "--steps", 4, "--seeds", 1, *rate)
+    done = run("slow.cfg", "--recipes", "robust", "--steps", 4, "--seeds", 1, *rate)
     assert "can't be compared: the loss, the gradients or the score were not finite at step" in done.stdout
     groups = run(CONFIGS / "param_groups.cfg", "--recipes", "fine-tune,drop-in", "--steps", 2, check=False)
     assert groups.returncode == 1 and not groups.stdout
@@ -247,21 +247,21 @@ def test_try_verdicts():
     def verdict(**scores):
         return _verdict(compare(by_seed(**scores), "as it is"))
 
-    near = verdict(own=[0.80, 0.82], adamw=[0.83, 0.80])
+    near = verdict(own=[0.80, 0.82], robust=[0.83, 0.80])
     assert near.startswith(
-        "No difference can be seen: adamw is ahead by 0.0050, less than a standard error. With 2 seeds"
+        "No difference can be seen: robust is ahead by 0.0050, less than a standard error. With 2 seeds"
     )
-    ahead = verdict(own=[0.80, 0.82], adamw=[0.81, 0.84])
-    assert ahead.startswith("Nothing is better by more than chance: adamw is ahead by 0.0150, and with 2 seeds up to")
+    ahead = verdict(own=[0.80, 0.82], robust=[0.81, 0.84])
+    assert ahead.startswith("Nothing is better by more than chance: robust is ahead by 0.0150, and with 2 seeds up to")
     assert "If that is the true difference, --seeds" in ahead
-    assert verdict(own=[0.9, 0.91], adamw=[0.8, 0.82]).startswith("Nothing is better than the config as it is. With 2")
-    assert verdict(own=[0.8], adamw=[0.9]).startswith("adamw has the best score, by 0.1000. One seed can't tell")
-    assert verdict(own=[0.0, 0.0], adamw=[0.0, 0.0]).startswith("Nothing can be said: all scores are 0.")
-    assert verdict(own=[0.5, 0.5], adamw=[0.5, 0.5]).startswith("Nothing can be said: all scores are the same.")
-    better = verdict(own=[0.80, 0.81], adamw=[0.90, 0.911])
-    assert better.startswith("adamw is better than the config as it is: 0.9055 against 0.8050. With 2 seeds, up to")
-    few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "adamw": [0.81, 0.8]}.items()}
-    told = _verdict(compare(by_seed(own=[0.80, 0.82], adamw=[0.81, 0.831]), "as it is", few))
+    assert verdict(own=[0.9, 0.91], robust=[0.8, 0.82]).startswith("Nothing is better than the config as it is. With 2")
+    assert verdict(own=[0.8], robust=[0.9]).startswith("robust has the best score, by 0.1000. One seed can't tell")
+    assert verdict(own=[0.0, 0.0], robust=[0.0, 0.0]).startswith("Nothing can be said: all scores are 0.")
+    assert verdict(own=[0.5, 0.5], robust=[0.5, 0.5]).startswith("Nothing can be said: all scores are the same.")
+    better = verdict(own=[0.80, 0.81], robust=[0.90, 0.911])
+    assert better.startswith("robust is better than the config as it is: 0.9055 against 0.8050. With 2 seeds, up to")
+    few = {name: {0: row, 1: row} for name, row in {"as it is": [0.8, 0.8], "robust": [0.81, 0.8]}.items()}
+    told = _verdict(compare(by_seed(own=[0.80, 0.82], robust=[0.81, 0.831]), "as it is", few))
     assert told.endswith("More texts to evaluate on would help more than more seeds.")
 
 

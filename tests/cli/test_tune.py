@@ -62,7 +62,7 @@ def test_tune_searches_what_the_config_says_and_goes_on(folder):
 
     done = run(*args, "--trials", 3, "--seeds", 2, "--output", "best.cfg", *picture)
     found = json.loads(done.stdout)
-    assert done.stderr.startswith("trial 2: ") and "\nas it is, seed 1: " in done.stderr
+    assert "trial 2: " in done.stderr and "as it is, seed 1: " in done.stderr
     assert found["trials"][:2] == first["trials"] and len(found["trials"]) == 3
     assert set(found["other_seeds"]) == {"as it is", *map(str, found["best"])}
 

@@ -6,12 +6,10 @@ import spacy
 from confection import Config
 from spacy.tokens import Doc
 from spacy.training import Example
-from spacy.training.initialize import init_nlp
 
 from thinc_torchopt.core.errors import StateError
 from thinc_torchopt.loop.config_check import (
     Identity,
-    collect_defaults,
     collect_identity,
     collect_values,
     collect_values_of_all,
@@ -187,7 +185,6 @@ def test_run_config_knows_where_the_order_counts(section):
         f"{section}, order: {first}, {second} before, {second}, {first} now"
     ]
     assert compare_configs(before, values(first, second, arguments=("initial_rate", "@schedules", "@optimizers"))) == []
-    assert not any(", order: " in line for line in compare_configs(before, values(second)))
 
 
 def test_run_config_knows_where_the_order_means_nothing():
@@ -220,39 +217,3 @@ def test_run_config_of_several_processes():
         "training.optimizer.total_steps: 20 here, 30 there",
     ]
     assert differences(training__patience=3) == ["training.patience: not there here, 3 there"]
-
-
-def without(values, *paths):
-    """Settings as a version saved them that had not some of those of now."""
-    assert values.keys() >= set(paths)
-    return {path: text for path, text in values.items() if path not in paths}
-
-
-def test_run_config_takes_a_setting_that_is_merely_new_for_no_change(corpus, tmp_path):
-    """Of a function's arguments, a component's factory, and spaCy's own: if it stands at its default."""
-    optimizer, factory, spacys = "training.optimizer.max_rollbacks", "components.tagger.overwrite", "training.dropout"
-    algorithm, nothing = "training.optimizer.algorithm.betas", "training.before_update"
-    new = (optimizer, factory, spacys, algorithm, nothing)
-
-    def changes(**changed):
-        nlp = init_nlp(config_for(tmp_path, corpus, **changed).interpolate())
-        return compare_configs(without(before, *new), collect_values(nlp), collect_defaults(nlp))
-
-    before = collect_values(init_nlp(config_for(tmp_path, corpus).interpolate()))
-    assert changes() == []
-    assert changes(training__optimizer__max_rollbacks=4) == [f"{optimizer}: not there before, 4 now"]
-    assert changes(components__tagger__overwrite=True) == [f"{factory}: not there before, True now"]
-    assert changes(training__dropout=0.2) == [f"{spacys}: not there before, 0.2 now"]
-    assert changes(training__optimizer__algorithm__betas=[0.8, 0.9]) == [
-        f"{algorithm}: not there before, [0.8, 0.9] now"
-    ]
-    # A setting that was there, with another value, has changed, even if it is now at its default.
-    before["training.optimizer.grad_clip"] = "2.0"
-    assert changes() == ["training.optimizer.grad_clip: 2.0 before, 1.0 now"]
-
-
-def test_run_config_takes_defaults_from_the_function_that_is_named(corpus, tmp_path):
-    """spaCy's own batcher discards no long documents; this one must be told."""
-    batcher = {"@batchers": "spacy.batch_by_padded.v1", "size": 60, "buffer": 256, "discard_oversize": False}
-    at_default = collect_defaults(init_nlp(config_for(tmp_path, corpus, training__batcher=batcher).interpolate()))
-    assert "training.batcher.get_length" in at_default and "training.batcher.discard_oversize" not in at_default

@@ -58,14 +58,18 @@ def test_progress_bars_are_not_in_logs(stream, monkeypatch):
     assert stream is None or stream.getvalue() == ""
 
 
-def test_progress_bars_are_lines_of_results_in_a_log(monkeypatch):
+def test_progress_bars_are_plain_lines_in_a_log(monkeypatch):
+    """A line for each result."""
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with show_progress(10, "Counting", done=2) as bar:
+        bar.update(2)
         bar.tell("one: 0.5")
         bar.move_to(8)
-        bar.tell("two: 0.7")
+        bar.set_description("Weighing")
+        bar.say("two: 0.7")
     with show_progress(10, "Counting", wanted=False) as bar:
         bar.tell("nothing")
+        bar.say("nothing")
     assert stream.getvalue() == "one: 0.5\ntwo: 0.7\n"
 
 

@@ -43,7 +43,7 @@ def make_from(path: Path, stem: str, wish: Wish) -> NewConfig:
     examples = _read(nlp, paths["train"])
     found = survey(example.reference for example in examples)
     with show_activity("Comparing the texts with the pipeline"), preserved_random():
-        plan = plan_for(nlp, found, examples, wish.components)
+        plan = plan_for(nlp, found, examples)
     train = paths["train"]
     if wish.split is not None:
         paths |= split_off(paths, wish)

@@ -57,7 +57,6 @@ class Wish:
     split (float | None): Share of the texts to evaluate on.
     teacher (str | None): A pipeline that annotates `texts`, `share` of them for each annotated text.
     source (str | None): A pipeline to go on with. old, old_dev (Path | None): Texts with its labels.
-    components (list[str]): Those of its components that are trained. Empty: all that the texts are annotated for.
     overrides (dict): Values by dotted path, which are written into the config.
     """
 
@@ -66,7 +65,6 @@ class Wish:
     pretrained: bool
     recipes: list[Recipe]
     split: float | None
-    seed: int
     log_path: Path | None
     overrides: dict[str, Any]
     teacher: str | None = None
@@ -75,7 +73,6 @@ class Wish:
     source: str | None = None
     old: Path | None = None
     old_dev: Path | None = None
-    components: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -178,7 +175,7 @@ def paths_of(path: Path, wish: Wish) -> dict[str, str | None]:
 def split_off(paths: Mapping[str, str | None], wish: Wish) -> dict[str, str]:
     """Split texts to evaluate on off. RETURNS (dict): The files of the two parts."""
     train = Path(str(paths["train"]))
-    files = split_corpus(train, wish.split or 0.0, wish.seed)
+    files = split_corpus(train, wish.split or 0.0)
     return {name: _as_given(file, train) for name, file in zip(("train", "dev"), files)}
 
 
@@ -462,7 +459,7 @@ def evaluation(paths: Mapping[str, str | None], wish: Wish, dev: Annotations | N
         )
     told = f"Evaluates on {count(dev.texts, 'text')} of {paths['dev']}"
     if wish.split is not None:
-        told += f", {wish.split:.0%} of the texts, drawn with the seed {wish.seed}; the others are in {paths['train']}"
+        told += f", {wish.split:.0%} of the texts, drawn at random; the others are in {paths['train']}"
     return f"{told}. Logs each step to {wish.overrides.get('training.logger.logger2.path', wish.log_path or log)}."
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from typer import Argument as Arg
 
-from ..addons.streams import is_of_stream
 from ..core.errors import StateError, StateReadError
 from ..core.schema import write
 from ..core.state import MANIFEST, read_folder
@@ -56,33 +55,16 @@ def checkpoint(
 def _checkpoints_in(path: Path) -> list[Path]:
     """The checkpoints in a folder, or the folder itself if it is one. Some may be damaged.
 
-    RAISES (StateError): It has none, and is something else. (StateReadError): It can't be read.
+    RAISES (StateError): It has none. (StateReadError): It can't be read.
     """
     if found := resumable(path) or ([path] if step_of(path) is not None else []):
         return found
-    inside = sorted(path.iterdir())
-    if path / MANIFEST not in inside:
-        around = [folder for folder in (path.absolute().parent, *inside) if resumable(folder)]
-        raise StateError(
-            f"Can't show '{path}': expected a folder with checkpoints, such as step-00000100, found none in it. Give "
-            + (
-                f"the folder that has some: {', '.join(map(str, around))}."
-                if around
-                else "that of 'path' in [training.optimizer.checkpoint]."
-            )
-        )
-    saved = read_folder(path)
-    if is_of_stream(saved):
-        raise StateError(
-            f"Can't show '{path}': expected the checkpoints of spacy train, found the state of spacy torchopt learn. "
-            "It is undamaged: the same learn command goes on from it."
-        )
-    if "progress" not in saved:
-        raise StateError(
-            f"Can't show '{path}': expected the checkpoints of spacy train, found another state. It is undamaged: "
-            "whatever wrote it can read it."
-        )
-    return [path]
+    if (path / MANIFEST).exists() and "progress" in read_folder(path):  # under another name
+        return [path]
+    raise StateError(
+        f"Can't show '{path}': expected the checkpoints of spacy train, such as step-00000100, found none in it. Give "
+        "the folder of 'path' in [training.optimizer.checkpoint]."
+    )
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

@@ -68,7 +68,6 @@ def init(
     split: Optional[float] = Opt(
         None, "--split", help="For a new config without --paths.dev: share of the texts to evaluate on, such as 0.2"
     ),
-    seed: int = Opt(0, "--seed", help="Seed of --split"),
     teacher: Optional[str] = Opt(
         None, "--teacher", help="For a new config: a trained pipeline (folder or package) that annotates --texts"
     ),
@@ -85,9 +84,6 @@ def init(
         None, "--old", help="With --from: texts with the pipeline's old labels, to learn beside the new ones"
     ),
     old_dev: Optional[Path] = Opt(None, "--old-dev", help="With --from: texts with the old labels, to evaluate on"),
-    components: Optional[str] = Opt(
-        None, "--components", help="With --from: components to train, comma-separated. Default: all that can learn"
-    ),
     force: bool = Opt(False, "--force", "-F", help="Write a new config over an existing file"),
     log_path: Optional[Path] = Opt(
         None, "--log", help="File for a log of each step, for spacy torchopt report", dir_okay=False
@@ -100,9 +96,8 @@ def init(
     and keeps its labels. With two paths, the first config is read, a recipe rewrites its [training.optimizer], and the
     rest stays as it is, comments too. Recipes: best: the settings that scored best in our benchmark, with a learning
     rate and a number of steps computed from the corpus (--paths.train train.spacy); drop-in: thinc's arithmetic,
-    computed by torch; adamw: torch's AdamW; fine-tune: a low rate for pretrained params, a higher one for new ones;
-    low-memory: Adafactor; robust: guards, checkpoints and averages. All recipes but best keep the learning rate and its
-    schedules.
+    computed by torch; fine-tune: a low rate for pretrained params, a higher one for new ones; robust: guards,
+    checkpoints and averages. All recipes but best keep the learning rate and its schedules.
     """
     if output_path is not None and str(output_path).startswith("--"):  # the first override
         ctx.args.insert(0, str(output_path))
@@ -121,16 +116,15 @@ def init(
         check_output(output_path or config_path)
         if output_path is None:
             paths = {name: overrides.pop(f"paths.{name}", None) for name in ("old", "old_dev")}
-            wish = Wish(lang, gpu, pretrained, recipes, split, seed, log_path, overrides)
+            wish = Wish(lang, gpu, pretrained, recipes, split, log_path, overrides)
             wish.teacher, wish.texts, wish.share = teacher, texts, share
             wish.source, wish.old, wish.old_dev = source, old or paths["old"], old_dev or paths["old_dev"]
-            wish.components = [name.strip() for name in (components or "").split(",") if name.strip()]
             _check_wish(wish)
             new = _make_new(config_path, wish, force=force, to_stdout=to_stdout)
         else:
             new_only: dict[str, Any] = {"--lang": lang, "--gpu": gpu, "--pretrained": pretrained, "--split": split}
             new_only |= {"--teacher": teacher, "--texts": texts, "--share": share}
-            new_only |= {"--from": source, "--old": old, "--old-dev": old_dev, "--components": components}
+            new_only |= {"--from": source, "--old": old, "--old-dev": old_dev}
             _check_options(new_only, config_path)
             if not recipes:
                 raise ConfigError(
@@ -184,11 +178,6 @@ def _check_wish(wish: Wish) -> None:
                 f"Can't use {' and '.join(given)} with --from: that pipeline has its language and its components, and "
                 "is the teacher of the new texts. Leave one of them out."
             )
-    elif wish.components:
-        raise ConfigError(
-            "Can't use --components: it is for the pipeline of --from, and there is none. A new config has a component "
-            "for everything that the texts are annotated for. Leave it out."
-        )
     elif wish.old is not None or wish.old_dev is not None:
         raise ConfigError(
             f"Can't use {'--old' if wish.old is not None else '--old-dev'}: it is for texts with the labels of the "

@@ -192,7 +192,7 @@ def with_budget(
         raise ConfigError(
             f'Can\'t train with --budget: expected @optimizers = "{TORCH}" in [training.optimizer], found '
             f'"{block["@optimizers"]}", which has no checkpoints. Convert it, for example with spacy torchopt init '
-            "--recipe adamw."
+            "--recipe robust."
         )
     if "checkpoint" not in block and output_path is None:
         _SECTION.refuse("--budget", "--output, or a block [training.optimizer.checkpoint], for checkpoints", None)

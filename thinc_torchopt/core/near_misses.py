@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from typing import Final, NamedTuple
 
-_MOST: Final = 3
-# The cutoff of difflib's `get_close_matches`; and how much less similar than the nearest name another may be.
-_CUTOFF: Final = 0.6
-_WORSE: Final = 0.05
-# A pipeline has thousands of params, and comparing takes a while.
-_LONGEST: Final = 100
 # A message does not list more names than this.
 _MOST_LISTED: Final = 30
 
@@ -180,32 +174,18 @@ def _of_training() -> list[str]:
     return [f"--{ours.section.strip('[]')}.{ours.name}" for ours in OF_OTHERS.values() if not ours.how]
 
 
-def near_misses(found: object, known: Iterable[object], *, cutoff: float = _CUTOFF) -> list[str]:
-    """The names that are most similar to another one. Upper case, the version at the end of a registered name, and
-    everything before its last dot count less than the rest.
+def near_misses(found: object, known: Iterable[object], *, cutoff: float = 0.6) -> list[str]:
+    """The names that are most similar to another one, by difflib, without upper case; or those whose short names are:
+    without the version at the end of a registered name, and everything before its last dot.
 
     cutoff (float): The required similarity, from 0 to 1.
     """
-    text = str(found)[:_LONGEST]
-    likeness = {name: _likeness(text, name, cutoff) for name in dict.fromkeys(map(str, known))}
-    best = max(likeness.values(), default=0.0)
-    near = [name for name, like in likeness.items() if like >= max(cutoff, best - _WORSE)]
-    return sorted(near, key=lambda name: (-likeness[name], name))[:_MOST]
-
-
-def _likeness(found: str, name: str, cutoff: float) -> float:
-    given, known = found.lower(), name.lower()
-    whole = _ratio(given, known, cutoff)
-    stem, of_name = _stem(found), _stem(name)
-    if not stem or not of_name or (stem, of_name) == (given, known):
-        return whole
-    # Less than the same name in full, which may exist with another version.
-    return max(whole, 0.95 * _ratio(stem, of_name, cutoff))
-
-
-def _ratio(found: str, name: str, cutoff: float) -> float:
-    matcher = SequenceMatcher(None, found, name[:_LONGEST])
-    return matcher.ratio() if matcher.real_quick_ratio() >= cutoff and matcher.quick_ratio() >= cutoff else 0.0
+    text, names = str(found), list(map(str, known))
+    for form in (str.lower, _stem):
+        forms = {form(name): name for name in names}
+        if near := get_close_matches(form(text), forms, cutoff=cutoff):
+            return [forms[one] for one in near]
+    return []
 
 
 def _stem(name: str) -> str:
@@ -214,10 +194,8 @@ def _stem(name: str) -> str:
 
 
 def _question(names: list[str]) -> str:
-    if not names:
-        return ""
-    *others, last = (f"'{name}'" for name in names)
-    return f" Did you mean {', '.join(others)} or {last}?" if others else f" Did you mean {last}?"
+    """names (list[str]): The most similar one first."""
+    return f" Did you mean '{names[0]}'?" if names else ""
 
 
 def there_are(known: Iterable[str]) -> str:

@@ -1,23 +1,17 @@
-"""Tables and small charts as text, on a screen as wide as it is; and as HTML, for a notebook."""
+"""Tables and small charts as text; and as HTML, for a notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
-from typing import Final
+from typing import Final, Literal
 
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.console import Console
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
+from wasabi.tables import table
 
 # Without a terminal, lines may be as wide as needed.
 ANY_WIDTH: Final = 100_000
-# Starts the lines of a row after its first line.
-_INDENT = "    "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # A notebook's own styles for tables weigh less. Its text may be dark or light, so there are no colours but those of
 # labels, which have a background of their own.
@@ -42,59 +36,16 @@ _STYLE = """
 def print_table(
     console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()
 ) -> None:
-    """Print a table. If it is wider than the terminal, columns with one value in all rows become a line above it.
-    If it is still too wide, each row gets several lines.
+    """Print a table.
 
     headers (Sequence[str]): The columns.
     rows (Sequence[Sequence[str]]): Their cells.
     numbers (Sequence[str]): Columns that are aligned to the right.
     """
-    columns = {header: [row[i] for row in rows] for i, header in enumerate(headers)}
-    if sum(map(_width, columns.items())) > console.width:
-        same = {header: cells[0] for header, cells in columns.items() if len(cells) > 1 and len(set(cells)) == 1}
-        if same:
-            console.print("All: " + ", ".join(f"{header} {cell or '-'}" for header, cell in same.items()))
-            columns = {header: cells for header, cells in columns.items() if header not in same}
-    if sum(map(_width, columns.items())) > console.width:
-        _print_in_several_lines(console, columns, numbers)
-    else:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        for header in columns:
-            table.add_column(header, justify="right" if header in numbers else "left", no_wrap=True)
-        for cells_of_row in zip(*columns.values()):
-            table.add_row(*cells_of_row)
-        console.print(table)
-    console.print()
-
-
-def _print_in_several_lines(console: Console, columns: dict[str, list[str]], numbers: Sequence[str]) -> None:
-    """Print as many columns per line as fit. Further lines of a row are indented."""
-    lines: list[list[str]] = [[]]
-    for column in columns.items():
-        taken = sum(_width((header, columns[header])) for header in lines[-1]) + (len(_INDENT) if len(lines) > 1 else 0)
-        if lines[-1] and taken + _width(column) - 2 > console.width:
-            lines.append([])
-        lines[-1].append(column[0])
-
-    def show(cells: Mapping[str, str], style: str = "") -> None:
-        for i, line in enumerate(lines):
-            padded = []
-            for header in line:
-                space = " " * (_width((header, columns[header])) - 2 - cell_len(cells[header]))
-                padded.append(space + cells[header] if header in numbers else cells[header] + space)
-            text = (_INDENT if i else "") + "  ".join(padded)
-            console.print(Text(text.rstrip(), style=style, overflow="fold"))
-
-    show({header: header for header in columns}, "bold")
-    console.print(Rule(style=""))
-    for cells in zip(*columns.values()):
-        show(dict(zip(columns, cells)))
-
-
-def _width(column: tuple[str, Sequence[str]]) -> int:
-    """The width of a column on the screen, with the space after it."""
-    header, cells = column
-    return max(map(cell_len, [header, *cells])) + 2
+    aligns: list[Literal["r", "c", "l"]] = ["r" if header in numbers else "l" for header in headers]
+    text = table(rows, header=headers, divider=True, aligns=aligns, max_col=ANY_WIDTH, spacing=2)
+    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    console.print("\n".join(lines) + "\n", soft_wrap=True)
 
 
 def sparkline(console: Console | None, heights: Sequence[float], width: int) -> str:

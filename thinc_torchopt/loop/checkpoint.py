@@ -53,7 +53,6 @@ from .checkpoint_folder import (
 )
 from .checkpoint_settings import CHECKPOINT, Checkpoint
 from .config_check import (
-    collect_defaults,
     collect_identity,
     collect_label_data,
     collect_values,
@@ -276,7 +275,7 @@ class RunCheckpoints:
 
     def _changes(self, saved: SavedTraining) -> list[str]:
         """List what differs from the saved run, one line each."""
-        changes = compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        changes = compare_configs(saved.values, self._values)
         return changes + compare_identities(saved.identity, self._identity)
 
     def _about_moved_labels(self, saved: SavedTraining, names: Sequence[str]) -> str:

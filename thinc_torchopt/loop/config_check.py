@@ -6,10 +6,9 @@ by its position, and vectors are not saved.
 
 from __future__ import annotations
 
-import inspect
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,7 +17,6 @@ from typing import Any
 import numpy
 from spacy.language import Language
 from spacy.pipeline import EditTreeLemmatizer
-from spacy.util import registry
 
 from ..core.attachments import Attachment, paths_that_may_change
 
@@ -52,7 +50,7 @@ def collect_values(nlp: Language, attachments: Mapping[str, Attachment] = Mappin
     return {
         path: value
         for path, value in values.items()
-        if not any(path == block or path.startswith(f"{block}.") for block in blocks)
+        if not any(path == block or path.startswith((f"{block}.", f"{block},")) for block in blocks)
     }
 
 
@@ -70,13 +68,20 @@ def _values(nlp: Language, left_out: tuple[str, ...]) -> dict[str, str]:
 
 
 def _settings(config: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str, str]:
+    """All settings as text; and the order of blocks that a registered function of the optimizer gets as a dict: of
+    param groups the later one wins, and the parts of a schedule follow one another. Elsewhere, and of a function's
+    arguments, the order means nothing.
+    """
     found: dict[str, str] = {}
 
-    def collect(section: Mapping[str, Any], prefix: str) -> None:
+    def collect(section: Mapping[str, Any], prefix: str, *, is_argument: bool = False) -> None:
+        is_function = any(key.startswith("@") for key in section)
+        if is_argument and not is_function and prefix.startswith("training.optimizer."):
+            found[f"{prefix[:-1]}, order"] = ", ".join(section)
         for key, value in section.items():
             path = f"{prefix}{key}"
             if isinstance(value, Mapping) and value:
-                collect(value, f"{path}.")
+                collect(value, f"{path}.", is_argument=is_function)
             elif not path.startswith(left_out) and not (path.startswith("corpora.") and key == "path"):
                 found[path] = repr(value)
 
@@ -126,89 +131,22 @@ def collect_label_data(nlp: Language) -> dict[str, str]:
     return found
 
 
-def collect_defaults(nlp: Language) -> set[str]:
-    """The paths of settings that have their default: of their function, component factory, or spaCy's config."""
-    found: set[str] = set()
-
-    def look(section: Mapping[str, Any], defaults: Any, prefix: str) -> None:
-        defaults = _defaults_of(section, defaults if isinstance(defaults, Mapping) else {})
-        for key, value in section.items():
-            if isinstance(value, Mapping) and value:
-                look(value, defaults.get(key), f"{prefix}{key}.")
-            elif key in defaults and _plain(value) == _plain(defaults[key]):
-                found.add(f"{prefix}{key}")
-
-    components = {name: nlp.get_pipe_meta(name).default_config for name in nlp.component_names}
-    look(nlp.config.interpolate(), {**nlp.default_config, "components": components}, "")
-    return found
-
-
-def _defaults_of(section: Mapping[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of a section: of its registered function, and of the section around it."""
-    names = {key: name for key, name in section.items() if key.startswith("@")}
-    if names and any(around.get(key) != name for key, name in names.items()):
-        around = {}  # of another function
-    found = dict(around)
-    for key, name in names.items():
-        if registry.has(key[1:], name):
-            params = inspect.signature(registry.get(key[1:], name)).parameters.values()
-            found |= {param.name: param.default for param in params if param.default is not param.empty}
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """A value as in a config, which has lists for tuples."""
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def compare_configs(
-    before: Mapping[str, str],
-    now: Mapping[str, str],
-    at_default: Collection[str] = (),
-    *,
-    words: tuple[str, str] = BEFORE_AND_NOW,
+    before: Mapping[str, str], now: Mapping[str, str], *, words: tuple[str, str] = BEFORE_AND_NOW
 ) -> list[str]:
-    """List the settings that differ, and the sections in another order, one line each.
+    """List the settings that differ, one line each.
 
-    at_default (Collection[str]): From `collect_defaults`. A new setting that has its default, or an empty section, is
-        no change: this version has it, and the saved run's version had not.
     words (tuple[str, str]): How the two runs are called.
 
     A variable of [paths] in only one of them stands for any value, such as that in the config of a saved pipeline.
     """
-    changed = sorted(
-        path
-        for path in before.keys() | now.keys()
-        if before.get(path) != now.get(path)
-        and (before.get(path, "{}") != "{}" or path not in at_default)
-        and not (path in before and path in now and (_PATHS in before[path]) != (_PATHS in now[path]))
-    )
     was, is_now = words
-    lines = [
-        f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}" for path in changed
+    return [
+        f"{path}: {before.get(path, 'not there')} {was}, {now.get(path, 'not there')} {is_now}"
+        for path in sorted(before.keys() | now.keys())
+        if before.get(path) != now.get(path)
+        and not (path in before and path in now and (_PATHS in before[path]) != (_PATHS in now[path]))
     ]
-    orders = _orders(before), _orders(now)
-    for section in sorted(orders[0].keys() & orders[1].keys()):
-        keys, others = (order[section] for order in orders)
-        old, new = ([key for key in one if key in other] for one, other in ((keys, others), (others, keys)))
-        if old != new:
-            lines.append(f"{section}, order: {', '.join(old)} {was}, {', '.join(new)} {is_now}")
-    return lines
-
-
-def _orders(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """The keys of each section of the optimizer that a registered function gets as a dict, in order: of param groups
-    the later one wins, and the parts of a schedule follow one another. Elsewhere, and of a function's arguments, the
-    order means nothing.
-    """
-    sections: dict[str, dict[str, None]] = {}
-    for path in values:
-        keys = path.split(".") if path.startswith("training.optimizer.") else []
-        for i, key in enumerate(keys):
-            sections.setdefault(".".join(keys[:i]), {})[key] = None
-    functions = {section for section, keys in sections.items() if any(key.startswith("@") for key in keys)}
-    dicts = (section for section in sections if section.rpartition(".")[0] in functions and section not in functions)
-    return {section: [*sections[section]] for section in dicts}
 
 
 def compare_identities(before: Identity, now: Identity, *, words: tuple[str, str] = BEFORE_AND_NOW) -> list[str]:

@@ -1,7 +1,7 @@
 """Progress of slow work, on stderr, so stdout has only the command's output.
 
 Where somebody sees stderr while it is written, in a terminal or a notebook: a bar, which is gone afterwards. In a file
-or a pipe: a line for each result.
+or a pipe: a plain line for each result.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Bar:
     """A bar. It disappears at the end of its `with` block, also after an error."""
 
     def __init__(self, what: str, *, wanted: bool = True, **options: Any):
-        self._is_log = wanted and not _is_watched()
-        disable = self._is_log or not wanted
-        self._bar = tqdm.tqdm(desc=what, leave=False, file=sys.stderr, disable=disable, **options)
+        self._stream = sys.stderr if wanted else None
+        self._is_seen = wanted and _is_watched()
+        self._bar = tqdm.tqdm(desc=what, leave=False, file=sys.stderr, disable=not self._is_seen, **options)
 
     def update(self, steps: int = 1) -> None:
         """Some steps are done."""
@@ -50,15 +50,16 @@ class Bar:
         self._bar.set_description(what)
 
     def tell(self, result: str) -> None:
-        """A part of the work has a result. Below a bar, the command's output will say it."""
-        if self._is_log:
+        """A part of the work has a result. Where there is a bar, the command's output will say it."""
+        if not self._is_seen:
             self.say(result)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        if sys.stderr is not None:
+        if self._stream is not None:
             with suppress(OSError, ValueError):  # the pipe or the file was closed: the work goes on
-                self._bar.write(text, file=sys.stderr)
+                self._bar.write(text, file=self._stream)
+                self._stream.flush()
 
     def __enter__(self) -> Bar:
         return self

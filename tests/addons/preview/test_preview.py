@@ -114,11 +114,11 @@ def test_preview_params_are_escaped():
 def test_preview_compare_recipes(paths, tmp_path):
     config = tmp_path / "small.cfg"
     config.write_text(smaller((CONFIGS / "cnn.cfg").read_text()))
-    found = compare_recipes(config, paths, recipes="low-memory", steps=2, seeds=1, output=tmp_path / "best.cfg")
-    assert list(found.tried) == ["as it is", "tuned Adam", "low-memory"] and found.verdict in repr(found)
+    found = compare_recipes(config, paths, recipes="fine-tune", steps=2, seeds=1, output=tmp_path / "best.cfg")
+    assert list(found.tried) == ["as it is", "tuned Adam", "fine-tune"] and found.verdict in repr(found)
     assert (tmp_path / "best.cfg").read_text() == found.config
     page = parsed(found._repr_html_())
-    assert found.verdict in page.text and "low-memory" in page.text
+    assert found.verdict in page.text and "fine-tune" in page.text
 
 
 @pytest.mark.parametrize(

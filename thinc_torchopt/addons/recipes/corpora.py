@@ -151,7 +151,7 @@ def find_end(nlp: Language, words: int = 0, texts: int = 0, *, epochs: int = EPO
         end = f"{steps:,} here" if (steps := training["max_steps"]) else "which must be set then"
         raise ConfigError(
             "Can't find the end of the training: max_epochs = -1 in [training] streams the corpus, so its length is "
-            "unknown. If the texts fit in memory, set max_epochs = 0. Otherwise use the recipe adamw, and for "
+            "unknown. If the texts fit in memory, set max_epochs = 0. Otherwise use the recipe robust, and for "
             "learn_rate a block with thinc-torchopt.warmup_linear.v1 and warmup_ratio = 0.1: without total_steps, the "
             f"rate falls to the end of the training, max_steps, {end}."
         )

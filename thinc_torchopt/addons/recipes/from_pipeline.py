@@ -22,7 +22,6 @@ from spacy.util import combine_score_weights
 
 from ...core.annotations import LEARNS_FROM, LEAST_ACTIONS, Annotations, Kind, annotations_of
 from ...core.errors import ConfigError
-from ...core.near_misses import did_you_mean
 from ...loop.data_check import labels_in
 from ...loop.label_conflicts import Comparison, compare
 
@@ -99,12 +98,11 @@ class Plan:
         return sorted({label for name in names for label in self.learners[name].complete})
 
 
-def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example], only: Sequence[str] = ()) -> Plan:
+def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> Plan:
     """Find out what a trained pipeline has to learn from texts.
 
     found (Annotations): Those of the texts.
-    only (Sequence[str]): The components that are trained. Empty: all that the texts are annotated for.
-    RAISES (ConfigError): There is nothing that it can learn, or one of `only` can't learn.
+    RAISES (ConfigError): There is nothing that it can learn.
     """
     learners, unsupported = {}, {}
     for name in nlp.pipe_names:
@@ -117,10 +115,7 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example], onl
             unsupported[name] = [f"'{name}' can't learn '{label}'" for label in sorted(strange)]
     if not learners:
         raise ConfigError(_nothing_to_learn(nlp, found))
-    if only:
-        learners = _named(nlp, learners, only)
-    else:
-        _drop_strangers(nlp, learners, examples)
+    _drop_strangers(nlp, learners, examples)
     compared = compare(nlp, list(learners), examples, needs=nlp.pipe_names)
     for learner in learners.values():
         _find_open(nlp, learner, examples, compared.missing.get(learner.name, Counter()))
@@ -136,27 +131,6 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example], onl
     frozen = [name for name in trainable if name not in learners and name not in encoders]
     refused = [one for name in learners for one in unsupported[name]]
     return Plan(learners, encoders, frozen, own_copies, _annotating(nlp, learners, frozen), compared, refused)
-
-
-def _named(nlp: Language, learners: dict[str, Learner], names: Sequence[str]) -> dict[str, Learner]:
-    """The learners of these names. Encoders may be among the names: they learn with those that listen to them.
-
-    RAISES (ConfigError): There is no such component, or it has nothing to learn.
-    """
-    for name in names:
-        if name not in nlp.pipe_names:
-            raise ConfigError(
-                f"Can't train '{name}': expected one of {', '.join(nlp.pipe_names)}, found no such component in the "
-                f"pipeline.{did_you_mean(name, nlp.pipe_names)}"
-            )
-        listening = getattr(nlp.get_pipe(name), "listening_components", ())
-        if name not in learners and not {*listening} & {*names}:
-            whats = ", ".join(f"{one.what} ('{one.name}')" for one in learners.values())
-            raise ConfigError(
-                f"Can't train '{name}': expected texts that are annotated for it, or for a named one that listens to "
-                f"it, found {whats}. Leave it out, or give other texts."
-            )
-    return {name: one for name, one in learners.items() if name in names}
 
 
 def _drop_strangers(nlp: Language, learners: dict[str, Learner], examples: Sequence[Example]) -> None:

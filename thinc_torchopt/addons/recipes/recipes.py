@@ -26,7 +26,7 @@ from ...core.schedules import with_end
 from .config_text import SectionText, SettingText, moved_value
 from .corpora import EPOCHS, End, find_end
 from .measured import are_bags, measured_of, network_of
-from .translation import ADAMW, PREFIX, THINC, TORCH, Translation
+from .translation import PREFIX, THINC, TORCH, Translation
 
 # A peak rate up to this one is meant for a transformer.
 _SMALL_RATE = 2e-4
@@ -88,9 +88,7 @@ BEST["words"] = replace(BEST["cnn"], epochs=10)
 class Recipe(str, Enum):
     best = "best"
     drop_in = "drop-in"
-    adamw = "adamw"
     fine_tune = "fine-tune"
-    low_memory = "low-memory"
     robust = "robust"
 
     @classmethod
@@ -164,9 +162,7 @@ class Draft:
         {
             Recipe.best: self._best,
             Recipe.drop_in: self._drop_in,
-            Recipe.adamw: self._adamw,
             Recipe.fine_tune: self._fine_tune,
-            Recipe.low_memory: self._low_memory,
             Recipe.robust: self._robust,
         }[recipe]()
         if self.optimizer.kind != TORCH and recipe != Recipe.drop_in:
@@ -195,49 +191,6 @@ class Draft:
         if self.optimizer.value("use_averages"):
             self.changes.append("use_averages: averages reach torch models too; with thinc's optimizer they don't.")
 
-    def _adamw(self) -> None:
-        was_torch = self.optimizer.kind == TORCH
-        self.optimizer.as_torch()
-        if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == ADAMW:
-            self.changes.append(f'@torch_optimizers = "{ADAMW}" was there before: the algorithm was not changed.')
-        self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
-        if not was_torch:
-            self.optimizer.tell_decay(ADAMW)
-            self.optimizer.tell_rate(ADAMW)
-
-    def _low_memory(self) -> None:
-        was_torch = self.optimizer.kind == TORCH
-        if was_torch and self.optimizer.values.get("algorithm", {}).get("@torch_optimizers") == "torch.Adafactor.v1":
-            self.changes.append(
-                '@torch_optimizers = "torch.Adafactor.v1" was there before: the algorithm was not changed.'
-            )
-        else:
-            self.optimizer.as_torch()
-            self.optimizer.use_algorithm("torch.Adafactor.v1", "weight_decay")
-            algorithm = self.optimizer.section.sections["algorithm"]
-            _comment(
-                algorithm,
-                "@torch_optimizers",
-                "Keeps one number for each row and column of a matrix; Adam keeps two for each cell.",
-            )
-            algorithm.put(
-                "eps",
-                [None, 1.0],
-                "With 1.0, learn_rate works as in Adam; it is not relative to the weights.",
-            )
-            self.changes.append(
-                "torch.Adafactor.v1 keeps one number for each row and column of a matrix; Adam keeps two for each cell."
-            )
-            self.changes.append(
-                "eps = [null, 1.0]: a learning rate that fits Adam fits. torch's default makes rates relative."
-            )
-            if not was_torch:
-                self.optimizer.tell_decay("torch.Adafactor.v1")
-                self.optimizer.tell_rate("torch.Adafactor.v1")
-        if self.optimizer.section.drop("averages") or self.optimizer.value("use_averages"):
-            self.optimizer.section.put("use_averages", False, "Averages are one more copy of all params.")
-            self.changes.append("use_averages = false: averages are one more copy of all params.")
-
     # ------------------------------------------------------------------ best
 
     def _best(self) -> None:
@@ -258,9 +211,9 @@ class Draft:
             words = 0
         end = self.end = find_end(nlp, words, best.texts, epochs=best.epochs, more=self.more_texts)
         self.optimizer.as_torch(clip_by="param", kept="grad_clip is")
-        self.optimizer.use_algorithm(ADAMW, "betas", "eps", "weight_decay")
+        self.optimizer.use_adamw()
         if self.optimizer.kind != TORCH:
-            self.optimizer.tell_decay(ADAMW)
+            self.optimizer.tell_decay()
         self.optimizer.section.put("clip_by", "param")
         if self.optimizer.section.drop("budget"):
             self.changes.append("budget: removed. max_steps ends the training.")
@@ -427,13 +380,17 @@ class Draft:
 
     def _fine_tune(self) -> None:
         self._check_groups(Recipe.fine_tune)
-        self._adamw()
+        self.optimizer.as_torch()
+        self.optimizer.use_adamw()
+        if self.optimizer.kind != TORCH:
+            self.optimizer.tell_decay()
+            self.optimizer.tell_rate()
         found = find_pretrained(self.build_nlp(), self.optimizer.config)
         peak = self._peak_rate()
         if not found.encoders and not found.sourced and not found.vectors:
             self.warnings.append(
                 "Nothing that learns here was trained before: no transformer, no static vectors, no component with a "
-                "source that is not frozen, no init_tok2vec. So all params learn at one rate, as with the recipe adamw."
+                "source that is not frozen, no init_tok2vec. So all params learn at one rate."
             )
         self.optimizer.section.put(
             "skip_decay", "bias_and_norm", "No weight decay for biases and normalization layers."
@@ -563,13 +520,6 @@ def _kind_of_network(nlp: Language) -> str:
     if kinds != {"categories"}:
         return "cnn"
     return "labels" if factories == {"textcat_multilabel"} else "texts"
-
-
-def _comment(section: SectionText, key: str, comment: str) -> None:
-    setting = section.settings[key]
-    line = f"# {comment}\n"
-    if line not in setting.above:
-        section.settings[key] = SettingText(key, setting.value, (*setting.above, line))
 
 
 def _rounded(number: float) -> float:

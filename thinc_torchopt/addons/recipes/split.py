@@ -12,7 +12,7 @@ from spacy.training.corpus import walk_corpus
 from ...core.errors import ConfigError
 
 
-def split_corpus(path: Path, share: float, seed: int) -> tuple[Path, Path]:
+def split_corpus(path: Path, share: float) -> tuple[Path, Path]:
     """Write two parts of a corpus beside it, which have all that it has. Equal texts get into the same part.
 
     path (Path): A .spacy file, or a folder of them. share (float): The second part's, of all texts.
@@ -36,7 +36,7 @@ def split_corpus(path: Path, share: float, seed: int) -> tuple[Path, Path]:
             "all texts in one document? Write one document for each."
         )
     shuffled = sorted(groups)
-    random.Random(seed).shuffle(shuffled)
+    random.Random(0).shuffle(shuffled)
     wanted = min(max(round(share * len(texts)), 1), len(texts) - 1)
     dev: set[tuple[int, int]] = set()
     for key in shuffled[:-1]:

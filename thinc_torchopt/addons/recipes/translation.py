@@ -19,6 +19,7 @@ THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 TORCH = "thinc-torchopt.TorchOptimizer.v1"
 ADAMW = "torch.AdamW.v1"
 PREFIX = "thinc-torchopt."
+_OF_ADAMW = ("@torch_optimizers", "betas", "eps", "weight_decay")
 _CLIP_BY = {
     "global": 'One norm over all gradients. As thinc: "param", each tensor by its own norm.',
     "param": "Each tensor by its own norm, as thinc does.",
@@ -161,26 +162,26 @@ class Translation:
         else:
             algorithm.add(name, entry.changed(moved_value(entry.value, self.value(key))))
 
-    def use_algorithm(self, name: str, *kept: str) -> None:
-        """Change to another algorithm. kept (str): Options that mean the same there."""
+    def use_adamw(self) -> None:
+        """Change to AdamW, with the options that mean the same there."""
         old = self.section.sections.get("algorithm")
         if old is None:
             raise ConfigError(
                 "Can't use the recipe: expected the section [training.optimizer.algorithm], found none. Add it, with "
-                f'@torch_optimizers = "{name}".'
+                f'@torch_optimizers = "{ADAMW}".'
             )
         before = self.algorithm_name(old)
-        if before == name:
+        if before == ADAMW:
             return
-        old.put("@torch_optimizers", name)
-        for key in [key for key in (*old.settings, *old.sections) if key not in ("@torch_optimizers", *kept)]:
+        old.put("@torch_optimizers", ADAMW)
+        for key in [key for key in (*old.settings, *old.sections) if key not in _OF_ADAMW]:
             old.drop(key)
             if self.kind == TORCH:
                 self.warnings.append(
-                    f"'{key}' of {before} in [training.optimizer.algorithm] was removed: {name} does not have it."
+                    f"'{key}' of {before} in [training.optimizer.algorithm] was removed: {ADAMW} does not have it."
                 )
         if self.kind == TORCH:
-            self.changes.append(f'@torch_optimizers: "{before}" is "{name}" now.')
+            self.changes.append(f'@torch_optimizers: "{before}" is "{ADAMW}" now.')
             for block, given in self.values.get("param_groups", {}).items():
                 if given.get("algorithm"):
                     label = given["algorithm"]["@torch_optimizers"]
@@ -192,8 +193,8 @@ class Translation:
             return str(self.values.get("algorithm", {}).get("@torch_optimizers"))
         return section.settings["@torch_optimizers"].value.strip('"')
 
-    def tell_decay(self, name: str) -> None:
-        """Say what became of thinc's L2. name (str): The algorithm."""
+    def tell_decay(self) -> None:
+        """Say what became of thinc's L2."""
         L2 = self.value("L2")
         shown = (
             "its schedule" if isinstance(L2, (dict, list)) else f"{L2:g}" if isinstance(L2, (int, float)) else str(L2)
@@ -205,14 +206,14 @@ class Translation:
             )
         else:
             self.warnings.append(
-                f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {name} it "
+                f"L2 = {shown} was a part of the gradients (L2_is_weight_decay = false); as weight_decay of {ADAMW} it "
                 "is subtracted from the weights, which has another strength. Try other values, 0.01 for example."
             )
 
-    def tell_rate(self, name: str) -> None:
-        """Say whether the rate fits. name (str): The algorithm."""
+    def tell_rate(self) -> None:
+        """Say whether the rate fits."""
         if self.kind.endswith("SGD.v1"):
             self.warnings.append(
-                f"learn_rate was chosen for SGD; {name} mostly wants a lower one, 0.001 for example. Find one: spacy "
+                f"learn_rate was chosen for SGD; {ADAMW} mostly wants a lower one, 0.001 for example. Find one: spacy "
                 "torchopt find-lr."
             )

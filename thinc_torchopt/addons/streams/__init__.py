@@ -12,7 +12,6 @@ from .learner import StreamLearner
 from .rows import LogRow
 from .settings import LearnSettings
 from .source import LineReader
-from .state import is_of_stream
 
 STABILITY: Final = "provisional"
 
@@ -21,5 +20,4 @@ __all__ = [
     "LineReader",
     "LogRow",
     "StreamLearner",
-    "is_of_stream",
 ]

@@ -44,13 +44,7 @@ from ...core.types import BatchSize
 from ...core.words import count, listed
 from ...loop.checkpoint_folder import resumable
 from ...loop.components import check_listeners, is_trained
-from ...loop.config_check import (
-    collect_defaults,
-    collect_identity,
-    collect_values,
-    compare_configs,
-    compare_identities,
-)
+from ...loop.config_check import collect_identity, collect_values, compare_configs, compare_identities
 from ...loop.label_conflicts import MOST_TEXTS, Comparison
 from ...loop.model_state import check_model, checksum_of, collect_model, restore_model
 from ...loop.random_state import check_generators, collect_random, preserved_random, restore_random
@@ -683,7 +677,7 @@ class StreamLearner:
     def _restore(self, saved: LearnerState) -> None:
         """RAISES (StateError): The state is damaged, or of another pipeline."""
         found = compare_configs(saved.settings, self._lasting)
-        found += compare_configs(saved.values, self._values, collect_defaults(self._nlp))
+        found += compare_configs(saved.values, self._values)
         if found := found + compare_identities(saved.identity, self._identity):
             raise StateError(
                 f"Can't go on in '{self.folder}': expected the pipeline and settings that it began with, found others: "

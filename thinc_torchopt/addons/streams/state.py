@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +62,3 @@ class LearnerState:
     seconds: NotNegative
     compared: ComparedTexts | None
     annotated: AnnotatedTexts
-
-
-def is_of_stream(saved: Mapping[str, Any]) -> bool:
-    """Whether a saved state is that of learning from a stream, in any version."""
-    return {"place", "memory", "block"} <= saved.keys()
