@@ -94,6 +94,7 @@ def project(tmp_path, monkeypatch):
     ]
     (root / PACKAGE / "room" / "top.py").write_text("\n    ".join(lines) + "\n")
     test = f"from {PACKAGE}.room.top import largest\n\ndef test_largest():\n    assert largest([1, 3, 2]) == 3\n"
+    test += "\ndef test_that_fails_without_a_mutant():\n    assert False\n"
     (root / "tests" / "room" / "test_top.py").write_text(test)
     (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow"]\n')
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
@@ -106,7 +107,7 @@ def test_mutants_are_killed_survive_or_take_too_long_in_a_copy(project, tmp_path
     file = project / PACKAGE / "room" / "top.py"
     source = file.read_bytes()
     results = {}
-    assert run_tests(copy, ["tests"], 60)[0] == 0
+    assert run_tests(copy, ["tests"], 60) == (1, ["tests/room/test_top.py::test_that_fails_without_a_mutant"])
     for mutant in drawn("room", 1, 100):
         assert chosen_tests(mutant, {}) == ["tests/room/test_top.py"]
         results[mutant.kind] = survives(mutant, copy, chosen_tests(mutant, {}), 10)
