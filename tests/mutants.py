@@ -304,7 +304,11 @@ def survives(mutant: Mutant, copy: Path, tests: Sequence[str], limit: float) -> 
         if not failed or not run_tests(copy, failed, limit)[1]:
             break
         failing += ["--deselect", failed[0]]
-    reasons = {0: "all tests pass", 5: "no test reaches it", None: f"more than {limit:g} s"}
+    reasons = {
+        0: "all tests pass",
+        5: "it has no tests, or none recorded that reach it",
+        None: f"more than {limit:g} s",
+    }
     return status in reasons, reasons.get(status, " ".join(failed) or f"status {status}")
 
 

@@ -196,7 +196,8 @@ def late(folder: Path) -> None:
     import spacy
 
     config, known = config_of("ner"), spacy.load(trained(folder))
-    labels = json.loads(json.dumps(known.get_pipe("ner").label_data))
+    (folder / "ner.json").write_text(json.dumps(known.get_pipe("ner").label_data))
+    labels = {"@readers": "spacy.read_labels.v1", "path": str(folder / "ner.json")}
     config["initialize"]["components"] = {"ner": {"labels": labels}}
     train(config, folder, annotated(folder, numbers=lambda i: i % 20 == 7), **SHORT)
 
