@@ -1,0 +1,380 @@
+"""Mutants: the package with one small mistake, which a test should find. One that all tests pass shows what no test
+looks at.
+
+    python -m tests.mutants --record [TESTS ...]
+    python -m tests.mutants --seed 1 --count 60 [ROOM]
+
+A ROOM is a folder or file below thinc_torchopt, such as core/update or loop/checkpoint.py. Each mutant is tested in a
+fork of this process, which has imported spaCy and torch once, and in a copy of the repository: the files here never
+change. The tests of its file come first (core/x/y.py: tests/core/x/test_y*.py), then those that call its function, the
+most specific ones first. Those are known from `--record`, which runs the tests with `-n 2` and takes twice their time;
+what a test runs in processes of its own is not seen. A mutant that takes longer than --limit has survived.
+
+Mutants that behave as the package does stand in equivalent_mutants.yaml, each with its reason. They do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from compileall import compile_dir
+from contextlib import suppress
+from copy import copy
+from importlib import import_module
+from itertools import accumulate, pairwise
+from math import sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import srsly
+
+from .forks import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "thinc_torchopt"
+PLACE, START = str(ROOT / PACKAGE), len(str(ROOT)) + 1
+EQUIVALENT = ROOT / "tests" / "equivalent_mutants.yaml"
+RECORD = Path(".pytest_cache", "mutants")
+PAIRS = ["Lt LtE", "Gt GtE", "Eq NotEq", "Is IsNot", "In NotIn", "And Or", "Add Sub", "Mult Div", "BitOr BitAnd"]
+PAIRS += [" ".join(reversed(pair.split())) for pair in PAIRS] + ["FloorDiv Mult", "Mod Mult", "Pow Mult"]
+SWAPS = {getattr(ast, one): getattr(ast, two) for one, two in map(str.split, PAIRS)}
+MESSAGES = ("warn", "warning", "info", "debug", "error", "print")
+# Fields of a node.
+NO_CODE = ("annotation", "returns", "decorator_list")
+WITHIN = ("body", "args")
+DEFAULTS, BODIES = ("defaults", "kw_defaults"), ("body", "orelse", "finalbody")
+
+
+class Mutant(NamedTuple):
+    file: str
+    line: int
+    # Of the function that it is in: "" at the top of a file.
+    function: str
+    kind: str
+    start: int
+    end: int
+    new: str
+
+    def apply(self, source: bytes) -> bytes:
+        return source[: self.start] + self.new.encode() + source[self.end :]
+
+    def lines(self, source: bytes) -> tuple[str, str]:
+        """The whole lines that differ, before and after."""
+        first = source.rfind(b"\n", 0, self.start) + 1
+        last = source.find(b"\n", self.end)
+        last = len(source) if last < 0 else last
+        after = self.apply(source)[first : last + len(self.new.encode()) - (self.end - self.start)]
+        return source[first:last].decode().strip(), after.decode().strip()
+
+
+class Mutator:
+    """Finds the mutants of one file."""
+
+    def __init__(self, file: str, source: bytes):
+        self._file, self._source = file, source
+        self._starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+
+    def mutants(self) -> list[Mutant]:
+        return [*self._inside(ast.parse(self._source), "", "constant")]
+
+    def _span(self, node: Any) -> tuple[int, int]:
+        start = self._starts[node.lineno - 1] + node.col_offset
+        return start, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def _text(self, node: ast.AST) -> str:
+        return self._source[slice(*self._span(node))].decode()
+
+    def _mutant(self, node: Any, function: str, kind: str, new: str, last: Any = None) -> Mutant:
+        start, end = self._span(node)[0], self._span(last or node)[1]
+        return Mutant(self._file, node.lineno, function, kind, start, end, new)
+
+    def _inside(self, node: ast.AST, function: str, constant: str) -> Iterator[Mutant]:
+        """Of a node and all in it, in the function `function`. constant (str): What a number in it is."""
+        if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom)) or _is_message(node) or _is_for_types(node):
+            return
+        yield from self._of(node, function, constant)
+        for name, value in ast.iter_fields(node):
+            named = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and name in WITHIN
+            inner = f"{function}.{node.name}".lstrip(".") if named else function  # type: ignore[attr-defined]
+            children = value if isinstance(value, list) else [value]
+            children = [child for child in children if isinstance(child, ast.AST) and name not in NO_CODE]
+            for child in children:
+                yield from self._inside(child, inner, "default" if name in DEFAULTS else constant)
+            for one, two in pairwise(children) if name in BODIES else ():
+                if _is_simple(one) and _is_simple(two) and _depend(one, two):
+                    between = self._source[self._span(one)[1] : self._span(two)[0]].decode()
+                    new = self._text(two) + between + self._text(one)
+                    yield self._mutant(one, inner, "swapped statements", new, two)
+
+    def _of(self, node: Any, function: str, constant: str) -> Iterator[Mutant]:
+        ops = getattr(node, "ops", [getattr(node, "op", None)])
+        for i, op in enumerate(ops):
+            if type(op) in SWAPS and (isinstance(node, (ast.Compare, ast.BoolOp)) or not _has_text(node)):
+                changed = copy(node)
+                changed.op, changed.ops = SWAPS[type(op)](), [*ops[:i], SWAPS[type(op)](), *ops[i + 1 :]]
+                kind = {ast.Compare: "comparison", ast.BoolOp: "and/or"}.get(type(node), "arithmetic")
+                text = ast.unparse(changed)
+                yield self._mutant(node, function, kind, text if isinstance(node, ast.AugAssign) else f"({text})")
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            new = not node.value if isinstance(node.value, bool) else node.value + 1
+            yield self._mutant(node, function, constant, repr(new))
+        elif isinstance(node, ast.ExceptHandler) and not isinstance(node.body[0], ast.Raise):
+            yield self._mutant(node.body[0], function, "handler", "raise", node.body[-1])
+        elif isinstance(node, ast.FunctionDef) and len(body := node.body[ast.get_docstring(node) is not None :]) > 1:
+            inner = f"{function}.{node.name}".lstrip(".")
+            yield self._mutant(body[0], inner, "early return", "return", body[-1])
+        elif _is_removable(node):
+            yield self._mutant(node, function, "removed statement", "pass")
+
+
+def _is_message(node: ast.AST) -> bool:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return getattr(node.value.func, "attr", getattr(node.value.func, "id", None)) in MESSAGES
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(("Error", "Warning"))
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.unparse(node.test)
+    # `Names = dict[str, int | None]`, or a type in a `cast`.
+    return isinstance(node, ast.Subscript) and getattr(node.value, "id", "") in ("dict", "list", "tuple", "Union")
+
+
+def _has_text(node: Any) -> bool:
+    """A message that is put together, or a type: `int | None`."""
+    parts = [getattr(node, name, node) for name in ("left", "right", "value")]
+    return any(isinstance(part, ast.JoinedStr) or isinstance(getattr(part, "value", 0), str | None) for part in parts)
+
+
+def _is_simple(node: ast.AST) -> bool:
+    """A call, or an assignment: what may stand in another order. No docstring."""
+    is_one = isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and not _is_message(node)
+    return is_one and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def _depend(one: Any, two: Any) -> bool:
+    """Whether their order may matter: not that of two assignments, neither of which names what the other one sets."""
+    texts, targets = [ast.unparse(one), ast.unparse(two)], [getattr(one, "targets", []), getattr(two, "targets", [])]
+    return not all(targets) or any(ast.unparse(found) in text for text, of in zip(texts, targets[::-1]) for found in of)
+
+
+def _is_removable(node: ast.AST) -> bool:
+    """Not an assignment to a name: who reads it afterwards would fail."""
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
+    return _is_simple(node) or isinstance(node, (ast.Raise, ast.Delete, ast.Return, ast.Continue, ast.Break))
+
+
+# ------------------------------------------------------------------------------------------------ what reaches a line
+
+
+class Recorder:
+    """A plugin of pytest that writes which functions of the package each test called, if it passed."""
+
+    def __init__(self) -> None:
+        (ROOT / RECORD).mkdir(parents=True, exist_ok=True)
+        self._file = (ROOT / RECORD / f"{os.getpid()}.jsonl").open("a")
+        self._called: dict[int, Any] = {}
+
+    def _trace(self, frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if code.co_filename.startswith(PLACE):
+            self._called[id(code)] = code
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self._called.clear()
+        sys.settrace(self._trace)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call":
+            sys.settrace(None)
+            if report.passed:
+                functions = {(code.co_filename[START:], code.co_qualname) for code in self._called.values()}
+                names = [f"{file}:{name.replace('.<locals>', '')}" for file, name in sorted(functions)]
+                print(json.dumps([report.nodeid, names]), file=self._file, flush=True)
+
+
+def pytest_configure(config: Any) -> None:
+    """In the workers of `-p tests.mutants -n 2`."""
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+
+
+def recorded() -> dict[str, list[str]]:
+    """By function, and by file, the tests that call it: first those that call little else."""
+    tests: dict[str, list[str]] = {}
+    for path in sorted((ROOT / RECORD).glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+        tests |= map(json.loads, path.read_text().splitlines())
+    found = defaultdict(list)
+    for test in sorted(tests, key=lambda test: len(tests[test])):
+        for name in dict.fromkeys([*tests[test], *(name.split(":")[0] for name in tests[test])]):
+            found[name].append(test)
+    return found
+
+
+def chosen_tests(mutant: Mutant, reached: Mapping[str, Sequence[str]]) -> list[str]:
+    path = Path("tests", *Path(mutant.file).parts[1:])
+    mirror = sorted(str(found.relative_to(ROOT)) for found in (ROOT / path).parent.glob(f"test_{path.stem}*.py"))
+    others = reached.get(f"{mutant.file}:{mutant.function}" if mutant.function else mutant.file, ())
+    return mirror + [test for test in others if test.split("::")[0] not in mirror]
+
+
+# ------------------------------------------------------------------------------------------------ to test a mutant
+
+
+def copied(folder: Path) -> Path:
+    """What git has, or would have, of a repository; beside it the folder of corpora."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    copy = folder / "repository"
+    for name in subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if name and (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
+    return copy
+
+
+def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[int | None, list[str]]:
+    """Run tests in a fork, up to the first failure.
+
+    RETURNS (tuple): pytest's status, None after `limit` seconds; and the test that failed.
+    """
+    with tempfile.TemporaryFile("w+") as output:
+        process = os.fork()
+        if process == 0:
+            status = 70
+            try:
+                os.setsid()
+                for stream in (1, 2):
+                    os.dup2(output.fileno(), stream)
+                status = _in_fork(copy, tests)
+            finally:
+                os._exit(status)
+        end, status = time.monotonic() + limit, None
+        while status is None and time.monotonic() < end:
+            ended, code = os.waitpid(process, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(code) if ended else None
+            time.sleep(0.02)
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)  # whatever it started, too
+        if status is None:
+            os.waitpid(process, 0)
+        output.seek(0)
+        failed = [line.split() for line in output.read().splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return status, [words[1] for words in failed]
+
+
+def _in_fork(copy: Path, tests: Sequence[str]) -> int:
+    import pytest
+
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", PACKAGE)]:
+        del sys.modules[name]
+    sys.path[:] = [str(copy), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    os.environ |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    os.chdir(copy)
+    sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1) for stream in (1, 2))
+    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir"]
+    return int(pytest.main([*options, str(copy), "-m", "not slow", *tests]))
+
+
+def survives(mutant: Mutant, copy: Path, tests: Sequence[str], limit: float) -> tuple[bool, str]:
+    """RETURNS (tuple): Whether all tests pass, but those that fail without it too, or take too long; and why."""
+    path, failing = copy / mutant.file, []
+    source = path.read_bytes()
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        compiled.unlink()  # the same size in the same second: Python would take it for that of the mutant
+    while True:
+        path.write_bytes(mutant.apply(source))
+        try:
+            status, failed = run_tests(copy, [*tests, *failing], limit) if tests else (5, [])
+        finally:
+            path.write_bytes(source)
+        if not failed or not run_tests(copy, failed, limit)[1]:
+            break
+        failing += ["--deselect", failed[0]]
+    reasons = {
+        0: "all tests pass",
+        5: "it has no tests, or none recorded that reach it",
+        None: f"more than {limit:g} s",
+    }
+    return status in reasons, reasons.get(status, " ".join(failed) or f"status {status}")
+
+
+def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The interval of a share, at 95%. SOURCE: Wilson (1927), Probable inference, JASA 22."""
+    share, square = hits / n, z * z / n
+    middle, half = share + square / 2, z * sqrt(share * (1 - share) / n + square / n / 4)
+    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
+
+
+def drawn(room: str, seed: int, count: int) -> list[Mutant]:
+    place, mutants = ROOT / PACKAGE / room, []
+    for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
+        mutants += Mutator(str(path.relative_to(ROOT)), path.read_bytes()).mutants()
+    if not mutants:
+        sys.exit(f"Can't draw mutants: expected a folder or file of {PACKAGE}, found {room!r}.")
+    return random.Random(seed).sample(mutants, min(count, len(mutants)))
+
+
+def record(tests: Sequence[str]) -> None:
+    if not tests:
+        shutil.rmtree(ROOT / RECORD, ignore_errors=True)
+    options = ["-q", "-n", "2", "--dist", "worksteal", "-p", "tests.mutants", "-m", "not slow"]
+    subprocess.run([sys.executable, "-m", "pytest", *options, *tests], cwd=ROOT, env=environment())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("room", nargs="?", default="", help="Default: the whole package.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--limit", type=float, default=120, help="Seconds for a mutant. Default: 120.")
+    parser.add_argument("--record", nargs="*", metavar="TESTS", help="Record what tests call. Default: all of them.")
+    args = parser.parse_args()
+    if args.record is not None:
+        return record(args.record)
+    for module in ("torch", "spacy.cli"):  # before the forks, which need them
+        import_module(module)
+    mutants, reached = drawn(args.room, args.seed, args.count), recorded()
+    if not reached:
+        print("Only the tests of each mutant's file run. Others are known after: python -m tests.mutants --record")
+    known = {(row["file"], row["before"], row["after"]) for row in srsly.read_yaml(EQUIVALENT)}
+    results: dict[str, list[bool]] = defaultdict(list)
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copied(Path(folder))
+        compile_dir(copy / PACKAGE, quiet=1)
+        print("Ctrl-C ends the draw, and prints the score so far.", flush=True)
+        signal.signal(signal.SIGINT, lambda *_: mutants.clear())
+        for i, mutant in enumerate(list(mutants), start=1):
+            if not mutants:
+                break
+            before, after = mutant.lines((ROOT / mutant.file).read_bytes())
+            if (mutant.file, before, after) in known:
+                continue
+            survived, why = survives(mutant, copy, chosen_tests(mutant, reached), args.limit)
+            for room in ("all", Path(mutant.file).parent.as_posix()):
+                results[room].append(not survived)
+            text = f"{mutant.file}:{mutant.line} ({mutant.kind}): {why}"
+            print(f"{i} {'SURVIVED' if survived else 'killed'} {text}", flush=True)
+            survivors += [f"{text}\n  - {before}\n  + {after}"] if survived else []
+    print("", *survivors, "", sep="\n")
+    for room, killed in sorted(results.items()):
+        low, high = wilson(sum(killed), len(killed))
+        print(f"{room:24} {sum(killed)} of {len(killed)} killed: {low:.0%} to {high:.0%}")
+
+
+if __name__ == "__main__":
+    main()
