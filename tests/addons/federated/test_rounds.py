@@ -234,6 +234,22 @@ def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog, is_los
     assert result["ended"] == "finished"
 
 
+def test_rounds_take_a_client_whose_dead_node_is_still_there(texts, tmp_path):
+    """Flower takes a supernode that was killed for alive until a minute has passed."""
+    is_now, dead = in_round(2), []
+
+    def spoil(kind, name, reply):
+        if is_now(kind, name):
+            dead.append("south")
+            run.grid.clients["again"] = run.grid.clients["south"]
+            run.grid.start("again")
+        return None if name in dead else reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=4), spoil=spoil)
+    rounds = run.train()["rounds"][1:]
+    assert [sorted(row["clients"]) for row in rounds] == [list(SIZES), ["north"], list(SIZES), list(SIZES)]
+
+
 def test_rounds_go_on_without_a_client_that_raises(texts, tmp_path):
     """Here in round 2, by its own hook. Its state stays as it was after round 1."""
     path = texts / "south" / "train.spacy"
