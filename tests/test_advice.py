@@ -50,9 +50,13 @@ STAND_FOR: dict[str, tuple[Any, ...]] = {
     "param": (torch.Tensor,),
     "array": (numpy.ndarray,),
     "doc": (spacy.tokens.Doc,),
+    "original": (TorchOptimizer(AdamW()),),
+    "shim": (thinc.shims.Shim(None),),
+    "Shim": (thinc.shims.Shim,),
+    "Example": (spacy.training.Example,),
 }
 # The classes whose methods are named without an object.
-OWNERS = [one for ones in STAND_FOR.values() for one in ones] + [builtins, torch, FUNCTIONS]
+OWNERS = [one for ones in STAND_FOR.values() for one in ones] + [builtins, torch, FUNCTIONS, spacy.pipeline.Tagger]
 MODULES = {"torch", "numpy", "thinc", "spacy", "functools", "pydoc_data", "thinc_torchopt"}
 # Packages that may be absent, and names that stand for a user's own.
 NOT_HERE = {"torchao.optim", "pytorch_optimizer.get_supported_optimizers", "operation.action", "stop.max_firings"}
@@ -154,9 +158,11 @@ def settings_known() -> set[str]:
     found = {name for schema in schemas for name in schema.model_fields}
     found |= {argument.name for entry in entries() for argument in entry.arguments}
     found |= {name for block in ("system", "paths", "training") for name in spacy.blank("xx").config[block]}
-    for function in (registry.get("batchers", "spacy.batch_by_words.v1"), registry.get("layers", "PyTorchWrapper.v2")):
+    functions = {"batchers": "spacy.batch_by_words.v1", "layers": "PyTorchWrapper.v2", "readers": "spacy.Corpus.v1"}
+    for function in (registry.get(kind, name) for kind, name in functions.items()):
         found |= set(inspect.signature(function).parameters)
-    found |= {*spacy.blank("xx").get_factory_meta("parser").default_config}
+    for factory in ("parser", "entity_linker"):
+        found |= {*spacy.blank("xx").get_factory_meta(factory).default_config}
     return found | {*ControllerSpec.__dataclass_fields__, *_NOT_OPTIONS, "patience_threshold", "requires_grad"}
 
 

@@ -189,7 +189,7 @@ class GradGuard:
                     f"Skipped an update: {found.what}. All params are unchanged. Further updates are skipped without a "
                     "warning. Their number is in optimizer.skipped_updates."
                 ),
-                stacklevel=8,
+                stacklevel=11,
             )
         if in_a_row >= self.max_nonfinite:
             raise NonFiniteGradError(
@@ -210,7 +210,7 @@ class GradGuard:
                     f"largest is that of param '{found.largest}'. Further updates are {done} without a warning. Their "
                     "number is in optimizer.grad_spikes."
                 ),
-                stacklevel=8,
+                stacklevel=11,
             )
 
     def anew(self) -> GradGuard:
