@@ -278,7 +278,7 @@ def test_foreign_configs_change_by_one_word_of_the_command(files, tmp_path):
         FUNCTIONS,
         *overrides("relations.cfg", files),
     ]
-    printed = spacy_cli(*command, "--training.max_steps", STEPS)
+    printed = spacy_cli(*command, "--training.max_steps", STEPS, "--training.eval_frequency", STEPS)
     assert "warn" not in (printed.stdout + printed.stderr).lower()
     config = Config().from_disk(tmp_path / "model-last" / "config.cfg")
     assert config["training"]["optimizer"]["@optimizers"] == "thinc-torchopt.SGD.v1"

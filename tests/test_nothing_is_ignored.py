@@ -662,7 +662,10 @@ PRIVATE = "spaCy's training loop does it: tests/addons/privacy/test_private_run.
 RANKS = "with several processes only: tests/addons/distributed/"
 TOLD = {
     "optimizers TorchOptimizer.v1 precision": "gradients here are made by hand: tests/core/params/test_precision.py",
-    "optimizers TorchOptimizer.v1 ops": "of the training loop: tests/loop/test_run_ops.py",
+    **{
+        f"optimizers {name}.v1 ops": "of the training loop: tests/loop/test_run_ops.py, tests/core/test_drop_ins.py"
+        for name in ("TorchOptimizer", "Adam", "RAdam", "SGD")
+    },
     "optimizers TorchOptimizer.v1 ops_threads": "of the training loop: tests/loop/test_run_ops.py",
     "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
     "optimizers TorchOptimizer.v1 on_spike": SPIKES,

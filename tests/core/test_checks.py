@@ -48,8 +48,8 @@ OF_OPTIMIZER = {
     "rollback_factor": [*NUMBER, 0.0, 1.5],
     "max_rollbacks": WHOLE,
     "param_groups": SECTION,
-    "per_param_lr": [*SECTION[:3], {3: 0.1}, {}],
-    "layer_decay": [*SECTION[:3], {3: 0.1}, {}],
+    "per_param_lr": [*SECTION[:3], {3: 0.1}],
+    "layer_decay": [*SECTION[:3], {3: 0.1}],
     "skip_decay": CHOICE,
     "on_outside_write": [*CHOICE, None],
     "on_growth": [*CHOICE, None],
@@ -63,7 +63,14 @@ OF_OPTIMIZER = {
     "privacy": OTHER,
     "fine_tuning": OTHER,
 }
-DROP_IN = {"learn_rate": NUMBER, "L2": NUMBER, "grad_clip": NUMBER, "L2_is_weight_decay": FLAG, "use_averages": FLAG}
+DROP_IN = {
+    "learn_rate": NUMBER,
+    "L2": NUMBER,
+    "grad_clip": NUMBER,
+    "L2_is_weight_decay": FLAG,
+    "use_averages": FLAG,
+    "ops": [*CHOICE, None],
+}
 WITH_BETAS = {**DROP_IN, "beta1": [*NUMBER, 1.0], "beta2": [*NUMBER, 1.0], "eps": NUMBER}
 AVERAGES = {
     "start_step": WHOLE,

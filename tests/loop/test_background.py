@@ -190,7 +190,7 @@ def test_background_does_not_claim_a_saved_state_when_the_disk_is_full(corpus, t
 
     monkeypatch.setattr(checkpoint_folder, "write_parts", full)
     told = []
-    monkeypatch.setattr(checkpoint.logger, "warning", lambda text, *parts: told.append(text % parts))
+    monkeypatch.setattr(checkpoint.LOGGER, "warning", lambda text, *parts: told.append(text % parts))
     with pytest.warns(CheckpointWarning, match="No space left"), pytest.raises(SystemExit):
         run(config_for(tmp_path, corpus), tmp_path / "out", act=stop)
     assert "could not be saved" in told[-1]
