@@ -85,7 +85,7 @@ def test_wheel_trains_in_a_bare_venv(built, tmp_path):
         run(bin / "python", "-m", "pip", "check", cwd=tmp_path)
         where = run(bin / "python", "-c", "import thinc_torchopt; print(thinc_torchopt.__file__)", cwd=tmp_path)
         assert where.stdout.startswith(name)
-        made, trained = re.search(r"^```bash\n(.*?)\n(.*?)\n```", (ROOT / "README.md").read_text(), re.M).groups()
+        made, trained = re.search(r"^```bash\n(spacy .*?)\n(.*?)\n```", (ROOT / "README.md").read_text(), re.M).groups()
         steps = ("--training.max_steps", "3", "--training.eval_frequency", "3")
         run(bin / "spacy", *shlex.split(made)[1:], cwd=tmp_path)
         run(bin / "spacy", *shlex.split(trained)[1:], *steps, cwd=tmp_path)
