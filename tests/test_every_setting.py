@@ -3,60 +3,41 @@
 `settings.yaml` has these words. The values that are refused, and the nearest that are not, follow from them.
 """
 
-import inspect
 import math
 import re
-from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 import srsly
 import torch
 
-from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError
 
+from .registered import entries
+
+WARMED_UP = ("polynomial", "warmup_cosine", "warmup_linear", "warmup_stable_decay")
 SETTINGS = srsly.read_yaml(Path(__file__).with_name("settings.yaml"))
-FUNCTIONS = {
-    entry.value.removeprefix("thinc_torchopt."): entry.load
-    for entry in distribution("thinc-torchopt").entry_points
-    if entry.name.startswith("thinc-torchopt.") and "addons.controller" not in entry.value  # a definition of its own
+# A controller's definition is checked as a whole.
+ENTRIES = {
+    str(entry): entry
+    for entry in entries()
+    if entry.name.startswith("thinc-torchopt.") and "Controller" not in entry.name and entry.where != "controller_rules"
 }
-CURVE = {"initial_rate": 0.1, "warmup_steps": 0, "total_steps": 100}
-# What a function can't do without.
-GIVEN = {
-    "core.optimizer:create_optimizer": {"algorithm": AdamW()},
-    "core.drop_ins:SGD": {"learn_rate": 0.1},
-    "core.averages:SWA": {"start_step": 3},
-    "core.schedules:inverse_sqrt": {"initial_rate": 0.1, "warmup_steps": 5},
-    "core.schedules:one_cycle": {"max_rate": 0.1, "total_steps": 100},
-    "core.schedules:plateau": {"initial_rate": 0.1},
-    "core.schedules:polynomial": CURVE,
-    "core.schedules:sequence": {"parts": {"one": {"schedule": 0.1}}},
-    "core.schedules:warmup_cosine": CURVE,
-    "core.schedules:warmup_linear": CURVE,
-    "core.schedules:warmup_stable_decay": {**CURVE, "decay_steps": 0},
-    "loop.checkpoint_settings:Checkpoint": {"path": "state"},
-    "addons.budget:Budget": {"limit": "20m"},
-    "addons.corpora:PythonDocs": {"split": "train"},
-    "addons.federated:Federated": {"local_steps": 1, "min_clients": 1},
-    "addons.loggers:JSONLinesLogger": {"path": "log.jsonl"},
-    "addons.loggers:TensorBoardLogger": {"path": "runs"},
-    "addons.online:OnlineRNNEncoder": {"width": 8},
-    "addons.privacy:Privacy": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
-    "addons.privacy:poisson": {"size": 4},
-    "addons.teacher:TaughtCorpus": {"corpus": lambda nlp: []},
-    "addons.modular.registered:GaussianNoise": {"safe_mode": False},
-    "addons.modular.registered:TorchOptim": {"optim_cls": "torch.optim.SGD"},
-}
+ROWS = [(name, argument) for name, entry in ENTRIES.items() for argument in entry.arguments]
 # What a setting wants beside it. None: that this is not there.
-BESIDE = {
-    "local_epochs": {"local_steps": 1},
-    "local_steps": {"local_epochs": 1},
-    "core.schedules:warmup_stable_decay.decay_ratio": {"decay_steps": None},
-    "warmup_ratio": {"warmup_steps": None},
-    "window": {"vjp_method": "multi-step"},
+BESIDE: dict[str, dict[str, Any]] = {
+    **{f"schedules {name}.v1 warmup_ratio": {"warmup_steps": None} for name in WARMED_UP},
+    "schedules warmup_stable_decay.v1 decay_ratio": {"decay_steps": None, "warmup_steps": 0},
+    "misc Federated.v1 clients": {"min_clients": 1},
+    "misc Federated.v1 local_epochs": {"local_steps": 1},
+    "misc Federated.v1 local_steps": {"local_epochs": 1},
+    "layers OnlineRNN.v1 window": {"vjp_method": "multi-step"},
+    "architectures OnlineRNNEncoder.v1 window": {"vjp_method": "multi-step"},
+    **{f"schedules {name}.v1 total_steps": {"warmup_steps": 0} for name in WARMED_UP},
 }
+for one in ("total_steps", "warmup_ratio"):
+    BESIDE[f"schedules warmup_stable_decay.v1 {one}"] |= {"decay_steps": 0}
 BOUNDS = re.compile(r"(at least|above|at most|below) ([\d.e+]+)")
 
 
@@ -73,7 +54,7 @@ def bounds_of(words):
     return found
 
 
-def refused(words, parameter):
+def refused(words, argument):
     """Values that a setting can't have which may be what the words say."""
     if words == "true or false":
         values = ["no", 1, 0.0, {}]
@@ -89,31 +70,23 @@ def refused(words, parameter):
         values = [3, object(), [3], ""]
     values += [far for far, _ in bounds_of(words)]
     values += [True] if "true" not in words.lower() else []
-    takes_none = parameter.default is None or re.search("None|Optional|Dict", str(parameter.annotation))
+    takes_none = argument.default is None or re.search("None|Optional|Dict", str(argument.annotation))
     return values if takes_none else [*values, None]
 
 
-def build(function, name, value):
-    beside = BESIDE.get(name) or BESIDE.get(f"{function}.{name}", {})
-    return FUNCTIONS[function]()(**{**GIVEN.get(function, {}), **beside, name: value})
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_setting_is_known(name):
+    assert set(SETTINGS[name]) == {"at", *(argument.name for argument in ENTRIES[name].arguments)}
 
 
-ROWS = [(function, name) for function, words in SETTINGS.items() for name in words if name != "at"]
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_every_setting_is_known(function):
-    assert {"at", *inspect.signature(FUNCTIONS[function]()).parameters} == set(SETTINGS[function])
-
-
-@pytest.mark.parametrize(("function", "name"), ROWS)
-def test_every_setting_refuses_what_can_not_be(function, name):
-    words = SETTINGS[function]
-    for value in refused(words[name], inspect.signature(FUNCTIONS[function]()).parameters[name]):
+@pytest.mark.parametrize(("name", "argument"), ROWS, ids=lambda part: getattr(part, "name", part))
+def test_every_setting_refuses_what_can_not_be(name, argument):
+    words, beside = SETTINGS[name], BESIDE.get(f"{name} {argument.name}", {})
+    for value in refused(words[argument.name], argument):
         with pytest.raises(ConfigError) as error:
-            build(function, name, value)
+            ENTRIES[name].call(**beside, **{argument.name: value})
         text = str(error.value)
-        assert f"'{name}'" in text and words["at"] in text and words[name] in text
+        assert f"'{argument.name}'" in text and words["at"] in text and words[argument.name] in text
         assert repr(value) in text or str(value) in text
-    for _, near in bounds_of(words[name]):
-        build(function, name, near)
+    for _, near in bounds_of(words[argument.name]):
+        ENTRIES[name].call(**beside, **{argument.name: near})
