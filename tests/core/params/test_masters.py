@@ -15,7 +15,7 @@ from thinc_torchopt.core.algorithms.pytorch_optimizer import create
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.compat import has_pytorch_optimizer
-from thinc_torchopt.core.errors import ConfigError, ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
+from thinc_torchopt.core.errors import ConfigWarning, NonFiniteGradWarning, PrecisionWarning, StateError
 from thinc_torchopt.core.state.files import read_folder
 
 from ...models import TOK2VEC, same, toy_examples, toy_pipeline
@@ -555,8 +555,3 @@ def test_masters_without_half_precision_are_told():
     model = chain(Linear(5, 5), Linear(3, 5))
     model.initialize()
     step(model, optimizer(), *batches(1)[0])  # a model of its own is not known before
-
-
-def test_masters_must_be_a_flag():
-    with pytest.raises(ConfigError, match=r"'master_weights' in .*training\.optimizer"):
-        optimizer(master_weights="yes")
