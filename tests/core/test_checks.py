@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from thinc_torchopt import SGD, Adam, RAdam, TorchOptimizer
-from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.algorithms.torch_classes import SGD as TorchSGD
 from thinc_torchopt.core.algorithms.torch_classes import AdamW, Muon
