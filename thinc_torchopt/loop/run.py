@@ -53,6 +53,7 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
+from .faster import Faster
 from .gradient_check import GradientCheck
 from .late_labels import LateLabels
 from .log_numbers import LogNumbers, counts_of
@@ -264,6 +265,9 @@ class Run:
         """Let attachments join, and put all listeners in order."""
         output = None if self.checkpoints is None else self.checkpoints.output
         self.models = SavedModels(self.nlp, self.optimizer, self.progress, output)
+        max_epochs = self.batches.max_epochs
+        self._faster = Faster(self.nlp, keeps=max_epochs is not None and max_epochs >= 0)
+        self._add(self._faster)
         self._log_numbers = LogNumbers(self.progress, self.checkpoints)
         if self.optimizer.ops == "fastest":
             self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))
@@ -432,11 +436,10 @@ class Run:
             try:
                 for i, examples in enumerate(subdivide_batch(part, self.substeps or arguments.accumulate_gradient)):
                     with self._listeners.around_part(examples):
-                        nlp.update(
+                        self._faster.update(
                             examples,
                             drop=drop,
                             losses=losses,
-                            sgd=False,  # type: ignore[arg-type]
                             exclude=arguments.exclude,
                             annotates=arguments.annotating_components,
                         )
