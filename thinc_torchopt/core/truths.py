@@ -1,9 +1,9 @@
-"""What components read from the annotation of an example, kept over the epochs.
+"""Answers about the annotation of examples, kept over the epochs.
 
-spaCy copies each example for each update. A copy aligns its two tokenizations anew, and reads entities, trees and tags
-again: 40% of what an entity recognizer on a transformer costs the host. A `KeptExample` is made once for each text of a
-corpus in memory. It gives the same answers, and remembers each with a fingerprint of all that it was computed from, so
-that an annotation that changes in place, by a teacher or a hook, is read again.
+spaCy copies each example for each update. A copy aligns its two tokenizations again, and reads entities, trees and tags
+again: on a transformer, that is a quarter of the host's time for an entity recognizer. A `KeptExample` is made once for
+each text of a corpus in memory. It gives the same answers, and keeps each with a fingerprint of the tokens and values
+that were read, so that an annotation that a teacher or a hook changes in place is read again.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from spacy.training import Example
 
 T = TypeVar("T")
 
-# Words of all kept examples. Others are read anew each time: dropping the oldest would find nothing, as texts come in
+# Words of all kept examples. Others are read again each time: dropping the oldest would find nothing, as texts come in
 # rounds.
 _WORDS = 20_000_000
 _TOKENS = ("ORTH", "SPACY")
 
 
 class KeptExample(Example):
-    """An example that remembers what was read from it. Its answers are those of spaCy's class, in new lists.
+    """An example that remembers its answers. They are those of spaCy's class, in new lists.
 
-    SOURCE: spacy/training/example.pyx (3.8). The fields are all that each function reads from the tokens.
+    SOURCE: spacy/training/example.pyx (3.8). `reads` names all attributes of tokens that a function reads.
     """
 
     def __init__(self, predicted: Doc, reference: Doc):
         super().__init__(predicted, reference)
-        # By function and arguments: a fingerprint of what was read, and the answer.
+        # By function and arguments: the fingerprint, and the answer.
         self._answers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def get_aligned(self, field: str, as_string: bool = False) -> Any:
@@ -58,7 +58,7 @@ class KeptExample(Example):
     def _answer(
         self, compute: Callable[..., T], *arguments: Any, reads: Sequence[str] = (), key: tuple[Any, ...] | None = None
     ) -> T:
-        """The answer of a function. reads (Sequence[str]): The attributes of the reference's tokens that it is made of.
+        """The answer of a function. reads (Sequence[str]): The attributes of the reference's tokens that it depends on.
 
         key (tuple | None): Stands for the arguments. None: they are their own.
         """

@@ -1,5 +1,5 @@
 """The same training in less of Python's time: texts are not copied, their annotation is read once, and the garbage
-collector does not search the corpus. Nothing of it is saved, and no number changes.
+collector does not search the corpus. No number changes, and there is no state to save.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Faster:
             proc.update(kept, sgd=None, **arguments)
 
     def on_epoch_begin(self, event: EpochBegin, control: Control) -> None:
-        """Let the garbage collector leave alone what is there now: the corpus, the pipeline, and what was kept of the
-        last epoch. Unless other code has frozen objects: those would be thawed with ours.
+        """Let the garbage collector leave alone what is there now: the corpus, the pipeline, and the answers
+        that were kept in the last epoch. Unless other code has frozen objects: those would be thawed with ours.
         """
         if self._is_on and (self._froze or not gc.get_freeze_count()):
             gc.collect()
