@@ -29,7 +29,7 @@ class ModulesOfRun:
 
     def before_run(self) -> None:
         settings = self._settings
-        for found in transformers_of(self._run.nlp, self._run.arguments.exclude):
+        for found in transformers_of(self._run.nlp, self._run.exclude):
             if settings.attention is not None:
                 self._inside.enter_context(attending(found.shim, settings.attention))
             if settings.gradient_checkpointing:

@@ -31,7 +31,7 @@ class RunWindows:
         self._settings = settings
         self._run = run
         # Frozen ones read as before, and are saved so: others may have learned from them.
-        self._transformers = transformers_of(run.nlp, run.arguments.exclude)
+        self._transformers = transformers_of(run.nlp, run.exclude)
         self._covered: list[tuple[Any, Callable[[], None]]] = []
         self._has_begun = False
         self._saved: tuple[int, int] | None = None
