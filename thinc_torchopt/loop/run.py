@@ -62,7 +62,6 @@ from .rollback import Rollback
 from .run_ops import RunOps
 from .saved_models import SavedModels
 from .signals import RunCooldown
-from .spacys_models import SpacysModels
 from .training_check import TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
@@ -172,7 +171,7 @@ class Run:
         self.cooldown = RunCooldown(optimizer)
         self.ranks = Alone()
         self.checkpoints: RunCheckpoints | None = None
-        self._spacys_models = SpacysModels(nlp)
+        self.models = SavedModels(nlp, optimizer, self.progress)
         self._late_labels = LateLabels(nlp, exclude)
         self._evaluate = evaluation_of_kept(nlp, evaluate)
         self._dropouts = itertools.repeat(dropout) if isinstance(dropout, (int, float)) else dropout
@@ -198,9 +197,7 @@ class Run:
             self._is_open = True
             self._listeners.before_run()
             # spaCy cleans its folder next.
-            hooks.tell_output_to(
-                self.models if self.checkpoints is None else self.checkpoints.output, self._spacys_models
-            )
+            hooks.tell_output_to(self.models)
             if end is not None:  # errors of spaCy's part of a step, as in loggers
                 end.push(lambda kind, error, trace: self.close(error))
             if isinstance(self.batches, DataStream):
@@ -248,15 +245,13 @@ class Run:
         if isinstance(block, Checkpoint):
             dev = dev_reader_of(self._evaluate)
             self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, dev=dev, ranks=self.ranks)
-            self._spacys_models.checkpoints = self.checkpoints
+            self.models.checkpoints = self.checkpoints
             self.batches: Batches = self.checkpoints.stream
         else:
             self.batches = DataStream(data, self.ranks.size) if self.ranks.size > 1 else Batches(data)
 
     def _join(self, listeners: Sequence[Listener]) -> None:
         """Let attachments join, and put all listeners in order."""
-        output = None if self.checkpoints is None else self.checkpoints.output
-        self.models = SavedModels(self.nlp, self.optimizer, self.progress, output)
         self._log_numbers = LogNumbers()
         if self.optimizer.ops == "fastest":
             self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))
@@ -325,7 +320,7 @@ class Run:
             self._listeners.emit_error(error, self)
         try:
             if not self._is_closed:
-                self._is_closed = self._spacys_models.is_over = True
+                self._is_closed = self.models.is_over = True
                 self._listeners.close()
         finally:
             for _, model in components_with_model(self.nlp):
@@ -507,16 +502,16 @@ class Run:
 
     def is_best_to_spacy(self, is_best: bool | None) -> bool | None:
         """The answer for spaCy before it saves its model: who writes spaCy's models keeps the best one, too."""
-        self._spacys_models.is_next_best = bool(is_best) and self._spacys_models.has_folder
-        return False if self._spacys_models.is_next_best else is_best
+        self.models.is_next_best = bool(is_best) and self.models.folder is not None
+        return False if self.models.is_next_best else is_best
 
     def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
         """Save the state, if it is due. spaCy has logged the step and saved its model. RETURNS (bool): Whether the run
         is over.
         """
         progress, control = self.progress, self.control
-        if self._spacys_models.is_next_best:
-            self._spacys_models.keep_best()  # the model was not written by ours
+        if self.models.is_next_best:
+            self.models.keep_best()  # the model was not written by ours
         self.models.keep_asked()
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
