@@ -126,7 +126,7 @@ class ChecksGradients(Attachment):
     """As in `spacy train`."""
 
     def join(self, run):
-        return [GradientCheck(run.nlp, run.optimizer, run.arguments.exclude, run.progress, run.ranks)]
+        return [GradientCheck()]
 
 
 @scenario

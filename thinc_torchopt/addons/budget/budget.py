@@ -149,11 +149,10 @@ class BudgetState:
 
 def check_ends_alone(settings: Budget, run: Run) -> None:
     """RAISES (ConfigError): Another setting may end the training first, at the full learning rate."""
-    arguments, max_steps = run.arguments, run.max_steps
-    is_later = settings.unit == "steps" and max_steps + 1 >= settings.amount
+    is_later = settings.unit == "steps" and run.max_steps + 1 >= settings.amount
     others = {
-        "patience": arguments.patience,
-        "max_steps": 0 if is_later else max_steps,
+        "patience": run.patience,
+        "max_steps": 0 if is_later else run.max_steps,
         "max_epochs": max(0, run.batches.max_epochs or 0),
     }
     found = [f"{name} = {value}" for name, value in others.items() if value]
@@ -179,7 +178,7 @@ class BudgetKeeper:
         self._settings = settings
         self._optimizer = run.optimizer
         self._ranks = run.ranks
-        self._eval_frequency = run.arguments.eval_frequency
+        self._eval_frequency = run.eval_frequency
         run.cooldown.begin = self.end_now
         self._state = BudgetState(settings.unit)
         self._began = self._ended = 0.0

@@ -35,7 +35,7 @@ class RunTransformers:
         self._settings = settings
         self._run = run
         # Frozen ones read as before, and are saved so: others may have learned from them.
-        self._transformers = transformers_of(run.nlp, run.arguments.exclude)
+        self._transformers = transformers_of(run.nlp, run.exclude)
         self._covered: list[tuple[Any, Callable[[], None]]] = []
         self._modules = ExitStack()
         self._has_begun = False
