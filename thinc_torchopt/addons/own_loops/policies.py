@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Protocol, Union
 
 from ...core.checks import Section
 from ...core.errors import ConfigError, ScheduleError
 from ...core.rates import NEW_PARAMS_FACTOR, GroupRecord, check_rate
-from ...core.schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, comparison, cosine_at, worst_score
-from ...core.schema import Count, read, write
+from ...core.schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, cosine_at, lowered, try_to_load
+from ...core.schema import read
 
 # Adaptive caches the rates of this many bases.
 _MAX_BASES = 100
@@ -102,32 +102,26 @@ class Adaptive:
     ):
         check = policy_section("adaptive")
         self.metric = check.kind("metric", metric, str, "a name")
-        check.choice("mode", mode, ("min", "max"))
-        check.choice("threshold_mode", threshold_mode, ("rel", "abs"))
         self.factor = check.number("factor", factor, below=1.0)
-        check.number("threshold", threshold)
         self.min_factor = check.number("min_factor", min_factor, at_most=1.0)
         self.eps = check.number("eps", eps)
-        check.whole("patience", patience)
-        check.whole("cooldown", cooldown)
-        worst, beats = worst_score(mode), comparison(mode, threshold, threshold_mode)
-
-        def is_better(value: float, best: float) -> bool:
-            # Unlike a score of `plateau`, an infinite metric may be the best, as for torch.
-            return beats(value, best) if best != worst else not math.isnan(value) and value != worst
-
         # It counts reductions: their effect on a rate depends on its base.
-        self._plateau = PlateauSchedule(0, worst, patience, cooldown, is_better, lambda reductions: reductions + 1)
-        self._worst = worst
+        self._plateau = PlateauSchedule(
+            0.0,
+            lambda reductions: reductions + 1,
+            check,
+            mode=mode,
+            patience=patience,
+            threshold=threshold,
+            threshold_mode=threshold_mode,
+            cooldown=cooldown,
+            metric=metric,
+        )
         self._rates: dict[float, float] = {}  # by base, until the next reduction
 
     @property
-    def best(self) -> float | None:
-        return None if self._plateau.best == self._worst else self._plateau.best
-
-    @property
     def reductions(self) -> int:
-        return int(self._plateau.value)
+        return self._plateau.reductions
 
     def rate(self, step: int, base: float) -> float:
         if base not in self._rates:
@@ -135,10 +129,7 @@ class Adaptive:
                 self._rates.clear()  # bases that move
             rate = base
             for _ in range(self.reductions):
-                lower = max(rate * self.factor, base * self.min_factor)
-                if rate - lower <= self.eps:
-                    break
-                rate = lower
+                rate = lowered(rate, factor=self.factor, lowest=base * self.min_factor, eps=self.eps)
             self._rates[base] = rate
         return self._rates[base]
 
@@ -153,32 +144,18 @@ class Adaptive:
                 f"Can't use the learn rate policy 'adaptive': expected the metric '{self.metric}' to be a number, "
                 f"found {found!r}."
             ) from None
-        before = self.reductions
         self._plateau.observe(value)
-        if self.reductions > before:
-            self._rates.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return write(AdaptiveState(self.best, self._plateau.bad, self._plateau.cooling, self.reductions))
-
-    def check_state_dict(self, state: Any) -> None:
-        read(AdaptiveState, state, "the state of the learn rate policy 'adaptive'")
-
-    def load_state_dict(self, state: Any) -> None:
-        found = read(AdaptiveState, state, "the state of the learn rate policy 'adaptive'")
-        self._plateau.best = self._worst if found.best is None else found.best
-        self._plateau.bad, self._plateau.cooling, self._plateau.value = found.bad, found.cooling, found.reductions
         self._rates.clear()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self._plateau.state_dict()
 
-@dataclass
-class AdaptiveState:
-    """The saved form of `Adaptive`."""
+    def check_state_dict(self, state: Any) -> None:
+        try_to_load(self._plateau, state)
 
-    best: Optional[float]
-    bad: Count
-    cooling: Count
-    reductions: Count
+    def load_state_dict(self, state: Any) -> None:
+        self._plateau.load_state_dict(state)
+        self._rates.clear()
 
 
 class Constant:
@@ -235,12 +212,11 @@ class FromSchedule:
 
     @property
     def metric(self) -> str:
-        return self._metric or str(getattr(self._schedule.source, "metric", "score"))
+        return self._metric or self._schedule.metric
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         if metrics.get(self.metric) is not None:
-            record = getattr(self._schedule.source, "metric", "score")
-            self.schedule.observe({record: metrics[self.metric]})
+            self.schedule.observe({self._schedule.metric: metrics[self.metric]})
 
     def advance(self) -> None:
         self._is_due = True
