@@ -15,14 +15,13 @@ have rates of their own. by_name.py has policies by name, also between two rates
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
 from ...core.checks import Section
 from ...core.errors import ConfigError, ScheduleError
-from ...core.rates import NEW_PARAMS_FACTOR, GroupRecord, check_rate
+from ...core.rates import NEW_PARAMS_FACTOR, GroupRecord, RateScale
 from ...core.schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, cosine_at, lowered, try_to_load
 from ...core.schema import read
 
@@ -250,42 +249,28 @@ class PolicyRate:
     policy (Policy): Gives the rates.
     base (float): The group's rate when it was registered.
     start (int): The writer's step when it was registered.
-    where (str): The group, for errors.
     parent (GroupRecord | None): For params added in mid-training: the base is then a tenth of the parent's rate.
     """
 
-    def __init__(self, policy: Policy, base: float, start: int, where: str, parent: GroupRecord | None = None):
+    def __init__(self, policy: Policy, base: float, start: int, parent: GroupRecord | None = None):
         self.policy = policy
         self.base = base
         self.start = start
         self.parent = parent
-        self._where = where
-        # The effect of adopted rates: a factor, or a rate that replaces the policy's.
-        self.factor = 1.0
-        self.held_rate: float | None = None
+        self.scale = RateScale()
 
     @property
     def is_frozen(self) -> bool:
-        return isinstance(self.policy, Frozen) and self.held_rate is None
+        """Whether the group must not be updated at all."""
+        return isinstance(self.policy, Frozen) and self.scale.held is None
 
     def rate_at(self, step: int) -> float:
-        if self.held_rate is not None:
-            return self.held_rate
         base = self.base if self.parent is None else NEW_PARAMS_FACTOR * self.parent.rate_at(step)
-        rate = self.policy.rate(step - self.start, base)
-        if type(rate) is not float or not 0.0 <= rate < math.inf:
-            rate = check_rate(rate, self._where)
-        return self.factor * rate
+        return self.policy.rate(step - self.start, base)
 
     def heeds_metrics(self, step: int) -> bool:
         """Whether its policy uses metrics at this step: not while it warms up. step (int): The writer's."""
         return not hasattr(self.policy, "is_warming_up") or not self.policy.is_warming_up(step - self.start)
-
-    def go_on_from(self, rate: float, ratio: float | None) -> None:
-        if self.held_rate is None and ratio is not None:
-            self.factor *= ratio
-        else:
-            self.held_rate = rate
 
     @property
     def kind(self) -> str:

@@ -72,8 +72,8 @@ class SequenceSchedule(Iterator[float]):
         for steps, schedule in self._parts.values():
             if steps is None or step < steps:
                 return schedule, step, False
-            step -= steps
-        return schedule, steps - 1, True
+            step, last_step = step - steps, steps - 1
+        return schedule, last_step, True
 
     @property
     def _now(self) -> Schedule:

@@ -110,10 +110,8 @@ class RateChange:
         elif self.max_rate is not None and rate:
             factor = min(factor, max(self.max_rate / rate, 1.0))
         for param in params:
-            if self.rate is not None:
-                param.held_rate = self.rate
-            else:
-                param.scale_rate(factor)
+            scale = param.rate_scale
+            param.rate_scale = scale.times(factor) if self.rate is None else replace(scale, held=self.rate)
 
 
 class RateChanges:

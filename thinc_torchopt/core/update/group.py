@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..params import Param
-from ..rates import GroupRecord
+from ..rates import GroupRecord, RateScale
 from ..schedules import is_moving
 from ..settings import ParamSettings, Rates
 
@@ -23,7 +23,7 @@ _NO_STATE = ("params", "param_names", "lr", "step")
 
 
 class Group:
-    """A torch param group, and the source of its learning rates: see `learn_rate.RateSource`.
+    """A torch param group, and the source of its learning rates: see `core.rates.RateSource`.
 
     key (tuple): The common values of its params, see `GroupPlan`.
     params (list[Param]): In the order in which they were added, which is torch's.
@@ -38,8 +38,6 @@ class Group:
     `accepts_factor` (whether its fused kernel can scale the gradients: with a factor of 32 bits, too few for wider
     params).
     """
-
-    is_frozen = False
 
     def __init__(
         self,
@@ -117,23 +115,22 @@ class Group:
     # ------------------------------------------------------------------ learning rates
 
     def rate_at(self, step: int) -> float:
-        """The rate of the next step by schedules, before the writer's changes."""
-        first = self.params[0]
-        if first.held_rate is not None:
-            return first.held_rate
+        """The rate of the next step by settings and schedules."""
         settings = self.settings
         updates = max(param.steps for param in self.params) if settings.joined_at is not None else 0
-        return first.rate_factor * self._rates.at_next_step(settings, updates)
+        return self._rates.at_next_step(settings, updates)
 
-    def go_on_from(self, rate: float, ratio: float | None) -> None:
+    @property
+    def scale(self) -> RateScale:
+        """What rules, or other code, made of the rates. All its params have the same."""
+        return self.params[0].rate_scale
+
+    @scale.setter
+    def scale(self, scale: RateScale) -> None:
         for param in (*self.params, *self._frozen_alike(self)):
-            if ratio is None or param.held_rate is not None:
-                param.held_rate = rate
-            else:
-                param.rate_factor *= ratio
-        self.note_rates()
+            param.rate_scale = scale
+        self.note_scale()
 
-    def note_rates(self) -> None:
-        """Set the factors, or rates, of all its params: they have changed, and are equal again."""
-        first = self.params[0]
-        self.key = (*self.key[:-2], first.rate_factor, first.held_rate)
+    def note_scale(self) -> None:
+        """That of all its params has changed, and is equal again."""
+        self.key = (*self.key[:-1], self.scale)

@@ -103,8 +103,7 @@ class GroupPlan:
         RAISES (ConfigError): The algorithm can't optimize a param and has no fallback, or patterns can't apply. Nothing
             changes then. (LearnRateIntegrityError): Other code wrote a rate.
         """
-        for algorithm in self.algorithms:  # changes to a group that is replaced would be lost
-            self._writer.check_rates(algorithm.name)
+        self._check_rates()
         new = list(new)
         changed = [*changed, *new]
         if outside and self._cascade.goes_by_name:
@@ -141,6 +140,14 @@ class GroupPlan:
             raise
         self._apply(derived, built)
 
+    def _check_rates(self) -> None:
+        """Handle rates that other code wrote: they would be lost with a group that is replaced.
+
+        RAISES (LearnRateIntegrityError): Other code wrote a rate.
+        """
+        for algorithm in self.algorithms:
+            self._writer.check_rates(algorithm.name)
+
     def _derive(self) -> _Derived:
         derived: _Derived = {}
         for param in self._params.values():
@@ -155,7 +162,7 @@ class GroupPlan:
     def _key_of(self, param: Param) -> tuple[Any, ...]:
         """Equal for params of one group: their settings, whether they can be fused, and the changes of their rates."""
         is_fused = self._algorithm(param.settings).fuses(param.tensor, param.settings.options)
-        return param.settings.key, is_fused, param.rate_factor, param.held_rate
+        return param.settings.key, is_fused, param.rate_scale
 
     def _algorithm(self, settings: ParamSettings) -> Algorithm:
         return self._cascade.candidates[settings.algorithm].algorithm
@@ -236,12 +243,8 @@ class GroupPlan:
 
     def _frozen_alike(self, group: Group) -> list[Param]:
         """Frozen params that would belong to a group."""
-        settings, _, factor, held = group.key
-        return [
-            param
-            for param in self.frozen_params
-            if (param.settings.key, param.rate_factor, param.held_rate) == (settings, factor, held)
-        ]
+        settings, _, scale = group.key
+        return [param for param in self.frozen_params if (param.settings.key, param.rate_scale) == (settings, scale)]
 
     def _settings_of(self, param: Param) -> ParamSettings:
         """The settings of a param in the config, with later changes."""
@@ -385,6 +388,7 @@ class GroupPlan:
         self._change_rates(RateChange(tuple(texts), rate=rate / scale if scale else rate))
 
     def _change_rates(self, change: RateChange) -> None:
+        self._check_rates()
         self.rate_changes.add(change)
         names = self._group_names()
         by_group: dict[Any, list[Param]] = {}
@@ -395,16 +399,15 @@ class GroupPlan:
             change.apply_to(params, self._rate_to_come(params[0]))
         for group in self.groups:
             if len(by_group.get(group, ())) == len(group.params):
-                group.note_rates()
+                group.note_scale()
         self.sync()
 
     def _rate_to_come(self, param: Param) -> float:
         """The rate of a param at the next step, without the scale of the run."""
         if param.group is not None:
             return param.group.record.rate_at(0)
-        if param.held_rate is not None:
-            return param.held_rate
-        return param.rate_factor * self.rates.at_next_step(param.settings, param.steps)
+        scale = param.rate_scale
+        return scale.factor * self.rates.at_next_step(param.settings, param.steps) if scale.held is None else scale.held
 
     # ------------------------------------------------------------------ one step
 
@@ -441,8 +444,8 @@ class GroupPlan:
         by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
         for group in self.groups:
             for label in group.labels:
-                settings, _, factor, held = group.key
-                by_label.setdefault(label, {}).setdefault((settings, factor, held), group)
+                settings, _, scale = group.key
+                by_label.setdefault(label, {}).setdefault((settings, scale), group)
         found = {param.settings.label: 0.0 for param in self.frozen_params}
         for label, groups in by_label.items():
             first, *others = sorted(groups.values(), key=lambda group: group.label != label)
