@@ -11,7 +11,7 @@ import torch
 from ..params import Param
 from ..rates import GroupRecord, RateScale
 from ..schedules import is_moving
-from ..settings import ParamSettings, Rates
+from ..settings import ParamSettings
 
 if TYPE_CHECKING:
     from .built_algorithm import BuiltAlgorithm
@@ -29,7 +29,7 @@ class Group:
     params (list[Param]): In the order in which they were added, which is torch's.
     entry (dict): torch's own dict.
     owner (BuiltAlgorithm): Its torch optimizer.
-    rates (Rates): Computes rates from settings.
+    default_rate (Callable): The learning rate of params without one of their own.
     label (str): Its label at the writer of rates.
     frozen_alike (Callable): Returns frozen params that would belong to it.
 
@@ -45,7 +45,7 @@ class Group:
         params: list[Param],
         entry: dict[str, Any],
         owner: BuiltAlgorithm,
-        rates: Rates,
+        default_rate: Callable[[], float],
         label: str,
         frozen_alike: Callable[[Group], Iterable[Param]],
     ):
@@ -53,7 +53,7 @@ class Group:
         self.params = params
         self.entry = entry
         self.owner = owner
-        self._rates = rates
+        self._default_rate = default_rate
         self._frozen_alike = frozen_alike
         self.first_values = deepcopy(self.own_values)
         self.record = GroupRecord(label, self, entry["lr"])
@@ -118,7 +118,7 @@ class Group:
         """The rate of the next step by settings and schedules."""
         settings = self.settings
         updates = max(param.steps for param in self.params) if settings.joined_at is not None else 0
-        return self._rates.at_next_step(settings, updates)
+        return settings.rate_at_next_step(self._default_rate(), updates)
 
     @property
     def scale(self) -> RateScale:

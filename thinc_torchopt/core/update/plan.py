@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..params import NamedModel, Param, Released, master_of, unique
 from ..rates import RateWriter
 from ..schedules import current
-from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
+from ..settings import Cascade, FreezeChange, ParamSettings, RateChange, with_freeze_change, with_rate_change
 from ..types import Key, OnGrowth, ParamInfo
 from .built_algorithm import BuiltAlgorithm, build_optimizer, check_options
 from .grads import FrozenGrads
@@ -67,9 +67,9 @@ class GroupPlan:
         step: int,
         frozen_grads: FrozenGrads,
     ):
-        self.rates = Rates(default_rate)
-        self.freeze_changes = FreezeChanges()
-        self.rate_changes = RateChanges()
+        self.freeze_changes: list[FreezeChange] = []
+        self.rate_changes: list[RateChange] = []
+        self._default_rate = default_rate
         self._params = params
         self._cascade = cascade
         self._writer = writer
@@ -119,10 +119,12 @@ class GroupPlan:
             for param in changed:
                 param.settings = self._settings_of(param)
             for param in new:
-                for freeze_change in self.freeze_changes.matching(param.names):
-                    freeze_change.apply_to(param)
-                for rate_change in self.rate_changes.matching(param.settings.names):
-                    rate_change.apply_to([param], self._rate_to_come(param))
+                for freeze_change in self.freeze_changes:
+                    if freeze_change.matches(param.names):
+                        freeze_change.apply_to(param)
+                for rate_change in self.rate_changes:
+                    if rate_change.matches(param.settings.names):
+                        rate_change.apply_to([param], self._rate_to_come(param))
             checked: set[Any] = set()
             for param in changed:
                 settings = param.settings
@@ -177,7 +179,7 @@ class GroupPlan:
             new = [param for param in params if of is None or param.group is None or param.group.owner is not of]
             if new or key not in known:
                 settings = params[0].settings
-                rate = self.rates.at_next_step(settings)
+                rate = settings.rate_at_next_step(self._default_rate())
                 built[key] = build_optimizer(self._algorithm(settings), new or params, rate, fused=key[1])
         return built
 
@@ -187,7 +189,7 @@ class GroupPlan:
             if i not in self._built:
                 found, optimizer = self._cascade.candidates[i], next(iter(made.values()))
                 self._built[i] = BuiltAlgorithm(
-                    found.path, found.algorithm, optimizer, self._cascade.moving(i), self.rates, self._writer
+                    found.path, found.algorithm, optimizer, self._cascade.moving(i), self._default_rate, self._writer
                 )
         taken: dict[int, dict[Group, list[Param]]] = {}
         for i, algorithm in self._built.items():
@@ -219,7 +221,7 @@ class GroupPlan:
     ) -> Group:
         """Make a group. If its first param is from another group of this algorithm, it inherits that group's values."""
         old, label = params[0].group, params[0].settings.label
-        group = Group(key, params, entry, algorithm, self.rates, label, self._frozen_alike)
+        group = Group(key, params, entry, algorithm, self._default_rate, label, self._frozen_alike)
         if old is None or old.owner is not algorithm:
             return group
         # Of the same settings, including values written by other code.
@@ -342,7 +344,7 @@ class GroupPlan:
             for param, (until, settings, _) in zip(params, before):
                 param.frozen_until, param.settings = until, settings
             raise
-        self.freeze_changes.add(change)
+        self.freeze_changes = with_freeze_change(self.freeze_changes, change)
         changed = [param for param, (*_, was_frozen) in zip(params, before) if (param.group is None) != was_frozen]
         for param in changed:
             param.steps = 0
@@ -389,7 +391,7 @@ class GroupPlan:
 
     def _change_rates(self, change: RateChange) -> None:
         self._check_rates()
-        self.rate_changes.add(change)
+        self.rate_changes = with_rate_change(self.rate_changes, change)
         names = self._group_names()
         by_group: dict[Any, list[Param]] = {}
         for param in self._params.values():
@@ -407,7 +409,9 @@ class GroupPlan:
         if param.group is not None:
             return param.group.record.rate_at(0)
         scale = param.rate_scale
-        return scale.factor * self.rates.at_next_step(param.settings, param.steps) if scale.held is None else scale.held
+        if scale.held is not None:
+            return scale.held
+        return scale.factor * param.settings.rate_at_next_step(self._default_rate(), param.steps)
 
     # ------------------------------------------------------------------ one step
 
