@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from spacy.language import Language
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.addons.budget.budget import BudgetKeeper, Cost
-from thinc_torchopt.addons.budget.settings import Budget
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, RollbackWarning, StateError
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay

@@ -479,13 +479,13 @@ def test_explain_tells_what_is_lost_and_what_a_batch_needs(tmp_path):
     sizes = [
         int(re.search(r"largest batch has ([\d,]+) wordpieces", text)[1].replace(",", ""))
         for one in (told, told_with)
-        for _, text in one.cost_lines
+        for _, text in one.lines
         if "largest batch" in text
     ]
     assert len(sizes) == 2 and sizes[1] < 0.5 * sizes[0]
-    assert not [text for _, text in told_with.cost_lines if "computed again" in text]
+    assert not [text for _, text in told_with.lines if "computed again" in text]
     config["training"]["optimizer"]["fine_tuning"]["gradient_checkpointing"] = 1
-    [text] = [text for _, text in explain(config).cost_lines if "largest batch" in text]
+    [text] = [text for _, text in explain(config).lines if "largest batch" in text]
     assert text.endswith("for its activations, with 1 of its 3 layers computed again, by a simple estimate.")
 
 

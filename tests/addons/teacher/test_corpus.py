@@ -251,7 +251,7 @@ def taught(folder, teacher, texts, *, steps=5, source=True, **changes):
     return config
 
 
-IGNORED = pytest.mark.filterwarnings("ignore:.*does not have COLOR of 'ner'", "ignore:.*is not scored on COLOR")
+IGNORED = pytest.mark.filterwarnings("ignore:.*does not have COLOR of 'ner'")
 
 
 @IGNORED
