@@ -102,18 +102,6 @@ def test_budget_has_room_for_a_fall(text):
         Budget(text)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"decay_ratio": 0.0}, "'decay_ratio'.*above 0"),
-        ({"decay_ratio": 1.5}, "'decay_ratio'.*at most 1"),
-    ],
-)
-def test_budget_refuses_other_settings(settings, said):
-    with pytest.raises(ConfigError, match=said):
-        Budget("20m", **settings)
-
-
 def test_budget_wants_a_rate_that_falls():
     with pytest.raises(ConfigError, match="expected a schedule that can decay, found none"):
         TorchOptimizer(AdamW(), 0.1, budget=Budget("20m"))
