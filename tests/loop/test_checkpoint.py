@@ -40,7 +40,7 @@ from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
 from ..core.labels.test_add_labels import CASES, examples_of
 from ..core.state.test_files import damage
 from ..forks import Started
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline
 from ..runs import EXACT_ON_GPU, LARGE, Crash, config_for, contents, digests, run, run_and_tell
 from ..spacy_cli import spacy_cli
 
@@ -461,9 +461,7 @@ def test_checkpoint_that_is_refused_leaves_the_optimizer_alone(tmp_path):
     """The advice is chosen without loading. A schedule that is ahead is named."""
 
     def resume(dropout, steps=0, updates=0):
-        nlp = toy_pipeline(["tagger"])
-        examples = toy_examples(nlp, 4)
-        nlp.initialize(lambda: examples)
+        nlp, examples = ready_pipeline(["tagger"], n=4)
         nlp._config["training"]["dropout"] = dropout
         optimizer = TorchOptimizer(AdamW(), warmup_linear(0.01, warmup_steps=2, total_steps=30))
         for _ in range(updates):

@@ -19,7 +19,7 @@ from thinc_torchopt.loop.data_stream import Batches, DataStream, count_steps
 from thinc_torchopt.loop.run import train_while_improving
 from thinc_torchopt.loop.setup import build
 
-from ..models import toy_examples, toy_pipeline
+from ..models import ready_pipeline
 from ..runs import config_for, contents, digests, run
 
 COSINE = {"@schedules": "thinc-torchopt.warmup_cosine.v1", "initial_rate": 0.01, "warmup_ratio": 0.1}
@@ -83,9 +83,7 @@ def examples_in(batches):
 
 @pytest.mark.parametrize("stream", [Batches, DataStream, lambda batches: DataStream(batches, 2)])
 def test_total_steps_batches_that_wait_come_in_their_order(stream):
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
 
     def batches():
         random.seed(0)
@@ -130,9 +128,7 @@ def test_total_steps_refuse_a_training_without_an_end(max_epochs, said, corpus, 
 
 
 def test_total_steps_of_batches_of_ones_own():
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     optimizer = TorchOptimizer(AdamW(), polynomial(0.1, 0))
     options = {
         "dropout": 0.1,

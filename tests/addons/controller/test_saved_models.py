@@ -17,7 +17,7 @@ from thinc_torchopt.core.errors import CheckpointWarning, ConfigWarning
 from thinc_torchopt.loop.progress import Progress
 from thinc_torchopt.loop.saved_models import SavedModels
 
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline
 from .test_training import config_for, definition, firings, rule, run
 
 SAVE = "control.should_save"
@@ -125,8 +125,7 @@ def test_saved_model_with_checkpoints_is_a_checkpoint(corpus, tmp_path):
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_saved_models_have_the_best_finite_score(mode, tmp_path):
     """Nothing would ever be better than an infinite one. Of equal ones, the oldest stays."""
-    nlp = toy_pipeline()
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline()
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.open(tmp_path)
     for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5, 0.4, 0.6, 0.6, 0.4]):
@@ -138,8 +137,7 @@ def test_saved_models_have_the_best_finite_score(mode, tmp_path):
 
 
 def test_saved_models_with_scores_that_are_not_finite(tmp_path):
-    nlp = toy_pipeline()
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline()
     nlp.meta["performance"] = {
         "tag_acc": math.nan,
         "ents_per_type": {"X": {"f": -math.inf}},
@@ -154,8 +152,7 @@ def test_saved_models_with_scores_that_are_not_finite(tmp_path):
 
 
 def test_saved_models_of_names_in_any_script(tmp_path):
-    nlp = toy_pipeline()
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline()
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
     models.open(tmp_path)
     for name in ("лучшие", "Größe: die besten", "最好"):

@@ -19,7 +19,17 @@ from thinc_torchopt.core.labels import add_labels
 from thinc_torchopt.core.rates.new_params import Warmup
 from thinc_torchopt.core.state.files import read_folder
 
-from ...models import backprop, mixed_model, params_of, same, thinc_model, torch_model, toy_examples, toy_pipeline
+from ...models import (
+    backprop,
+    mixed_model,
+    params_of,
+    ready_pipeline,
+    same,
+    thinc_model,
+    torch_model,
+    toy_examples,
+    toy_pipeline,
+)
 
 BOW = {
     "model": {
@@ -233,9 +243,7 @@ def test_growth_of_a_module_that_was_built_anew():
 
 
 def test_growth_components_come_go_and_change_their_names():
-    nlp = toy_pipeline(["tagger", "ner"])
-    examples = toy_examples(nlp, 8)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger", "ner"], n=8)
     optimizer = TorchOptimizer(AdamW(), 0.01)
     optimizer.initialize(nlp)
     for _ in range(3):
