@@ -114,10 +114,8 @@ def test_learn_rate_a_forgotten_scheduler_does_not_pin_the_rate_of_the_warm_up(c
             if step == 103:
                 assert rates["m"] == Warmup(200).rate(103, 0.1)
     assert rates == {"m": 0.1} and controller.outside_writes == 2102
-    begin, *reports = [record.getMessage() for record in caplog.records]
-    assert "Conservative mode began at step 3" in begin
-    said = "Other code wrote to the param groups 1000 times in the 1000 steps up to step {}. All writes were undone."
-    assert reports == [said.format(1002), said.format(2002)]
+    [record] = caplog.records
+    assert "Conservative mode began at step 3" in record.getMessage()
 
 
 def test_learn_rate_raises_no_more_in_conservative_mode():

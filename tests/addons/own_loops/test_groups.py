@@ -97,7 +97,7 @@ def test_learn_rate_changed_groups_are_taken_as_they_are(mode, change, said, rat
     assert controller.breaker.state == "closed"
     changed = {id for id in rates if controller.checksums[id] != before.get(id)}
     assert changed == {"params": {"m/0"}, "options": {"m/0"}, "came": {"m/3"}, "gone": set()}[change]
-    assert [list(snapshot.checksums.values()) for snapshot in controller.history[:1]] == [list(before.values())]
+    assert [list(snapshot.checksums.values()) for snapshot in list(controller.history)[:1]] == [list(before.values())]
     controller.unregister_optimizer("m")
 
 

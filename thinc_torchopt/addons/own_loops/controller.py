@@ -36,7 +36,7 @@ from typing import Any, NoReturn, Optional
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ...core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning, StateError
+from ...core.errors import ConfigError, LearnRateIntegrityError, LearnRateWarning
 from ...core.host import run_last
 from ...core.rates import (
     NEW_PARAMS_FACTOR,
@@ -154,12 +154,8 @@ class LearnRateController(RateWriter):
 
         kind (str): A key of `overruns`. started (float): Its start, from `timer`.
         """
-        if self.guards.ended(kind, started, self._size, self.step_count):
+        if self.guards.ended(kind, started, self.step_count):
             self.breaker.was_slow()
-
-    def _size(self) -> tuple[int, int]:
-        """The number of groups and of params."""
-        return len(self._groups), sum(len(record.params) for record in self._groups.values())
 
     def timer(self) -> float:
         """The start of some work, for `took`."""
@@ -455,7 +451,7 @@ class LearnRateController(RateWriter):
         saved = read(PolicyControllerState, state, _WHAT)
         check_names(saved.groups, self._groups, _WHAT, "groups")
         self._check_groups(saved.groups)
-        self.load(saved, _WHAT)
+        self.load(saved)
         self.breaker.load(saved.mode)
         loaded = set()
         for label, record in self._groups.items():
@@ -479,17 +475,12 @@ class LearnRateController(RateWriter):
                     refuse(_WHAT, f"groups/{label}/{name}", repr(here), repr(there))
             if hasattr(rate.keeper, "check_state_dict"):
                 rate.keeper.check_state_dict(found.policy_state)
-        other = {label: found for label, found in self._groups.items() if saved[label].checksum != found.checksum}
-        if other and _are_swapped(other, {label: saved[label].checksum for label in other}):
-            raise StateError(
-                f"Can't load {_WHAT}: expected param groups {sorted(other)} in the order in which they were saved, "
-                "found another order. Build the optimizer with the groups in the same order."
-            )
+        other = sorted(label for label, record in self._groups.items() if saved[label].checksum != record.checksum)
         if other:
             warnings.warn(
                 LearnRateWarning(
-                    f"Param groups {sorted(other)} have other params, shapes or options than when they were saved. "
-                    "Their learn rates are kept."
+                    f"Param groups {other} have other params, shapes or options than when they were saved, or another "
+                    "order. Their learn rates are kept."
                 ),
                 stacklevel=3,
             )
@@ -617,14 +608,3 @@ def _saved(record: GroupRecord) -> GroupState:
         rate.kind,
         None if rate.keeper is None else rate.keeper.state_dict(),
     )
-
-
-def _are_swapped(groups: Mapping[str, GroupRecord], saved: Mapping[str, str]) -> bool:
-    """Whether each saved checksum belongs to another group. Both are by label."""
-    left = list(groups.values())
-    for label in groups:
-        found = next((record for record in left if saved[label] == record.checksum_as(label)), None)
-        if found is None:
-            return False
-        left.remove(found)
-    return True

@@ -22,8 +22,6 @@ from ...core.schema import Count, write
 CLEAN_STEPS = 100
 # For this many steps from its beginning, rates may not rise.
 HELD_STEPS = 100
-# Steps between reports of the number of writes.
-REPORT_STEPS = 1000
 
 _SECTION, _BUDGET = Section("the learn rate controller"), "milliseconds, above 0"
 # In milliseconds of CPU time.
@@ -63,7 +61,6 @@ class CircuitBreaker:
         # In conservative mode:
         self.steps = 0
         self.clean_steps = 0
-        self.writes = 0  # since the last report
         self._slow_since_step = False
 
     @property
@@ -88,12 +85,11 @@ class CircuitBreaker:
         self.clean_steps = 0
         self.failures_in_a_row += 1
         self.writes_in_a_row += 1
-        self.writes += 1
         if self.conservative or self.writes_in_a_row < self.failures:
             return
         self.conservative = True
         self.times += 1
-        self.steps, self.writes = 0, 1
+        self.steps = 0
         logger.warning(
             "Conservative mode began at step %d: other code keeps writing to the param groups. Such writes are undone "
             "without further warnings, and learning rates may fall but not rise for %d steps. The mode ends after %d "
@@ -117,12 +113,6 @@ class CircuitBreaker:
 
     def _end_conservative_step(self, step: int, *, is_clean: bool) -> None:
         self.steps += 1
-        if self.steps % REPORT_STEPS == 0 and self.writes:
-            message = (
-                "Other code wrote to the param groups %d times in the %d steps up to step %d. All writes were undone."
-            )
-            logger.warning(message, self.writes, REPORT_STEPS, step)
-            self.writes = 0
         self.clean_steps += is_clean
         if self.clean_steps == CLEAN_STEPS:
             self.conservative = False
@@ -155,7 +145,6 @@ class BreakerState:
     wrote_since_step: bool
     steps: Count
     clean_steps: Count
-    writes: Count
 
 
 class RuntimeGuards:
@@ -188,12 +177,12 @@ class RuntimeGuards:
         self.overruns: dict[str, int] = {}
         self._last_was_over: set[str] = set()
 
-    def ended(self, kind: str, started: float, size: Callable[[], tuple[int, int]], step: int) -> bool:
+    def ended(self, kind: str, started: float, step: int) -> bool:
         """Compare the time of some work with its budget.
 
         kind (str): A key of `BUDGETS`.
         started (float): Its start, by `timer`.
-        size (Callable): The number of groups and params. For the log, as is `step`.
+        step (int): For the log.
         RETURNS (bool): Whether it exceeded its budget, and did so the time before as well.
         """
         milliseconds = 1000.0 * (self.timer() - started)
@@ -203,13 +192,11 @@ class RuntimeGuards:
         self.overruns[kind] = self.overruns.get(kind, 0) + 1
         if self.overruns[kind] == 1:
             logger.info(
-                "%s took %.3g ms of CPU time at step %d, with %d param groups and %d params: expected at most %g ms. "
-                "Nothing else changes. More of this is counted in controller.overruns; runtime_budgets sets other "
-                "limits.",
+                "%s took %.3g ms of CPU time at step %d: expected at most %g ms. Nothing else changes. More of this is "
+                "counted in controller.overruns; runtime_budgets sets other limits.",
                 _WHAT[kind],
                 milliseconds,
                 step,
-                *size(),
                 self.budgets[kind],
             )
         repeats = kind in self._last_was_over

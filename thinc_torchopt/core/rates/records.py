@@ -114,13 +114,7 @@ class GroupRecord:
     @cached_property
     def checksum(self) -> str:
         """The checksum of its identity, the same in every process. 16 characters."""
-        return self.checksum_as(self.label if any(map(str.isdigit, self.names)) else "")
-
-    def checksum_as(self, label: str) -> str:
-        """Its checksum under another label, which distinguishes groups of unnamed params.
-
-        label (str): Empty: distinguish no groups.
-        """
+        label = self.label if any(map(str.isdigit, self.names)) else ""  # to tell groups of unnamed params apart
         shapes = (tuple(param.shape) for param in self.params)
         # In any order: params may have another order in a resumed run.
         content = (sorted(zip(self.names, shapes)), _lasting(self.options), *([label] if label else ()))
