@@ -208,19 +208,20 @@ class RateWriter:
 
         at_default (bool): Added groups get the default rate of the optimizer, if it has one.
         """
-        labels = set(self._groups)
-
-        def add(group: TorchGroup) -> GroupRecord:
+        labels, accepted = set(self._groups), []
+        for record, group in of.pairs():
+            if record is not None:
+                accepted.append(of.bind(record, group))
+                continue
             label, rate = of.new_label(group, labels), rate_of(group)
             labels.add(label)
             source, default = self._source_of_added(of, label, rate, at_default=at_default)
-            record = of.add(GroupRecord(label, source, rate), group)
+            added = of.add(GroupRecord(label, source, rate), group)
             if default is not None:
-                record.rate = default
-                self._write(record, default)
-            return record
-
-        of.accept(add)
+                added.rate = default
+                self._write(added, default)
+            accepted.append(added)
+        of.groups = accepted
         self._update_groups(of)
 
     def _source_of_added(
