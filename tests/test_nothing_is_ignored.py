@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from spacy.util import registry
 from thinc.api import fix_random_seed
 
-from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller import trainer_controller
 from thinc_torchopt.addons.controller.operations import RunHandle
 from thinc_torchopt.addons.preview.lines import lines_of, table_of
 from thinc_torchopt.addons.preview.params import describe, rows_of
@@ -633,7 +633,7 @@ NOT_HERE |= {
     "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/core/settings/test_param_groups.py"
 }
 NOT_HERE |= {
-    f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/addons/controller/test_in_config.py"
+    f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/addons/controller/test_settings.py"
     for name in ("metrics", "operations", "rules")
 }
 NOT_HERE |= {

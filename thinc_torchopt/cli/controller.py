@@ -10,7 +10,7 @@ from spacy import util
 from typer import Argument as Arg
 from typer import Context
 
-from ..addons.controller import ControllerSettings, ControllerSpec
+from ..addons.controller import ControllerSettings, ControllerSpec, trainer_controller
 from ..addons.controller.run_rules import names_in_run
 from ..core.errors import ConfigError
 from ..core.host import cli_util
@@ -68,7 +68,7 @@ def _rules_of(path: Path, args: list[str]) -> tuple[Config | None, ControllerSet
             raise ConfigError(
                 f"Can't use {args[0]}: {path} is a file of rules, in which a config's settings can't be changed."
             )
-        return None, ControllerSettings(path)
+        return None, trainer_controller(path)
     overrides = read_overrides(args)
     with config_errors_shown(path):
         config = util.load_config(path / "config.cfg" if path.is_dir() else path, overrides=overrides, interpolate=True)

@@ -232,7 +232,7 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
         )
     if (rules := setup.optimizer.attachments.get("controller")) is not None:
         try:
-            told.notes += Rules(rules, setup.optimizer).doubts_of_names(setup.nlp)
+            told.notes += Rules(rules.build(), setup.optimizer).doubts_of_names(setup.nlp)
         except (ConfigError, ControllerError) as error:
             told.stops.append(str(error))
     if training["optimizer"]["@optimizers"] in THINC:
