@@ -16,7 +16,7 @@ from spacy.tokens import DocBin
 
 from ...conftest import SHARED, needs_corpora
 from ...spacy_cli import train
-from .test_training import config_for
+from .kit import config_for
 
 pytestmark = needs_corpora
 
