@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinc_torchopt.addons.modular.blocks import Block
-from thinc_torchopt.addons.modular.module import Module
+from thinc_torchopt.addons.modular.module import Block, Module
 from thinc_torchopt.addons.modular.moments import Adam
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.regularizers import Ridge

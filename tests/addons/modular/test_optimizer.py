@@ -10,9 +10,8 @@ import pytest
 import torch
 from thinc.api import Linear, warmup_linear
 
-from thinc_torchopt.addons.modular.blocks import Block
 from thinc_torchopt.addons.modular.clipping import GaussianNoise, secure_normal
-from thinc_torchopt.addons.modular.module import Module
+from thinc_torchopt.addons.modular.module import Block, Module
 from thinc_torchopt.addons.modular.moments import Adam, Momentum
 from thinc_torchopt.addons.modular.optimizer import Modular
 from thinc_torchopt.addons.modular.scaffold import ScaffoldAuxVar
