@@ -12,7 +12,6 @@ from typer import Context
 
 from ..addons.controller import ControllerSettings, ControllerSpec, trainer_controller
 from ..addons.controller.run_rules import names_in_run
-from ..addons.preview import actions_of, tell_limits
 from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..core.words import count
@@ -53,7 +52,7 @@ def controller(
     print_table(
         console,
         headers,
-        [[spec.name, ", ".join(spec.triggers), ", ".join(actions_of(spec)), tell_limits(spec)] for spec in specs],
+        [[spec.name, ", ".join(spec.triggers), ", ".join(_actions_of(spec)), _tell_limits(spec)] for spec in specs],
     )
     print_notes(console, notes)
 
@@ -105,9 +104,27 @@ def _as_dict(spec: ControllerSpec) -> dict[str, Any]:
         "name": spec.name,
         "triggers": spec.triggers,
         "rule": spec.rule.text,
-        "operations": actions_of(spec),
+        "operations": _actions_of(spec),
         "patience": None if patience is None else patience.threshold,
         "in_a_row": None if patience is None else patience.resets,
         "cooldown": spec.cooldown,
         "max_firings": spec.max_firings,
     }
+
+
+def _actions_of(spec: ControllerSpec) -> list[str]:
+    """The actions of a rule, as in its definition."""
+    return [f"{operation}.{action}" for operation, action in spec.actions]
+
+
+def _tell_limits(spec: ControllerSpec) -> str:
+    """The limits on the firings of a rule."""
+    parts = []
+    if spec.patience is not None:
+        in_a_row = " in a row" if spec.patience.resets else ""
+        parts.append(f"more than {count(spec.patience.threshold, 'time')}{in_a_row}")
+    if spec.cooldown:
+        parts.append(f"then not for {count(spec.cooldown, 'step')}")
+    if spec.max_firings is not None:
+        parts.append(f"at most {count(spec.max_firings, 'firing')}")
+    return ", ".join(parts) or "each time"

@@ -122,7 +122,7 @@ def models(tmp_path):
     nlp = toy_pipeline()
     nlp.initialize(lambda: toy_examples(nlp))
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
-    models.after_cleaning(tmp_path)
+    models.open(tmp_path)
     return models
 
 
