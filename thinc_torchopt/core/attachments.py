@@ -128,7 +128,7 @@ def paths_that_may_change(attachments: Mapping[str, Attachment], block: Mapping[
     """The paths of blocks that may change when a run is resumed, without brackets. One that is null is as one that is
     not there.
 
-    block (Mapping): [training.optimizer]. Its blocks are looked at beside the attachments: some commands leave them out.
+    block (Mapping): [training.optimizer]. Its blocks count beside the attachments: some commands leave them out.
     """
     names = {name for name, attachment in attachments.items() if attachment.may_change}
     for name in _entry_points():
