@@ -34,7 +34,6 @@ from thinc_torchopt.core.schedules.curves import warmup_linear
 from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, steps_of
-from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.progress import Progress
 
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
@@ -891,21 +890,6 @@ def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path)
     del config["training"]["logger"]
     train(config, tmp_path / "out")
     assert newest_whole(tmp_path / "state").progress.step == 5 and len(kept) == 2
-
-
-BAD = {
-    "'every' .*at least 0, found -1": {"every": -1},
-    "'keep' .*at least 1, found 0": {"keep": 0},
-    "'resume' .*'auto', 'must' or 'never', found 'yes'": {"resume": "yes"},
-    "'on_config_change' .*'refuse' or 'warn'": {"on_config_change": "ignore"},
-    "'path' .*expected a folder, found ''": {"path": ""},
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_checkpoint_refuses_bad_settings(message):
-    with pytest.raises(ConfigError, match=message):
-        Checkpoint(**{"path": "state", **BAD[message]})
 
 
 # ---------------------------------------------------------------------- real processes

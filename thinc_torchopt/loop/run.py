@@ -52,6 +52,7 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
+from .faster import Faster
 from .gradient_check import GradientCheck
 from .late_labels import LateLabels
 from .log_numbers import LogNumbers
@@ -252,6 +253,9 @@ class Run:
 
     def _join(self, listeners: Sequence[Listener]) -> None:
         """Let attachments join, and put all listeners in order."""
+        max_epochs = self.batches.max_epochs
+        self._faster = Faster(self.nlp, keeps=max_epochs is not None and max_epochs >= 0)
+        self._add(self._faster)
         self._log_numbers = LogNumbers()
         if self.optimizer.ops == "fastest":
             self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))
@@ -418,11 +422,10 @@ class Run:
             try:
                 for i, examples in enumerate(subdivide_batch(part, self.substeps or self.accumulate_gradient)):
                     with self._listeners.around_part(examples):
-                        nlp.update(
+                        self._faster.update(
                             examples,
                             drop=drop,
                             losses=losses,
-                            sgd=False,  # type: ignore[arg-type]
                             exclude=self.exclude,
                             annotates=self.annotating_components,
                         )

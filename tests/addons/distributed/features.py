@@ -14,7 +14,7 @@ from thinc.api import NumpyOps
 from tests.addons.distributed import pipelines
 from tests.addons.distributed.scenarios import RANK, scenario, train
 from thinc_torchopt import Attachment
-from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.addons.distributed.group import RankGroup
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.errors import ConfigError, DistributedError
