@@ -64,7 +64,7 @@ from .records import (
     unknown_labels,
     without_half_line,
 )
-from .rows import LogRow, append_rows, trim_rows
+from .rows import LogRow, append_rows, trim
 from .scores import StreamScores, pack, unpack
 from .settings import LearnSettings
 from .source import Line, LineReader, Place
@@ -579,7 +579,7 @@ class StreamLearner:
             row.is_last = True
         else:
             self.progress.logged, self.progress.block = self.progress.texts, TextBlock()
-        self._append(LOG, [vars(row)])
+        self._append(LOG, [vars(row)], lasts=not row.is_last)
         return row
 
     def _notify_once(self, text: str) -> None:
@@ -601,10 +601,14 @@ class StreamLearner:
                 f"{count(self._saved, 'text')}. When the disk has space, run the same command to go on from there."
             ) from error
 
-    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Append rows to a file. RAISES (StateError): It can't be written."""
+    def _append(self, name: str, rows: list[dict[str, Any]], *, lasts: bool = True) -> None:
+        """Append rows to a file. lasts (bool): The next run does not remove them. RAISES (StateError): It can't be
+        written.
+        """
         with self._on_disk():
-            append_rows(self.folder / name, rows)
+            size = append_rows(self.folder / name, rows)
+        if lasts:
+            self.progress.sizes[name] = size
 
     def _write_rejected(self) -> None:
         if self._unwritten:
@@ -686,8 +690,9 @@ class StreamLearner:
         known = saved.progress.compared
         self._compared = None if known is None else Comparison(self._nlp, self._trained, **vars(known))
         # Texts that are learned again, and the end of the run, get new rows.
-        trim_rows(self.folder / LOG, "texts", self.progress.logged)
-        trim_rows(self.folder / REJECTED, "number", self.progress.rejected)
+        with self._on_disk():
+            for name in (LOG, REJECTED):
+                trim(self.folder / name, self.progress.sizes.get(name, 0))
         restore_random(saved.random)
 
     def _teacher_of(self, saved: LearnerState) -> StreamTeacher:

@@ -32,6 +32,7 @@ class StreamProgress:
     texts, tokens (int): Learned so far. skipped, rejected (int): Texts that were left out so far: by their labels or
         annotators, or as they can't be learned. logged, watched (int): The texts at the last row, and at the last
         evaluation of the watched corpus. seconds (float): Spent so far, in earlier processes.
+    sizes (dict): By file of rows, its bytes; without the row of a run's end.
     place (Place): In the stream. memory (Memory): Old texts. block (TextBlock): The texts since the last row.
     scored (list): Their docs in spaCy's binary format, as predicted and as they should be.
     added (list): Component and label, for those that were added.
@@ -45,6 +46,7 @@ class StreamProgress:
     rejected: Count = 0
     logged: Count = 0
     watched: Count = 0
+    sizes: dict[str, Count] = field(default_factory=dict)
     seconds: NotNegative = 0.0
     place: Place = field(default_factory=Place)
     block: TextBlock = field(default_factory=TextBlock)
