@@ -39,8 +39,6 @@ from .precision import (
     compute_in,
     computing_all_in,
     leave_to_others,
-    scale_passes_apart,
-    scaling_all_apart,
 )
 from .shims import backprop_through_frozen, torch_grads, update_in_calls
 from .succession import Released
@@ -78,8 +76,6 @@ __all__ = [
     "places_in",
     "round_to_models",
     "saved_tensor",
-    "scale_passes_apart",
-    "scaling_all_apart",
     "shim_paths",
     "torch_grads",
     "torch_params",

@@ -25,7 +25,6 @@ from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
 from .param import Param, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
-from .precision import scale_passes_apart
 from .succession import BufferKeeper, Keeper, Released, going_on, shims_of
 
 # Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
@@ -131,9 +130,6 @@ class ParamTable:
         self.pipeline.set(nlp, exclude)
         self._saved = saved
         walked = self._name_pipeline(walked)
-        for model in walked:
-            for _, shim in model.shims:
-                scale_passes_apart(shim)
         if joins_now:
             updates = max((found.updates for found in saved.values()), default=0)
             self._joined |= dict.fromkeys(self._names.in_use - saved.keys(), updates or None)
