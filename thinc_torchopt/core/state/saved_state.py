@@ -185,7 +185,7 @@ def fit(saved: SavedState, params: Collection[Param], paths: Collection[str]) ->
     averages = saved.averages
     if averages is not None:
         averages = {
-            name: of_kept(part) if name in ("tensors", "taken", "regions") else part for name, part in averages.items()
+            name: of_kept(part) if name in ("tensors", "taken", "ages") else part for name, part in averages.items()
         }
         averages["module_steps"] = {path: steps for path, steps in averages["module_steps"].items() if path in paths}
     fitted = replace(
