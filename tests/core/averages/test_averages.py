@@ -459,7 +459,7 @@ def grow(averages, param, shape):
     tensor[common] = param.tensor[common]
     grown = Param(param.name, (*param.key, len(averages._of)), None, tensor)
     grown.group, grown.steps = "not frozen", param.steps
-    averages.inherit(grown, averages.release(param), None, "mean")
+    averages.inherit(grown, averages.release(param))
     assert averages.tensor_of(param.key) is None
     return grown
 

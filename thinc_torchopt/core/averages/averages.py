@@ -23,11 +23,11 @@ from .. import kernels
 from ..errors import StateError
 from ..host import buffers_of, module_of
 from ..schema import Count, Positive, check_names, read, refuse, write
-from ..types import Key, OnGrowth
+from ..types import Key
 from .settings import THINC, AverageSettings
 
 if TYPE_CHECKING:  # spaCy loads EMA and SWA when it lists their registry, and params/ is not needed for that
-    from ..params import Param, Released
+    from ..params import Param
 
 # Averages and values, by the weight of the values, and whether these have the device and dtype of their average.
 Moves = dict[tuple[float, bool], tuple[list[torch.Tensor], list[torch.Tensor]]]
@@ -133,7 +133,7 @@ class Averages:
                 del self._of_buffers[shim]
 
     @torch.no_grad()
-    def inherit(self, param: Param, released: TensorAverage, old: Released, on_growth: OnGrowth) -> None:
+    def inherit(self, param: Param, released: TensorAverage) -> None:
         """Give a param the average of its predecessor, which may have another shape.
 
         Old cells keep their average. New cells have the param's values until their first value, and warm up by

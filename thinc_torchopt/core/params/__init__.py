@@ -6,7 +6,7 @@ half precision, shims.py params of other libraries, precision.py bf16, TF32 and 
 torch modules.
 """
 
-from .masters import follow_models, inherit_master, master_of, round_to_models
+from .masters import follow_models, master_of, round_to_models
 from .names import (
     NamedParam,
     Pattern,
@@ -23,6 +23,7 @@ from .names import (
 from .param import (
     CHUNK,
     Param,
+    ParamRow,
     as_one_vector,
     clear_grads,
     in_order,
@@ -41,7 +42,6 @@ from .precision import (
     leave_to_others,
 )
 from .shims import backprop_through_frozen, torch_grads, update_in_calls
-from .succession import Released
 from .table import ParamTable
 
 __all__ = [
@@ -49,9 +49,9 @@ __all__ = [
     "NamedModel",
     "NamedParam",
     "Param",
+    "ParamRow",
     "ParamTable",
     "Pattern",
-    "Released",
     "all_names",
     "as_one_vector",
     "backprop_apart",
@@ -66,7 +66,6 @@ __all__ = [
     "escape",
     "follow_models",
     "in_order",
-    "inherit_master",
     "is_viewable",
     "leave_to_others",
     "master_of",
