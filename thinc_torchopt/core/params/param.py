@@ -18,7 +18,8 @@ from .. import kernels
 from ..errors import ParamError, ShapeError
 from ..host import module_of
 from ..inserted import Insertion, Order, order_after
-from ..schema import Count, FirstStep, Limit, NotNegative
+from ..rates import RateScale
+from ..schema import Count, FirstStep, Limit
 from ..types import Key, OnGrowth
 from .masters import Half, inherit_master
 
@@ -46,7 +47,7 @@ class ParamRow:
 
     shim (str | None): The name in the calls of a shim with its own store.
     updates (int): The number of its updates.
-    joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
+    joined_at, rate_scale, frozen_until: As in `Param`.
     label: Of its settings.
     state (dict): torch's state of it.
     master (Tensor | None): Its float32 master, if it is of half precision and has one.
@@ -58,8 +59,7 @@ class ParamRow:
     updates: Count
     joined_at: Optional[Count]
     label: str
-    rate_factor: NotNegative
-    held_rate: Optional[NotNegative]
+    rate_scale: RateScale
     frozen_until: Optional[FirstStep]
     state: dict[str, Any]
     master: Optional[torch.Tensor]
@@ -90,8 +90,7 @@ class Param:
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients torch computes.
     settings (ParamSettings): Its settings in the config.
     group (Group | None): Its torch param group. None: it is frozen.
-    rate_factor (float): Multiplies its learning rate: set by rules, or adopted from other code.
-    held_rate (float | None): Replaces its learning rate: set by rules or other code.
+    rate_scale (RateScale): What rules, or other code, made of its learning rate.
     frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen during the training,
         whatever the settings say; infinite: none.
     row_size (int): Cells in a row, if the weights are flat with rows one after the other. Otherwise 1.
@@ -113,7 +112,6 @@ class Param:
         "grad_source",
         "group",
         "half",
-        "held_rate",
         "holder",
         "insertions",
         "is_array",
@@ -124,7 +122,7 @@ class Param:
         "lineage",
         "module",
         "name",
-        "rate_factor",
+        "rate_scale",
         "row_size",
         "settings",
         "shape",
@@ -155,8 +153,7 @@ class Param:
         self.is_bias_or_norm = is_bias_or_norm
         self.settings: ParamSettings = None  # type: ignore[assignment]  # until the plan sets it
         self.group: Group | None = None
-        self.rate_factor = 1.0
-        self.held_rate: Optional[float] = None
+        self.rate_scale = RateScale()
         self.frozen_until: Optional[float] = None
         self.row_size = 1
         self.insertions: tuple[Insertion, ...] = ()
@@ -172,8 +169,7 @@ class Param:
             self.steps,
             self.joined_at,
             self.settings.label,
-            self.rate_factor,
-            self.held_rate,
+            self.rate_scale,
             self.frozen_until,
             {} if self.group is None else self.group.owner.states.get(self),
             self.tensor if self.has_master else None,
@@ -181,8 +177,7 @@ class Param:
 
     def take_settings(self, row: ParamRow) -> None:
         """Take what decides on its group, before it has one."""
-        self.joined_at, self.frozen_until = row.joined_at, row.frozen_until
-        self.rate_factor, self.held_rate = row.rate_factor, row.held_rate
+        self.joined_at, self.rate_scale, self.frozen_until = row.joined_at, row.rate_scale, row.frozen_until
 
     def take_state(self, row: ParamRow, on_growth: OnGrowth = "mean") -> None:
         """Take the state and the master of a row, which may have another shape.
@@ -243,13 +238,6 @@ class Param:
     def in_form(self, tensor: torch.Tensor) -> Any:
         """A tensor in the model's form of the param: as it is, or as an array on its memory."""
         return array_of(tensor) if self.is_array else tensor.detach()
-
-    def scale_rate(self, factor: float) -> None:
-        """Multiply all future learning rates."""
-        if self.held_rate is None:
-            self.rate_factor *= factor
-        else:
-            self.held_rate *= factor
 
     def put_on(self, tensor: torch.Tensor) -> None:
         """Move to a tensor on another device, of another dtype, or in another memory order."""

@@ -7,7 +7,7 @@ without state, but keeps the learning rate, and stays frozen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from thinc.api import Model, Shim
@@ -17,20 +17,8 @@ from ..inserted import order_after
 from .names import NamedParam
 from .param import Param, ParamRow, saved_tensor
 
-
-class AveragesKeeper(Protocol):
-    """The table's view of averages, of params and of buffers."""
-
-    def release(self, param: Param) -> Any:
-        """Remove and return the average of a param that will be forgotten. None: it has none."""
-
-    def inherit(self, param: Param, released: Any) -> None:
-        """Give a param the average of the one that had its name before, perhaps with another shape."""
-
-    def pass_on_buffers(self, old: Shim, new: Shim, *, all_of_them: bool) -> None:
-        """Give the buffers of a shim's module the averages of those of another shim, or of its earlier module.
-        all_of_them (bool): False: only those in parts that both modules share.
-        """
+if TYPE_CHECKING:
+    from ..averages.averages import TensorAverage
 
 
 class Released(NamedTuple):
@@ -38,13 +26,12 @@ class Released(NamedTuple):
 
     lineage (object): As in `Param`.
     optimizer_class (type | None): The class of torch optimizers that updated it. None: it leaves no state.
-    average (Any): Its average, or None.
     """
 
     lineage: object
     row: ParamRow
     optimizer_class: type | None
-    average: Any
+    average: TensorAverage | None
 
 
 def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from spacy.language import Language
@@ -26,7 +26,11 @@ from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
 from .param import Param, ParamRow, is_key_of_shim, is_viewable, own_copy, view_of_param
 from .pipeline import KnownNames, KnownPipeline, NamedModel, components_to_train, with_component
-from .succession import AveragesKeeper, Released, going_on, shims_of
+from .succession import Released, going_on, shims_of
+
+if TYPE_CHECKING:
+    from ..averages import Averages
+    from ..update import GroupPlan
 
 # Options of algorithms that keep small updates of half precision, by rounding at random or by a compensation.
 _KEEPS_SMALL = frozenset({"bf16_stochastic_round", "kahan_sum"})
@@ -40,23 +44,11 @@ class ParamSource(NamedTuple):
     holder: Model[Any, Any] | Shim | None = None
 
 
-class ParamPlan(Protocol):
-    """The table's view of the plan, which assigns params to torch optimizers and groups: see core/update/plan.py."""
-
-    def sync(
-        self, changed: Iterable[Param] = (), *, new: Iterable[Param] = (), outside: Sequence[Param] = ()
-    ) -> None: ...
-    def move(self, param: Param, new: torch.Tensor) -> None: ...
-    def see_names(
-        self, names: Sequence[str], embeddings: Collection[str] = (), modules: Collection[str] = ()
-    ) -> bool: ...
-
-
 class ParamTable:
     """All params of an optimizer by key.
 
     by_key (dict[Key, Param]): The params.
-    plan (ParamPlan): Synced after each change. Keeps torch's state.
+    plan (GroupPlan): Synced after each change. Keeps torch's state.
     averages (Averages | None): Keeps an average for each param.
     on_growth ("mean" | "zero" | "reset"): How to fill new cells of the state of a param that grows.
     master_weights (bool): Optimize params of half precision by float32 masters. Warns of those without one, once.
@@ -68,8 +60,8 @@ class ParamTable:
     def __init__(
         self,
         by_key: dict[Key, Param],
-        plan: ParamPlan,
-        averages: AveragesKeeper | None,
+        plan: GroupPlan,
+        averages: Averages | None,
         on_growth: OnGrowth = "mean",
         *,
         master_weights: bool = False,

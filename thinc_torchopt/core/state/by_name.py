@@ -41,7 +41,7 @@ def collect(plan: GroupPlan, params: Sequence[Param], shims: Iterable[tuple[str,
     shims (Iterable[tuple[str, Shim]]): All shims of the pipeline, with their paths.
     """
     return {
-        "params": {param.name: vars(param.row()) for param in params},
+        "params": {param.name: _saved(param.row()) for param in params},
         "groups": _collect_groups(plan),
         "algorithms": {algorithm.name: write(algorithm.state_beside()) for algorithm in plan.algorithms},
         "grad_scalers": _collect_scalers(shims),
@@ -79,6 +79,10 @@ def roll_back(plan: GroupPlan, params: Iterable[Param], saved: SavedState, on_gr
     origins = _origins_of(plan, saved.groups)
     _restore_groups(origins, saved.groups, with_rates=False)
     _restore_algorithms(plan, saved.algorithms, origins, saved.groups)
+
+
+def _saved(row: ParamRow) -> dict[str, Any]:
+    return vars(row) | {"rate_scale": write(row.rate_scale)}
 
 
 def _restore_params(params: Iterable[Param], saved: Mapping[str, ParamRow], on_growth: OnGrowth = "mean") -> None:
