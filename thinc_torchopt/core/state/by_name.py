@@ -82,7 +82,7 @@ def roll_back(plan: GroupPlan, params: Iterable[Param], saved: SavedState, on_gr
 
 
 def _saved(row: ParamRow) -> dict[str, Any]:
-    return vars(row) | {"rate_scale": write(row.rate_scale)}
+    return vars(row) | {"rate_scale": dict(vars(row.rate_scale))}
 
 
 def _restore_params(params: Iterable[Param], saved: Mapping[str, ParamRow], on_growth: OnGrowth = "mean") -> None:
