@@ -27,10 +27,10 @@ from ..addons.recipes import (
     with_fast_products,
     write_config,
 )
-from ..core.annotations import annotations_of, survey
 from ..core.config_checks import check_names
 from ..core.errors import ConfigError
 from ..core.host import cli_util
+from ..core.kinds import Kind, kind_in, survey
 from ..core.words import listed
 from ..loop.data_check import Corpus
 from ..loop.label_conflicts import doubts_of_labels
@@ -280,15 +280,13 @@ def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> l
     with preserved_random():
         train = Corpus(plain_config["training"]["train_corpus"], examples)
         doubts = list(doubts_of_labels(nlp, plain_config, train, sourced))
-    faults = {name: fault for name, (factory, key) in wanted.items() if (fault := found.fault(factory, key))}
+    faults = {name: fault for name, kind in wanted.items() if (fault := found.fault(kind))}
     if not faults:
         return doubts
     choice = choose_components(found)
-    there = [annotations_of(component.factory, component.spans_key) for component in choice.components]
+    there = [component.kind.in_words for component in choice.components]
     named = "the config" if str(path) == "-" else f"'{path}'"
-    reasons = [
-        f" '{name}': {fault}." for name, fault in faults.items() if (of := found.of(*wanted[name])) is None or of.texts
-    ]
+    reasons = [f" '{name}': {fault}." for name, fault in faults.items() if found.of(wanted[name]).texts]
     raise ConfigError(
         f"Can't use {named} for '{overrides['paths.train']}': it trains {listed(list(faults))}, and the texts have "
         f"{listed(there) + ' only' if there else 'no annotations'}."
@@ -298,13 +296,13 @@ def _check_annotations(text: str, path: Path, overrides: Mapping[str, Any]) -> l
     )
 
 
-def _new_components(nlp: Language) -> dict[str, tuple[str, str]]:
-    """Factory and key for spans of each component that learns its labels from the texts."""
+def _new_components(nlp: Language) -> dict[str, Kind]:
+    """The kind of each component that learns its labels from the texts."""
     config = nlp.config.interpolate()
     frozen, given = config["training"]["frozen_components"], config["initialize"]["components"]
     sourced = util.get_sourced_components(config)
     return {
-        name: (nlp.get_pipe_meta(name).factory, str(getattr(nlp.get_pipe(name), "key", "") or "sc"))
+        name: kind_in(nlp, name)
         for name in nlp.pipe_names
         if name not in frozen and name not in sourced and given.get(name, {}).get("labels") is None
     }

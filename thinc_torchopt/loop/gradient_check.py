@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from spacy.language import Language
 
-from ..core.annotations import LEARNS_FROM, OF_EACH_WORD, annotations_of
 from ..core.errors import ConfigError, PipelineWarning
 from ..core.hooks import resumed_components
+from ..core.kinds import kind_in
 from ..core.optimizer import TorchOptimizer
 from ..core.params import Param, escape, in_order
 from ..core.schema import Count, read, write
@@ -39,16 +39,6 @@ from .training_check import how_to_allow
 
 LEAST_BATCHES: Final = 10
 MOST_BATCHES: Final = 200
-# The needs of components beside annotations.
-_NEEDS: Final = {
-    "entity_linker": "It learns from entities of its texts whose ids the knowledge base has. Set use_gold_ents = true "
-    "in [components.{name}], or add a component that sets entities to annotating_components in [training].",
-    **dict.fromkeys(
-        ("spancat", "spancat_singlelabel"),
-        "Its suggester proposes no spans. If they come from another component, such as a span_finder, add that to "
-        "annotating_components in [training].",
-    ),
-}
 
 
 @dataclass
@@ -155,12 +145,9 @@ class GradientCheck:
 
     def _may_know_all(self, name: str) -> bool:
         pipe = self._nlp.get_pipe(name)
-        has_one = LEARNS_FROM.get(self._factory(name)) in OF_EACH_WORD and len(getattr(pipe, "labels", ())) == 1
+        has_one = kind_in(self._nlp, name).is_of_each_word and len(getattr(pipe, "labels", ())) == 1
         listening = getattr(pipe, "listening_components", ())
         return has_one or name in resumed_components(self._nlp) or any(map(self._may_know_all, listening))
-
-    def _factory(self, name: str) -> str:
-        return self._nlp.get_pipe_meta(name).factory
 
     def _in_words(self, name: str) -> str:
         number = self._state.batches[name]
@@ -170,15 +157,10 @@ class GradientCheck:
         )
 
     def _needs(self, name: str) -> str:
-        pipe: Any = self._nlp.get_pipe(name)
-        factory = self._factory(name)
-        if factory in _NEEDS:
-            return _NEEDS[factory].format(name=name)
-        if heard := getattr(pipe, "listening_components", None):
+        kind, pipe = kind_in(self._nlp, name), self._nlp.get_pipe(name)
+        if not kind.is_known and (heard := getattr(pipe, "listening_components", None)):
             return f"It learns what {listed(heard)} need, and gets no gradient of theirs."
-        if what := annotations_of(factory, getattr(pipe, "key", "")):
-            return f"It learns from {what}: do the texts that it gets have them?"
-        return f"Its factory is '{factory}': look at its update() and get_loss()."
+        return kind.needs(name)
 
     def state_dict(self) -> dict[str, Any]:
         done = sorted({*self._state.done, *self._found})
