@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from spacy.util import registry
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller import trainer_controller
 
 from .conftest import HAS_MUON
 

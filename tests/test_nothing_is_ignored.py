@@ -2,7 +2,7 @@
 
 (a) A value that can't work is an error of ours, or of confection's validation, that names the argument.
 (b) A value that works shows: in a schedule's values, in the weights and state after some steps, or in what the
-    optimizer and `spacy torchopt explain` tell.
+    optimizer, its blocks and `spacy torchopt explain` tell.
 
 Arguments and their types are read off the signatures. What is not so stands in a list here, with its reason, and each
 list holds nothing that is not needed.
@@ -33,9 +33,9 @@ from hypothesis import strategies as st
 from spacy.util import registry
 from thinc.api import fix_random_seed
 
-from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller import trainer_controller
 from thinc_torchopt.addons.controller.operations import RunHandle
-from thinc_torchopt.addons.preview.lines import lines_of
+from thinc_torchopt.addons.preview.lines import lines_of, table_of
 from thinc_torchopt.addons.preview.params import describe, rows_of
 from thinc_torchopt.core.attachments import Attachment
 from thinc_torchopt.core.errors import ControllerError, TorchOptError
@@ -310,10 +310,16 @@ def seen_in_optimizer(optimizer, block):
         setup = Setup(steps.nlp, {**CONFIG, "training": training}, optimizer)
         now = describe(setup)
         rows = list(rows_of(setup, now, None))
-        lines = list(lines_of(setup, rows, now, rates_over_steps(optimizer, 20)))
-        return repr(([info.options for info in optimizer.describe()], lines))
+        lines = [*lines_of(setup, rows), table_of(optimizer, rows, now, rates_over_steps(optimizer, 20))]
+        facts = optimizer.precision, optimizer.ops, optimizer.ops_threads, optimizer.rollback
+        joined = {name: [type(one).__name__, plain_values(one)] for name, one in optimizer.attachments.items()}
+        return repr(([info.options for info in optimizer.describe()], lines, facts, joined))
 
     return done, told
+
+
+def plain_values(block):
+    return {name: value for name, value in vars(block).items() if isinstance(value, (int, float, str))}
 
 
 def tensors_in(tree):
@@ -627,7 +633,7 @@ NOT_HERE |= {
     "optimizers TorchOptimizer.v1 layer_decay": "no layers with numbers here: tests/core/settings/test_param_groups.py"
 }
 NOT_HERE |= {
-    f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/addons/controller/test_in_config.py"
+    f"misc TrainerController.v1 {name}": "blocks, not beside a definition: tests/addons/controller/test_settings.py"
     for name in ("metrics", "operations", "rules")
 }
 NOT_HERE |= {
@@ -667,8 +673,6 @@ TOLD = {
         for name in ("TorchOptimizer", "Adam", "RAdam", "SGD")
     },
     "optimizers TorchOptimizer.v1 ops_threads": "of the training loop: tests/loop/test_run_ops.py",
-    "optimizers TorchOptimizer.v1 spike_factor": SPIKES,
-    "optimizers TorchOptimizer.v1 on_spike": SPIKES,
     "optimizers TorchOptimizer.v1 rollback_after": GOES_BACK,
     "optimizers TorchOptimizer.v1 rollback_factor": GOES_BACK,
     "optimizers TorchOptimizer.v1 max_rollbacks": GOES_BACK,
@@ -678,9 +682,14 @@ TOLD = {
     **{f"misc Budget.v1 {name}": ENDS for name in ("limit", "decay_ratio")},
     "optimizers TorchOptimizer.v1 controller": "the training loop asks it: tests/addons/controller/test_training.py",
     "optimizers TorchOptimizer.v1 distributed": RANKS,
-    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("path", "every", "keep", "resume")},
+    **{
+        f"misc Checkpoint.v1 {name}": SAVES
+        for name in ("path", "every", "keep", "resume", "on_config_change", "progress_bar")
+    },
+    "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/loop/test_background.py",
+    **{name: PRIVATE for name in ARGUMENTS if name.startswith("misc Privacy.v1")},
     **{name: ROUNDS for name, (entry, _) in ARGUMENTS.items() if entry.is_of_federation},
-    **{f"misc Distributed.v1 {name}": RANKS for name in ("reduce", "shard_state", "scale_learn_rate")},
+    **{name: RANKS for name in ARGUMENTS if name.startswith("misc Distributed.v1")},
 }
 # What may show in a step by rounding alone: another kernel (tests/core/algorithms/test_torch_classes.py), and sums in
 # another order, which some processors round differently. The kernel is told.
@@ -694,13 +703,7 @@ HIDDEN = {
     "optimizers TorchOptimizer.v1 master_weights": "params here are float32: tests/core/params/test_masters.py",
     "misc EMA.v1 device": "there is one device here: tests/core/averages/test_averages.py",
     "misc SWA.v1 device": "there is one device here: tests/core/averages/test_averages.py",
-    "misc Checkpoint.v1 in_background": "the same is saved, at another time: tests/loop/test_background.py",
-    **{f"misc Checkpoint.v1 {name}": SAVES for name in ("on_config_change", "progress_bar")},
-    **{
-        f"misc Distributed.v1 {name}": RANKS
-        for name in ("backend", "timeout_seconds", "check_every", "share_evaluation")
-    },
-    **{name: PRIVATE for name in ARGUMENTS if name.startswith("misc Privacy.v1")},
+    **{f"optimizers TorchOptimizer.v1 {name}": SPIKES for name in ("spike_factor", "on_spike")},
     "layers OnlineRNN.v1 traces": SAME,
     "architectures OnlineRNNEncoder.v1 traces": SAME,
 }

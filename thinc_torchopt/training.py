@@ -1,6 +1,6 @@
 """Blocks of [training.optimizer] and numbers of a run, for Python. They live in loop/ and addons/."""
 
-from .addons.budget.settings import Budget
+from .addons.budget import Budget
 from .addons.fine_tuning.settings import FineTuning
 from .loop.checkpoint_settings import Checkpoint
 from .loop.log_numbers import latest_info

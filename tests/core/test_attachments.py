@@ -18,7 +18,7 @@ import pytest
 from spacy.util import registry
 
 from thinc_torchopt import SGD, Adam, Attachment, TorchOptimizer
-from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.core import attachments
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.attachments import GROUP

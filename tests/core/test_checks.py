@@ -2,147 +2,21 @@
 path.
 """
 
-import inspect
 import math
 from pathlib import Path
 
 import numpy
 import pytest
-import torch
 
 from thinc_torchopt import SGD, Adam, RAdam, TorchOptimizer
-from thinc_torchopt.addons.budget.settings import Budget
-from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.algorithms.torch_classes import SGD as TorchSGD
 from thinc_torchopt.core.algorithms.torch_classes import AdamW, Muon
-from thinc_torchopt.core.averages.settings import EMA, SWA
+from thinc_torchopt.core.averages.settings import EMA
 from thinc_torchopt.core.checks import Section
 from thinc_torchopt.core.errors import ConfigError
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 from ..conftest import needs_muon
-
-NUMBER = ["fast", None, True, -1, math.nan, math.inf, {}, torch.nn.Linear]
-WHOLE = [2.5, 5.0, "many", None, True, -1, [3]]
-FLAG = ["no", 1, 0.0, None, []]
-CHOICE = ["wrong", 1, True, ["x"], {}]
-SECTION = [3, "encoder", ["ner/*"], {3: {"params": ["*"]}}]
-OTHER = [3, "state", {}, [], object()]
-
-OF_OPTIMIZER = {
-    "algorithm": [None, "torch.AdamW.v1", torch.optim.AdamW, {}],
-    "learn_rate": NUMBER,
-    "grad_clip": NUMBER,
-    "precision": [*CHOICE, None],
-    "allow_untrainable": FLAG,
-    "ops": [*CHOICE, None],
-    "ops_threads": [*WHOLE, 0, 2, "auto", "2", None],
-    "master_weights": FLAG,
-    "clip_by": [*CHOICE, None],
-    "use_averages": FLAG,
-    "averages": OTHER,
-    "max_nonfinite": WHOLE,
-    "spike_factor": [*NUMBER, 0.5, 1],
-    "on_spike": [*CHOICE, None],
-    "rollback_after": WHOLE,
-    "rollback_factor": [*NUMBER, 0.0, 1.5],
-    "max_rollbacks": WHOLE,
-    "param_groups": SECTION,
-    "per_param_lr": [*SECTION[:3], {3: 0.1}],
-    "layer_decay": [*SECTION[:3], {3: 0.1}],
-    "skip_decay": CHOICE,
-    "on_outside_write": [*CHOICE, None],
-    "on_growth": [*CHOICE, None],
-    "new_params_warmup": WHOLE,
-    "enable_runtime_guards": FLAG,
-    "attachments": [3, "x", ["x"]],
-    "checkpoint": OTHER,
-    "budget": OTHER,
-    "controller": OTHER,
-    "distributed": OTHER,
-    "privacy": OTHER,
-    "fine_tuning": OTHER,
-}
-DROP_IN = {
-    "learn_rate": NUMBER,
-    "L2": NUMBER,
-    "grad_clip": NUMBER,
-    "L2_is_weight_decay": FLAG,
-    "use_averages": FLAG,
-    "ops": [*CHOICE, None],
-}
-WITH_BETAS = {**DROP_IN, "beta1": [*NUMBER, 1.0], "beta2": [*NUMBER, 1.0], "eps": NUMBER}
-AVERAGES = {
-    "start_step": WHOLE,
-    "every": [*WHOLE, 0],
-    "device": [3.5, "nowhere", []],
-    "dtype": CHOICE,
-    "buffers": [*CHOICE, None],
-}
-FUNCTIONS = {
-    TorchOptimizer: ("[training.optimizer]", OF_OPTIMIZER, {"algorithm": AdamW()}),
-    Adam: ("[training.optimizer]", WITH_BETAS, {}),
-    RAdam: ("[training.optimizer]", WITH_BETAS, {}),
-    SGD: ("[training.optimizer]", DROP_IN, {"learn_rate": 0.1}),
-    EMA: ("[training.optimizer.averages]", {**AVERAGES, "decay": [*NUMBER, 1.5], "warmup": [*CHOICE, None]}, {}),
-    SWA: ("[training.optimizer.averages]", AVERAGES, {"start_step": 3}),
-    Checkpoint: (
-        "[training.optimizer.checkpoint]",
-        {
-            "path": [3, "", None, Path(__file__), []],
-            "every": WHOLE,
-            "keep": [*WHOLE, 0],
-            "resume": [*CHOICE, None],
-            "on_config_change": [*CHOICE, None],
-            "in_background": FLAG,
-            "progress_bar": FLAG,
-        },
-        {"path": "state"},
-    ),
-    Budget: (
-        "[training.optimizer.budget]",
-        {
-            "limit": [3, "", None, "20 minutes", []],
-            "decay_ratio": [*NUMBER, 0.0, 1.5],
-        },
-        {"limit": "20m"},
-    ),
-    Distributed: (
-        "[training.optimizer.distributed]",
-        {
-            "reduce": [*CHOICE, None],
-            "backend": CHOICE,
-            "timeout_seconds": [*NUMBER, 0.5],
-            "check_every": WHOLE,
-            "share_evaluation": FLAG,
-            "shard_state": FLAG,
-            "scale_learn_rate": [*CHOICE, None],
-        },
-        {},
-    ),
-}
-BAD = [
-    (function, name, value)
-    for function, (_, bad, _) in FUNCTIONS.items()
-    for name, values in bad.items()
-    for value in values
-]
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_checks_know_every_argument(function):
-    assert set(FUNCTIONS[function][1]) == set(inspect.signature(function).parameters)
-
-
-@pytest.mark.parametrize(
-    ("function", "name", "value"), BAD, ids=[f"{f.__name__}-{name}-{i}" for i, (f, name, _) in enumerate(BAD)]
-)
-def test_checks_refuse_what_a_config_may_not_say(function, name, value):
-    path, _, given = FUNCTIONS[function]
-    with pytest.raises(ConfigError) as caught:
-        function(**{**given, name: value})
-    text = str(caught.value)
-    assert f"'{name}' in {path}" in text and "expected" in text and (repr(value) in text or str(value) in text), text
 
 
 @pytest.mark.parametrize(

@@ -212,20 +212,12 @@ def test_drop_ins_take_thincs_config(name):
 @pytest.mark.parametrize("make", [thinc_torchopt.Adam, thinc_torchopt.RAdam, thinc_torchopt.SGD])
 def test_drop_ins_take_the_ops_of_a_run(make):
     assert make(0.1).ops == "thinc" and make(0.1, ops="fastest").ops == "fastest"
-    with pytest.raises(ConfigError, match=r"'ops' in \[training.optimizer\]: expected 'thinc' or 'fastest'"):
-        make(0.1, ops="fast")
 
 
 def test_drop_ins_refuse_a_decay_that_erases_weights():
     optimizer = thinc_torchopt.SGD(0.5, L2=2.0)
     with pytest.raises(ConfigError, match="learn_rate x L2 below 1"):
         optimizer((0, "W"), numpy.ones((2, 2), dtype="f"), numpy.ones((2, 2), dtype="f"))
-
-
-@pytest.mark.parametrize("betas", [{"beta1": 1.0}, {"beta2": 1.0}, {"beta1": -0.1}])
-def test_drop_ins_refuse_betas_out_of_range(betas):
-    with pytest.raises(ConfigError, match=rf"'{next(iter(betas))}'.*at least 0 and below 1"):
-        thinc_torchopt.Adam(**betas)
 
 
 @pytest.mark.gpu

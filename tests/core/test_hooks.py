@@ -550,11 +550,7 @@ def test_hooks_silence_other_ranks(caplog):
 
 
 def test_hooks_forget_who_wrote_the_models_of_the_training_before():
-    class Run:
-        pass
-
-    run = Run()
-    hooks.tell_output_to(run, object())
+    hooks.tell_output_to(object())
     arguments = dict.fromkeys(
         ("dropout", "eval_frequency", "accumulate_gradient", "patience", "max_steps", "exclude",
          "annotating_components", "before_update")

@@ -34,7 +34,6 @@ from thinc_torchopt.core.schedules.curves import warmup_linear
 from thinc_torchopt.core.schema import read, write
 from thinc_torchopt.core.state.files import read_folder, write_folder
 from thinc_torchopt.loop.checkpoint_folder import name_of, newest_whole, steps_of
-from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.progress import Progress
 
 from ..conftest import CONFIGS, SHARED, needs_corpora, needs_muon, resize
@@ -257,7 +256,7 @@ def test_checkpoint_is_told_by_explain_as_by_the_run(corpus, tmp_path, caplog):
 def test_checkpoint_keeps_so_many(corpus, tmp_path):
     run(config_for(tmp_path, corpus, steps=7, training__optimizer__checkpoint__keep=3), tmp_path / "out")
     assert [path.name for path in steps_of(tmp_path / "state")] == ["step-00000005", "step-00000006", "step-00000007"]
-    assert sorted(os.listdir(tmp_path / "state")) == ["best", "step-00000005", "step-00000006", "step-00000007"]
+    assert sorted(os.listdir(tmp_path / "state")) == ["step-00000005", "step-00000006", "step-00000007"]
 
 
 def test_checkpoint_takes_the_next_older_one_when_one_is_damaged(corpus, tmp_path):
@@ -312,7 +311,7 @@ def test_checkpoint_refuses_a_changed_config_before_anything_is_lost(corpus, tmp
     assert min(rates) == 4 and all(rate == {"default": 0.0} for rate in rates.values())
     changed["training"] |= {"max_steps": 8, "eval_frequency": 2, "patience": 5000}
     changed["training"]["optimizer"]["checkpoint"] |= {"every": 0, "on_config_change": "refuse"}
-    assert sorted(run(changed, tmp_path / "out2")) == [7, 8]
+    assert sorted(run(changed, tmp_path / "out")) == [7, 8]
 
 
 def test_checkpoint_refuses_another_pipeline(corpus, tmp_path):
@@ -515,7 +514,7 @@ def test_checkpoint_compares_scores_of_the_same_texts_only(corpus, tmp_path):
         run(changed, tmp_path / "out")
     progress = newest_whole(tmp_path / "state").progress
     assert [step for _, step in progress.results] == [5, 10] and progress.best_score < best
-    kept = json.loads((tmp_path / "state" / "best" / "torchopt-manifest.json").read_text())
+    kept = json.loads((tmp_path / "out" / "model-best" / "kept-as-best.json").read_text())
     assert kept["step"] in (5, 10)  # equal scores: spaCy keeps the newest
 
 
@@ -604,14 +603,9 @@ def test_checkpoint_touches_nothing_that_is_not_its_own(corpus, tmp_path):
     ):
         assert text in str(warning.message)
     left = ["step-00000004", "step-00000005", "step-00000025", "step-00000027", "step-backup", "step-notes"]
-    assert sorted(os.listdir(tmp_path / "state")) == ["best", *left]
+    assert sorted(os.listdir(tmp_path / "state")) == left
     with pytest.warns(CheckpointWarning):
         assert run(config, tmp_path / "out") == {}
-    (tmp_path / "state" / "best" / "torchopt-manifest.json").unlink()
-    before = contents(tmp_path)
-    with pytest.warns(CheckpointWarning), pytest.raises(ConfigError, match="Can't keep the best model in"):
-        run(config, tmp_path / "out")
-    assert contents(tmp_path) == before
 
 
 def test_checkpoint_of_a_run_whose_data_ended(corpus, tmp_path, caplog):
@@ -646,38 +640,22 @@ def test_checkpoint_of_a_finished_run_whose_rate_fell_to_the_end(corpus, tmp_pat
         run(config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=block), tmp_path / "out")
 
 
-def test_checkpoint_puts_the_best_model_back_at_once(corpus, tmp_path, monkeypatch):
-    """Where this run saves its models: a resumed run may be stopped before its first evaluation, or save elsewhere than
-    the one before.
-    """
-    monkeypatch.chdir(tmp_path)
+def test_checkpoint_leaves_the_best_model_in_place(corpus, tmp_path):
+    """A resumed run may be stopped before its first evaluation. In another folder there is none, or another run's."""
     config = config_for(tmp_path, corpus, steps=9, training__optimizer__learn_rate=[0.01] * 6 + [3.0] * 30)
-    run(config, Path("out"), crash_at=7)
+    run(config, tmp_path / "out", crash_at=7)
     best = digests(tmp_path / "out")["model-best scores"]
-    run(config, Path("out"), crash_at=8)
-    assert digests(tmp_path / "out")["model-best scores"] == best
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    run(config, Path("out"))
-    assert digests(tmp_path / "elsewhere" / "out")["model-best scores"] == best
-    for output in (Path("out"), tmp_path / "out2"):
-        assert run(config, output) == {}
-        assert digests(output)["model-best scores"] == best
-    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["out"]
-
-
-def test_checkpoint_best_model_is_verified(corpus, tmp_path):
-    """And what can't be put back, or not now, does not end the training."""
-    config = config_for(tmp_path, corpus, steps=7)
-    run(config, tmp_path / "out")
-    (tmp_path / "out2").mkdir()
-    with (tmp_path / "state" / "best" / "meta.json").open("a") as file:
-        file.write(" ")
-    with pytest.warns(
-        CheckpointWarning, match=r"Can't restore the best model so far to .*out2.*: Can't use the best model"
-    ):
+    for crash_at in (8, None):
+        run(config, tmp_path / "out", crash_at=crash_at)
+        assert digests(tmp_path / "out")["model-best scores"] == best
+    told = r"The best model so far, that of step \d, is not in '.*model-best'"
+    with pytest.warns(CheckpointWarning, match=told):
         assert run(config, tmp_path / "out2") == {}
-    assert sorted(os.listdir(tmp_path / "out2")) == ["model-last"]
+    assert os.listdir(tmp_path / "out2") == ["model-last"]
+    run(config_for(tmp_path / "other", corpus, steps=2), tmp_path / "out")
+    with pytest.warns(CheckpointWarning, match=told):
+        run(config, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == ["model-last"]
 
 
 def train(config, output, function=spacy_train):
@@ -698,8 +676,9 @@ def test_checkpoint_full_output_disk(corpus, small_disk, tmp_path):
         train(config, small_disk)
     (small_disk / "full").unlink()
     resize(small_disk, 20_000_000)
-    train(config, small_disk)
-    assert digests(small_disk)["model-best scores"] == digests(tmp_path / "out")["model-best scores"]
+    with pytest.warns(CheckpointWarning, match="The best model so far, that of step 5, is not in"):
+        train(config, small_disk)
+    assert spacy.load(small_disk / "model-last").meta["performance"]
 
 
 def test_checkpoint_counts_the_room_of_all_that_is_written(corpus, small_disk, tmp_path):
@@ -711,10 +690,10 @@ def test_checkpoint_counts_the_room_of_all_that_is_written(corpus, small_disk, t
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
     keep = config["training"]["optimizer"]["checkpoint"]["keep"]
-    written = 3 * size(tmp_path / "out" / "model-last") + size(tmp_path / "state" / "best")
+    written = 3 * size(tmp_path / "out" / "model-last")
     written += (keep + 1) * size(steps_of(tmp_path / "state")[-1])
     config["paths"]["state"] = str(small_disk / "state")
-    with pytest.raises(ConfigError, match=f"a copy of the best one and {keep + 1} checkpoints, .* found") as error:
+    with pytest.raises(ConfigError, match=f"being written.* and {keep + 1} checkpoints, .* found") as error:
         train(config, small_disk / "out", spacy.training.loop.train)
     told = 1e6 * int(re.search(r"checkpoints, ([\d,]+) MB", str(error.value))[1])
     assert abs(told - written) < 0.1 * written + 5e5  # told in MB; without the vocabulary, and headers of files
@@ -913,21 +892,6 @@ def test_checkpoint_leaves_nothing_behind_when_a_logger_raises(corpus, tmp_path)
     assert newest_whole(tmp_path / "state").progress.step == 5 and len(kept) == 2
 
 
-BAD = {
-    "'every' .*at least 0, found -1": {"every": -1},
-    "'keep' .*at least 1, found 0": {"keep": 0},
-    "'resume' .*'auto', 'must' or 'never', found 'yes'": {"resume": "yes"},
-    "'on_config_change' .*'refuse' or 'warn'": {"on_config_change": "ignore"},
-    "'path' .*expected a folder, found ''": {"path": ""},
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_checkpoint_refuses_bad_settings(message):
-    with pytest.raises(ConfigError, match=message):
-        Checkpoint(**{"path": "state", **BAD[message]})
-
-
 # ---------------------------------------------------------------------- real processes
 
 
@@ -1011,7 +975,7 @@ def test_checkpoint_survives_a_full_disk(corpus, small_disk, tmp_path):
     assert "No space left on device" in found.stderr and "Training continues" in found.stderr
     assert rows(found.stdout) == expected
     assert [read_folder(path)["progress"]["step"] for path in steps_of(small_disk / "state")] == [0, 3]
-    assert set(os.listdir(small_disk / "state")) <= {"best", "step-00000000", "step-00000003"}  # no leftovers
+    assert set(os.listdir(small_disk / "state")) <= {"step-00000000", "step-00000003"}  # no leftovers
     resize(small_disk, 20 * size)
     again = rows(spacy_cli(*args).stdout)
     assert again.items() <= expected.items() and min(again) == 6

@@ -114,22 +114,6 @@ def test_data_check_labels_that_a_sourced_component_does_not_know(component):
     assert ("KeyError" in stop) == raises
 
 
-def test_data_check_labels_that_the_corpus_does_not_have():
-    """Of the corpus that is trained on, and in dev alone."""
-    nlp = pipeline("textcat_multilabel")
-    nlp.initialize(lambda: corpus(nlp, NEW).examples)
-    gold = GOLD | {"cats": {"RED": 1.0, "BLUE": 0.0}}
-    notes = check(nlp, corpus(nlp, gold), sourced=["textcat_multilabel"]).notes
-    assert any(
-        "'textcat_multilabel' (sourced) knows NEW, which [corpora.train] does not have" in note for note in notes
-    )
-    nlp = pipeline("tagger")
-    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
-    found = check(nlp, corpus(nlp, GOLD), corpus(nlp, NEW, "dev"))
-    assert not found.stops
-    assert any("never right on X (20.0% of the labels in [corpora.dev])" in note for note in found.notes)
-
-
 @pytest.mark.parametrize("component", LEARNERS)
 def test_data_check_scores_of_dev(component):
     """Where spaCy's evaluation can only give 0, that is said; and where it need not, nothing is."""
@@ -142,18 +126,6 @@ def test_data_check_scores_of_dev(component):
     assert score == 0.0 and sum("The score is 0 at each evaluation" in note for note in found.notes) == 1
     assert any(note.startswith(f"'{component}' can't be scored") for note in found.notes)
     assert not check(nlp, corpus(nlp, GOLD), full, weights=weights).notes
-
-
-@pytest.mark.parametrize("held", [0, 1, 2])
-def test_data_check_counts_texts_without_one_category(held):
-    """Of those that have categories: the others are not annotated for them."""
-    nlp = pipeline("textcat")
-    nlp.initialize(lambda: corpus(nlp, GOLD).examples)
-    dev = corpus(nlp, GOLD, "dev")
-    dev.examples[0].reference.cats = {"RED": float(held > 0), "BLUE": float(held > 1)}
-    dev.examples[1].reference.cats = {}
-    notes = [note for note in check(nlp, corpus(nlp, GOLD), dev).notes if "several categories" in note]
-    assert [note.split(" have ")[0] for note in notes] == ["1 text in [corpora.dev]"] * (held != 1)
 
 
 @pytest.mark.parametrize("component", ["textcat", "textcat_multilabel"])
@@ -216,15 +188,6 @@ def test_data_check_looks_further_than_the_first_texts():
     nlp.initialize(lambda: corpus(nlp, GOLD).examples)
     train = Corpus("corpora.train", [*corpus(nlp, {}, n=300).examples, *corpus(nlp, GOLD, n=1).examples])
     assert not check(nlp, train).stops
-
-
-def test_data_check_texts_that_are_in_both():
-    nlp = pipeline("tagger")
-    train = corpus(nlp, GOLD)
-    nlp.initialize(lambda: train.examples)
-    dev = Corpus("corpora.dev", train.examples[:3])
-    [note] = check(nlp, train, dev, weights={"tag_acc": 1.0}).notes
-    assert note.startswith("3 of the 3 texts in [corpora.dev] are in [corpora.train] too")
 
 
 # ---------------------------------------------------------------------- annotations that can't be learned

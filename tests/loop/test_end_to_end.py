@@ -154,7 +154,6 @@ def test_training_of_a_transformer(config, tmp_path):
 
 @pytest.mark.slow
 @needs_corpora
-@pytest.mark.filterwarnings("ignore:.*is never right on")
 def test_training_curves_lie_within_thincs_spread(tmp_path):
     """Five seeds each: the mean score of the drop-in at each evaluation is no further from thinc's than seeds are from
     each other.

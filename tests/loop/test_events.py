@@ -6,6 +6,7 @@ import json
 import math
 import random
 import signal
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -21,6 +22,7 @@ from thinc_torchopt.core.errors import ConfigError, ConfigWarning, RollbackError
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 from thinc_torchopt.loop.events import EVENT_TYPES, Control, Listeners, Log
+from thinc_torchopt.loop.progress import Progress
 from thinc_torchopt.loop.run import train_while_improving
 
 from ..models import TOK2VEC, initialized, pipeline_params, same, toy_examples
@@ -270,9 +272,10 @@ def test_events_tell_the_sums_of_before_when_a_run_goes_on_with_a_bad_batch(tmp_
 
 
 def test_events_that_nobody_wants_are_not_made():
-    Listeners([]).emit(Log, 0, 0, None)  # without what it carries
+    run = SimpleNamespace(progress=Progress())
+    Listeners([]).emit(Log, run)  # without what it carries
     with pytest.raises(TypeError):
-        Listeners([Listener(on_log=print)]).emit(Log, 0, 0, None)
+        Listeners([Listener(on_log=print)]).emit(Log, run)
 
 
 def test_listeners_change_nothing_by_listening():

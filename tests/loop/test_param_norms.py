@@ -11,7 +11,7 @@ import torch
 from spacy.util import registry
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller import trainer_controller
 from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core import kernels
 from thinc_torchopt.loop import param_norms

@@ -205,7 +205,6 @@ def test_rollback_loses_nothing_when_a_run_ends_in_trouble(corpus, tmp_path):
         assert sorted(run(config, tmp_path / "out")) == [10, 11, 12]
 
 
-@pytest.mark.filterwarnings("ignore:.*may unlearn it")
 def test_rollback_in_a_run_that_began_with_new_labels(corpus, tmp_path):
     """Added before the first step, they are in each checkpoint."""
     init_nlp(config_for(tmp_path, corpus, parser=True).interpolate()).to_disk(tmp_path / "old")

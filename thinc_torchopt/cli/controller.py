@@ -10,9 +10,8 @@ from spacy import util
 from typer import Argument as Arg
 from typer import Context
 
-from ..addons.controller import ControllerSettings, ControllerSpec
+from ..addons.controller import ControllerSettings, ControllerSpec, trainer_controller
 from ..addons.controller.run_rules import names_in_run
-from ..addons.preview import actions_of, tell_limits
 from ..core.errors import ConfigError
 from ..core.host import cli_util
 from ..core.words import count
@@ -53,7 +52,7 @@ def controller(
     print_table(
         console,
         headers,
-        [[spec.name, ", ".join(spec.triggers), ", ".join(actions_of(spec)), tell_limits(spec)] for spec in specs],
+        [[spec.name, ", ".join(spec.triggers), ", ".join(_actions_of(spec)), _tell_limits(spec)] for spec in specs],
     )
     print_notes(console, notes)
 
@@ -69,7 +68,7 @@ def _rules_of(path: Path, args: list[str]) -> tuple[Config | None, ControllerSet
             raise ConfigError(
                 f"Can't use {args[0]}: {path} is a file of rules, in which a config's settings can't be changed."
             )
-        return None, ControllerSettings(path)
+        return None, trainer_controller(path)
     overrides = read_overrides(args)
     with config_errors_shown(path):
         config = util.load_config(path / "config.cfg" if path.is_dir() else path, overrides=overrides, interpolate=True)
@@ -105,9 +104,27 @@ def _as_dict(spec: ControllerSpec) -> dict[str, Any]:
         "name": spec.name,
         "triggers": spec.triggers,
         "rule": spec.rule.text,
-        "operations": actions_of(spec),
+        "operations": _actions_of(spec),
         "patience": None if patience is None else patience.threshold,
         "in_a_row": None if patience is None else patience.resets,
         "cooldown": spec.cooldown,
         "max_firings": spec.max_firings,
     }
+
+
+def _actions_of(spec: ControllerSpec) -> list[str]:
+    """The actions of a rule, as in its definition."""
+    return [f"{operation}.{action}" for operation, action in spec.actions]
+
+
+def _tell_limits(spec: ControllerSpec) -> str:
+    """The limits on the firings of a rule."""
+    parts = []
+    if spec.patience is not None:
+        in_a_row = " in a row" if spec.patience.resets else ""
+        parts.append(f"more than {count(spec.patience.threshold, 'time')}{in_a_row}")
+    if spec.cooldown:
+        parts.append(f"then not for {count(spec.cooldown, 'step')}")
+    if spec.max_firings is not None:
+        parts.append(f"at most {count(spec.max_firings, 'firing')}")
+    return ", ".join(parts) or "each time"

@@ -9,10 +9,7 @@ from typing import Optional
 
 import typer
 from typer import Option as Opt
-from wasabi.printer import Printer
-from wasabi.util import color, supports_ansi
 
-from ..addons.preview import Description
 from ..addons.preview import explain as describe
 from ._command import CODE, CONFIG, GPU, JSON
 from ._screen import errors_shown, make_console, print_error, wants_traceback
@@ -26,17 +23,15 @@ def explain(
     ctx: typer.Context,
     config_path: Path = CONFIG,
     is_timed: bool = Opt(False, "--time", help="Train for a few steps, to estimate how long the training takes"),
-    shows_all: bool = Opt(False, "--all", "-a", help="Print all lines, also those about settings at their defaults"),
     as_json: bool = JSON,
     code_path: Optional[Path] = CODE,
     use_gpu: int = GPU,
 ) -> None:
     """
     Check a training before it begins, and say what it will do. Shows problems that would stop it (corpora, annotations,
-    labels, device, disk), possible mistakes, which params learn at which rate, what is frozen, clipped, averaged and
-    saved, and what the training costs, on one screen. The pipeline is built and initialized as in `spacy train`, so
-    pass the same overrides, such as --paths.train train.spacy. Nothing is written. The exit code is 1 if something
-    would stop the training.
+    labels, device, disk), possible mistakes, a table of which params learn at which rate, and what the training costs.
+    The pipeline is built and initialized as in `spacy train`, so pass the same overrides, such as --paths.train
+    train.spacy. Nothing is written. The exit code is 1 if something would stop the training.
     """
     with errors_shown(as_json=as_json):
         overrides = read_overrides(ctx.args, code_path)
@@ -48,16 +43,6 @@ def explain(
     elif told.is_one_error:
         print_error(make_console(stderr=True), told.stops[0])
     else:
-        _print(told, is_whole=shows_all)
+        told.print(make_console(), min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns))
     if told.stops:
         sys.exit(1)
-
-
-def _print(told: Description, *, is_whole: bool) -> None:
-    Printer(pretty=sys.stdout.isatty()).divider(told.title)
-    is_coloured = sys.stdout.isatty() and supports_ansi()
-    colors = {"Stops": "red" if told.stops else "green", "Note": "yellow"}
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    for label, text in told.rows(width, is_whole=is_whole, hint=": --all"):
-        head = color(label, fg=colors.get(label.strip(), "blue")) if is_coloured and label.strip() else label
-        print(f"{head}{text}".rstrip())

@@ -22,7 +22,7 @@ from ..core.config_checks import check_corpora
 from ..core.errors import ConfigError
 from ..core.words import plain
 from ..loop.checkpoint_folder import resumable
-from ..loop.setting_rates import rates_of_settings
+from ..loop.schedule_check import rates_of_settings
 from ..loop.setup import resolve_optimizer
 from ._command import CODE, TRAINING_CONFIG
 from ._screen import errors_shown, make_console, print_error, show_plain_headings

@@ -154,8 +154,8 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
     advice (str): A frequent cause, and what to do.
     group (str): Label of the group.
     step (int): How many steps the writer of rates had made.
-    what (str): The kind of change: "learn_rate", "order" of the groups, "moved" params between groups, "params",
-        "options", "group" (added or removed), or "taken_out" (a group that its owner keeps is gone).
+    what (str): The kind of change: "learn_rate", "params", "options", "group" (added or removed), or "taken_out" (a
+        group that its owner keeps is gone).
     expected, found (Any): The values before and after the change.
     """
 
@@ -175,7 +175,7 @@ class LearnRateIntegrityError(TorchOptError, RuntimeError):
     @property
     def can_be_undone(self) -> bool:
         """Whether the controller can undo the change. If not, it accepts the group as it is."""
-        return self.what in ("learn_rate", "order", "moved", "taken_out")
+        return self.what in ("learn_rate", "taken_out")
 
 
 class TorchOptWarning(UserWarning):

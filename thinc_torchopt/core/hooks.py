@@ -125,7 +125,7 @@ def _begin_update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     def train_while_improving(nlp: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        _begun.set(lambda: None)
+        _next_writer.set(None)
         _writer.set(None)  # that of a training before, by a `train` that was imported before the hooks
         if isinstance(optimizer, _ours):
             # The loop is in a higher room than the optimizer, which imports this: it is imported late, by its public
@@ -136,34 +136,26 @@ def _train_while_improving(original: Callable[..., Any]) -> Callable[..., Any]:
     return train_while_improving
 
 
-class OutputListener(Protocol):
-    """An object that needs to know where spaCy saves models."""
-
-    def before_cleaning(self, output: Path | None) -> None: ...
-
-    def after_cleaning(self, output: Path | None) -> None: ...
-
-
 class ModelWriter(Protocol):
     """An object that writes the models that spaCy saves."""
 
-    def open(self, folder: Path | None) -> None: ...
+    def open(self, folder: Path | None) -> bool:
+        """Called before spaCy removes models from a folder. RETURNS (bool): Whether it may."""
 
     def to_disk(self, nlp: Any, path: Path) -> None: ...
 
 
-# The training that was started and has not begun yet, who writes its models, and the end of the current one.
-_begun: ContextVar[Callable[[], OutputListener | None]] = ContextVar("_begun", default=lambda: None)
+# Who writes the models of the training that was started and has not begun yet, and of the current one; and its end.
+_next_writer: ContextVar[ModelWriter | None] = ContextVar("_next_writer", default=None)
 _writer: ContextVar[ModelWriter | None] = ContextVar("_writer", default=None)
 _end: ContextVar[ExitStack | None] = ContextVar("_end", default=None)
 
 
-def tell_output_to(run: OutputListener, writer: ModelWriter) -> None:
-    """Tell a run the folder that spaCy cleans for it, which is the next thing that `spacy.training.loop.train` does.
-
-    writer (ModelWriter): Writes the models that spaCy saves there.
+def tell_output_to(writer: ModelWriter) -> None:
+    """Tell who writes the models of a training the folder that spaCy cleans for them, which is the next thing that
+    `spacy.training.loop.train` does.
     """
-    _begun.set(weakref.ref(run))
+    _next_writer.set(writer)
     _writer.set(writer)
 
 
@@ -256,15 +248,10 @@ def _drop(record: logging.LogRecord) -> bool:
 
 def _clean_output_dir(original: Callable[..., None]) -> Callable[..., None]:
     def clean_output_dir(path: Path | None) -> None:
-        run = _begun.get()()
-        _begun.set(lambda: None)
-        if run is not None:
-            run.before_cleaning(path)
-            if (writer := _writer.get()) is not None:
-                writer.open(path)  # may refuse: then the models of an earlier training stay
-        original(path)
-        if run is not None:
-            run.after_cleaning(path)
+        writer = _next_writer.get()
+        _next_writer.set(None)
+        if writer is None or writer.open(path):  # may refuse: then the models of an earlier training stay
+            original(path)
 
     return clean_output_dir
 

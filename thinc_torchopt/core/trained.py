@@ -17,7 +17,8 @@ from .checks import check_texts
 from .errors import CheckpointWarning, GrowthWarning
 from .params import NamedModel, Param, ParamTable, Pattern
 from .rates import RateWriter
-from .settings import Cascade, FreezeChanges, RateChanges
+from .schema import write
+from .settings import Cascade
 from .state import WHAT, SavedState, by_name, saved_state
 from .types import Key, OnGrowth, OnOutsideWrite
 from .update import FrozenGrads, GroupPlan
@@ -121,8 +122,8 @@ class TrainedParams:
             **by_name.collect(self.plan, self.params, shims),
             "grads": by_name.collect_grads(walked),
             "averages": None if self.averages is None else self.averages.state_dict(shims),
-            "freeze_changes": self.plan.freeze_changes.state_dict(),
-            "rate_changes": self.plan.rate_changes.state_dict(),
+            "freeze_changes": [write(change) for change in self.plan.freeze_changes],
+            "rate_changes": [write(change) for change in self.plan.rate_changes],
         }
 
     def load(
@@ -144,8 +145,8 @@ class TrainedParams:
         RAISES (StateError): The state is of other params, or damaged. (ConfigError): It is of other settings.
         """
         may_grow = on_growth is not None
-        self.plan.freeze_changes = FreezeChanges(saved.freeze_changes)
-        self.plan.rate_changes = RateChanges(saved.rate_changes)
+        self.plan.freeze_changes = saved.freeze_changes
+        self.plan.rate_changes = saved.rate_changes
         if paths:
             saved = saved_state.rename(saved, paths)
         walked = self.table.add_all(nlp, exclude, saved=saved.params, joins_now=may_grow)

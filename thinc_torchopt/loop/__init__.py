@@ -7,7 +7,7 @@ run.py has the loop, and the parts of its steps; events.py the events that liste
 - rollback.py goes back to a checkpoint.
 - saved_models.py saves models, log_numbers.py feeds loggers.
 
-dev_loss.py computes the loss on the development data; setting_rates.py what learning rates a config has;
-signals.py stops a run after a step, or starts their fall; progress_bars.py shows the progress of other slow work. Other
-files are imported one by one: this one imports none, because reading a config must stay cheap.
+dev_loss.py computes the loss on the development data; signals.py stops a run after a step, or lets its learning rates
+fall; progress_bars.py shows the progress of other slow work. Other files are imported one by one: this one imports
+none, because reading a config must stay cheap.
 """

@@ -3,7 +3,6 @@
     training/state/
       step-00001000/        tensors.safetensors, values.json, manifest.json (their checksums)
       step-00001500/
-      best/                 the best model so far: spaCy removes its own when it starts again
       stopped/
         step-00001234/      of a run that a signal stopped between two checkpoints, until the next one
 
@@ -68,7 +67,6 @@ from .processes import Alone
 from .progress import Progress, plain_scores
 from .random_state import RandomState, check_generators, collect_random, restore_random
 from .run_lock import RunLock
-from .saved_models import OutputFolder
 from .signals import Signals
 
 # Bytes of an average, or of a master copy.
@@ -89,7 +87,7 @@ class RunCheckpoints:
     ranks (Alone): This process among several. Rank 0 reads and writes.
 
     Public: `stream` (the batches, which a resumed run draws again), `signals` (which stop the run after its step),
-    `output` (the folder where spaCy saves models), `goes_on` (whether the run was resumed), `own`, `seed` (of a resumed
+    `goes_on` (whether the run was resumed), `own`, `seed` (of a resumed
     run of several processes), `keeps_best` (keep the checkpoint of the best evaluation, as the run may go back to it).
     """
 
@@ -114,7 +112,7 @@ class RunCheckpoints:
         self.folder = Path(settings.path).absolute()
         self.stream = DataStream(batches, self.ranks.size)
         self.signals = Signals()
-        self.output = OutputFolder(self.folder)
+        self.goes_on = False
         self._is_spacys = own is None
         self._nlp = nlp
         self._optimizer = optimizer
@@ -139,10 +137,6 @@ class RunCheckpoints:
     def newest(self) -> int | None:
         """The step of the newest checkpoint that this run has written or resumed from."""
         return self._writer.newest
-
-    @property
-    def goes_on(self) -> bool:
-        return self.output.goes_on
 
     # ------------------------------------------------------------------ room
 
@@ -191,7 +185,7 @@ class RunCheckpoints:
         except BaseException:
             self._lock.release()
             raise
-        self.output.goes_on = saved is not None
+        self.goes_on = saved is not None
         return self.goes_on
 
     def look(self, patience: int, max_steps: int) -> str:
@@ -224,7 +218,6 @@ class RunCheckpoints:
         for folder in (self.folder, self.folder / STOPPED):
             clear_leftovers(folder)
         saved = self._find()
-        self.output.best.check_place()
         there = (step for step in map(step_of, steps_of(self.folder)) if step is not None)
         return saved, max((step for step in there if saved is not None and step <= saved.progress.step), default=None)
 
@@ -370,19 +363,14 @@ class RunCheckpoints:
         self._read_past(saved)
         self._progress.go_on_from(saved.progress)
         self._listeners.load_state_dict(saved.listeners)
-        self.output.best_step = self._progress.best_step
         self._nlp.meta["performance"] = dict(saved.performance)
         self._random = saved.random
         self.seed = None if saved.ranks is None else saved.ranks.seed
 
     def begin(self) -> None:
-        """Begin the training. A run that is not resumed removes the files of an earlier run."""
-        if not self.ranks.writes:
-            return
-        if self.settings.resume == "never":
+        """Begin the training. A run that must not be resumed removes the checkpoints of an earlier one."""
+        if self.ranks.writes and self.settings.resume == "never":
             remove(resumable(self.folder))
-        if not self.goes_on:
-            self.output.best.remove()
 
     def close(self) -> None:
         """Wait until the last checkpoint is written, and unlock the folder."""
@@ -428,12 +416,6 @@ class RunCheckpoints:
         control.should_save = True
 
     def on_save(self, event: Save, control: Control) -> None:
-        self.output.look_up(event.info)
-        if event.is_best:
-            try:
-                self.output.keep_best(event.step)
-            except OSError as error:
-                self._writer.warn(error)
         self._save()
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
@@ -464,7 +446,6 @@ class RunCheckpoints:
 
     def end(self, *, again: bool = False) -> None:
         """Save at the end of the run, if it had a step. again (bool): Also if the last step is saved already."""
-        self.output.put_best_back()
         self._writer.wait()
         if self._progress.step < 0:
             return

@@ -10,12 +10,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy
-from spacy.attrs import LEMMA, ORTH, SPACY
+from spacy.attrs import LEMMA, ORTH
 from spacy.language import Language
 from spacy.pipeline import EditTreeLemmatizer, SpanCategorizer, TextCategorizer
 from spacy.training import Example
@@ -26,7 +26,7 @@ from thinc.api import Model
 from ..core.config_checks import sections_of
 from ..core.errors import ConfigError
 from ..core.host import new_edit_trees
-from ..core.kinds import Annotations, Categories, Entities, Kind, OfSpans, OneCategory, Spans, Trees, kind_in, survey
+from ..core.kinds import Annotations, Categories, Entities, Kind, OneCategory, Spans, Trees, kind_in, survey
 from ..core.words import count, listed
 from .random_state import preserved_random
 
@@ -38,8 +38,6 @@ _MOST_WORDS = 20_000
 # A suggester is asked for texts with so many spans.
 _MOST_SPANS = 500
 _MOST_NAMED = 5
-# Labels with a smaller share of those of one corpus may be missing in the other by chance.
-_FREQUENT = 0.01
 # A larger share of tokens that don't align, or whose lemmas can't be learned, is worth a note.
 _MISALIGNED, _RARE_LEMMAS = 0.02, 0.25
 # A smaller share of proposed spans is. SOURCE: SPAN_LENGTH_THRESHOLD_PERCENTAGE in spacy/cli/debug_data.py.
@@ -77,7 +75,6 @@ class Corpus:
     name: str
     examples: list[Example]
     is_whole: bool = True
-    _labels: dict[str, Counter[str] | None] = field(default_factory=dict)
 
     @property
     def words(self) -> int:
@@ -91,12 +88,6 @@ class Corpus:
     @cached_property
     def annotations(self) -> Annotations:
         return survey(self.examples)
-
-    def labels_in(self, nlp: Language, name: str) -> Counter[str] | None:
-        """See below. Counted once."""
-        if name not in self._labels:
-            self._labels[name] = labels_in(nlp, name, self.examples)
-        return self._labels[name]
 
     def part(self, words: int) -> list[Example]:
         """Texts from all parts, with about so many words at most."""
@@ -331,10 +322,13 @@ def labels_unknown(facts: Facts) -> Iterator[Finding]:
     train = facts.train
     if train is None:
         return
-    for name, of_train in _labels_of(facts, train):
+    for name in facts.trained if facts.is_initialized else ():
+        of_train = labels_in(facts.nlp, name, train.examples)
+        if of_train is None:
+            continue
         labels, kind, is_sourced = _known(facts, name, of_train), facts.kind(name), name in facts.sourced
         unknown = sorted(of_train.keys() - labels)
-        if name not in facts.trained or not unknown or not facts.nlp.get_pipe(name).labels:  # type: ignore[attr-defined]
+        if not unknown or not facts.nlp.get_pipe(name).labels:  # type: ignore[attr-defined]
             continue
         it = "it" if len(unknown) == 1 else "them"
         written = f"[{', '.join(map(json.dumps, unknown[:_MOST_NAMED]))}{', ...' * (len(unknown) > _MOST_NAMED)}]"
@@ -360,65 +354,6 @@ def labels_unknown(facts: Facts) -> Iterator[Finding]:
             )
         else:
             yield Finding("doubt", f"{text}: it can't learn {it}.")
-
-
-def labels_unlearned(facts: Facts) -> Iterator[Finding]:
-    """Find labels of sourced components that the corpus does not have."""
-    train = facts.train
-    if train is None or not train.is_whole:
-        return
-    for name, of_train in _labels_of(facts, train):
-        gone = sorted(set(facts.nlp.get_pipe(name).labels) - of_train.keys())  # type: ignore[attr-defined]
-        # Of spans it may unlearn those that it finds in the texts: label_conflicts.py.
-        is_other = isinstance(facts.kind(name), (OfSpans, Trees))
-        is_meant = name in facts.trained and name in facts.sourced and not is_other
-        if is_meant and gone and of_train:
-            yield Finding(
-                "doubt",
-                f"'{name}' (sourced) knows {_listed(gone)}, which [{train.name}] does not have: it may unlearn "
-                f"{'it' if len(gone) == 1 else 'them'}.",
-            )
-
-
-def labels_of_one_corpus(facts: Facts) -> Iterator[Finding]:
-    """Find labels that only one of the two corpora has."""
-    train, dev = facts.train, facts.dev
-    if train is None or dev is None:
-        return
-    in_dev = dict(_labels_of(facts, dev))
-    for name, of_train in _labels_of(facts, train):
-        labels, of_dev = set(facts.nlp.get_pipe(name).labels), in_dev[name]  # type: ignore[attr-defined]
-        is_learned = name in facts.trained
-        if is_learned and isinstance(facts.kind(name), Trees):  # rare labels are "dep" to it
-            labels |= of_train.keys()
-        if not of_dev:
-            continue
-        # It is said elsewhere that a trained component does not know some of the training data.
-        never = sorted(of_dev.keys() - labels - (of_train.keys() if is_learned else set())) if labels else []
-        share = sum(of_dev[label] for label in never) / max(1, sum(of_dev.values()))
-        if share > _FREQUENT and (train.is_whole or not is_learned):
-            why = f"[{train.name}] does not have" if is_learned else "it does not know (it is frozen)"
-            yield Finding(
-                "doubt",
-                f"'{name}' is never right on {_listed(never)} ({share:.1%} of the labels in [{dev.name}]), which "
-                f"{why}.",
-            )
-        least = _FREQUENT * sum(of_train.values())
-        unscored = sorted(label for label, n in of_train.items() if n > least and not of_dev[label])
-        if is_learned and unscored and dev.is_whole:
-            yield Finding(
-                "doubt",
-                f"'{name}' is not scored on {_listed(unscored)}: [{dev.name}] does not have "
-                f"{'it' if len(unscored) == 1 else 'them'}, and [{train.name}] does.",
-            )
-
-
-def _labels_of(facts: Facts, corpus: Corpus) -> Iterator[tuple[str, Counter[str]]]:
-    """Of each component with labels, how often a corpus has them."""
-    for name in facts.nlp.pipe_names if facts.is_initialized else ():
-        found = corpus.labels_in(facts.nlp, name)
-        if found is not None:
-            yield name, found
 
 
 def labels_in(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
@@ -506,16 +441,15 @@ def lemmas_too_rare(facts: Facts) -> Iterator[Finding]:
 
 
 def categories_of_another_kind(facts: Facts) -> Iterator[Finding]:
-    """Find models of text categorizers for another kind of categories, and texts of another kind."""
-    dev = facts.dev
-    for name in facts.nlp.pipe_names:
+    """Find models of text categorizers for another kind of categories."""
+    for name in facts.trained:
         kind = facts.kind(name)
         if not isinstance(kind, Categories):
             continue
         is_one = isinstance(kind, OneCategory)
         model = facts.config["components"].get(name, {}).get("model", {})
         for section in sections_of({f"components.{name}.model": model}):
-            if section.block.get("exclusive_classes", is_one) is not is_one and name in facts.trained:
+            if section.block.get("exclusive_classes", is_one) is not is_one:
                 here, there = ("one", "several") if is_one else ("several", "one")
                 yield Finding(
                     "doubt",
@@ -523,16 +457,6 @@ def categories_of_another_kind(facts: Facts) -> Iterator[Finding]:
                     f"{str(not is_one).lower()} in [{section.path}]. Set it to {str(is_one).lower()}, or use the "
                     f"factory {(Categories if is_one else OneCategory)().factory}.",
                 )
-        if dev is None or not is_one:
-            continue
-        # Texts without a category are not annotated for it, and not scored.
-        cats = [one.reference.cats for one in dev.examples if one.reference.cats]
-        if wrong := sum(list(values.values()).count(1.0) != 1 for values in cats):
-            yield Finding(
-                "doubt",
-                f"{count(wrong, 'text')} in [{dev.name}] have none or several categories, where textcat expects one. "
-                "Use textcat_multilabel.",
-            )
 
 
 def spans_not_proposed(facts: Facts) -> Iterator[Finding]:
@@ -599,29 +523,6 @@ def vectors_that_are_gone(facts: Facts) -> Iterator[Finding]:
                 f"'{name}' (sourced) reads word vectors of {max(needed)} numbers, and this pipeline has {there}: set "
                 f"vectors in [initialize] to the pipeline that it comes from. Now it is {now}.",
             )
-
-
-# ---------------------------------------------------------------------- texts
-
-
-def texts_in_both(facts: Facts) -> Iterator[Finding]:
-    train, dev = facts.train, facts.dev
-    if train is None or dev is None:
-        return
-    texts = set(map(_digest, train.examples))
-    twice = sum(_digest(example) in texts for example in dev.examples)
-    if twice:
-        yield Finding(
-            "doubt",
-            f"{twice:,} of the {dev.told} {'is' if twice == 1 else 'are'} in [{train.name}] too: scores look better "
-            "than they would on new texts.",
-        )
-
-
-def _digest(example: Example) -> bytes:
-    """The text of an example, in a form that is quick to compute: its words, by the keys of any vocabulary."""
-    found: bytes = example.reference.to_array([ORTH, SPACY]).tobytes()
-    return found
 
 
 def texts_in_no_batch(facts: Facts) -> Iterator[Finding]:

@@ -29,14 +29,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..core.errors import ConfigAttributeError, ConfigError
 from ..core.log import LOGGER
 from ..core.near_misses import did_you_mean
 
 if TYPE_CHECKING:
-    from spacy.language import Language
     from spacy.training import Example
 
 
@@ -104,74 +103,18 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class RunFacts(Protocol):
-    """Facts about a run, at any event. Read only what you need: some are computed on access, and wait for the GPU."""
-
-    nlp: Language
-    optimizer: Any  # the TorchOptimizer
-
-    @property
-    def losses(self) -> Mapping[str, float]:
-        """Losses of this step alone, by component. All NaN: one found a value that is not finite, where spaCy stops."""
-
-    @property
-    def learn_rates(self) -> Mapping[str, float]:
-        """Learning rates of this step, by param group."""
-
-    @property
-    def grad_norm(self) -> float | None:
-        """Norm of all gradients of the last update, before clipping. None: not measured."""
-
-    @property
-    def grad_norms(self) -> Mapping[str, float]:
-        """Gradient norms by component. Read it at `on_pre_optimizer_step`: gradients are zero before and after."""
-
-    norms: Any  # a ParamNorms: norms of params, gradients and updates, computed when they are asked for
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Counts since the start of the run: `skipped_updates`, `grad_spikes`, `rollbacks`, `outside_writes`."""
-
-    @property
-    def words(self) -> int:
-        """Words trained on since the start of the run."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start of the run, with the time before it was resumed."""
-
-    def dev_losses(self, at_most: int | None = None) -> Mapping[str, Any]:
-        """Compute the losses on the development data without dropout: `losses` by component, and the number of `words`
-        and `examples`. Uses averages, if there are some. Takes longer than an evaluation, and changes nothing.
-
-        at_most (int | None): Use only the first examples, up to this many.
-        """
-
-    @property
-    def results(self) -> Sequence[tuple[float, int]]:
-        """Score and step of each evaluation."""
-
-    @property
-    def batch(self) -> Sequence[Example]:
-        """The current batch, or the last one."""
-
-    @property
-    def max_steps(self) -> int:
-        """The last step of the training. 0: no limit."""
-
-
 @dataclass(frozen=True)
 class Event:
     """The fields of every event.
 
     step (int): The current step, or the last one between steps; counted from 0. -1 before the first.
     epoch (int): spaCy's epoch.
-    run (RunFacts): Facts about the run.
+    run (Run): The run, and facts about it: loop/run.py. Read only what you need.
     """
 
     step: int
     epoch: int
-    run: RunFacts
+    run: Any
 
 
 @dataclass(frozen=True)
@@ -372,9 +315,6 @@ class Listener(Protocol):
     name: str
 
 
-E = TypeVar("E", bound=Event)
-
-
 class Listeners:
     """The listeners of a run, in the order in which they get each event.
 
@@ -425,18 +365,18 @@ class Listeners:
         self._all.append(listener)
         self.need_each_update = self.need_each_update or getattr(listener, "needs_each_update", "")
 
-    def emit(self, kind: type[E], step: int, epoch: int, run: RunFacts, *carried: Any) -> None:
-        """Send an event to its listeners. carried (Any): The fields of this kind of event."""
+    def emit(self, kind: type[Event], run: Any, *carried: Any) -> None:
+        """Send an event of the current step to its listeners. carried (Any): The fields of this kind of event."""
         if calls := self._calls[kind]:
-            event = kind(step, epoch, run, *carried)
+            event = kind(run.progress.step, run.progress.epoch, run, *carried)
             for call in calls:
                 call(event, self.control)
 
-    def emit_error(self, error: BaseException, step: int, epoch: int, run: RunFacts) -> None:
+    def emit_error(self, error: BaseException, run: Any) -> None:
         """Send `on_exception`. Errors of listeners are logged, so that they don't hide this one."""
         for call in self._calls[ExceptionRaised]:
             try:
-                call(ExceptionRaised(step, epoch, run, error), self.control)
+                call(ExceptionRaised(run.progress.step, run.progress.epoch, run, error), self.control)
             except Exception as another:
                 LOGGER.warning("A listener failed at on_exception. %s: %s", type(another).__name__, another)
 

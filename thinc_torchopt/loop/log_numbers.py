@@ -30,9 +30,7 @@ from weakref import WeakKeyDictionary
 
 from spacy.language import Language
 
-from ..core.optimizer import TorchOptimizer
 from ..core.params import clean
-from .checkpoint import RunCheckpoints
 from .events import Control, Log, TrainBegin
 from .progress import Progress
 
@@ -49,29 +47,15 @@ def latest_info(nlp: Language) -> dict[str, Any] | None:
     return _latest.get(nlp)
 
 
-def counts_of(optimizer: TorchOptimizer, progress: Progress) -> dict[str, int]:
-    """The counts since the start of a run."""
-    return {
-        "skipped_updates": optimizer.skipped_updates,
-        "grad_spikes": optimizer.grad_spikes,
-        "rollbacks": len(progress.rollbacks),
-        "outside_writes": optimizer.rates.outside_writes,
-    }
-
-
 class LogNumbers:
     """Adds our numbers to log entries. A listener.
-
-    progress (Progress), checkpoints (RunCheckpoints | None): The run's.
 
     Public: `dev_losses` (of this step, for its entry; None: not computed).
     """
 
     name = "log numbers"
 
-    def __init__(self, progress: Progress, checkpoints: RunCheckpoints | None):
-        self._progress = progress
-        self._checkpoints = checkpoints
+    def __init__(self) -> None:
         self._nlp: Language | None = None
         self._resumed_at: int | None = None
         self.dev_losses: dict[str, Any] | None = None
@@ -81,18 +65,18 @@ class LogNumbers:
 
     def on_log(self, event: Log, control: Control) -> None:
         run, info, counts = event.run, event.info, event.run.counts
-        rates = run.learn_rates
-        info |= {"elapsed": self._progress.seconds, "learn_rates": rates, "run_id": self._progress.run_id}
+        rates, progress = run.learn_rates, run.progress
+        info |= {"elapsed": progress.seconds, "learn_rates": rates, "run_id": progress.run_id}
         info["step_losses"] = run.losses
         # Also as single numbers, for services that accept no dicts. They allow fewer characters in names.
         info |= {f"learn_rate_{clean(group)}": rate for group, rate in rates.items()}
         info |= {"grad_norm": run.grad_norm, **counts}
-        info |= self._safety_net()
+        info |= _safety_net(progress, None if run.checkpoints is None else run.checkpoints.newest)
         if self._resumed_at is not None:
             info["last_resume"] = self._resumed_at
         if self.dev_losses is not None:
             info["dev_losses"], self.dev_losses = self.dev_losses, None
-        info["since_evaluation"] = {name: count - self._progress.counts.get(name, 0) for name, count in counts.items()}
+        info["since_evaluation"] = {name: count - progress.counts.get(name, 0) for name, count in counts.items()}
         if control.should_log:
             info["log_now"] = True
         self._nlp = run.nlp
@@ -103,11 +87,11 @@ class LogNumbers:
             _latest.pop(self._nlp, None)
             self._nlp = None
 
-    def _safety_net(self) -> dict[str, Any]:
-        """Steps of checkpoints and rollbacks, if there were any."""
-        newest, rollbacks = None if self._checkpoints is None else self._checkpoints.newest, self._progress.rollbacks
-        if not rollbacks:
-            return {} if newest is None else {"last_checkpoint": newest}
-        after, to = rollbacks[-1]
-        # The rollback removed newer ones.
-        return {"last_checkpoint": to if newest is None or newest < after else newest, "last_rollback": (after, to)}
+
+def _safety_net(progress: Progress, newest: int | None) -> dict[str, Any]:
+    """Steps of checkpoints and rollbacks, if there were any. newest (int | None): The newest checkpoint."""
+    if not progress.rollbacks:
+        return {} if newest is None else {"last_checkpoint": newest}
+    after, to = progress.rollbacks[-1]
+    # The rollback removed newer ones.
+    return {"last_checkpoint": to if newest is None or newest < after else newest, "last_rollback": (after, to)}

@@ -75,16 +75,16 @@ class Progress:
 
         until (int | None): Only steps up to this one.
         """
-        found = [(_as_float(score), step) for score, step in self.results if until is None or step <= until]
+        found = [(as_float(score), step) for score, step in self.results if until is None or step <= until]
         known = [(-score, step) for score, step in found if score is not None and not math.isnan(score)]
         return [step for _, step in sorted(known)]
 
     def snapshot(self) -> Progress:
         """A copy that can be saved, with numbers only."""
         losses = {
-            name: loss if isinstance(loss, numpy.number) else _as_float(loss) for name, loss in self.losses.items()
+            name: loss if isinstance(loss, numpy.number) else as_float(loss) for name, loss in self.losses.items()
         }
-        results = [(number, step) for score, step in self.results if (number := _as_float(score)) is not None]
+        results = [(number, step) for score, step in self.results if (number := as_float(score)) is not None]
         return replace(
             self,
             losses={name: loss for name, loss in losses.items() if loss is not None},
@@ -104,7 +104,7 @@ def _rank(result: tuple[Any, int]) -> tuple[Any, int]:
     return (score if score == score else -math.inf), -step
 
 
-def _as_float(value: Any) -> float | None:
+def as_float(value: Any) -> float | None:
     """A score or loss as a float, also from an array or tensor of one element. None: not a number."""
     try:
         return float(value.item() if hasattr(value, "item") else value)

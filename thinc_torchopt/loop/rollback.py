@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 from spacy.language import Language
 
@@ -15,72 +16,49 @@ from ..core.errors import RollbackError, RollbackWarning, StateError
 from ..core.optimizer import TorchOptimizer
 from ..core.params import walk_pipeline
 from ..core.types import RollbackSettings
-from .checkpoint import RunCheckpoints
 from .checkpoint_folder import SavedTraining, best_ones, remove, resumable, step_of, whole_ones
 from .events import Control, Save, StepEnd, TrainEnd
 from .late_labels import with_late_rows
 from .model_state import check_model, is_finite, layout_of, restore_model
-from .processes import Alone
 from .progress import Progress
-from .saved_models import SavedModels
 
 
 class Rollback:
-    """Rolls a run back, by the settings of its optimizer or on another listener's request. A listener.
-
-    nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
-    checkpoints (RunCheckpoints | None): The run's. None: it has none, and can't go back.
-    models (SavedModels): Those that were asked for are kept before the run goes back.
-    ranks (Alone): This process among several.
-    """
+    """Rolls a run back, by the settings of its optimizer or on another listener's request. A listener."""
 
     name = "rollback"
 
-    def __init__(
-        self,
-        nlp: Language,
-        optimizer: TorchOptimizer,
-        progress: Progress,
-        checkpoints: RunCheckpoints | None,
-        models: SavedModels,
-        ranks: Alone,
-    ):
+    def __init__(self, optimizer: TorchOptimizer):
         # Without rollback_after the optimizer never goes back by itself, but a listener may ask for it.
         self.settings = optimizer.rollback or RollbackSettings(after=0, factor=1.0, at_most=optimizer.max_rollbacks)
-        self._checkpoints = checkpoints
-        self._models = models
-        self._nlp = nlp
-        self._optimizer = optimizer
-        self._progress = progress
-        self._ranks = ranks
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
-        if 0 < self.settings.after <= self._optimizer.bad_updates_in_a_row:
+        if 0 < self.settings.after <= event.run.optimizer.bad_updates_in_a_row:
             bad = f"the last {self.settings.after} updates had gradients that are not finite, or spikes"
-            self._go_back(bad, factor=self.settings.factor)
+            self._go_back(event.run, bad, factor=self.settings.factor)
         else:
-            self._do_what_was_asked(control)
+            self._do_what_was_asked(event.run, control)
         control.should_roll_back = control.should_roll_back_to_best = False
 
     def on_save(self, event: Save, control: Control) -> None:
-        self._do_what_was_asked(control)  # requests since the end of the step
+        self._do_what_was_asked(event.run, control)  # requests since the end of the step
         control.should_roll_back = control.should_roll_back_to_best = False
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         """Serve requests since the last step, and save the result: the run does not continue."""
         control.should_save |= control.should_roll_back
-        self._do_what_was_asked(control)
+        self._do_what_was_asked(event.run, control)
 
-    def _do_what_was_asked(self, control: Control) -> None:
+    def _do_what_was_asked(self, run: Any, control: Control) -> None:
         if control.should_roll_back_to_best:
             # Save the result, or a run killed next would resume from before.
             control.should_save = True
-            if self._progress.step not in self._progress.ranked()[:1]:  # unless this step is the best
-                self._go_back("a rule or listener asked for the best one", to_best=True)
+            if run.progress.step not in run.progress.ranked()[:1]:  # unless this step is the best
+                self._go_back(run, "a rule or listener asked for the best one", to_best=True)
         elif control.should_roll_back:
-            self._go_back("a rule or listener asked for it")
+            self._go_back(run, "a rule or listener asked for it")
 
-    def _go_back(self, what: str, *, factor: float = 1.0, to_best: bool = False) -> None:
+    def _go_back(self, run: Any, what: str, *, factor: float = 1.0, to_best: bool = False) -> None:
         """Restore model and optimizer from the newest good checkpoint; from an older one, if that was used last time.
 
         what (str): The reason, for messages. factor (float): For all learning rates. A rule cuts them by itself.
@@ -88,21 +66,21 @@ class Rollback:
         RAISES (RollbackError): There is no checkpoint, the model has grown since, or the training went back
             `max_rollbacks` times already.
         """
-        progress = self._progress
-        if self._checkpoints is None:
+        progress, nlp = run.progress, run.nlp
+        if run.checkpoints is None:
             raise RollbackError(
                 f"Can't go back to a checkpoint, although {what}: there is no block [training.optimizer.checkpoint]. "
                 "Add it."
             )
-        folder = self._checkpoints.folder
-        self._models.keep_asked()
-        self._checkpoints.wait()
+        folder = run.checkpoints.folder
+        run.models.keep_asked()
+        run.checkpoints.wait()
         if len(progress.rollbacks) >= self.settings.at_most:
             raise RollbackError(
                 f"Can't continue after step {progress.step}: {what}, and the training went back max_rollbacks = "
                 f"{self.settings.at_most} times already. Lower learn_rate, or check the training data."
             )
-        saved = self._ranks.from_rank_0(lambda: self._find_best(folder) if to_best else self._find(folder))
+        saved = run.ranks.from_rank_0(lambda: (_best if to_best else _newest)(folder, nlp, progress))
         if saved is None:
             kind, advice = (
                 ("evaluated", 'or let the rule wait for an evaluation, by state["best_step"] of TrainingState')
@@ -115,17 +93,17 @@ class Rollback:
             )
         step = saved.progress.step
         try:
-            walked = walk_pipeline(self._nlp)
-            model = with_late_rows(self._nlp, saved.model, walked)
-            check_model(self._nlp, model, layout_of(self._nlp, walked))
-            self._optimizer.roll_back(saved.optimizer, factor)
+            walked = walk_pipeline(nlp)
+            model = with_late_rows(nlp, saved.model, walked)
+            check_model(nlp, model, layout_of(nlp, walked))
+            run.optimizer.roll_back(saved.optimizer, factor)
         except StateError as error:
             raise RollbackError(
                 f"Can't go back to the checkpoint of step {step}, although {what}: the model has grown since. Lower "
                 f"learn_rate, or check the training data. ({error})"
             ) from error
-        restore_model(self._nlp, model, walked)
-        if self._ranks.writes:
+        restore_model(nlp, model, walked)
+        if run.ranks.writes:
             remove(path for path in resumable(folder) if (step_of(path) or 0) > step)
         progress.rollbacks.append((progress.step, step))
         rates = "" if factor == 1.0 else f" Learning rates are now {factor:g} times what they were."
@@ -137,21 +115,21 @@ class Rollback:
             stacklevel=4,
         )
 
-    def _find_best(self, folder: Path) -> SavedTraining | None:
-        for saved in best_ones(folder, self._progress.ranked()):
-            if is_finite(self._nlp, saved.model):
-                return saved
-        return None
 
-    def _find(self, folder: Path) -> SavedTraining | None:
-        """The checkpoint to go back to."""
-        last, came_to = self._progress.rollbacks[-1] if self._progress.rollbacks else (-1, -1)
-        tried = None
-        for saved in whole_ones(folder):
-            step = saved.progress.step
-            if saved.optimizer["guard"]["bad_in_a_row"] or not is_finite(self._nlp, saved.model):
-                continue
-            if step > last or step < came_to:
-                return saved
-            tried = saved  # it did not help; but if it is the oldest, at least the rates are lower now
-        return tried
+def _best(folder: Path, nlp: Language, progress: Progress) -> SavedTraining | None:
+    """The good checkpoint with the best evaluation."""
+    return next((saved for saved in best_ones(folder, progress.ranked()) if is_finite(nlp, saved.model)), None)
+
+
+def _newest(folder: Path, nlp: Language, progress: Progress) -> SavedTraining | None:
+    """The newest good checkpoint that was not tried last time."""
+    last, came_to = progress.rollbacks[-1] if progress.rollbacks else (-1, -1)
+    tried = None
+    for saved in whole_ones(folder):
+        step = saved.progress.step
+        if saved.optimizer["guard"]["bad_in_a_row"] or not is_finite(nlp, saved.model):
+            continue
+        if step > last or step < came_to:
+            return saved
+        tried = saved  # it did not help; but if it is the oldest, at least the rates are lower now
+    return tried

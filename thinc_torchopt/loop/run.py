@@ -14,7 +14,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from timeit import default_timer
 from typing import Any, Optional
@@ -53,9 +52,10 @@ from .events import (
     TrainBegin,
     TrainEnd,
 )
+from .faster import Faster
 from .gradient_check import GradientCheck
 from .late_labels import LateLabels
-from .log_numbers import LogNumbers, counts_of
+from .log_numbers import LogNumbers
 from .param_norms import ParamNorms
 from .processes import Alone, Scores, processes_of
 from .progress import Progress, TimeSpent
@@ -63,13 +63,14 @@ from .rollback import Rollback
 from .run_ops import RunOps
 from .saved_models import SavedModels
 from .signals import RunCooldown
-from .spacys_models import SpacysModels
 from .training_check import TrainingCheck
 
 # spaCy's errors for a loss, and for scores, that are NaN.
 _NOT_FINITE = ("[E910]", "[E940]")
 # Those for annotations that a component can't learn.
 _UNLEARNABLE = ("[E024]", "[E1031]", "[E851]")
+# Settings that all processes must have alike, beside those that have other names here.
+_SETTINGS = ("eval_frequency", "accumulate_gradient", "patience", "max_steps", "annotating_components")
 
 _Step = tuple[list[Example], dict[str, Any], Optional[bool]]
 
@@ -87,14 +88,14 @@ def train_while_improving(
 
     train_data (Iterable): Epoch and batch of each step.
     evaluate (Callable): Returns the main score, higher is better, and all scores.
-    arguments (Any): Those of `LoopArguments`.
+    arguments (Any): The others of spaCy's loop, by their names there: see `Run`.
     listeners (Sequence[Listener]): More listeners. They get events before the package's own.
     RETURNS (Iterator[tuple]): For each step the batch, the log entry (see log_numbers.py), and whether this is the best
         model so far (None: not evaluated).
     """
     # Not in the generator: here spaCy has not yet removed the old models, so errors that can be found early are raised
     # now.
-    run = Run(nlp, optimizer, train_data, evaluate, LoopArguments(**arguments), listeners)
+    run = Run(nlp, optimizer, train_data, evaluate, listeners, **arguments)
     steps = _steps(run)
     return steps if run.checkpoints is None else run.checkpoints.signals.within_each(steps)
 
@@ -123,40 +124,16 @@ def _steps(run: Run) -> Iterator[_Step]:
         run.end()
 
 
-@dataclass(kw_only=True)
-class LoopArguments:
-    """The arguments of spaCy's loop, by their names there."""
-
-    dropout: float | Iterator[float]
-    eval_frequency: int
-    accumulate_gradient: int
-    patience: int
-    max_steps: int
-    exclude: list[str]
-    annotating_components: list[str]
-    before_update: Callable[[Language, dict[str, Any]], None] | None
-
-    def settings(self) -> dict[str, Any]:
-        """By config path, as far as they can be compared."""
-        return {
-            **({"training.dropout": self.dropout} if isinstance(self.dropout, float) else {}),
-            "training.eval_frequency": self.eval_frequency,
-            "training.accumulate_gradient": self.accumulate_gradient,
-            "training.patience": self.patience,
-            "training.max_steps": self.max_steps,
-            "training.frozen_components": self.exclude,
-            "training.annotating_components": self.annotating_components,
-        }
-
-
 class Run:
-    """A training run. For the arguments, see `train_while_improving`.
+    """A training run. For the arguments, see `train_while_improving`, and [training] in spaCy's config.
 
     Errors that can be found before the first step are raised here.
 
-    Public, for attachments: `arguments`; `progress`; `batches`; `control`; `ranks` (the processes); `checkpoints` (None
-    without such a block); `models` (saves models); `cooldown` (the fall of learning rates at will); `substeps` (into
-    how many parts batches are divided; None: as in the config); and the facts that listeners get: `events.RunFacts`.
+    Public, for attachments and listeners, beside the arguments: `progress`; `batches`; `batch` (the current one, or the
+    last one); `control`; `ranks` (the processes); `checkpoints` (None without such a block); `models` (saves models);
+    `cooldown` (the fall of learning rates at will); `substeps` (into how many parts batches are divided; None: as in
+    the config); `learn_rates` (of this step, by param group); `norms` (of params, gradients and updates, computed when
+    they are asked for). Some facts below are computed on access, and wait for the GPU.
     """
 
     def __init__(
@@ -165,27 +142,40 @@ class Run:
         optimizer: TorchOptimizer,
         train_data: Iterable[tuple[int, list[Example]]],
         evaluate: Callable[[], Scores],
-        arguments: LoopArguments,
-        listeners: Sequence[Listener],
+        listeners: Sequence[Listener] = (),
+        *,
+        dropout: float | Iterator[float],
+        eval_frequency: int,
+        accumulate_gradient: int,
+        patience: int,
+        max_steps: int,
+        exclude: list[str],
+        annotating_components: list[str],
+        before_update: Callable[[Language, dict[str, Any]], None] | None,
     ):
         self.nlp = nlp
         self.optimizer = optimizer
-        self.arguments = arguments
+        self.dropout = dropout
+        self.eval_frequency = eval_frequency
+        self.accumulate_gradient = accumulate_gradient
+        self.patience = patience
+        self.max_steps = max_steps
+        self.exclude = exclude
+        self.annotating_components = annotating_components
+        self.before_update = before_update
         self.progress = Progress()
         self.time_spent = TimeSpent()
         self.learn_rates: dict[str, float] = {}
         self.batch: list[Example] = []
-        self.max_steps = arguments.max_steps
         self.substeps: int | None = None
         self.norms = ParamNorms(optimizer)
         self.cooldown = RunCooldown(optimizer)
         self.ranks = Alone()
         self.checkpoints: RunCheckpoints | None = None
-        self._spacys_models = SpacysModels(nlp)
-        self._late_labels = LateLabels(nlp, arguments.exclude)
+        self.models = SavedModels(nlp, optimizer, self.progress)
+        self._late_labels = LateLabels(nlp, exclude)
         self._evaluate = evaluation_of_kept(nlp, evaluate)
-        drop = arguments.dropout
-        self._dropouts = itertools.repeat(drop) if isinstance(drop, (int, float)) else drop
+        self._dropouts = itertools.repeat(dropout) if isinstance(dropout, (int, float)) else dropout
         # Losses by component: before this step, and with it.
         self._losses: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._dev_losses: DevLosses | None = None
@@ -201,16 +191,14 @@ class Run:
             self._open_data(batches_of_kept(iter(train_data)))
             self._join(listeners)
             if end is not None:
-                self._add(GradientCheck(nlp, optimizer, arguments.exclude, self.progress, self.ranks))
+                self._add(GradientCheck())
             self._is_ready = self.checkpoints is not None and self.checkpoints.open(
                 self.progress, self._dropouts, self._listeners
             )
             self._is_open = True
             self._listeners.before_run()
             # spaCy cleans its folder next.
-            hooks.tell_output_to(
-                self.models if self.checkpoints is None else self.checkpoints.output, self._spacys_models
-            )
+            hooks.tell_output_to(self.models)
             if end is not None:  # errors of spaCy's part of a step, as in loggers
                 end.push(lambda kind, error, trace: self.close(error))
             if isinstance(self.batches, DataStream):
@@ -230,23 +218,26 @@ class Run:
         """Let attachments prepare the pipeline, and the optimizer name its params."""
         for attachment in self.optimizer.attachments.values():
             attachment.prepare(self.nlp)
-        if self.arguments.before_update is None:  # otherwise at the first step
+        if self.before_update is None:  # otherwise at the first step
             self._check_listeners(have_tensors=may_read_tensors(self.nlp))
         try:
             self._introduce()
         except PipelineError:
-            if self.arguments.before_update is None:
+            if self.before_update is None:
                 raise  # otherwise the hook may still complete the pipeline
 
     def _open_processes(self, listeners: Sequence[Listener], end: ExitStack | None) -> None:
         """Find the other processes of the run, and check that they have the same settings."""
-        self.ranks = self.cooldown.ranks = processes_of(
+        self.ranks = processes_of(
             self.nlp, self.optimizer, self._introduce, lambda: self._noted_signal, lambda: self.cooldown.noted
         )
         if self.ranks.size > 1 and end is not None:
             end.push(lambda kind, error, trace: self.ranks.close(error))
+        of_run = {name: getattr(self, name) for name in _SETTINGS}
+        of_run |= {"dropout": self.dropout} if isinstance(self.dropout, float) else {}
+        of_run |= {"frozen_components": self.exclude}
         names = [type(listener).__qualname__ for listener in listeners]
-        self.ranks.compare_settings({**self.arguments.settings(), "listeners": names})
+        self.ranks.compare_settings({**{f"training.{name}": of_run[name] for name in of_run}, "listeners": names})
         self.ranks.share_generators()
 
     def _open_data(self, data: Iterator[tuple[int, list[Example]]]) -> None:
@@ -255,16 +246,17 @@ class Run:
         if isinstance(block, Checkpoint):
             dev = dev_reader_of(self._evaluate)
             self.checkpoints = RunCheckpoints(block, self.nlp, self.optimizer, data, dev=dev, ranks=self.ranks)
-            self._spacys_models.checkpoints = self.checkpoints
+            self.models.checkpoints = self.checkpoints
             self.batches: Batches = self.checkpoints.stream
         else:
             self.batches = DataStream(data, self.ranks.size) if self.ranks.size > 1 else Batches(data)
 
     def _join(self, listeners: Sequence[Listener]) -> None:
         """Let attachments join, and put all listeners in order."""
-        output = None if self.checkpoints is None else self.checkpoints.output
-        self.models = SavedModels(self.nlp, self.optimizer, self.progress, output)
-        self._log_numbers = LogNumbers(self.progress, self.checkpoints)
+        max_epochs = self.batches.max_epochs
+        self._faster = Faster(self.nlp, keeps=max_epochs is not None and max_epochs >= 0)
+        self._add(self._faster)
+        self._log_numbers = LogNumbers()
         if self.optimizer.ops == "fastest":
             self._add(RunOps(self.nlp, self.ranks, self.optimizer.ops_threads))
         differ = {one.comes_first for one in self.optimizer.attachments.values() if not one.decides_alike}
@@ -273,8 +265,7 @@ class Run:
         self._let_join(comes_first=True)
         if listeners or True in differ:
             self._add(self.ranks.same_requests("same requests"))
-        self._add(Rollback(self.nlp, self.optimizer, self.progress, self.checkpoints, self.models, self.ranks))
-        self._add(self.cooldown, self._log_numbers)
+        self._add(Rollback(self.optimizer), self.cooldown, self._log_numbers)
         self._let_join(comes_first=False)
         if False in differ:
             self._add(self.ranks.same_requests("same requests at last"))
@@ -298,14 +289,13 @@ class Run:
 
     def _introduce(self) -> bool:
         """Tell the optimizer its pipeline. RETURNS (bool): Whether there is something to train."""
-        is_something = bool(trainable_components(self.nlp, self.arguments.exclude))
+        is_something = bool(trainable_components(self.nlp, self.exclude))
         if is_something:
-            self.optimizer.initialize(self.nlp, self.arguments.exclude)
+            self.optimizer.initialize(self.nlp, self.exclude)
         return is_something
 
     def _check_listeners(self, *, have_tensors: bool) -> None:
-        arguments = self.arguments
-        check_listeners(self.nlp, arguments.exclude, arguments.annotating_components, have_tensors=have_tensors)
+        check_listeners(self.nlp, self.exclude, self.annotating_components, have_tensors=have_tensors)
 
     def _tell_end(self) -> None:
         """Tell schedules how many steps there will be."""
@@ -331,10 +321,10 @@ class Run:
         is_new = self._is_open and not self._has_told_error
         if is_new and isinstance(error, (Exception, KeyboardInterrupt)):
             self._has_told_error = True
-            self._listeners.emit_error(error, self.progress.step, self.progress.epoch, self)
+            self._listeners.emit_error(error, self)
         try:
             if not self._is_closed:
-                self._is_closed = self._spacys_models.is_over = True
+                self._is_closed = self.models.is_over = True
                 self._listeners.close()
         finally:
             for _, model in components_with_model(self.nlp):
@@ -343,7 +333,7 @@ class Run:
 
     def emit(self, kind: type[Event], *carried: Any) -> None:
         """Send an event of the current step to listeners."""
-        self._listeners.emit(kind, self.progress.step, self.progress.epoch, self, *carried)
+        self._listeners.emit(kind, self, *carried)
 
     # ------------------------------------------------------------------ between steps
 
@@ -402,7 +392,7 @@ class Run:
         """Count the step, and call what may change the pipeline: the user's hook, and labels that the batch brings."""
         self.progress.step += 1
         self.batch = batch
-        changes = [self._call_hook] if self.arguments.before_update is not None else []
+        changes = [self._call_hook] if self.before_update is not None else []
         if (add_labels := self._late_labels.look(batch)) is not None:
             changes.append(add_labels)
         self.ranks.begin_step(self.progress.step, changes)
@@ -410,13 +400,13 @@ class Run:
             # Again, as the hook may have changed the pipeline.
             self._check_listeners(have_tensors=all(example.predicted.tensor.size for example in batch))
             if not self._introduce():
-                warn_of_nothing_to_train(self.nlp, self.arguments.exclude)
+                warn_of_nothing_to_train(self.nlp, self.exclude)
             self._is_ready = True
         self.emit(StepBegin, batch)
 
     def update(self, batch: list[Example]) -> None:
         """Compute the gradients of a batch, and update the whole pipeline."""
-        nlp, optimizer, arguments = self.nlp, self.optimizer, self.arguments
+        nlp, optimizer = self.nlp, self.optimizer
         all_losses, spoiled_by = self.progress.losses, None
         # A sum that is not finite would hide the losses of this step: it is set aside until the end of the update.
         not_finite = {name: loss for name, loss in all_losses.items() if not math.isfinite(float(loss))}
@@ -430,15 +420,14 @@ class Run:
         examples: list[Example] = []
         with optimizer.training():
             try:
-                for i, examples in enumerate(subdivide_batch(part, self.substeps or arguments.accumulate_gradient)):
+                for i, examples in enumerate(subdivide_batch(part, self.substeps or self.accumulate_gradient)):
                     with self._listeners.around_part(examples):
-                        nlp.update(
+                        self._faster.update(
                             examples,
                             drop=drop,
                             losses=losses,
-                            sgd=False,  # type: ignore[arg-type]
-                            exclude=arguments.exclude,
-                            annotates=arguments.annotating_components,
+                            exclude=self.exclude,
+                            annotates=self.annotating_components,
                         )
                     self.emit(SubstepEnd, i, examples)
                 self._listeners.after_backward(losses)
@@ -460,7 +449,7 @@ class Run:
         before_update = partial(self.emit, PreOptimizerStep, spoiled_by)
         with optimizer.joint_step(spoiled_by, epoch=self.progress.epoch, before_update=before_update):
             for name, proc in nlp.pipeline:
-                if name not in arguments.exclude and is_trained(proc):
+                if name not in self.exclude and is_trained(proc):
                     proc.finish_update(optimizer)  # type: ignore[attr-defined]
                     # spaCy's table wants one, also of an empty batch, and of components behind one that raised.
                     losses.setdefault(name, 0.0)
@@ -486,7 +475,7 @@ class Run:
         """Evaluate, if it is due; the averages, if there are some. RETURNS (tuple): Score, all scores, and whether none
         was better. All None: not evaluated.
         """
-        if self.progress.step % self.arguments.eval_frequency and not self.control.should_evaluate:
+        if self.progress.step % self.eval_frequency and not self.control.should_evaluate:
             return None, None, None
         self.ranks.compare_params(self.progress.step)  # spaCy saves these params
         with self.nlp.use_params(self.optimizer.averages):
@@ -516,16 +505,16 @@ class Run:
 
     def is_best_to_spacy(self, is_best: bool | None) -> bool | None:
         """The answer for spaCy before it saves its model: who writes spaCy's models keeps the best one, too."""
-        self._spacys_models.is_next_best = bool(is_best) and self._spacys_models.has_folder
-        return False if self._spacys_models.is_next_best else is_best
+        self.models.is_next_best = bool(is_best) and self.models.folder is not None
+        return False if self.models.is_next_best else is_best
 
     def save(self, info: dict[str, Any], is_best: bool | None) -> bool:
         """Save the state, if it is due. spaCy has logged the step and saved its model. RETURNS (bool): Whether the run
         is over.
         """
         progress, control = self.progress, self.control
-        if self._spacys_models.is_next_best:
-            self._spacys_models.keep_best()  # the model was not written by ours
+        if self.models.is_next_best:
+            self.models.keep_best()  # the model was not written by ours
         self.models.keep_asked()
         if is_best is not None:
             progress.losses, progress.counts = {}, self.counts
@@ -554,31 +543,47 @@ class Run:
 
     @property
     def losses(self) -> dict[str, float]:
+        """Losses of this step alone, by component. All NaN: one found a value that is not finite, where spaCy stops."""
         before, losses = self._losses
         return {name: float(loss) - float(before.get(name, 0.0)) for name, loss in losses.items()}
 
     @property
     def grad_norm(self) -> float | None:
+        """Norm of all gradients of the last update, before clipping. None: not measured."""
         return self.optimizer.grad_norm
 
     @property
     def grad_norms(self) -> dict[str, float]:
+        """Gradient norms by component. Read it at `on_pre_optimizer_step`: gradients are zero before and after."""
         found = {name: list(grads_of(model)) for name, model in components_with_model(self.nlp)}
         return {name: total_norm(grad_norms(grads)) for name, grads in found.items() if grads}
 
     @property
     def counts(self) -> dict[str, int]:
-        return counts_of(self.optimizer, self.progress)
+        """Counts since the start of the run."""
+        return {
+            "skipped_updates": self.optimizer.skipped_updates,
+            "grad_spikes": self.optimizer.grad_spikes,
+            "rollbacks": len(self.progress.rollbacks),
+            "outside_writes": self.optimizer.rates.outside_writes,
+        }
 
     @property
     def words(self) -> int:
+        """Words trained on since the start of the run."""
         return self.progress.words
 
     @property
     def seconds(self) -> float:
+        """Seconds since the start of the run, with the time before it was resumed."""
         return default_timer() - self._started
 
     def dev_losses(self, at_most: int | None = None) -> dict[str, Any]:
+        """Compute the losses on the development data without dropout: `losses` by component, and the number of `words`
+        and `examples`. Uses averages, if there are some. Takes longer than an evaluation, and changes nothing.
+
+        at_most (int | None): Use only the first examples, up to this many.
+        """
         self.prepare_dev_losses()
         assert self._dev_losses is not None
         found, logged = self._dev_losses(at_most), self._log_numbers.dev_losses
@@ -589,24 +594,24 @@ class Run:
     def prepare_dev_losses(self) -> None:
         """Prepare `dev_losses`. RAISES (ControllerError): The config has no development data."""
         if self._dev_losses is None:
-            arguments = self.arguments
-            self._dev_losses = DevLosses(self.nlp, self.optimizer, arguments.exclude, arguments.annotating_components)
+            self._dev_losses = DevLosses(self.nlp, self.optimizer, self.exclude, self.annotating_components)
 
     @property
     def results(self) -> list[tuple[float, int]]:
+        """Score and step of each evaluation."""
         return self.progress.results
 
     @property
     def _is_over(self) -> bool:
-        return self.progress.is_over(self.arguments.patience, self.max_steps)
+        return self.progress.is_over(self.patience, self.max_steps)
 
     @property
     def _noted_signal(self) -> int | None:
         return None if self.checkpoints is None else self.checkpoints.signals.noted
 
     def _call_hook(self) -> None:
-        assert self.arguments.before_update is not None
-        self.arguments.before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
+        assert self.before_update is not None
+        self.before_update(self.nlp, {"step": self.progress.step, "epoch": self.progress.epoch})
 
 
 def _kept(loss: Any) -> Any:

@@ -1,216 +1,58 @@
-"""The models of a run, in the folder where spaCy saves them.
+"""The models of a run, in the folder where spaCy saves them: each is written whole or not at all.
 
-`SavedModels` saves more of them, on the request of rules or other listeners: `model-step-120` in a run without
-checkpoints, and the best one by another score.
+spaCy writes over model-last, and removes model-best before it copies the better one. Here each is written beside the
+old one first. If that fails, as on a full disk, the training goes on, and the next save tries again; unless no model
+could be saved yet, by an error that does not pass, as of a disk that is read-only.
 
-`OutputFolder` is the folder of a run with checkpoints. spaCy removes its models when the run starts again, so a copy of
-the best one is kept beside the checkpoints (`BestModel`). To keep spaCy from cleaning the folder would not do. A
-resumed run may save elsewhere. And before spaCy writes a better model it removes the last one: a run that is killed
-there, and that is not repeated to the last bit, on a GPU or with another config, may not get better than the removed
-model again. Nor would hard links do: writing to one of two linked files changes the other.
+spaCy also removes both when a training starts. In a run with checkpoints, the best model says of which run it is: then
+it stays when that run is resumed.
+
+On request of rules or other listeners, more are saved: `model-step-120` in a run without checkpoints, and the best one
+by another score.
 """
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import math
 import os
 import re
 import shutil
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from spacy.language import Language
 from spacy.training.loop import DIR_MODEL_BEST, DIR_MODEL_LAST, create_before_to_disk_callback
 from spacy.util import registry
+from thinc.api import Model
 
 from ..core.errors import CheckpointWarning, ConfigError, ConfigWarning, StateError
+from ..core.host import module_of
 from ..core.optimizer import TorchOptimizer
+from ..core.params import components_with_model
 from ..core.schema import AnyNumber, Count, read, write
-from ..core.state import advice_on, clear_leftovers, crc32_of, replacing
+from ..core.state import advice_on, clear_leftovers, is_one_of, replacing
+from .checkpoint import RunCheckpoints
+from .checkpoint_folder import most_at_once, nearest
 from .events import Control, EpochBegin, EpochEnd, Save, TrainEnd
-from .progress import Progress, plain_scores
+from .progress import Progress, as_float, plain_scores
 
-# In the copy of the best model: its step, and checksums.
-_MANIFEST = "torchopt-manifest.json"
-# In the folder of a model that may be replaced: what it is.
+# In the folder of a model that is the best of a run: what it is.
 _MARK = "kept-as-best.json"
-
-
-class OutputFolder:
-    """spaCy's output folder. The best model is kept beside the checkpoints, and put back in a resumed run.
-
-    checkpoints (Path): The folder of the checkpoints.
-
-    Public: `path` (the folder; None: unknown, or there is none), `best` (the copy), `best_step` (of a resumed run,
-    or None), `goes_on` (whether the run is resumed).
-    """
-
-    def __init__(self, checkpoints: Path):
-        self.best = BestModel(checkpoints)
-        self.best_step: int | None = None
-        self.goes_on = False
-        self._checkpoints = checkpoints
-        self.path: Path | None = None
-
-    def before_cleaning(self, output: Path | None) -> None:
-        """Called before spaCy removes old models from a folder.
-
-        RAISES (ConfigError): The checkpoints would go with them.
-        """
-        for model in _models_in(output):
-            if self._checkpoints.resolve().is_relative_to(model.resolve()):
-                raise ConfigError(
-                    f"Can't set 'path' in [training.optimizer.checkpoint] to '{self._checkpoints}': spaCy removes "
-                    f"'{model}' and everything in it when a training starts. Choose another folder."
-                )
-
-    def after_cleaning(self, output: Path | None) -> None:
-        """Called after that. Puts the best model of a resumed run back."""
-        self.path = None if output is None else output.absolute()
-        self.put_best_back()
-
-    def put_best_back(self) -> None:
-        """In a resumed run, put the best model into spaCy's folder, unless there is one. Warns if that fails."""
-        if not self.goes_on or self.path is None or not self.best.is_there or not self.path.is_dir():
-            return
-        model_best, _ = _models_in(self.path)
-        if model_best.exists():
-            return
-        try:
-            step = self.best.put_back(model_best)
-        except (OSError, StateError) as error:
-            warnings.warn(
-                CheckpointWarning(
-                    f"Can't restore the best model so far to '{model_best}': {error} Training continues, and saves the "
-                    "next better model there."
-                ),
-                stacklevel=4,
-            )
-        else:
-            if self.best_step is not None and step < self.best_step:
-                warnings.warn(
-                    CheckpointWarning(
-                        f"The model in '{model_best}' is that of step {step}. The model of step {self.best_step} was "
-                        "better, but could not be saved."
-                    ),
-                    stacklevel=4,
-                )
-
-    def look_up(self, info: Mapping[str, Any]) -> None:
-        """Find the folder, if it is not known yet: spaCy adds it to the log entry."""
-        if self.path is None and "output_path" in info:
-            self.path = Path(info["output_path"]).absolute().parent
-
-    def keep_best(self, step: int) -> None:
-        """Copy the best model that spaCy has just saved. RAISES (OSError): The disk is full, for example."""
-        models = _models_in(self.path)
-        if models and models[0].is_dir():
-            self.best.keep(models[0], step)
-
-
-def _models_in(output: Path | None) -> list[Path]:
-    """The paths where spaCy saves the best model and the last one."""
-    return [] if output is None else [output / DIR_MODEL_BEST, output / DIR_MODEL_LAST]
-
-
-class BestModel:
-    """A copy of the model that spaCy wrote, with our manifest of checksums.
-
-    folder (Path): The folder of the checkpoints.
-    """
-
-    def __init__(self, folder: Path):
-        self.path = folder / "best"
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is a copy."""
-        return (self.path / _MANIFEST).is_file()
-
-    def check_place(self) -> None:
-        """Check that the copy can be kept. RAISES (ConfigError): Something else is in its place."""
-        if (
-            os.path.lexists(self.path)
-            and not self.is_there
-            and not (self.path.is_dir() and not any(self.path.iterdir()))
-        ):
-            raise ConfigError(
-                f"Can't keep the best model in '{self.path}': expected a copy made by this package, or nothing, found "
-                "other files. They were not changed. Move them elsewhere, or set 'path' in "
-                "[training.optimizer.checkpoint] to a folder for this run alone."
-            )
-
-    def keep(self, model: Path, step: int) -> None:
-        """Copy a model here. step (int): The step after which it was the best.
-
-        RAISES (OSError): The disk is full, for example. The old copy is unchanged.
-        """
-        with replacing(self.path) as unfinished:
-            shutil.copytree(model, unfinished)
-            (unfinished / _MANIFEST).write_text(_manifest_of(unfinished, step), encoding="utf8")
-
-    def put_back(self, model: Path) -> int:
-        """Copy it to the place where spaCy keeps the best model.
-
-        model (Path): Must not exist yet.
-        RETURNS (int): The step of the model.
-        RAISES (StateError): The copy is damaged. (OSError): The disk is full, for example. `model` does not exist then.
-        """
-        manifest = self._read_manifest()
-        clear_leftovers(model.parent, model.name)
-        with replacing(model) as unfinished:
-            shutil.copytree(self.path, unfinished, ignore=lambda folder, names: {_MANIFEST} & set(names))
-            # Checks the new copy, and so the old one too.
-            if _checksums(unfinished) != manifest["files"]:
-                raise StateError(
-                    f"Can't use the best model in '{self.path}': expected its files as they were written, found "
-                    "others. It is damaged, or another program changed it."
-                )
-        step: int = manifest["step"]
-        return step
-
-    def remove(self) -> None:
-        """Remove the copy, if there is one."""
-        if self.is_there and not self.path.is_symlink():
-            shutil.rmtree(self.path, ignore_errors=True)
-
-    def _read_manifest(self) -> dict[str, Any]:
-        try:
-            manifest = json.loads((self.path / _MANIFEST).read_text(encoding="utf8"))
-            return {"step": int(manifest["step"]), "files": dict(manifest["files"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StateError(
-                f"Can't use the best model in '{self.path}': expected {_MANIFEST}, found {type(error).__name__}: "
-                f"{error}. It is damaged."
-            ) from error
-
-
-def _manifest_of(folder: Path, step: int) -> str:
-    return json.dumps({"step": step, "files": _checksums(folder)}, sort_keys=True)
-
-
-def _checksums(folder: Path) -> dict[str, list[int]]:
-    """Size and checksum of each file below a folder, by its path there."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): [path.stat().st_size, crc32_of(path)] for path in files}
-
-
-# ---------------------------------------------------------------------- models on request
-
-
-def write_model(nlp: Language, path: Path) -> None:
-    """Write a model, as spaCy would. spaCy raises an error if a score or loss in its meta data is NaN or infinite: it
-    becomes None.
-    """
-    if "performance" in nlp.meta:
-        nlp.meta["performance"] = plain_scores(nlp.meta["performance"])
-    nlp.to_disk(path)
+# At each save but the first: the two of the save before stay until the new one is whole.
+_MODELS: Final = 3
+# Errors that don't pass, unlike those of a full disk, of one on a network, of a busy system.
+_LASTING: Final = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL),
+)
 
 
 @dataclass
@@ -221,50 +63,163 @@ class KeptModel:
     step: Count
     score: AnyNumber
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> KeptModel | None:
+        """The model that is kept in a folder. None: there is none."""
+        try:
+            return None if folder.is_symlink() else read(cls, json.loads((folder / _MARK).read_text()), str(folder))
+        except (OSError, ValueError):
+            return None
 
-def _kept_in(folder: Path) -> KeptModel | None:
-    """The model that is kept in a folder. None: there is none."""
-    try:
-        return None if folder.is_symlink() else read(KeptModel, json.loads((folder / _MARK).read_text()), str(folder))
-    except (OSError, ValueError):
-        return None
+    def mark(self, folder: str | Path) -> None:
+        (Path(folder) / _MARK).write_text(json.dumps(write(self)))
 
 
 class SavedModels:
-    """Saves the model as spaCy would: with averages, if there are some, and after `before_to_disk`. A listener.
+    """Writes the models of a run: with averages, if there are some, and after `before_to_disk`. A listener.
 
     nlp (Language), optimizer (TorchOptimizer), progress (Progress): The run's.
-    output (OutputFolder | None): Of a run with checkpoints, where requests to save are for those.
+
+    Public: `checkpoints` (of the run, where requests to save are for those; they need room too), `folder` (where spaCy
+    saves models; None: unknown, or there is none), `is_over` (whether the run has ended: then a model that can't be
+    saved is an error), `is_next_best` (whether the model that spaCy saves next is the best).
     """
 
     name = "saved models"
 
-    def __init__(
-        self, nlp: Language, optimizer: TorchOptimizer, progress: Progress, output: OutputFolder | None = None
-    ):
+    def __init__(self, nlp: Language, optimizer: TorchOptimizer, progress: Progress):
         self._nlp = nlp
         self._optimizer = optimizer
         self._progress = progress
-        self._of_checkpoints = output
-        self._output: Path | None = None
+        self.checkpoints: RunCheckpoints | None = None
+        self.folder: Path | None = None
+        self.is_over = self.is_next_best = False
+        self._last: KeptModel | None = None  # as model-last was written in this process
+        self._is_saved = True  # at the last time
+        self._is_best_missing = False
+        self._error_around: BaseException | None = None
         self._asked: list[Callable[[], None]] = []
         self._warned = False
 
+    def open(self, folder: Path | None) -> bool:
+        """Begin to write into a folder. Called before spaCy removes the models of an earlier training from it.
+
+        RETURNS (bool): Whether it may: not those of this run, if it is resumed.
+        RAISES (ConfigError): The disk has no room for what the run writes there, or its checkpoints would be removed.
+        """
+        self._error_around = sys.exc_info()[1]
+        if folder is None:
+            return True
+        self.folder = folder.absolute()
+        for model in (folder / DIR_MODEL_BEST, folder / DIR_MODEL_LAST):
+            if self.checkpoints is not None and self.checkpoints.folder.resolve().is_relative_to(model.resolve()):
+                raise ConfigError(
+                    f"Can't set 'path' in [training.optimizer.checkpoint] to '{self.checkpoints.folder}': spaCy "
+                    f"removes '{model}' and everything in it when a training starts. Choose another folder."
+                )
+            if folder.is_dir():
+                clear_leftovers(folder, model.name)
+        self._check_room(folder)
+        kept, progress = KeptModel.in_folder(folder / DIR_MODEL_BEST), self._progress
+        is_ours = kept is not None and kept.run_id == progress.run_id
+        if progress.best_step is not None and (kept is None or not is_ours or kept.step < progress.best_step):
+            self._warn(
+                f"The best model so far, that of step {progress.best_step}, is not in '{folder / DIR_MODEL_BEST}': the "
+                "training saves the next better one there. If it was saved in another folder, give that as --output."
+            )
+        return not is_ours
+
+    def _check_room(self, folder: Path) -> None:
+        there = nearest(folder)
+        each = sum(_sizes(self._nlp))
+        needed = _MODELS * each
+        told = f"{_MODELS} models of {each / 1e6:,.0f} MB ({DIR_MODEL_LAST}, {DIR_MODEL_BEST}, and one being written)"
+        if self.checkpoints is not None and self.checkpoints.is_on_disk_of(there):
+            needed += self.checkpoints.room()
+            most = most_at_once(self.checkpoints.folder, self.checkpoints.settings.keep)
+            told += f" and {most} checkpoints"
+        free = shutil.disk_usage(there).free
+        older = sum(map(_size_of, (folder / DIR_MODEL_LAST, folder / DIR_MODEL_BEST)))
+        if free + older < needed:
+            and_older = f", and {older / 1e6:,.0f} MB of older models that are replaced" if older else ""
+            raise ConfigError(
+                f"Can't save models to '{folder}': expected room for {told}, {needed / 1e6:,.0f} MB, found "
+                f"{free / 1e6:,.0f} MB free on that disk{and_older}. Make room, or give --output a folder on another "
+                "disk."
+            )
+
+    # ------------------------------------------------------------------ spaCy's
+
+    def to_disk(self, nlp: Any, path: Path) -> None:
+        """Write a model, as spaCy would. nlp (Any): What is saved, as `before_to_disk` gave it.
+
+        Warns if the disk is full, for example.
+        RAISES (StateError): It can't be written, and the run is over; or no model can, by an error that does not pass.
+        """
+        # The training, with an error that is shown. The user's code may train because of another one.
+        has_failed = sys.exc_info()[1] is not self._error_around
+        if self._is_best_missing:
+            self.keep_best()
+        try:
+            with replacing(path) as unfinished:
+                _write(nlp, unfinished)
+        except OSError as error:
+            self._is_saved = False
+            text, advice = f"Can't save the model to '{path}': {error.strerror or error}.", advice_on(error)
+            kept = "The model that was saved before is unchanged" if self._has_model else "No model is saved"
+            if has_failed:
+                after = kept
+            elif self._last is None and is_one_of(error, _LASTING):
+                self.is_next_best = False  # spaCy tries once more, after the error
+                raise StateError(
+                    f"Can't save the model to '{path}': {error}. It is the first one since this training began or was "
+                    "resumed, and the next would fail too, so the training ends here."
+                ) from error
+            elif self.is_over:
+                raise StateError(f"{text} The training is over, and its last model is lost. {kept}.{advice}") from error
+            else:
+                after = "Training continues; the next evaluation tries again"
+            self._warn(f"{text} {after}.{advice}")
+        else:
+            self._is_saved, self._last = True, self._of_this_step()
+        if self.is_next_best:
+            self.keep_best()
+
     @property
-    def folder(self) -> Path | None:
-        """The folder where spaCy saves models. None: unknown, or there is none."""
-        return self._output if self._of_checkpoints is None else self._of_checkpoints.path
+    def _has_model(self) -> bool:
+        folder = self.folder
+        return folder is not None and any((folder / name).exists() for name in (DIR_MODEL_LAST, DIR_MODEL_BEST))
 
-    def before_cleaning(self, output: Path | None) -> None:
-        """Called before spaCy removes its old models. Ours stay."""
+    def _of_this_step(self) -> KeptModel:
+        score = as_float(self._progress.best_score)
+        return KeptModel(self._progress.run_id, self._progress.step, math.nan if score is None else score)
 
-    def after_cleaning(self, output: Path | None) -> None:
-        """Called after that. output (Path | None): The folder where spaCy saves models."""
-        self._output = None if output is None else output.absolute()
+    def keep_best(self) -> None:
+        """Copy the model that was just saved, as it is the best one."""
+        self.is_next_best = False
+        if self.folder is None:
+            return
+        last, best = self.folder / DIR_MODEL_LAST, self.folder / DIR_MODEL_BEST
+        if not self._is_saved:
+            self._is_best_missing = False
+            self._warn(f"The best model so far is not in '{best}', as it could not be saved.")
+            return
+        try:
+            with replacing(best) as unfinished:
+                shutil.copytree(last, unfinished)
+                if self.checkpoints is not None:
+                    (self._last or self._of_this_step()).mark(unfinished)
+        except (OSError, shutil.Error) as error:
+            self._is_best_missing = not self._is_best_missing  # once more, before `last` is written again
+            self._warn(f"Can't copy the best model to '{best}': {_first_line(error)}.{advice_on(error)}")
+        else:
+            self._is_best_missing = False
+
+    # ------------------------------------------------------------------ on request
 
     def on_save(self, event: Save, control: Control) -> None:
         self.keep_asked()
-        if control.should_save and self._of_checkpoints is None:
+        if control.should_save and self.checkpoints is None:
             self._save(event.step, f"model-step-{event.step}")
 
     def on_epoch_end(self, event: EpochEnd, control: Control) -> None:
@@ -275,7 +230,7 @@ class SavedModels:
 
     def on_train_end(self, event: TrainEnd, control: Control) -> None:
         self.keep_asked()
-        if control.should_save and self._of_checkpoints is None:
+        if control.should_save and self.checkpoints is None:
             self._save(event.step, f"model-step-{event.step}")
 
     def keep(self, name: str, score: float, *, step: int, mode: Literal["min", "max"]) -> None:
@@ -300,7 +255,7 @@ class SavedModels:
         new = KeptModel(self._progress.run_id, step, score)
         if self.folder is not None:
             path = self.folder / folder
-            before = _kept_in(path)
+            before = KeptModel.in_folder(path)
             if before is None and os.path.lexists(path):
                 self._warn(f"Can't save the model to '{path}': expected one that a rule has kept, found other files.")
                 return
@@ -308,8 +263,6 @@ class SavedModels:
             if before is not None and before.run_id == new.run_id and sign * score >= sign * before.score:
                 return
         self._save(step, folder, new)
-
-    # ------------------------------------------------------------------ folders
 
     def _save(self, step: int, name: str, kept: KeptModel | None = None) -> None:
         """name (str): Of its folder. kept (KeptModel): It is this one, and may be replaced later."""
@@ -331,11 +284,48 @@ class SavedModels:
         prepare = inspect.unwrap(create_before_to_disk_callback)(registry.resolve(settings)["before_to_disk"])
         try:
             with nlp.use_params(self._optimizer.averages), replacing(path) as unfinished:
-                write_model(prepare(nlp), unfinished)
+                _write(prepare(nlp), unfinished)
                 if kept is not None:
-                    (Path(unfinished) / _MARK).write_text(json.dumps(write(kept)))
+                    kept.mark(unfinished)
         except OSError as error:
             self._warn(f"Can't save the model to '{path}': {error}. Training continues.{advice_on(error)}")
 
     def _warn(self, text: str) -> None:
         warnings.warn(CheckpointWarning(text), stacklevel=5)
+
+
+def _write(nlp: Any, path: Path) -> None:
+    """Write a model, as spaCy would. spaCy raises an error if a score or loss in its meta data is NaN or infinite: it
+    becomes None.
+    """
+    if "performance" in nlp.meta:
+        nlp.meta["performance"] = plain_scores(nlp.meta["performance"])
+    nlp.to_disk(path)
+
+
+def _first_line(error: Exception) -> str:
+    strerror = getattr(error, "strerror", None)
+    return str(strerror or error).splitlines()[0][:200]
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of the files in a folder that may be missing."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _sizes(nlp: Language) -> Iterator[int]:
+    """Bytes of each array and tensor of a pipeline that is saved."""
+    yield int(nlp.vocab.vectors.data.nbytes)
+    for _, model in components_with_model(nlp):
+        yield from _sizes_of(model)
+
+
+def _sizes_of(model: Model[Any, Any]) -> Iterator[int]:
+    for node in model.walk():
+        for name in node.param_names:
+            if (value := node.maybe_get_param(name)) is not None:
+                yield int(value.nbytes)
+        for shim in node.shims:
+            module = module_of(shim)
+            for tensor in () if module is None else module.parameters():
+                yield tensor.numel() * tensor.element_size()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from numbers import Real
 from typing import Any
 
 from spacy.language import Language
@@ -16,14 +17,16 @@ from ..core.algorithms import FAR, usual_rates
 from ..core.config_checks import sections_of
 from ..core.optimizer import TorchOptimizer
 from ..core.params import trainable_components
+from ..core.schedules import with_end
 from ..core.types import ParamInfo
 from ..core.words import count, plain
 from .data_check import Facts, Finding
 from .random_state import preserved_random
-from .setting_rates import rates_of_settings
 
 # The learning rates of each param group, step by step.
 Rates = Mapping[str, Sequence[float]]
+# A path below [training.optimizer], e.g. ("param_groups", "encoder", "learn_rate").
+Place = tuple[str, ...]
 
 _THINC = ("Adam.v1", "RAdam.v1", "SGD.v1")
 _THINCS_WARMUP = "warmup_linear.v1"
@@ -49,6 +52,30 @@ def rates_over_steps(optimizer: TorchOptimizer, steps: int) -> dict[str, list[fl
         for group, rate in now.items():
             found[group].append(rate)
     return found
+
+
+def rates_of_settings(config: Mapping[str, Any], last: int | None = None) -> dict[Place, list[float]]:
+    """The rates of every setting over the training; of one that does not move, only that.
+
+    config (Mapping[str, Any]): A config, interpolated.
+    last (int | None): The last step. None: as the config says.
+    """
+    block = config["training"]["optimizer"]
+    given: dict[Place, Any] = {("learn_rate",): block.get("learn_rate")}
+    groups = block.get("param_groups", {})
+    given |= {("param_groups", name, "learn_rate"): group.get("learn_rate") for name, group in groups.items()}
+    given |= {("per_param_lr", pattern): rate for pattern, rate in (block.get("per_param_lr") or {}).items()}
+    given = {path: value for path, value in given.items() if value is not None}
+    # Under numbers: what is in a path may be no name of a section.
+    resolved = registry.resolve({"rates": {str(i): value for i, value in enumerate(given.values())}})["rates"]
+    steps = (last or config["training"].get("max_steps") or _NO_END) + 1
+    return {path: _rates(resolved[str(i)], steps) for i, path in enumerate(given)}
+
+
+def _rates(value: Any, steps: int) -> list[float]:
+    if isinstance(value, Real):
+        return [float(value)]
+    return [float(rate) for rate in islice(with_end(value, steps), steps)]
 
 
 def last_step(training: Mapping[str, Any], examples: Sequence[Example], processes: int = 1) -> int:

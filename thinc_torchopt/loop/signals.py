@@ -19,7 +19,6 @@ from ..core import hooks
 from ..core.log import inform
 from ..core.optimizer import TorchOptimizer
 from .events import Control, StepEnd, TrainBegin
-from .processes import Alone
 
 Step = TypeVar("Step")
 
@@ -89,14 +88,13 @@ class RunCooldown:
 
     optimizer (TorchOptimizer): The run's.
 
-    Public: `ranks` (this process among several), `begin` (starts the fall at the event `on_step_end`: an attachment
+    Public: `begin` (starts the fall at the event `on_step_end`: an attachment
     that plans the decay sets its own).
     """
 
     name = "cooldown"
 
     def __init__(self, optimizer: TorchOptimizer):
-        self.ranks = Alone()
         self.begin: Callable[[StepEnd], object] = lambda event: optimizer.begin_decay()
         self._optimizer = optimizer
         # Windows has no such signal. A handler of the user's stays in place.
@@ -114,7 +112,7 @@ class RunCooldown:
             self._signals.__enter__()
 
     def on_step_end(self, event: StepEnd, control: Control) -> None:
-        if self.ranks.is_told_to_decay(self.noted):
+        if event.run.ranks.is_told_to_decay(self.noted):
             self._signals.noted = None
             inform("SIGUSR1 after step %d: the learning rate falls, and then the training ends.", event.step)
             self.begin(event)

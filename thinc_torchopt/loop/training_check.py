@@ -57,13 +57,10 @@ OF_TEXTS: Final[Sequence[Check]] = (
     data.texts_without_category,
     data.nothing_to_score,
     data.labels_unknown,
-    data.labels_unlearned,
-    data.labels_of_one_corpus,
     data.tokens_misaligned,
     data.entities_of_white_space,
     data.lemmas_too_rare,
     data.categories_of_another_kind,
-    data.texts_in_both,
 )
 CHECKS: Final[Sequence[Check]] = (
     *OF_TEXTS,

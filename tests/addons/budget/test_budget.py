@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from spacy.language import Language
 
 from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.addons.budget.budget import BudgetKeeper, Cost
-from thinc_torchopt.addons.budget.settings import Budget
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, NonFiniteGradWarning, RollbackWarning, StateError
 from thinc_torchopt.core.schedules.curves import warmup_stable_decay
@@ -100,18 +100,6 @@ def test_budget_refuses_other_limits(text):
 def test_budget_has_room_for_a_fall(text):
     with pytest.raises(ConfigError, match=r"'limit'.*expected at least 2 steps"):
         Budget(text)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"decay_ratio": 0.0}, "'decay_ratio'.*above 0"),
-        ({"decay_ratio": 1.5}, "'decay_ratio'.*at most 1"),
-    ],
-)
-def test_budget_refuses_other_settings(settings, said):
-    with pytest.raises(ConfigError, match=said):
-        Budget("20m", **settings)
 
 
 def test_budget_wants_a_rate_that_falls():

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from thinc_torchopt.addons.controller.controller import ControllerSettings
+from thinc_torchopt.addons.controller import trainer_controller
 from thinc_torchopt.addons.controller.operations import RunHandle
 from thinc_torchopt.core.optimizer import TorchOptimizer
 from thinc_torchopt.core.registry import registry
@@ -40,7 +40,7 @@ def controller_of(rule, does):
     if " on `" not in rule:
         name, arguments = called(rule)
         made = registry.controller_rules.get(f"thinc-torchopt.{name}.v1")(**arguments)
-        return ControllerSettings(rules={"r": made}).build()
+        return trainer_controller(rules={"r": made}).build()
     text, event = re.fullmatch(r"`(.*)` on `(\w+)`", rule).groups()
     if does.startswith("`control."):
         operations, action = [], re.match(r"`(.*?)`", does)[1]
@@ -53,7 +53,7 @@ def controller_of(rule, does):
         "operations": operations,
         "controllers": [{"name": "r", "triggers": [event], "rule": text, "operations": [action]}],
     }
-    return ControllerSettings(content).build()
+    return trainer_controller(content).build()
 
 
 def evaluations(controller, values):

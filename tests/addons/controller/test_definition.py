@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from thinc_torchopt.addons.controller.controller import ControllerSettings, TrainerController
+from thinc_torchopt.addons.controller import TrainerController, trainer_controller
 from thinc_torchopt.addons.controller.metrics import Metric
 from thinc_torchopt.addons.controller.operations import Operation, register_operation_handlers
 from thinc_torchopt.core.errors import ConfigError, ControllerError
@@ -367,7 +367,7 @@ def test_definition_that_is_no_file(tmp_path):
 def test_definition_file_without_keys_is_named(content, tmp_path):
     (tmp_path / "d.yaml").write_text(content)
     with pytest.raises(ControllerError, match=r"'.*d\.yaml': expected the keys"):
-        ControllerSettings(tmp_path / "d.yaml")
+        trainer_controller(tmp_path / "d.yaml")
 
 
 def test_definition_that_would_be_waited_for(tmp_path):

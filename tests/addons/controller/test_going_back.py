@@ -99,7 +99,10 @@ def test_best_is_raw_params_and_state_of_the_best_evaluation(guard, scores, corp
         _, infos, _ = run(prepared(tmp_path / "rules", corpus, rules, use_averages=True, **guard))
     best, back = state_of(tmp_path / "plain", 4), state_of(tmp_path / "rules", 15)
     assert numbers(back["model"]) == numbers(best["model"])
-    cut = {name: {**found, "rate_factor": 0.5} for name, found in best["optimizer"]["params"].items()}
+    cut = {
+        name: {**found, "rate_scale": {"factor": 0.5, "held": None}}
+        for name, found in best["optimizer"]["params"].items()
+    }
     assert numbers(back["optimizer"]["params"]) == numbers(cut)
     assert numbers(back["optimizer"]["averages"]) == numbers(best["optimizer"]["averages"])
     assert numbers(back["model"]) != numbers(state_of(tmp_path / "plain", 15 - 3)["model"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spacy.util import registry
 
-from thinc_torchopt.addons.controller.controller import TrainerController, trainer_controller
+from thinc_torchopt.addons.controller import TrainerController, trainer_controller
 from thinc_torchopt.addons.controller.operations import RunHandle
 from thinc_torchopt.addons.controller.rules import Rule
 from thinc_torchopt.core.errors import ConfigError

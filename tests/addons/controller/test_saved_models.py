@@ -128,7 +128,7 @@ def test_saved_models_have_the_best_finite_score(mode, tmp_path):
     nlp = toy_pipeline()
     nlp.initialize(lambda: toy_examples(nlp))
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
-    models.after_cleaning(tmp_path)
+    models.open(tmp_path)
     for step, score in enumerate([math.nan, math.inf, -math.inf, 0.5, 0.4, 0.6, 0.6, 0.4]):
         models.keep("top", score, step=step, mode=mode)
         models.keep_asked()
@@ -146,7 +146,7 @@ def test_saved_models_with_scores_that_are_not_finite(tmp_path):
         "ents_f": numpy.float32(0.5),
     }
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
-    models.after_cleaning(tmp_path)
+    models.open(tmp_path)
     models.keep("top", 0.5, step=3, mode="max")
     models.keep_asked()
     meta = json.loads((tmp_path / "model-best-top" / "meta.json").read_text())
@@ -157,7 +157,7 @@ def test_saved_models_of_names_in_any_script(tmp_path):
     nlp = toy_pipeline()
     nlp.initialize(lambda: toy_examples(nlp))
     models = SavedModels(nlp, TorchOptimizer(AdamW(), 0.01), Progress())
-    models.after_cleaning(tmp_path)
+    models.open(tmp_path)
     for name in ("лучшие", "Größe: die besten", "最好"):
         models.keep(name, 0.5, step=3, mode="max")
     models.keep_asked()

@@ -135,9 +135,8 @@ def test_series_best_is_that_of_eval_metrics():
         assert found["steps_since"] == scores["steps_since_best"]
 
 
-@pytest.mark.parametrize("size, values", [(3, [1.0, 0.1, 3.0, math.nan]), (2_001, [i / 7 for i in range(2_010)])])
+@pytest.mark.parametrize("size, values", [(3, [1.0, 0.1, 3.0, math.nan]), (31, [i / 7 for i in range(40)])])
 def test_series_are_resumed(size, values):
-    """A window of more than 2,000 numbers is packed in a state."""
     metrics = (NORMS, window(size=size, at_least=1), best("w['mean']"))
     one, again = controller(*metrics), controller(*metrics)
     for step, value in enumerate(values):
@@ -148,23 +147,13 @@ def test_series_are_resumed(size, values):
     assert repr(found) == repr(expected)
 
 
-def test_series_state_is_small():
-    """Below 50 kB with 10,000 numbers: they are packed, with 6 digits, and are not saved a second time as a value."""
-    one = controller(NORMS, window(size=10_000))
-    values = [1.0 + math.sin(i * i) / 3 for i in range(10_500)]
-    for step, value in enumerate(values):
-        one.on_event("on_step_end", step=step, grad_norm=value)
-    assert one.values["w"]["values"] == [float(f"{value:.6g}") for value in values[-10_000:]]
-    assert len(json.dumps(one.state_dict())) < 50_000
-
-
-@pytest.mark.parametrize("saved", ["", "x", None, [1.0]])
+@pytest.mark.parametrize("saved", ["x", None, ["y"]])
 def test_series_refuses_another_state(saved):
     one = controller(NORMS, window())
     steps(one, [1.0, 2.0, 3.0])
     state, before = one.state_dict(), copy.deepcopy(dict(one.values))
     state["metrics"]["w"]["state"]["values"] = saved
-    with pytest.raises(StateError, match=r"metric Window|numbers of a window"):
+    with pytest.raises(StateError, match="metric Window"):
         one.load_state_dict(state)
     assert one.values == before
 

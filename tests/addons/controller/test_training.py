@@ -16,7 +16,7 @@ from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.addons.controller.controller import trainer_controller
+from thinc_torchopt.addons.controller import trainer_controller
 from thinc_torchopt.addons.controller.run_rules import Rules
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
@@ -502,7 +502,7 @@ def test_controller_rules_that_could_never_act_are_refused(rules, reason):
     """Before the training: a loop of one's own may send other events, so the definition alone is in order."""
     optimizer = TorchOptimizer(AdamW(), controller=trainer_controller(rules))
     with pytest.raises(ControllerError, match=reason):
-        Rules(optimizer.attachments["controller"], optimizer)
+        Rules(optimizer.attachments["controller"].build(), optimizer)
 
 
 LAST = {"class": "LogControl", "arguments": {"log_format": "{error_type}: {error_text} at {step}, {state/error_type}"}}

@@ -14,7 +14,7 @@ from thinc.api import NumpyOps
 from tests.addons.distributed import pipelines
 from tests.addons.distributed.scenarios import RANK, scenario, train
 from thinc_torchopt import Attachment
-from thinc_torchopt.addons.budget.settings import Budget
+from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.addons.distributed.group import RankGroup
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.core.errors import ConfigError, DistributedError
@@ -126,7 +126,7 @@ class ChecksGradients(Attachment):
     """As in `spacy train`."""
 
     def join(self, run):
-        return [GradientCheck(run.nlp, run.optimizer, run.arguments.exclude, run.progress, run.ranks)]
+        return [GradientCheck()]
 
 
 @scenario

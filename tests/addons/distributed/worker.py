@@ -28,7 +28,7 @@ from tests.addons.distributed.scenarios import RANK, SCENARIOS, scenario, train
 from tests.doubles.torch_cuda import CudaTensor, tensors_in, to_cuda
 from tests.runs import config_for
 from thinc_torchopt import TorchOptimizer
-from thinc_torchopt.addons.controller.controller import TrainerController, trainer_controller
+from thinc_torchopt.addons.controller import TrainerController, trainer_controller
 from thinc_torchopt.addons.distributed.reduce import FlatReduce
 from thinc_torchopt.addons.distributed.settings import Distributed
 from thinc_torchopt.addons.distributed.shard import Shards

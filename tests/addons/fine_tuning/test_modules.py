@@ -10,7 +10,6 @@ import torch
 from spacy.training.initialize import init_nlp
 from spacy.util import registry
 
-from thinc_torchopt.addons.fine_tuning import FineTuning
 from thinc_torchopt.addons.fine_tuning.attention import attending
 from thinc_torchopt.addons.fine_tuning.batches import run_at_once, run_in_parts, runs_in_parts
 from thinc_torchopt.addons.fine_tuning.checkpointing import checkpointing, layers_of
@@ -68,7 +67,6 @@ def test_checkpointing_gives_the_same_gradients(tmp_path, corpus, kind, precisio
     """To the last bit, with dropout: the same operations on the same numbers. again (list): How often the backward pass
     computes each layer.
     """
-    settings = FineTuning(window_pieces=None, gradient_checkpointing=chosen, freeze_layers=frozen)
     config = config_with(kind, tmp_path, corpus, settings={"precision": precision}, block={"freeze_layers": frozen})
     nlp, optimizer, found = build(config)
     expected, state = gradients(nlp, optimizer, found)
@@ -77,7 +75,7 @@ def test_checkpointing_gives_the_same_gradients(tmp_path, corpus, kind, precisio
         next(layer.children()).register_forward_hook(lambda part, *_, i=i: calls.append((i, part.training)))
     gradients(nlp, optimizer, found)
     once = calls.count((0, True))
-    with checkpointing(settings, found.module):
+    with checkpointing(chosen, found.module):
         calls.clear()
         grads, after = gradients(nlp, optimizer, found)
         assert [calls.count((i, True)) for i in range(LAYERS)] == [once + once * more for more in again]
@@ -109,7 +107,7 @@ def test_checkpointing_of_the_lowest_layers_that_are_trained():
         output.sum().backward()
         return [calls.count(i) for i in range(4)]
 
-    with checkpointing(FineTuning(window_pieces=None, gradient_checkpointing=2), module):
+    with checkpointing(2, module):
         assert passes() == [2, 2, 1, 1]
         module.layers[0].requires_grad_(False)
         assert passes() == [1, 2, 2, 1]
@@ -122,7 +120,7 @@ def test_forward_functions_of_other_code_stay():
     """What it has put around ours in a run: it goes on with the plain module."""
     module, layer = torch.nn.Module(), torch.nn.Sequential(torch.nn.Linear(4, 4))
     module.layers = torch.nn.ModuleList([layer])
-    with checkpointing(FineTuning(window_pieces=None, gradient_checkpointing=1), module):
+    with checkpointing(1, module):
         layer.forward = theirs = partial(layer.forward)
     assert vars(layer).pop("forward") is theirs
     run_in_parts(layer, 4)
@@ -142,7 +140,7 @@ def test_checkpointing_of_a_decoder():
     grads = []
     for chosen in (False, True, 2):
         torch.manual_seed(1)
-        with checkpointing(FineTuning(window_pieces=None, gradient_checkpointing=chosen), module):
+        with checkpointing(chosen, module):
             module(input_ids=inputs).last_hidden_state.square().sum().backward()
         grads.append([param.grad for param in module.parameters()])
         module.zero_grad()

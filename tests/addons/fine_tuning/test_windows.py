@@ -23,7 +23,6 @@ from spacy.util import registry
 
 from thinc_torchopt.addons.fine_tuning.batches import run_at_once, run_in_parts, runs_in_parts, split_by_length
 from thinc_torchopt.addons.fine_tuning.saving import strided_spans, windows_of_words
-from thinc_torchopt.addons.fine_tuning.settings import FineTuning
 from thinc_torchopt.addons.fine_tuning.transformers import transformers_of
 from thinc_torchopt.addons.fine_tuning.windows import PieceWindows, count_lost
 from thinc_torchopt.addons.preview import explain
@@ -451,24 +450,6 @@ def test_windows_of_a_frozen_transformer_stay(tmp_path):
 # ---------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    "block, told",
-    [
-        ({"window_pieces": 4}, "expected a whole number of at least 8, found 4"),
-        (
-            {"window_pieces": 64, "stride_pieces": 20},
-            "expected a whole number of at least 32, half of window_pieces, found",
-        ),
-        ({"window_pieces": 64, "stride_pieces": 80}, "expected at most window_pieces, 64, found 80"),
-        ({"max_batch_pieces": 100}, "expected a whole number of at least 128, one window, found 100"),
-        ({"window_pieces": None, "stride_pieces": 8}, "expected null, as window_pieces is null, found 8"),
-    ],
-)
-def test_settings_are_checked(block, told):
-    with pytest.raises(ConfigError, match=r"in \[training.optimizer.fine_tuning\]: " + told):
-        FineTuning(**block)
-
-
 def test_a_window_longer_than_the_model_can_read(tmp_path, corpus):
     needs("spacy")
     config = config_with("spacy", tmp_path, corpus, block={"window_pieces": 600})
@@ -498,13 +479,13 @@ def test_explain_tells_what_is_lost_and_what_a_batch_needs(tmp_path):
     sizes = [
         int(re.search(r"largest batch has ([\d,]+) wordpieces", text)[1].replace(",", ""))
         for one in (told, told_with)
-        for _, text in one.cost_lines
+        for _, text in one.lines
         if "largest batch" in text
     ]
     assert len(sizes) == 2 and sizes[1] < 0.5 * sizes[0]
-    assert not [text for _, text in told_with.cost_lines if "computed again" in text]
+    assert not [text for _, text in told_with.lines if "computed again" in text]
     config["training"]["optimizer"]["fine_tuning"]["gradient_checkpointing"] = 1
-    [text] = [text for _, text in explain(config).cost_lines if "largest batch" in text]
+    [text] = [text for _, text in explain(config).lines if "largest batch" in text]
     assert text.endswith("for its activations, with 1 of its 3 layers computed again, by a simple estimate.")
 
 

@@ -194,12 +194,6 @@ def test_online_rnn_chrono_biases_keep_the_state(cell):
     assert 1 - 1e-3 < steps.min() < 2 and 38 < steps.max() < 39 + 1e-3 and 18.5 < steps.mean() < 21.5
 
 
-@pytest.mark.parametrize("chrono", [2, 0, 2.5, True])
-def test_online_rnn_refuses_chrono(chrono):
-    with pytest.raises(ConfigError, match="'chrono'"):
-        OnlineRNN(4, 3, chrono=chrono)
-
-
 def test_online_rnn_copies_only_what_fits():
     model, _, _ = built(depth=2)
     with pytest.raises(ConfigError, match="2 layers"):

@@ -169,7 +169,11 @@ def altered(state, path, value):
         (["groups", "slow"], 0.5, "'groups/slow' to be a dict, found 0.5"),
         (["groups", "slow", "policy"], "Cosine", "'groups/slow/policy' to be 'Adaptive', found 'Cosine'"),
         (["groups", "head", "parent"], "slow", "'groups/head/parent' to be None, found 'slow'"),
-        (["groups", "slow", "policy_state", "bad"], -1, "policy 'adaptive': expected 'bad' to be a whole number"),
+        (
+            ["groups", "slow", "policy_state", "bad_evaluations"],
+            -1,
+            "policy 'adaptive': expected 'bad_evaluations' to be a whole number",
+        ),
         (["groups", "mixed/0", "policy_state", "schedule", "position"], "x", "mixed/0"),
         (["groups", "mixed/0", "policy_state"], None, "schedule of 'mixed/0': expected a dict"),
         (["step_count"], None, "'step_count' to be a whole number from 0"),

@@ -31,12 +31,6 @@ def test_poisson_batches_may_be_empty_and_whole():
     assert list(PoissonBatcher(3)("abc")) == [["a", "b", "c"]]
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, "many", None])
-def test_poisson_refuses_other_sizes(size):
-    with pytest.raises(ConfigError, match=r"'size' in \[training\.batcher\]"):
-        poisson(size)
-
-
 def test_poisson_refuses_more_than_all():
     with pytest.raises(ConfigError, match="at most the number of examples, 3"):
         list(poisson(4)("abc"))

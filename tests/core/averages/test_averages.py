@@ -13,7 +13,7 @@ import pytest
 import spacy
 import thinc.api
 import torch
-from confection import Config, ConfigValidationError
+from confection import Config
 from hypothesis import example, given
 from hypothesis import strategies as st
 from thinc.api import PyTorchWrapper, chain, require_cpu, require_gpu
@@ -25,7 +25,7 @@ from thinc_torchopt.core.algorithms import torch_classes as torch_optimizers
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.averages.averages import AveragedParams, Averages
 from thinc_torchopt.core.averages.settings import EMA, SWA, THINC, AverageSettings
-from thinc_torchopt.core.errors import ConfigError, ScheduleError, StateError
+from thinc_torchopt.core.errors import ScheduleError, StateError
 from thinc_torchopt.core.params.names import shim_paths
 from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.schedules.schedules import Schedules
@@ -847,45 +847,6 @@ def test_averages_decay_may_be_a_schedule_in_a_config():
     optimizer = spacy.registry.resolve(Config().from_str(text))["optimizer"]
     optimizer.step_schedules()
     assert average_settings_in(optimizer).decay.value == 0.5 * 1.1
-
-
-@pytest.mark.parametrize(
-    "block", ["decay = 0.9", '@misc = "thinc-torchopt.EMA.v1"\nwarmup = "linear"', '@misc = "thinc-torchopt.SWA.v1"']
-)
-def test_averages_blocks_that_are_none_are_refused(block):
-    text = (
-        '[optimizer]\n@optimizers = "thinc-torchopt.TorchOptimizer.v1"\n'
-        f'[optimizer.algorithm]\n@torch_optimizers = "torch.AdamW.v1"\n[optimizer.averages]\n{block}\n'
-    )
-    with pytest.raises((ConfigError, ConfigValidationError), match="averages"):
-        spacy.registry.resolve(Config().from_str(text))
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"decay": 1.5}, r"'decay' .*expected a number from 0 to 1, or a schedule of such numbers, found 1\.5"),
-        ({"decay": math.nan}, "'decay' .*found nan"),
-        ({"warmup": "linear"}, "'warmup' .*expected 'thinc', 'torch', 'torch_ema' or 'ignite', found 'linear'"),
-        ({"buffers": "mean"}, "'buffers' .*expected 'average' or 'copy', found 'mean'"),
-        ({"start_step": -1}, "'start_step' .*expected a whole number of at least 0, found -1"),
-        ({"every": 0}, "'every' .*expected a whole number of at least 1, found 0"),
-        ({"every": 1.5}, r"'every' .*found 1\.5"),
-        ({"dtype": "bfloat16"}, "'dtype' .*found 'bfloat16'"),
-        ({"device": "banana"}, "'device' .*found 'banana'"),
-    ],
-)
-def test_averages_settings_that_cannot_be_are_refused(options, error):
-    with pytest.raises(ConfigError, match=rf"Can't set {error}"):
-        EMA(**options)
-
-
-def test_averages_settings_contradict_use_averages():
-    with pytest.raises(
-        ConfigError,
-        match=r"Can't set 'use_averages'.*expected false beside \[training\.optimizer\.averages\], found true",
-    ):
-        TorchOptimizer(AdamW(), use_averages=True, averages=EMA())
 
 
 def test_averages_settings_can_be_shared_and_survive_a_copy():

@@ -429,7 +429,7 @@ def test_scheduled_values_state_is_by_config_path():
         ),
         (
             {"y": {"position": 2, "total_steps": None, "source": {"a": {}}}},
-            "plateau.v1': expected a dict with .*This is the schedule of 'y'",
+            "plateau.v1: expected a dict with .*This is the schedule of 'y'",
         ),
         (
             {"x": {**STATE["x"], "position": 3}},

@@ -189,8 +189,7 @@ ROW = {
     "updates": 1,
     "joined_at": None,
     "label": "default",
-    "rate_factor": 1.0,
-    "held_rate": None,
+    "rate_scale": {"factor": 1.0, "held": None},
     "frozen_until": None,
     "master": None,
     "state": {},
@@ -217,7 +216,7 @@ BAD = [
     (("step",), 10**12, StateError, "expected 'step' to be a whole number from 0"),
     (("settings", "learn_rate"), "x", StateError, "'settings/learn_rate' to be a number"),
     (("learn_rates", "groups"), {}, StateError, "expected 'learn_rates' to be a dict with .*found one with groups"),
-    (("params", NAME, "held_rate"), -1.0, StateError, "held_rate' to be a number of at least 0, found -1"),
+    (("params", NAME, "rate_scale", "held"), -1.0, StateError, "held' to be a number of at least 0, found -1"),
     (
         ("params", NAME, "label"),
         "default",

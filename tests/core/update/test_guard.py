@@ -15,7 +15,6 @@ from thinc.api import PyTorchShim, fix_random_seed, registry
 from thinc_torchopt import TorchOptimizer
 from thinc_torchopt.core.algorithms.torch_classes import SGD, AdamW
 from thinc_torchopt.core.errors import (
-    ConfigError,
     GradSpikeWarning,
     NonFiniteGradError,
     NonFiniteGradWarning,
@@ -24,7 +23,6 @@ from thinc_torchopt.core.errors import (
 from thinc_torchopt.core.params.param import Param
 from thinc_torchopt.core.update.clipping import grad_norms, total_norm
 from thinc_torchopt.core.update.guard import MIN_UPDATES, GradGuard
-from thinc_torchopt.loop.checkpoint_settings import Checkpoint
 
 from ...models import backprop, grads_of, params_of, pipeline_params, same, thinc_model, toy_examples, toy_pipeline
 from ...peek import guard_in
@@ -530,40 +528,6 @@ def test_guard_refuses_a_bad_state_and_stays_as_it_is(change, message):
     assert guard.state_dict() == before
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"spike_factor": 0.5}, "'spike_factor'.*above 1, or 0.*found 0.5"),
-        ({"spike_factor": 1.0}, "'spike_factor'.*above 1"),
-        ({"spike_factor": -3.0}, "'spike_factor'.*-3"),
-        ({"spike_factor": math.inf}, "'spike_factor'.*inf"),
-        ({"spike_factor": "much"}, "'spike_factor'.*'much'"),
-        ({"on_spike": "shrug"}, "'on_spike'.*'skip' or 'clip'.*'shrug'"),
-        ({"max_nonfinite": -1}, "'max_nonfinite'.*-1"),
-        ({"rollback_after": -1}, "'rollback_after'.*whole number of at least 0, found -1"),
-        ({"rollback_after": 2.5}, "'rollback_after'.*whole number"),
-        (
-            {"rollback_after": 5},
-            r"'rollback_after'.*expected checkpoints to go back to, found no block \[training.optimizer.checkpoint\]",
-        ),
-        (
-            {"rollback_after": 20, "checkpoint": Checkpoint("state")},
-            "'rollback_after'.*less than max_nonfinite = 20.*found 20",
-        ),
-        (
-            {"rollback_after": 1, "max_nonfinite": 0, "checkpoint": Checkpoint("state")},
-            "'rollback_after'.*max_nonfinite or spike_factor",
-        ),
-        ({"rollback_factor": 0.0}, "'rollback_factor'.*above 0 and at most 1, found 0.0"),
-        ({"rollback_factor": 1.5}, "'rollback_factor'.*above 0 and at most 1"),
-        ({"max_rollbacks": True}, "'max_rollbacks'.*whole number"),
-    ],
-)
-def test_guard_refuses_bad_settings(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        TorchOptimizer(AdamW(), **settings)
-
-
 def test_guard_from_a_config():
     block = {"@optimizers": "thinc-torchopt.TorchOptimizer.v1", "algorithm": {"@torch_optimizers": "torch.AdamW.v1"}}
     settings = {"spike_factor": 4.0, "on_spike": "clip", "clip_by": "adaptive", "grad_clip": 0.01}
@@ -574,5 +538,3 @@ def test_guard_from_a_config():
         "adaptive",
     )
     assert not guard_in(registry.resolve({"optimizer": block})["optimizer"]).spike_factor
-    with pytest.raises(Exception, match="on_spike"):
-        registry.resolve({"optimizer": block | {"on_spike": "shrug"}})

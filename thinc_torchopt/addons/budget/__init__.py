@@ -1,8 +1,8 @@
-"""A training that ends in time: `[training.optimizer.budget]`. settings.py is the block, budget.py the listener."""
+"""A training that ends in time: `[training.optimizer.budget]`."""
 
 from typing import Final
 
-from .settings import Budget, read_limit
+from .budget import Budget, read_limit
 
 STABILITY: Final = "provisional"
 

@@ -11,24 +11,20 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, Optional, Union
+from typing import Any
 
-from ...core.attachments import Attachment
 from ...core.checks import own_errors
 from ...core.errors import ConfigError, ControllerError
 from ...core.log import LOGGER, inform
 from ...core.near_misses import did_you_mean
 from ...core.schema import Count, check_names, check_version, read, write
 from ...loop.events import ALIASES, EVENTS
-from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, label_of, list_faults, load
-from .definition import read as read_definition
+from .definition import FIRED, ControllerSpec, Definition, Source, keys_of_fired, list_faults, load
 from .evaluator import MetricUnavailable
-from .in_config import SECTION, blocks_of
 from .messages import repr_of
 from .metrics import EXCLUDED, EvalLoss, EvalMetrics, HistoryBasedMetric, Loss
-from .operations import KeepBestControl, LearnRateControl
+from .operations import KeepBestControl
 from .rules import Rule, compared_with, shown
 from .series import Best, Series, Window
 from .values import Keys, looked_up, plain
@@ -478,78 +474,3 @@ def _keys_in_run(
     keys_in_run = getattr(metric, "keys_in_run", None)
     keys: Keys | None = getattr(metric, "keys", None) if keys_in_run is None else keys_in_run(groups, components)
     return metric.keys_with_scores(keys, scores) if scores and hasattr(metric, "keys_with_scores") else keys
-
-
-# ---------------------------------------------------------------------- settings
-
-
-class ControllerSettings(Attachment):
-    """Rules that steer a run, read and checked. `build` makes a controller for one run.
-
-    Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups),
-        `remembers_scores` (whether a metric reads scores or development losses).
-    """
-
-    made_by: ClassVar[str] = (
-        'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
-        "thinc_torchopt.controller.trainer_controller()"
-    )
-    comes_first: ClassVar[bool] = True
-    own_block: ClassVar[str] = "controller"
-    decides_alike: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        definition: Optional[Union[str, Path, Dict[str, Any]]] = None,
-        metrics: Dict[str, Any] = {},
-        operations: Dict[str, Any] = {},
-        rules: Dict[str, Any] = {},
-    ):
-        if definition is None:
-            blocks = blocks_of(metrics, operations, rules)
-            if not rules:
-                raise ControllerError(
-                    f"Can't use {SECTION}: expected a 'definition', or a block 'rules', found neither."
-                )
-            self._content: Any = blocks.content
-            self._label, self._places = SECTION, blocks.places
-        elif metrics or operations or rules:
-            raise ControllerError(
-                f"Can't use {SECTION}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', "
-                "found both. Remove one."
-            )
-        else:
-            self._content, self._label, self._places = read_definition(definition), label_of(definition), {}
-        controller = self.build()  # finds all faults
-        self.definition, reads = controller.definition, controller.reads("on_evaluate")
-        self.remembers_scores = reads is None or not reads.isdisjoint(("scores", "score", "dev_losses"))
-        acting = [part.instance for part in self.definition.operations.values()]
-        self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in acting)
-
-    def join(self, run: Any) -> Sequence[Any]:
-        from .run_rules import Rules
-
-        rules = Rules(self, run.optimizer)
-        rules.join(run)
-        return [rules]
-
-    def build(self) -> TrainerController:
-        return TrainerController(self._content, label=self._label, places=self._places)
-
-
-def trainer_controller(
-    definition: Optional[Union[str, Path, Dict[str, Any]]] = None,
-    metrics: Dict[str, Any] = {},
-    operations: Dict[str, Any] = {},
-    rules: Dict[str, Any] = {},
-) -> ControllerSettings:
-    """Steer `spacy train` by rules. Registered as `thinc-torchopt.TrainerController.v1`.
-
-    definition (str | Path | dict | None): Path of a YAML or JSON file, relative to the current folder; or its content.
-        See docs/controller.md. None: the rules are blocks of the config.
-    metrics (dict[str, Metric]): Blocks with `@controller_metrics`, in order.
-    operations (dict[str, Operation]): Blocks with `@controller_operations`.
-    rules (dict[str, dict]): Blocks with the keys of a controller, or with `@controller_rules`.
-    RAISES (ControllerError): The definition has errors. One message lists all of them.
-    """
-    return ControllerSettings(definition, metrics, operations, rules)

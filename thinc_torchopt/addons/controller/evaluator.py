@@ -12,13 +12,12 @@ import ast
 import math
 import random
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, NoReturn
 
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes, NumberTooHigh, safe_power
 
-from .rolling import Rolling
 from .values import Keys
 
 MAX_BITS = 1_024  # of an integer: the range of floats
@@ -72,7 +71,7 @@ class Evaluator(EvalWithCompoundTypes):
         self.operators = {kind: self._counted(do) for kind, do in (DEFAULT_OPERATORS | own).items()}
         self.operators[ast.In] = self._contains
         self.operators[ast.NotIn] = lambda item, items: not self._contains(item, items)
-        self.functions = {name: self._counted(do, *_COSTS.get(name, ())) for name, do in _FUNCTIONS.items()}
+        self.functions = {name: self._counted(do, *_COSTS.get(name, (1, 0)), name) for name, do in _FUNCTIONS.items()}
         self.functions |= {"rand": self._rand, "randint": lambda top: int(self._rand() * top)}
 
     def eval(self, expr: str, previously_parsed: Any = None) -> Any:
@@ -110,16 +109,21 @@ class Evaluator(EvalWithCompoundTypes):
                 elif not isinstance(item, str):
                     waiting += [part for part in item if isinstance(part, _SIZED)]
 
-    def _counted(self, do: Callable[..., Any], cost: int = 1, skipped: int = 0) -> Callable[..., Any]:
+    def _counted(self, do: Callable[..., Any], cost: int = 1, skipped: int = 0, name: str = "") -> Callable[..., Any]:
         """An operator or function that spends work. cost (int): For each item. skipped (int): Operands that cost
-        nothing.
+        nothing. name (str): Of a function.
         """
 
         @wraps(do)
         def apply(*operands: Any, **options: Any) -> Any:
             for operand in (*operands[skipped:], *options.values()):
                 self._weigh(operand, cost)
-            result = do(*operands, **options)
+            try:
+                result = do(*operands, **options)
+            except TypeError:
+                if not name:
+                    raise
+                refuse(f"{name}() can't take {', '.join(map(reprlib.repr, operands))}")
             self._spend(len(result) if isinstance(result, _SIZED) and not skipped else 0)
             return result
 
@@ -241,17 +245,53 @@ def _sum(items: Any) -> Any:
     return sum(items)  # without another start: a sum of lists takes long
 
 
-def _rolling(numbers: Any) -> Rolling:
-    values = [number + 0.0 for number in numbers]
-    if not values:
-        refuse("expected at least one number, found an empty list")
-    return Rolling(len(values), values)
+def summary(numbers: Iterable[float]) -> dict[str, float]:
+    """The `min`, `max`, `mean`, `median`, `std` and `slope` of numbers, at least one. All are NaN if one is; the last
+    two also if one is infinite.
+
+    std: The root of the mean of squared differences from the mean. slope: That of the line with the least squared
+        distances: the change from one number to the next. 0 for one number.
+    """
+    values = _floats(numbers)
+    if any(map(math.isnan, values)):
+        return dict.fromkeys(("min", "max", "mean", "median", "std", "slope"), math.nan)
+    ordered, count = sorted(values), len(values)
+    found = {"min": ordered[0], "max": ordered[-1], "median": _between(ordered, 0.5)}
+    infinite = [number for number in (ordered[0], ordered[-1]) if math.isinf(number)]
+    if infinite:
+        return {**found, "mean": sum(infinite), "std": math.nan, "slope": math.nan}
+    changes = [number - values[0] for number in values]  # equal numbers: exactly 0
+    middle = math.fsum(changes) / count
+    found["mean"] = math.fsum(values) / count
+    found["std"] = math.sqrt(math.fsum([(change - middle) * (change - middle) for change in changes]) / count)
+    covariance = math.fsum([(i - (count - 1) / 2) * change for i, change in enumerate(changes)])
+    return {**found, "slope": 12 * covariance / (count * (count * count - 1) or 1)}
+
+
+def _floats(numbers: Iterable[float]) -> list[float]:
+    found = [number + 0.0 for number in numbers]
+    return found or refuse("expected at least one number, found an empty list")
+
+
+def _between(ordered: Sequence[float], q: float) -> float:
+    """The number below which a part `q` of the numbers is; between two of them in proportion, as NumPy's."""
+    below = math.floor(place := q * (len(ordered) - 1))
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    part = place - below
+    if low == high or not part:
+        return low
+    return (low + high) / 2 if part == 0.5 else low + (high - low) * part
 
 
 def _quantile(numbers: Any, q: float) -> float:
     if not 0 <= q <= 1:
         refuse(f"expected a number from 0 to 1 as the second argument of quantile(), found {reprlib.repr(q)}")
-    return _rolling(numbers).quantile(q)
+    values = _floats(numbers)
+    return math.nan if any(map(math.isnan, values)) else _between(sorted(values), q)
+
+
+def _part_of_summary(name: str) -> Callable[[Any], float]:
+    return lambda numbers: summary(numbers)[name]
 
 
 def _get(value: Any, key: Any, default: Any = None) -> Any:
@@ -281,14 +321,11 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "isnan": math.isnan,
     **_MATH,
     **{f"math_{name}": do for name, do in _MATH.items()},
-    "mean": lambda numbers: _rolling(numbers).mean(),
-    "median": lambda numbers: _rolling(numbers).median(),
-    "std": lambda numbers: _rolling(numbers).std(),
-    "slope": lambda numbers: _rolling(numbers).slope(),
+    **{name: _part_of_summary(name) for name in ("mean", "median", "std", "slope")},
     "quantile": _quantile,
     "get": _get,
 }
 # The cost of each item in the operands of a function, and the number of operands that cost nothing, as they are not
 # read to their end.
-_COSTS: Final = {**dict.fromkeys(("mean", "median", "std", "slope", "quantile"), (5,)), "len": (1, 1), "get": (1, 1)}
+_COSTS: Final = {**dict.fromkeys(("mean", "median", "std", "slope", "quantile"), (5, 0)), "len": (1, 1), "get": (1, 1)}
 FUNCTIONS: Final = frozenset({*_FUNCTIONS, "rand", "randint"})

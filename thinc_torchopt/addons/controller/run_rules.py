@@ -23,7 +23,7 @@ from ...core.schema import Count, Limit, Positive, read, write
 from ...loop.events import COMMON, EVENT_TYPES, EVENTS, Control, Event, TrainEnd
 from ...loop.processes import Alone
 from ...loop.run import Run
-from .controller import ControllerSettings, Firing
+from .controller import Firing, TrainerController
 from .operations import (
     AveragesControl,
     DecayControl,
@@ -88,7 +88,7 @@ _MAX_ERROR: Final = 2_000  # characters of the text of an error
 class Rules:
     """Connects a trainer controller to a run. A listener.
 
-    settings (ControllerSettings): From the config.
+    controller (TrainerController): For this run alone.
     optimizer (TorchOptimizer): The run's.
     RAISES (ControllerError): A rule has an action that this run can't do.
 
@@ -97,10 +97,10 @@ class Rules:
 
     name = "trainer controller"
 
-    def __init__(self, settings: ControllerSettings, optimizer: TorchOptimizer):
+    def __init__(self, controller: TrainerController, optimizer: TorchOptimizer):
         self.ranks = Alone()
         self._optimizer = optimizer
-        self._controller = settings.build()
+        self._controller = controller
         self._rules_on = {event for spec in self._controller.definition.controllers for event in spec.triggers}
         self._of_substeps: list[Firing] = []  # wait until all ranks are at the same event
         # Firings that wait for the update: each with the metric values of rank 0, and the facts of its event.

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...core.errors import ControllerError, StateError
-from ...core.schema import read
-from .evaluator import MetricUnavailable
-from .metrics import MAX_WINDOW, SECTION, BestValue, Metric, Values, controller_metrics
-from .rolling import Rolling, packed, unpacked
+from ...core.errors import ControllerError
+from ...core.schema import AnyNumber
+from .evaluator import MetricUnavailable, summary
+from .metrics import MAX_WINDOW, SECTION, BestValue, Metric, controller_metrics
 from .rules import Rule, expression
-from .values import Keys, plain
-
-# Longer windows keep numbers with fewer digits, so that a checkpoint stays small.
-MAX_EXACT, DIGITS = 2_000, 6
+from .values import Keys
 
 _EVENTS = {"steps": "on_step_end", "evaluations": "on_evaluate"}
 
@@ -84,7 +80,7 @@ class Window(Series):
     If one of them is NaN, so are all but `values`, `count`, `first` and `last`.
 
     of (str): The expression: "norms['total']". Its metrics must be defined before.
-    size (int): Number of values, up to 10,000. Above 2,000, each is kept with 6 digits.
+    size (int): Number of values, up to 10,000.
     by (str | None): "steps" or "evaluations": when a value is added. None: at each evaluation if its metrics have new
         values only there, else at each step.
     at_least (int | None): The fewest values. None: `size`.
@@ -107,54 +103,33 @@ class Window(Series):
         self._at_least = self._size if at_least is None else SECTION.whole("at_least", at_least, at_least=1)
         if self._at_least > self._size:
             SECTION.refuse("at_least", f"at most 'size', which is {self._size}", at_least)
-        self._numbers = Rolling(self._size)
+        self.memory = WindowState()
 
     def compute(self, event_name: str, **kwargs: Any) -> Any:
         number = self.new_value(event_name, kwargs["values"], kwargs["step"])
         if number is None:
             return None
-        self._numbers.add(number if self._size <= MAX_EXACT else float(f"{number:.{DIGITS}g}"))
+        self.memory.values.append(number)
+        del self.memory.values[: -self._size]
         return self.value_of_memory()
 
     @property
     def is_filling(self) -> bool:
         """Whether it has some values, but not enough for a value of its own."""
-        return 0 < len(self._numbers.numbers) < self._at_least
+        return 0 < len(self.memory.values) < self._at_least
 
     def value_of_memory(self) -> Any:
-        found = self._numbers
-        if len(numbers := found.numbers) < self._at_least:
+        if len(numbers := self.memory.values) < self._at_least:
             return None
-        return {
-            "values": numbers,
-            "count": len(numbers),
-            "first": numbers[0],
-            "last": numbers[-1],
-            "min": found.quantile(0.0),
-            "max": found.quantile(1.0),
-            "mean": found.mean(),
-            "median": found.median(),
-            "std": found.std(),
-            "slope": found.slope(),
-        }
-
-    def state_dict(self) -> Values:
-        return {"values": packed(self._numbers.numbers)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        what = f"the state of the metric {type(self).__name__}"
-        saved = read(WindowState, plain(state), what)
-        try:
-            self._numbers = Rolling(self._size, unpacked(saved.values, self._size))
-        except ValueError as error:
-            raise StateError(f"Can't load {what}: expected the numbers of a window, found: {error}.") from None
+        ends = {"values": numbers, "count": len(numbers), "first": numbers[0], "last": numbers[-1]}
+        return ends | summary(numbers)
 
 
 @dataclass
 class WindowState:
-    """The saved state of Window. values (str): Its numbers, packed."""
+    """The state of Window: its numbers, oldest first."""
 
-    values: str
+    values: list[AnyNumber] = field(default_factory=list)
 
 
 @controller_metrics("Best")

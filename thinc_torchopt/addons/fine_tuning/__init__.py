@@ -2,10 +2,9 @@
 
 settings.py is the block. transformers.py finds the transformers of a pipeline.
 
-    run.py       windows.py cuts texts into windows that are counted in wordpieces, batches.py reads those of similar
-                 length together, saving.py finds the windows of words for the saved pipeline
-    modules.py   checkpointing.py computes layers again in the backward pass, attention.py chooses how attention is
-                 computed, for a run
+    run.py       for a run: windows.py cuts texts into windows that are counted in wordpieces, batches.py reads those of
+                 similar length together, saving.py finds the windows of words for the saved pipeline; checkpointing.py
+                 computes layers again in the backward pass, attention.py chooses how attention is computed
     layers.py    the lowest layers, which are frozen
 """
 

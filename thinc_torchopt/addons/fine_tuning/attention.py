@@ -17,7 +17,7 @@ from thinc.api import PyTorchShim
 
 from ...core.checks import Section
 from ...core.host import attention_of, module_of, swap, swap_module
-from .settings import BLOCK
+from .transformers import BLOCK
 
 _OFTEN: Final = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 

@@ -20,11 +20,16 @@ from torch.utils.checkpoint import checkpoint
 
 from ...core.checks import Section
 from ...core.host import swap
-from .settings import BLOCK, FineTuning
+from .transformers import BLOCK
 
 
-def check_checkpointing(settings: FineTuning, name: str, module: torch.nn.Module) -> None:
-    """RAISES (ConfigError): The layers of a transformer can't be computed again. name (str): Of its component."""
+def check_checkpointing(chosen: bool | int, name: str, module: torch.nn.Module, frozen: int = 0) -> None:
+    """Check that layers of a transformer can be computed again.
+
+    chosen (bool | int): `gradient_checkpointing`. name (str): Of the component.
+    frozen (int): How many layers are not trained.
+    RAISES (ConfigError): They can't, or there are fewer.
+    """
     found = ""
     if isinstance(module, torch.jit.ScriptModule):
         found = "compiled by TorchScript"
@@ -32,28 +37,28 @@ def check_checkpointing(settings: FineTuning, name: str, module: torch.nn.Module
         found = f"a {type(module).__name__}, for which Hugging Face has none"
     elif not layers_of(module):
         found = f"a {type(module).__name__} without layers"
-    section, chosen = Section(BLOCK), settings.gradient_checkpointing
+    section = Section(BLOCK)
     if found:
         section.refuse("gradient_checkpointing", f"false for a model like that of '{name}'", chosen, f"It is {found}.")
-    most = max(0, len(layers_of(module)) - settings.freeze_layers)
+    most = max(0, len(layers_of(module)) - frozen)
     if chosen is not True and chosen > most:
-        trained = " that are trained" if settings.freeze_layers else ""
+        trained = " that are trained" if frozen else ""
         section.refuse(
             "gradient_checkpointing", f"true, or at most {most}, the number of layers of '{name}'{trained}", chosen
         )
 
 
 @contextmanager
-def checkpointing(settings: FineTuning, module: torch.nn.Module) -> Iterator[None]:
+def checkpointing(chosen: bool | int, module: torch.nn.Module) -> Iterator[None]:
     """Inside, the training passes of a transformer keep only what the chosen layers read. Evaluations are as before.
 
-    module (torch.nn.Module): Of Hugging Face, or of curated transformers. See `check_checkpointing`.
+    chosen (bool | int), module (torch.nn.Module): As for `check_checkpointing`.
     """
     layers = layers_of(module)
     with ExitStack() as stack:
         for layer in layers:
-            chosen = partial(_is_chosen, layer, layers, settings.gradient_checkpointing)
-            stack.callback(swap(layer, "forward", partial(_checkpointed, layer, chosen, layer.forward)))
+            is_chosen = partial(_is_chosen, layer, layers, chosen)
+            stack.callback(swap(layer, "forward", partial(_checkpointed, layer, is_chosen, layer.forward)))
         yield
 
 

@@ -13,8 +13,7 @@ from spacy.language import Language
 from ...core.checks import Section
 from ...core.params import walk_pipeline
 from ...core.settings import layers_of
-from .settings import BLOCK
-from .transformers import transformers_of
+from .transformers import BLOCK, transformers_of
 
 
 def names_to_freeze(nlp: Language, exclude: Collection[str], layers: int) -> list[str]:

@@ -1,8 +1,9 @@
-"""Windows in wordpieces for the time of a run."""
+"""Windows in wordpieces, attention, and gradient checkpointing, for the time of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from spacy.tokens import Doc
@@ -12,35 +13,45 @@ from ...core.host import forward_of, swap_forward
 from ...core.log import inform
 from ...loop.events import Control, StepBegin, TrainBegin, TrainEnd
 from ...loop.run import Run
+from .attention import attending
 from .batches import run_at_once, run_in_parts, runs_in_parts
+from .checkpointing import checkpointing
 from .saving import SPANS, blocks_with, read_dev, score_of_saved, strided_spans, windows_of_words
 from .settings import FineTuning
 from .transformers import transformers_of
 from .windows import PieceWindows, count_lost, forward_in_windows
 
 
-class RunWindows:
-    """Lets the transformers of a run read windows that are counted in wordpieces, in parts. A listener.
+class RunTransformers:
+    """Lets the transformers of a run read windows that are counted in wordpieces, in parts, and compute as the settings
+    say. A listener.
 
     settings (FineTuning): From the config. run (Run): The run.
     """
 
-    name = "windows in wordpieces"
+    name = "transformers"
 
     def __init__(self, settings: FineTuning, run: Run):
         self._settings = settings
         self._run = run
         # Frozen ones read as before, and are saved so: others may have learned from them.
-        self._transformers = transformers_of(run.nlp, run.arguments.exclude)
+        self._transformers = transformers_of(run.nlp, run.exclude)
         self._covered: list[tuple[Any, Callable[[], None]]] = []
+        self._modules = ExitStack()
         self._has_begun = False
         self._saved: tuple[int, int] | None = None
 
     # ------------------------------------------------------------------ the run
 
     def before_run(self) -> None:
-        """Find the windows of the saved pipeline."""
-        settings, others = self._settings, [one for one in self._transformers if not one.is_curated]
+        """Change how the modules compute, and find the windows of the saved pipeline."""
+        settings = self._settings
+        for one in self._transformers:
+            if settings.attention is not None:
+                self._modules.enter_context(attending(one.shim, settings.attention))
+            if settings.gradient_checkpointing:
+                self._modules.enter_context(checkpointing(settings.gradient_checkpointing, one.module))
+        others = [one for one in self._transformers if not one.is_curated]
         if settings.window_pieces is None or settings.is_short or not others:
             return
         docs = self._docs()
@@ -108,6 +119,7 @@ class RunWindows:
             if self._has_begun and self._saved is not None and not one.is_curated:
                 one.node.attrs["get_spans"] = strided_spans(*self._saved)
         self._covered = []
+        self._modules.close()
 
     # ------------------------------------------------------------------ the transformers
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, Optional
 from ...core.attachments import Attachment
 from ...core.checks import Section
 
-BLOCK = "[training.optimizer.fine_tuning]"
-_SECTION = Section(BLOCK)
+_SECTION = Section("[training.optimizer.fine_tuning]")
 _ATTENTION = (None, "eager", "sdpa", "flash_attention_2")
 
 
@@ -92,21 +91,26 @@ class FineTuning(Attachment):
 
     def named(self, optimizer: Any, nlp: Any, exclude: Collection[str]) -> None:
         """RAISES (ConfigError): No transformer is trained, or one can't be trained in this way."""
+        from .attention import check_attention
+        from .checkpointing import check_checkpointing
         from .layers import names_to_freeze
-        from .modules import check_modules
+        from .transformers import trained_transformers
         from .windows import check_window
 
-        check_modules(self, nlp, exclude)
+        for found in trained_transformers(nlp, exclude):
+            if self.gradient_checkpointing:
+                check_checkpointing(self.gradient_checkpointing, found.component, found.module, self.freeze_layers)
+            if self.attention is not None:
+                check_attention(found.component, found.shim, self.attention)
         if self.window_pieces is not None:
             check_window(nlp, exclude, self.window_pieces)
         if self.freeze_layers:
             optimizer.freeze_by_settings(names_to_freeze(nlp, exclude, self.freeze_layers))
 
     def join(self, run: Any) -> Sequence[Any]:
-        from .modules import ModulesOfRun
-        from .run import RunWindows
+        from .run import RunTransformers
 
-        return [ModulesOfRun(self, run), RunWindows(self, run)]
+        return [RunTransformers(self, run)]
 
     def in_short_training(self, nlp: Any, config: Any, optimizer: Any, corpus: Any) -> FineTuning:
         """The same, but nothing is prepared for saving."""

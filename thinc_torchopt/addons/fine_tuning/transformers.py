@@ -22,6 +22,7 @@ from ...core.host import module_of
 if TYPE_CHECKING:
     import torch
 
+BLOCK = "[training.optimizer.fine_tuning]"
 # Hugging Face's tokenizers have a huge number where they know no limit.
 _ANY = 10**9
 
@@ -108,11 +109,24 @@ def transformers_of(nlp: Language, exclude: Collection[str] = ()) -> list[Transf
     return found
 
 
-def check_transformers(nlp: Language) -> None:
-    """RAISES (ConfigError): The pipeline has no transformer."""
-    if not transformers_of(nlp):
+def check_transformers(nlp: Language) -> list[Transformer]:
+    """All transformers of a pipeline. RAISES (ConfigError): It has none."""
+    found = transformers_of(nlp)
+    if not found:
         raise ConfigError(
-            "Can't use [training.optimizer.fine_tuning]: expected a component with a transformer, of "
-            f"spacy-transformers or spacy-curated-transformers, found {', '.join(nlp.pipe_names) or 'no component'}. "
-            "Remove the block."
+            f"Can't use {BLOCK}: expected a component with a transformer, of spacy-transformers or "
+            f"spacy-curated-transformers, found {', '.join(nlp.pipe_names) or 'no component'}. Remove the block."
         )
+    return found
+
+
+def trained_transformers(nlp: Language, exclude: Collection[str]) -> list[Transformer]:
+    """Those that are trained. RAISES (ConfigError): There is none."""
+    every, trained = check_transformers(nlp), transformers_of(nlp, exclude)
+    if not trained:
+        names = " and ".join(f"'{found.component}'" for found in every)
+        raise ConfigError(
+            f"Can't use {BLOCK}: expected a transformer that is trained, found {names} in frozen_components of "
+            "[training]. Train it, or remove the block."
+        )
+    return trained

@@ -27,8 +27,7 @@ from thinc.model import Model
 
 from ...core.errors import ConfigError
 from ...core.log import LOGGER
-from .settings import BLOCK
-from .transformers import Transformer, transformers_of
+from .transformers import BLOCK, Transformer, transformers_of
 
 # Hugging Face's warning of a text that is longer than the model can read, which it gives once.
 _TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"

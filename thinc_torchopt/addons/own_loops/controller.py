@@ -42,6 +42,7 @@ from ...core.rates import (
     NEW_PARAMS_FACTOR,
     GroupRecord,
     OptimizerRecord,
+    RateScale,
     RateSource,
     RateWriter,
     TorchGroup,
@@ -334,7 +335,7 @@ class LearnRateController(RateWriter):
         RAISES (ConfigError): It is unknown.
         """
         groups = self._optimizer(optimizer).groups
-        return {i for i, record in enumerate(groups) if record.source.is_frozen}
+        return {i for i, record in enumerate(groups) if policy_rate_of(record).is_frozen}
 
     # ------------------------------------------------------------------ groups
 
@@ -352,7 +353,7 @@ class LearnRateController(RateWriter):
         policy, base, parent: As of `PolicyRate`.
         """
         label = of.new_label(group, [*self._groups, *(record.label for record in of.groups)])
-        return of.add(GroupRecord(label, PolicyRate(policy, base, self.step_count, label, parent), base), group)
+        return of.add(GroupRecord(label, PolicyRate(policy, base, self.step_count, parent), base), group)
 
     def add_params(
         self,
@@ -407,9 +408,9 @@ class LearnRateController(RateWriter):
         beside = None if first is None else policy_rate_of(first)
         policy = self._policies.get(of.name, None if beside is None else beside.policy)
         if not at_default or policy is None:
-            return PolicyRate(Constant(rate), rate, self.step_count, label), None
+            return PolicyRate(Constant(rate), rate, self.step_count), None
         base, start = (rate, self.step_count) if beside is None else (beside.base, beside.start)
-        source = PolicyRate(policy, base, start, label)
+        source = PolicyRate(policy, base, start)
         if first is not None and beside is not None and beside.policy is policy:
             return source, first.applied_rate
         return source, check_rate(source.rate_at(self.step_count), label)
@@ -423,7 +424,7 @@ class LearnRateController(RateWriter):
         RETURNS (tuple | None): Replacements, if a closure is among them, which makes new gradients.
         """
         self._check([of])
-        frozen = [param for record in of.groups if record.source.is_frozen for param in record.params]
+        frozen = [param for record in of.groups if policy_rate_of(record).is_frozen for param in record.params]
         _drop_grads(frozen)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not frozen or closure is None:
@@ -463,7 +464,7 @@ class LearnRateController(RateWriter):
                 rate.keeper.load_state_dict(found.policy_state)
                 loaded.add(id(rate.keeper))
             record.rate, record.applied_rate = found.rate, found.applied_rate
-            rate.start, rate.base, rate.factor, rate.held_rate = found.start, found.base, found.factor, found.held_rate
+            rate.start, rate.base, rate.scale = found.start, found.base, found.scale
         self.write_last_rates()
 
     def _check_groups(self, saved: Mapping[str, GroupState]) -> None:
@@ -616,8 +617,7 @@ class GroupState:
     checksum: str
     start: Count
     base: NotNegative
-    factor: NotNegative
-    held_rate: Optional[NotNegative]
+    scale: RateScale
     parent: Optional[str]
     policy: str
     policy_state: Any
@@ -639,8 +639,7 @@ def _saved(record: GroupRecord) -> GroupState:
         record.checksum,
         rate.start,
         rate.base,
-        rate.factor,
-        rate.held_rate,
+        rate.scale,
         None if rate.parent is None else rate.parent.label,
         rate.kind,
         None if rate.keeper is None else rate.keeper.state_dict(),

@@ -15,16 +15,15 @@ have rates of their own. by_name.py has policies by name, also between two rates
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Protocol, Union
 
 from ...core.checks import Section
 from ...core.errors import ConfigError, ScheduleError
-from ...core.rates import NEW_PARAMS_FACTOR, GroupRecord, check_rate
-from ...core.schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, comparison, cosine_at, worst_score
-from ...core.schema import Count, read, write
+from ...core.rates import NEW_PARAMS_FACTOR, GroupRecord, RateScale
+from ...core.schedules import Mode, PlateauSchedule, Schedule, ThresholdMode, cosine_at, lowered, try_to_load
+from ...core.schema import read
 
 # Adaptive caches the rates of this many bases.
 _MAX_BASES = 100
@@ -102,32 +101,26 @@ class Adaptive:
     ):
         check = policy_section("adaptive")
         self.metric = check.kind("metric", metric, str, "a name")
-        check.choice("mode", mode, ("min", "max"))
-        check.choice("threshold_mode", threshold_mode, ("rel", "abs"))
         self.factor = check.number("factor", factor, below=1.0)
-        check.number("threshold", threshold)
         self.min_factor = check.number("min_factor", min_factor, at_most=1.0)
         self.eps = check.number("eps", eps)
-        check.whole("patience", patience)
-        check.whole("cooldown", cooldown)
-        worst, beats = worst_score(mode), comparison(mode, threshold, threshold_mode)
-
-        def is_better(value: float, best: float) -> bool:
-            # Unlike a score of `plateau`, an infinite metric may be the best, as for torch.
-            return beats(value, best) if best != worst else not math.isnan(value) and value != worst
-
         # It counts reductions: their effect on a rate depends on its base.
-        self._plateau = PlateauSchedule(0, worst, patience, cooldown, is_better, lambda reductions: reductions + 1)
-        self._worst = worst
+        self._plateau = PlateauSchedule(
+            0.0,
+            lambda reductions: reductions + 1,
+            check,
+            mode=mode,
+            patience=patience,
+            threshold=threshold,
+            threshold_mode=threshold_mode,
+            cooldown=cooldown,
+            metric=metric,
+        )
         self._rates: dict[float, float] = {}  # by base, until the next reduction
 
     @property
-    def best(self) -> float | None:
-        return None if self._plateau.best == self._worst else self._plateau.best
-
-    @property
     def reductions(self) -> int:
-        return int(self._plateau.value)
+        return self._plateau.reductions
 
     def rate(self, step: int, base: float) -> float:
         if base not in self._rates:
@@ -135,10 +128,7 @@ class Adaptive:
                 self._rates.clear()  # bases that move
             rate = base
             for _ in range(self.reductions):
-                lower = max(rate * self.factor, base * self.min_factor)
-                if rate - lower <= self.eps:
-                    break
-                rate = lower
+                rate = lowered(rate, factor=self.factor, lowest=base * self.min_factor, eps=self.eps)
             self._rates[base] = rate
         return self._rates[base]
 
@@ -153,32 +143,18 @@ class Adaptive:
                 f"Can't use the learn rate policy 'adaptive': expected the metric '{self.metric}' to be a number, "
                 f"found {found!r}."
             ) from None
-        before = self.reductions
         self._plateau.observe(value)
-        if self.reductions > before:
-            self._rates.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return write(AdaptiveState(self.best, self._plateau.bad, self._plateau.cooling, self.reductions))
-
-    def check_state_dict(self, state: Any) -> None:
-        read(AdaptiveState, state, "the state of the learn rate policy 'adaptive'")
-
-    def load_state_dict(self, state: Any) -> None:
-        found = read(AdaptiveState, state, "the state of the learn rate policy 'adaptive'")
-        self._plateau.best = self._worst if found.best is None else found.best
-        self._plateau.bad, self._plateau.cooling, self._plateau.value = found.bad, found.cooling, found.reductions
         self._rates.clear()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self._plateau.state_dict()
 
-@dataclass
-class AdaptiveState:
-    """The saved form of `Adaptive`."""
+    def check_state_dict(self, state: Any) -> None:
+        try_to_load(self._plateau, state)
 
-    best: Optional[float]
-    bad: Count
-    cooling: Count
-    reductions: Count
+    def load_state_dict(self, state: Any) -> None:
+        self._plateau.load_state_dict(state)
+        self._rates.clear()
 
 
 class Constant:
@@ -235,12 +211,11 @@ class FromSchedule:
 
     @property
     def metric(self) -> str:
-        return self._metric or str(getattr(self._schedule.source, "metric", "score"))
+        return self._metric or self._schedule.metric
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         if metrics.get(self.metric) is not None:
-            record = getattr(self._schedule.source, "metric", "score")
-            self.schedule.observe({record: metrics[self.metric]})
+            self.schedule.observe({self._schedule.metric: metrics[self.metric]})
 
     def advance(self) -> None:
         self._is_due = True
@@ -274,42 +249,28 @@ class PolicyRate:
     policy (Policy): Gives the rates.
     base (float): The group's rate when it was registered.
     start (int): The writer's step when it was registered.
-    where (str): The group, for errors.
     parent (GroupRecord | None): For params added in mid-training: the base is then a tenth of the parent's rate.
     """
 
-    def __init__(self, policy: Policy, base: float, start: int, where: str, parent: GroupRecord | None = None):
+    def __init__(self, policy: Policy, base: float, start: int, parent: GroupRecord | None = None):
         self.policy = policy
         self.base = base
         self.start = start
         self.parent = parent
-        self._where = where
-        # The effect of adopted rates: a factor, or a rate that replaces the policy's.
-        self.factor = 1.0
-        self.held_rate: float | None = None
+        self.scale = RateScale()
 
     @property
     def is_frozen(self) -> bool:
-        return isinstance(self.policy, Frozen) and self.held_rate is None
+        """Whether the group must not be updated at all."""
+        return isinstance(self.policy, Frozen) and self.scale.held is None
 
     def rate_at(self, step: int) -> float:
-        if self.held_rate is not None:
-            return self.held_rate
         base = self.base if self.parent is None else NEW_PARAMS_FACTOR * self.parent.rate_at(step)
-        rate = self.policy.rate(step - self.start, base)
-        if type(rate) is not float or not 0.0 <= rate < math.inf:
-            rate = check_rate(rate, self._where)
-        return self.factor * rate
+        return self.policy.rate(step - self.start, base)
 
     def heeds_metrics(self, step: int) -> bool:
         """Whether its policy uses metrics at this step: not while it warms up. step (int): The writer's."""
         return not hasattr(self.policy, "is_warming_up") or not self.policy.is_warming_up(step - self.start)
-
-    def go_on_from(self, rate: float, ratio: float | None) -> None:
-        if self.held_rate is None and ratio is not None:
-            self.factor *= ratio
-        else:
-            self.held_rate = rate
 
     @property
     def kind(self) -> str:

@@ -1,24 +1,21 @@
 """Looks at a training before it begins. Commands print it, and notebooks show it.
 
-description.py describes a training (`explain`): lines.py says what it will do, costs.py what it costs, and the loop's
+description.py describes a training (`explain`): lines.py says what it does, costs.py what it costs, and the loop's
 checks what may be a mistake. params.py lists all params, comparison.py compares recipes in short trainings. It knows
 all add-ons.
 """
 
 from .comparison import RecipeComparison, compare_recipes
 from .description import Description, explain
-from .lines import actions_of, tell_limits
 from .params import ParamTable, describe, params, tell_pipeline
 
 __all__ = [
     "Description",
     "ParamTable",
     "RecipeComparison",
-    "actions_of",
     "compare_recipes",
     "describe",
     "explain",
     "params",
-    "tell_limits",
     "tell_pipeline",
 ]

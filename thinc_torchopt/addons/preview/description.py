@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from html import escape
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from confection import Config
+from rich.console import Console
+from rich.text import Text
 from spacy import util
 from spacy.language import Language
 from spacy.util import registry, resolve_dot_names
@@ -22,7 +25,7 @@ from ...core.errors import ConfigError, ControllerError, MissingPackageError, Pa
 from ...core.host_errors import is_spacys_own, line_of_others, plain_errors
 from ...core.ops import PipelineOps, fastest, products_by
 from ...core.optimizer import TorchOptimizer
-from ...core.tables import html_details, html_lines, html_of
+from ...core.tables import as_text, html_lines, html_of, html_table, print_table
 from ...core.types import ParamInfo
 from ...core.words import count, plain, size_in_words
 from ...loop.checkpoint import RunCheckpoints
@@ -61,8 +64,8 @@ from .costs import (
     tell_work,
     time_steps,
 )
-from .lines import Line, lines_of, usual_labels
-from .params import ParamRow, describe, rows_of, tell_pipeline
+from .lines import Line, lines_of, table_of
+from .params import ParamRow, TableData, describe, rows_of, tell_pipeline
 from .transformers import tell_batch_memory, tell_windows
 
 # Steps that are described of a training without an end.
@@ -71,24 +74,19 @@ _NO_END = 20_000
 _STREAMED = 1_000
 # spaCy's errors for a corpus without a path, texts or labels.
 _OF_DATA = re.compile(r"\[E(913|143|867|923|930|986)\]")
-# Lines of the short form, at a width of _WIDTH.
-_SCREEN, _WIDTH = 40, 80
-# Labels that the short form shows first, if not all of it fits.
-_FIRST = [
-    *("Ends", "Steps", "Trains", "Doesn't train", "Learning rate", "Frozen", "Checked", "Saves", "Time", "Privacy"),
-    *("Products", "Budget", "Optimizer", "Processes", "Averages", "Rules", "Memory", "Disk"),
-]
+# Columns of the text.
+_WIDTH = 80
 
 
 @dataclass(repr=False)
 class Description:
-    """The description of a training. A notebook shows it; as text it is one screen of 40 lines.
+    """The description of a training. A notebook shows it.
 
     stops (list[str]): Why the training would stop, or be in vain. notes (list[str]): Possible mistakes.
     name (str): The config's.
     checked (list[str]): What was read, and what was left out.
-    lines (list[Line]): What it will do. cost_lines (list[Line]): What it costs. costs (dict): The same in numbers.
-    usual (set[str]): The labels of lines about settings at their defaults.
+    groups (TableData | None): A row for the params that learn alike. None: there is no pipeline.
+    lines (list[Line]): What it will do, and what it costs. costs (dict): The costs in numbers.
     error (Exception | None): What a component, a corpus or other code raised.
     """
 
@@ -96,10 +94,9 @@ class Description:
     notes: list[str] = field(default_factory=list)
     name: str = ""
     checked: list[str] = field(default_factory=list)
+    groups: TableData | None = None
     lines: list[Line] = field(default_factory=list)
-    cost_lines: list[Line] = field(default_factory=list)
     costs: dict[str, Any] = field(default_factory=dict)
-    usual: set[str] = field(default_factory=set)
     error: Exception | None = None
 
     def add(self, found: Sequence[Finding]) -> None:
@@ -117,112 +114,53 @@ class Description:
 
     @property
     def findings(self) -> list[Line]:
-        """Reasons to stop the training, and possible mistakes. They come first, and are never left out."""
-        stops = [("Stops", text) for text in self.stops]
+        """Reasons to stop the training, and possible mistakes; and what was checked."""
         return [
-            *(stops or [("Stops", "Nothing that can be seen before the training.")]),
+            *(("Stops", text) for text in self.stops or ["Nothing that can be seen before the training."]),
             *(("Note", note) for note in self.notes),
+            *(("Checked", text) for text in self.checked),
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        lines = [{"about": about, "text": text} for about, text in _filled([*self.lines, *self.cost_lines])]
-        whole = {"stops": self.stops, "notes": self.notes, "checked": self.checked}
-        return {**whole, "lines": lines, "costs": self.costs}
+        return {
+            "stops": self.stops,
+            "notes": self.notes,
+            "checked": self.checked,
+            "groups": [] if self.groups is None else [dict(zip(self.groups.headers, row)) for row in self.groups.rows],
+            "lines": [{"about": about, "text": text} for about, text in self.lines],
+            "costs": self.costs,
+        }
 
-    def rows(self, width: int = _WIDTH, *, is_whole: bool = False, hint: str = "") -> Iterator[Line]:
-        """The lines of the text below its title: a label or nothing, and a text of at most `width` with the label.
+    def print(self, console: Console, width: int = _WIDTH) -> None:
+        """Print what stops the training and what may be a mistake, the table, and the lines. width (int): Of texts."""
+        console.print(self.title)
+        self._print_lines(console, self.findings, width)
+        if self.groups is not None:
+            console.print()
+            print_table(console, self.groups.headers, self.groups.rows, numbers=self.groups.numbers)
+        self._print_lines(console, self.lines, width)
 
-        is_whole (bool): All lines. Otherwise one screen, without settings at their defaults.
-        hint (str): How to see what is left out.
-        """
-        blocks = self._blocks()
-        indent = max(len(label) for block in blocks for label, _ in block) + 2
-        kept = blocks if is_whole else self._short(blocks, max(30, width - indent))
-        begun = False
-        for block in kept:
-            before = ""
-            if begun and block:
-                yield "", ""
-            for label, text in block:
-                # "Stops" and "Note" begin each line, as each is about something else.
-                is_new = label != before or block is kept[0] or block is kept[1]
-                for i, part in enumerate(_wrapped(text, max(30, width - indent))):
-                    yield (label if is_new and not i else "").ljust(indent), part
-                before, begun = label, True
-        if (left := sum(map(len, blocks)) - sum(map(len, kept))) > 0:
-            yield "", ""
-            yield "".ljust(indent), f"{count(left, 'more line')}{hint}"
+    def _print_lines(self, console: Console, lines: Sequence[Line], width: int) -> None:
+        styles = {"Stops": "red" if self.stops else "green", "Note": "yellow"}
+        indent = max((len(label) for label, _ in [*self.findings, *self.lines])) + 2
+        for label, text in lines:
+            parts = textwrap.wrap(text, width - indent, break_on_hyphens=False, break_long_words=False) or [""]
+            for head, part in zip_longest([label], parts, fillvalue=""):
+                console.print(Text.assemble((head.ljust(indent), styles.get(head, "blue")), part), soft_wrap=True)
 
     def __repr__(self) -> str:
-        return "\n".join([self.title, "", *(f"{label}{text}".rstrip() for label, text in self.rows())])
+        return as_text(self.print)
 
     def _repr_html_(self) -> str:
         kinds = {"Stops": "stops" if self.stops else "fine", "Note": "note"}
-        blocks = self._blocks()
-        short = self._short(blocks, _WIDTH)
-        rest = [[line for line in block if line not in kept] for block, kept in zip(blocks, short)]
-        shown = [line for block in short for line in _unfilled(block)]
-        more = [line for block in rest for line in _unfilled(block)]
+        groups = self.groups
         return html_of(
             f"<p>{escape(self.title)}</p>",
-            html_lines(shown, kinds=kinds),
-            html_details(count(len(more), "more line"), html_lines(more)) if more else "",
+            html_lines(self.findings, kinds=kinds),
+            "" if groups is None else html_table(groups.headers, groups.rows, numbers=groups.numbers),
+            html_lines(self.lines),
         )
-
-    def _blocks(self) -> list[list[Line]]:
-        """Stops, notes, what was checked, what will happen, costs; each line with its label."""
-        stops = [line for line in self.findings if line[0] == "Stops"]
-        notes = [line for line in self.findings if line[0] == "Note"]
-        checked = [("Checked", text) for text in self.checked]
-        return [stops, notes, checked, list(_filled(self.lines)), list(_filled(self.cost_lines))]
-
-    def _short(self, blocks: Sequence[Sequence[Line]], width: int) -> list[list[Line]]:
-        """The lines that fit on one screen, the more important ones first."""
-        always, rest = blocks[:2], blocks[2:]
-        # Title, a line before each block, and two for what is left out.
-        room = _SCREEN - 1 - sum(map(bool, blocks)) - 2
-        room -= sum(_height(text, width) for block in always for _, text in block)
-        wanted = [
-            (_FIRST.index(label) if label in _FIRST else len(_FIRST), i, n)
-            for i, block in enumerate(rest)
-            for n, (label, _) in enumerate(block)
-            if label not in self.usual
-        ]
-        kept: set[tuple[int, int]] = set()
-        for _, i, n in sorted(wanted):
-            height = _height(rest[i][n][1], width)
-            if height <= room:
-                room -= height
-                kept.add((i, n))
-        return [
-            *(list(block) for block in always),
-            *([line for n, line in enumerate(block) if (i, n) in kept] for i, block in enumerate(rest)),
-        ]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False) or [""]
-
-
-def _height(text: str, width: int) -> int:
-    return len(_wrapped(text, width))
-
-
-def _filled(lines: Sequence[Line]) -> Iterator[Line]:
-    """Fill in empty labels with the label of the line before."""
-    about = ""
-    for label, text in lines:
-        about = label or about
-        yield about, text
-
-
-def _unfilled(lines: Sequence[Line]) -> Iterator[Line]:
-    """Remove labels that are the same as in the line before."""
-    about = ""
-    for label, text in lines:
-        yield "" if label == about else label, text
-        about = label
 
 
 def explain(
@@ -294,15 +232,16 @@ def _tell(told: Description, setup: Setup, *, is_timed: bool, use_gpu: int) -> N
         )
     if (rules := setup.optimizer.attachments.get("controller")) is not None:
         try:
-            told.notes += Rules(rules, setup.optimizer).doubts_of_names(setup.nlp)
+            told.notes += Rules(rules.build(), setup.optimizer).doubts_of_names(setup.nlp)
         except (ConfigError, ControllerError) as error:
             told.stops.append(str(error))
     if training["optimizer"]["@optimizers"] in THINC:
         told.notes.append(
-            "This is thinc's own optimizer. The same by torch: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
+            "This is thinc's own optimizer: one gradient with a NaN makes weights NaN for good. The same by torch, "
+            "with a guard: spacy torchopt init CONFIG OUTPUT --recipe drop-in"
         )
-    told.lines += lines_of(setup, rows, now, rates)
-    told.usual = usual_labels(training["optimizer"])
+    told.groups = table_of(setup.optimizer, rows, now, rates)
+    told.lines += lines_of(setup, rows)
     if train is not None:
         lines, notes = tell_windows(setup, train)
         told.lines += lines
@@ -457,22 +396,22 @@ def _tell_costs(
         with suppress(ConfigError):  # the batcher's, which is told already
             work = count_work(setup, train)
     if work is not None and train is not None:
-        told.cost_lines.append(("Steps", tell_work(work, train)))
+        told.lines.append(("Steps", tell_work(work, train)))
         told.costs |= asdict(work) | {"words": work.words}
     sizes = find_sizes(setup, rows, infos, is_averaged=is_averaged)
     told.stops += lack_of_room(setup, sizes)
     models = f"About {size_in_words(sizes.model)} each for model-best and model-last"
     checkpoint = setup.optimizer.attachments.get("checkpoint")
     copied = sizes.checkpoint if checkpoint is not None and checkpoint.in_background else 0
-    told.cost_lines.append(("Memory", tell_memory(sizes, copied)))
+    told.lines.append(("Memory", tell_memory(sizes, copied)))
     if work is not None and train is not None:
-        told.cost_lines += [("", text) for text in tell_batch_memory(setup, train)]
+        told.lines += [("Memory", text) for text in tell_batch_memory(setup, train)]
     told.costs["bytes"] = asdict(sizes) | {"total": sizes.total, "model": sizes.model}
     if checkpoint is None:
-        told.cost_lines.append(("Disk", f"{models}."))
+        told.lines.append(("Disk", f"{models}."))
     else:
         disk = look_at_disk(Path(checkpoint.path), sizes.checkpoint, checkpoint.keep)
-        told.cost_lines.append(
+        told.lines.append(
             (
                 "Disk",
                 f"{models}, and {size_in_words(sizes.checkpoint)} for each checkpoint: up to {checkpoint.keep + 1} of "
@@ -481,7 +420,7 @@ def _tell_costs(
         )
         told.costs["bytes"] |= {"checkpoint": sizes.checkpoint, "free": disk.free}
     if not is_timed:
-        told.cost_lines.append(("Time", "Not measured. --time trains for a few steps to measure it."))
+        told.lines.append(("Time", "Not measured. --time trains for a few steps to measure it."))
     elif train is not None and work is not None and not told.stops:
         try:
             with show_activity("Training for a few steps"):
@@ -502,12 +441,11 @@ def _tell_times(told: Description, setup: Setup, train: Corpus, dev: Corpus | No
     if in_use is None and changes_anything:
         steps.append(time_steps(setup, train, None, choice.products, mean_words=work.batch_words).step)
     if choice.gain is not None or optimizer.ops == "fastest":
-        told.lines = [line for line in told.lines if line[0] != "Products"]
         block = registry.fill({"optimizer": setup.config["training"]["optimizer"]})["optimizer"]
         products = tell_products(choice, thincs, optimizer.ops, steps, has_setting="ops" in block)
-        told.cost_lines.append(("Products", products))
+        told.lines.append(("Products", products))
         told.costs["products"] = {"thinc": str(thincs), "fastest": str(choice.products), "times_as_fast": choice.gain}
-    told.cost_lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
+    told.lines.append(("Time", tell_time(times, work, setup.config["training"]["eval_frequency"])))
     told.costs["seconds"] = asdict(times)
     if times.peak is not None:
-        told.cost_lines.append(("", f"At most {size_in_words(times.peak)} of the GPU were in use."))
+        told.lines.append(("Memory", f"At most {size_in_words(times.peak)} of the GPU were in use."))

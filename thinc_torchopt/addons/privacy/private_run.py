@@ -80,7 +80,7 @@ class PrivateUpdates:
         self._settings = self._block = settings
         self._nlp = run.nlp
         self._optimizer = run.optimizer
-        self._exclude = run.arguments.exclude
+        self._exclude = run.exclude
         self._batches = run.batches
         self._max_steps = run.max_steps
         self._batcher = _check_all(settings, run.nlp, run.optimizer, run.batches, self._exclude)

@@ -35,7 +35,7 @@ from ...core.optimizer import TorchOptimizer
 from ...loop.components import sums_of_gradients
 from ...loop.dev_loss import DevLosses
 from ...loop.random_state import preserved_random
-from ...loop.setting_rates import Place, rates_of_settings
+from ...loop.schedule_check import Place, rates_of_settings
 from .trial import WRITES, begin_training
 
 # Fewer points than that are no curve.

@@ -17,6 +17,7 @@ from .. import kernels
 from ..errors import ParamError, ShapeError
 from ..host import module_of
 from ..inserted import Insertion, Order, order_after
+from ..rates import RateScale
 from ..types import Key
 from .masters import Half
 
@@ -50,8 +51,7 @@ class Param:
     is_torch (bool): Whether `source` is a param of a torch module, whose gradients torch computes.
     settings (ParamSettings): Its settings in the config.
     group (Group | None): Its torch param group. None: it is frozen.
-    rate_factor (float): Multiplies its learning rate: set by rules, or adopted from other code.
-    held_rate (float | None): Replaces its learning rate: set by rules or other code.
+    rate_scale (RateScale): What rules, or other code, made of its learning rate.
     frozen_until (float | None): The first step that trains it, if it was frozen or unfrozen during the training,
         whatever the settings say; infinite: none.
     row_size (int): Cells in a row, if the weights are flat with rows one after the other. Otherwise 1.
@@ -73,7 +73,6 @@ class Param:
         "grad_source",
         "group",
         "half",
-        "held_rate",
         "holder",
         "insertions",
         "is_array",
@@ -84,7 +83,7 @@ class Param:
         "lineage",
         "module",
         "name",
-        "rate_factor",
+        "rate_scale",
         "row_size",
         "settings",
         "shape",
@@ -115,8 +114,7 @@ class Param:
         self.is_bias_or_norm = is_bias_or_norm
         self.settings: ParamSettings = None  # type: ignore[assignment]  # until the plan sets it
         self.group: Group | None = None
-        self.rate_factor = 1.0
-        self.held_rate: Optional[float] = None
+        self.rate_scale = RateScale()
         self.frozen_until: Optional[float] = None
         self.row_size = 1
         self.insertions: tuple[Insertion, ...] = ()
@@ -170,13 +168,6 @@ class Param:
     def in_form(self, tensor: torch.Tensor) -> Any:
         """A tensor in the model's form of the param: as it is, or as an array on its memory."""
         return array_of(tensor) if self.is_array else tensor.detach()
-
-    def scale_rate(self, factor: float) -> None:
-        """Multiply all future learning rates."""
-        if self.held_rate is None:
-            self.rate_factor *= factor
-        else:
-            self.held_rate *= factor
 
     def put_on(self, tensor: torch.Tensor) -> None:
         """Move to a tensor on another device, of another dtype, or in another memory order."""

@@ -14,6 +14,7 @@ from thinc.api import Model, Shim
 
 from ..host import insertions_into, module_of
 from ..inserted import order_after
+from ..rates import RateScale
 from ..types import OnGrowth
 from .names import NamedParam
 from .param import Param, saved_tensor
@@ -44,7 +45,7 @@ class BufferKeeper(Keeper, Protocol):
 class Released(NamedTuple):
     """The values that a param leaves to the one that takes its name.
 
-    lineage, steps, joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
+    lineage, steps, joined_at, rate_scale, frozen_until: As in `Param`.
     state, average (Any): Its state and its average, or None.
     master (Tensor | None): Its float32 master, if it is of half precision.
     """
@@ -54,8 +55,7 @@ class Released(NamedTuple):
     dtype: torch.dtype
     steps: int
     joined_at: Optional[int]
-    rate_factor: float
-    held_rate: Optional[float]
+    rate_scale: RateScale
     frozen_until: Optional[float]
     state: Any
     average: Any

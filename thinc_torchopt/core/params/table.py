@@ -20,6 +20,7 @@ from thinc.api import Model, PyTorchShim, Shim
 from ..errors import GrowthWarning, ParamError, PrecisionWarning, ShapeError, StateError
 from ..host import insertions_into, scaler_of
 from ..labels import lift_labels
+from ..rates import RateScale
 from ..types import Key, OnGrowth
 from .masters import HALF, Half, inherit_master, master_of
 from .names import NamedParam, Places, clean, escape, places_in, shim_paths, torch_params, walk
@@ -48,8 +49,7 @@ class SavedRow(Protocol):
     shim: str | None
     updates: int
     joined_at: int | None
-    rate_factor: float
-    held_rate: float | None
+    rate_scale: RateScale
     frozen_until: float | None
 
 
@@ -407,7 +407,7 @@ class ParamTable:
                 saved, old = self._saved.get(name), self._released.get(name)
                 if (before := saved or old) is not None:
                     param.joined_at, param.frozen_until = before.joined_at, before.frozen_until
-                    param.rate_factor, param.held_rate = before.rate_factor, before.held_rate
+                    param.rate_scale = before.rate_scale
                     known.append(param)
                 else:
                     param.joined_at = self._joined.get(name)
@@ -517,8 +517,7 @@ class ParamTable:
             param.dtype,
             param.steps if goes_on else 0,
             param.joined_at,
-            param.rate_factor,
-            param.held_rate,
+            param.rate_scale,
             param.frozen_until,
             self._plan.release(param) if goes_on else None,
             average,

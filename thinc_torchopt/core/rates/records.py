@@ -12,16 +12,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from numbers import Real
 from operator import is_
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 
 from ..checks import Section
 from ..errors import LearnRateIntegrityError
+from ..schema import NotNegative
 
 TorchGroup = dict[str, Any]
 
@@ -30,23 +32,52 @@ RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-12
 
 
+@dataclass(frozen=True)
+class RateScale:
+    """What rules, or other code, made of rates. Also its saved form.
+
+    factor (float): Multiplies them.
+    held (float | None): Replaces them.
+    """
+
+    factor: NotNegative = 1.0
+    held: Optional[NotNegative] = None
+
+    def times(self, factor: float) -> RateScale:
+        """Multiply all rates to come."""
+        return (
+            replace(self, factor=self.factor * factor) if self.held is None else replace(self, held=self.held * factor)
+        )
+
+    def going_on_from(self, rate: float, ratio: float) -> RateScale:
+        """Continue from a rate that other code wrote.
+
+        ratio (float): Of that rate to the one before; may be infinite.
+        """
+        return self.times(ratio) if self.held is None and math.isfinite(ratio) else replace(self, held=rate)
+
+
 class RateSource(Protocol):
     """The source of a group's rates.
 
-    is_frozen (bool): The group must not be updated at all.
+    scale (RateScale): What other code, or rules, made of them.
     """
 
-    @property
-    def is_frozen(self) -> bool: ...
+    scale: RateScale
 
     def rate_at(self, step: int) -> float:
-        """The rate of a step. step (int): The writer's."""
+        """The rate of a step, before `scale`. step (int): The writer's."""
 
-    def go_on_from(self, rate: float, ratio: float | None) -> None:
-        """Continue from a rate that other code wrote.
 
-        ratio (float | None): Of the new rate to the old one. None: undefined.
-        """
+class FunctionRate:
+    """A `RateSource` by a function, for groups that other code adds. rate_now (Callable): Returns the rate."""
+
+    def __init__(self, rate_now: Callable[[], float]):
+        self.scale = RateScale()
+        self._rate_now = rate_now
+
+    def rate_at(self, step: int) -> float:
+        return self._rate_now()
 
 
 class GroupRecord:
@@ -96,16 +127,20 @@ class GroupRecord:
         return blake2b(repr(content).encode("utf8"), digest_size=8).hexdigest()
 
     def rate_at(self, step: int) -> float:
-        """The rate of its source. step (int): The writer's. RAISES (ConfigError): Not a rate."""
+        """The rate of a step. step (int): The writer's. RAISES (ConfigError): Its source gives no rate."""
+        scale = self.source.scale
+        if scale.held is not None:
+            return scale.held
         rate = self.source.rate_at(step)
-        return rate if type(rate) is float and 0.0 <= rate < math.inf else check_rate(rate, self.label)
+        if type(rate) is not float or not 0.0 <= rate < math.inf:
+            rate = check_rate(rate, self.label)
+        return scale.factor * rate
 
     def adopt(self, rate: float) -> None:
         """Continue from a rate that other code wrote."""
         ratio = rate / self.applied_rate if self.applied_rate else math.inf
-        is_finite = math.isfinite(ratio)
-        self.source.go_on_from(rate, ratio if is_finite else None)
-        self.rate = self.rate * ratio if is_finite else rate
+        self.source.scale = self.source.scale.going_on_from(rate, ratio)
+        self.rate = self.rate * ratio if math.isfinite(ratio) else rate
         self.applied_rate = rate
 
     def is_untouched(self, group: TorchGroup) -> bool:
@@ -121,30 +156,6 @@ class GroupRecord:
 
     def has_rate(self, group: TorchGroup) -> bool:
         return math.isclose(rate_of(group), self.applied_rate, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-
-
-class FunctionRate:
-    """A `RateSource` by a function, for groups that other code adds.
-
-    rate_now (Callable): Returns the rate.
-    """
-
-    is_frozen = False
-
-    def __init__(self, rate_now: Callable[[], float]):
-        self._rate_now = rate_now
-        # The effect of adopted rates: a factor, or a rate that replaces the function's.
-        self._factor = 1.0
-        self._held_rate: float | None = None
-
-    def rate_at(self, step: int) -> float:
-        return self._factor * self._rate_now() if self._held_rate is None else self._held_rate
-
-    def go_on_from(self, rate: float, ratio: float | None) -> None:
-        if self._held_rate is None and ratio is not None:
-            self._factor *= ratio
-        else:
-            self._held_rate = rate
 
 
 def rate_of(group: TorchGroup) -> float:
@@ -171,13 +182,6 @@ def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, (list, dict)) else value
 
 
-def _same_options(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError):  # tensors of several numbers
-        return False
-
-
 def _lasting(value: Any) -> Any:
     """A form of an option whose repr is the same in every process."""
     if isinstance(value, dict):
@@ -202,14 +206,6 @@ _MESSAGES = {
     "learn_rate": (
         "Learn rate of param group '{group}' was changed outside its schedule",
         'Other code writes group["lr"], often a torch scheduler. Remove it, or set on_outside_write = "adopt".',
-    ),
-    "order": (
-        "Param group '{group}' was moved to another place in optimizer '{optimizer}'",
-        "Other code sorts optimizer.param_groups. Remove it.",
-    ),
-    "moved": (
-        "Params of group '{group}' were moved between groups or sorted",
-        "Keep params in the group and order in which they were registered.",
     ),
     "params": (
         "Params of group '{group}' were changed",
@@ -329,13 +325,6 @@ class OptimizerRecord:
             (by_dict.get(id(group)) or by_params.pop(tuple(map(id, group["params"])), None), group) for group in groups
         ]
 
-    def only_moved(self, pairs: Pairs) -> bool:
-        """Whether the groups have the same params as before, but exchanged."""
-        if len(pairs) != len(self.groups) or any(record is None for record, _ in pairs):
-            return False
-        before = sorted(id(param) for record in self.groups for param in record.params)
-        return before == sorted(id(param) for _, group in pairs for param in group["params"])
-
     # ------------------------------------------------------------------ changes by other code
 
     def differences(self, step: int) -> list[LearnRateIntegrityError]:
@@ -347,12 +336,11 @@ class OptimizerRecord:
         def add(kind: str, label: str, expected: Any, now: Any) -> None:
             found.append(self._difference(kind, label, step, expected, now))
 
-        known = [record for record, _ in pairs if record is not None]
-        added = [group for record, group in pairs if record is None]
-        here, n_before, n_now = set(known), f"{len(self.groups)} groups", str(len(pairs))
+        here, n_before, n_now = [record for record, _ in pairs], f"{len(self.groups)} groups", str(len(pairs))
         for removed in self.groups:
             if removed not in here:
                 add("taken_out" if self.keep_groups else "removed", removed.label, n_before, n_now)
+        added = [group for record, group in pairs if record is None]
         for i, group in enumerate(added):
             add("added", self.new_label(group, {other.label for other in self.groups}, later=i), n_before, n_now)
         for record, group in pairs:
@@ -361,15 +349,13 @@ class OptimizerRecord:
             if not record.has_rate(group):
                 add("learn_rate", record.label, record.applied_rate, rate_of(group))
             if list(map(id, group["params"])) != list(map(id, record.params)):
-                add("moved" if self.only_moved(pairs) else "params", record.label, *self._labels(record, group))
-            changed = [name for name, option in record.options.items() if not _same_options(group.get(name), option)]
+                new = len({*map(id, group["params"])} - {*map(id, record.params)})
+                add(
+                    "params", record.label, f"{len(record.params)} params", f"{len(group['params'])}, {new} of them new"
+                )
+            changed = [name for name, option in record.options.items() if not _is_same(group.get(name), option)]
             if changed:
-                before, now = ({name: options.get(name) for name in changed} for options in (record.options, group))
-                add("options", record.label, before, now)
-        in_order = [record for record in self.groups if record in here]
-        for place, (wanted, other) in enumerate(zip(in_order, known)):
-            if wanted is not other:
-                add("order", other.label, in_order.index(other), place)
+                add("options", record.label, *(_text_of(options, changed) for options in (record.options, group)))
         return found
 
     def rate_differences(self, step: int) -> list[LearnRateIntegrityError]:
@@ -382,55 +368,26 @@ class OptimizerRecord:
 
     def _difference(self, kind: str, group: str, step: int, expected: Any, found: Any) -> LearnRateIntegrityError:
         fact, advice = (text.format(group=group, optimizer=self.name) for text in _MESSAGES[kind])
-        fact = f"{fact} at step {step}: expected {_text(expected)}, found {_text(found)}."
+        texts = [f"{value:.9g}" if isinstance(value, float) else value for value in (expected, found)]
+        fact = f"{fact} at step {step}: expected {texts[0]}, found {texts[1]}."
         what = "group" if kind in ("added", "removed") else kind
         return LearnRateIntegrityError(fact, advice, group=group, step=step, what=what, expected=expected, found=found)
 
-    def _labels(self, record: GroupRecord, group: TorchGroup) -> tuple[list[str], list[str]]:
-        """Missing and unexpected values of a group; or all, if only their order has changed."""
-        known: dict[int, str] = {}
-        for other in self.groups:
-            named = zip(other.params, other.names)
-            known.update({id(param): f"{other.label}[{name}]" if name.isdigit() else name for param, name in named})
-        expected, found = list(record.params), list(group["params"])
-        expected_ids, found_ids = set(map(id, expected)), set(map(id, found))
-        if expected_ids != found_ids:
-            expected = [param for param in expected if id(param) not in found_ids]
-            found = [param for param in found if id(param) not in expected_ids]
-        new = [
-            known.get(id(param)) or self.param_names.get(param) or f"a new one of shape {tuple(param.shape)}"
-            for param in found
-        ]
-        return [known[id(param)] for param in expected], new
-
     # ------------------------------------------------------------------ undoing
-
-    def restore_order(self) -> None:
-        """Undo what is possible: the order of the groups, and params that were moved between groups."""
-        pairs = self.pairs()
-        if self.only_moved(pairs):
-            for record, group in pairs:
-                if record is not None:
-                    group["params"] = list(record.params)
-        group_of = {record: group for record, group in pairs if record is not None}
-        in_order = [record for record in self.groups if record in group_of]
-        if in_order != list(group_of):
-            added = [group for record, group in pairs if record is None]
-            self.optimizer.param_groups[:] = [group_of[record] for record in in_order] + added
 
     def restore_dicts(self) -> None:
         """Where a new dict replaced one that its owner keeps, copy its content into the old dict, and put that back."""
         groups = self.optimizer.param_groups
-        for place, (record, group) in enumerate(self.pairs()):
+        for place, (record, group) in enumerate(self.pairs() if self.keep_groups else ()):
             if record is not None and group is not record.group:
                 record.group.clear()
                 record.group.update(group)
                 groups[place] = record.group
 
-    def restore_removed(self) -> None:
+    def restore_groups(self) -> None:
         """Put back groups that its owner keeps and other code removed."""
         pairs = self.pairs()
-        if {record for record, _ in pairs} < {*self.groups, None}:
+        if self.keep_groups and {record for record, _ in pairs} < {*self.groups, None}:
             added = [group for record, group in pairs if record is None]
             self.optimizer.param_groups[:] = [record.group for record in self.groups] + added
 
@@ -461,12 +418,12 @@ def option_names_of(cls: type[torch.optim.Optimizer]) -> list[str]:
     return [name for name in names if name not in _NOT_OPTIONS]
 
 
-def _text(value: Any) -> str:
-    """For a message."""
-    if isinstance(value, float):
-        return f"{value:.9g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} = {option!r}" for name, option in value.items())
-    if isinstance(value, list):
-        return ", ".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else "") if value else "none"
-    return str(value)
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # tensors of several numbers
+        return False
+
+
+def _text_of(options: Mapping[str, Any], names: Collection[str]) -> str:
+    return ", ".join(f"{name} = {options.get(name)!r}" for name in names)

@@ -250,14 +250,9 @@ class RateWriter:
         """Verify, and handle changes."""
         if not self.enable_runtime_guards or self._are_untouched(optimizers):
             return
-        for record in optimizers:
-            if record.keep_groups:
-                record.restore_dicts()
-        if found := [error for record in optimizers for error in record.differences(self.step_count)]:
-            self._handle(found, optimizers)
-        else:  # the same groups in new dicts
-            for record in optimizers:
-                self._accept_groups(record)
+        for of in optimizers:
+            of.restore_dicts()
+        self._handle([error for of in optimizers for error in of.differences(self.step_count)], optimizers)
 
     def _are_untouched(self, optimizers: Collection[OptimizerRecord]) -> bool:
         return all(record.is_untouched() for record in optimizers)
@@ -273,16 +268,13 @@ class RateWriter:
         RAISES (LearnRateIntegrityError): If `on_outside_write` is "raise". Its `others` are the other changes.
         """
         self.outside_writes += len(errors)
-        how, warns = self._reaction_to(errors)
+        how, warns = self._reaction_to(errors) if errors else ("restore", False)
         if how == "raise":
             first, *first.others = errors
             raise first
-        for optimizer in optimizers:
-            if optimizer.keep_groups:
-                optimizer.restore_removed()
-            if how == "restore":
-                optimizer.restore_order()
-            self._accept_groups(optimizer, at_default=how == "restore")
+        for of in optimizers:
+            of.restore_groups()
+            self._accept_groups(of, at_default=how == "restore")
         for error in errors:
             if error.what == "learn_rate":
                 record = self._groups[error.group]
@@ -291,9 +283,8 @@ class RateWriter:
                     self._write(record, record.applied_rate)
                 else:
                     record.adopt(error.found)
-        if warns:
-            for error in errors:
-                self._warn(error, restores=how == "restore")
+        for error in errors if warns else ():
+            self._warn(error, restores=how == "restore")
 
     def _warn(self, error: LearnRateIntegrityError, *, restores: bool) -> None:
         """Warn once for each kind of change of a group, with what was done."""

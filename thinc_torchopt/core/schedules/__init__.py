@@ -33,8 +33,8 @@ curves.py has the functions of the step; schedules.py has all schedules of an op
 """
 
 from .curves import cosine_at, inverse_sqrt, one_cycle, polynomial, warmup_cosine, warmup_linear, warmup_stable_decay
-from .plateau import Mode, PlateauSchedule, ThresholdMode, comparison, plateau, worst_score
-from .schedule import Schedule, current, is_moving
+from .plateau import Mode, PlateauSchedule, ThresholdMode, lowered, plateau
+from .schedule import Schedule, current, is_moving, try_to_load
 from .schedules import Schedules
 from .sequence import sequence
 from .to_the_end import with_end
@@ -45,18 +45,18 @@ __all__ = [
     "Schedule",
     "Schedules",
     "ThresholdMode",
-    "comparison",
     "cosine_at",
     "current",
     "inverse_sqrt",
     "is_moving",
+    "lowered",
     "one_cycle",
     "plateau",
     "polynomial",
     "sequence",
+    "try_to_load",
     "warmup_cosine",
     "warmup_linear",
     "warmup_stable_decay",
     "with_end",
-    "worst_score",
 ]

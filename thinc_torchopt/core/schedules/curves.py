@@ -15,14 +15,14 @@ and x = (s - W) / (T - W), which goes from 0 to 1 during the fall:
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import count
 from typing import Literal, Optional
 
-from .to_the_end import Arguments, CurveToTheEnd, Lengths, Span, StableDecaySchedule
+from ..checks import MAX_STEPS
+from .to_the_end import Arguments, Curve, Lengths, Span, StableDecay
 
-Curve = Literal["linear", "cosine", "1-sqrt"]
+Form = Literal["linear", "cosine", "1-sqrt"]
 
 
 def warmup_linear(
@@ -45,7 +45,8 @@ def warmup_linear(
     """
     check = Arguments("thinc-torchopt.warmup_linear.v1")
     check.number("initial_rate", initial_rate)
-    return _over(total_steps, Lengths(check.path, warmup_steps, warmup_ratio), partial(_linear_at, peak=initial_rate))
+    value_at = partial(_linear_at, peak=initial_rate)
+    return Curve(Lengths(check.path, warmup_steps, warmup_ratio), value_at, total_steps)
 
 
 def _linear_at(step: int, span: Span, *, peak: float) -> float:
@@ -83,7 +84,7 @@ def warmup_cosine(
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.whole("cycles", cycles, at_least=1)
     value_at = partial(_cosine_at, peak=initial_rate, low=min_rate, cycles=cycles)
-    return _over(total_steps, Lengths(check.path, warmup_steps, warmup_ratio), value_at)
+    return Curve(Lengths(check.path, warmup_steps, warmup_ratio), value_at, total_steps)
 
 
 def _cosine_at(step: int, span: Span, *, peak: float, low: float, cycles: int) -> float:
@@ -141,11 +142,11 @@ def one_cycle(
         three_phase=three_phase,
         curve="cosine" if anneal_strategy == "cos" else "linear",
     )
-    return _over(total_steps, Lengths(check.path, None, pct_start), value_at)
+    return Curve(Lengths(check.path, None, pct_start), value_at, total_steps)
 
 
 def _one_cycle_at(
-    step: int, span: Span, *, first: float, highest: float, last: float, rise: float, three_phase: bool, curve: Curve
+    step: int, span: Span, *, first: float, highest: float, last: float, rise: float, three_phase: bool, curve: Form
 ) -> float:
     """rise (float): Fraction of the cycle in which it rises."""
     last_step = span.total - 1
@@ -176,13 +177,14 @@ def inverse_sqrt(initial_rate: float, warmup_steps: int, *, timescale: Optional[
     check.whole("warmup_steps", warmup_steps)
     scale = (warmup_steps or 10_000) if timescale is None else timescale
     check.whole("timescale", scale, at_least=1)
+    value_at = partial(_inverse_sqrt_at, peak=initial_rate, scale=scale)
+    return Curve(Lengths(check.path, warmup_steps), value_at, MAX_STEPS)
 
-    def value_at(step: int) -> float:
-        if step < warmup_steps:
-            return initial_rate * step / warmup_steps
-        return initial_rate / math.sqrt((step - warmup_steps + scale) / scale)
 
-    return _each_step(value_at, warmup_steps)
+def _inverse_sqrt_at(step: int, span: Span, *, peak: float, scale: int) -> float:
+    if step < span.warmup:
+        return peak * step / span.warmup
+    return peak / math.sqrt((step - span.warmup + scale) / scale)
 
 
 def polynomial(
@@ -209,7 +211,7 @@ def polynomial(
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.number("power", power, above=0.0)
     value_at = partial(_polynomial_at, peak=initial_rate, low=min_rate, power=power)
-    return _over(total_steps, Lengths(check.path, warmup_steps, warmup_ratio), value_at)
+    return Curve(Lengths(check.path, warmup_steps, warmup_ratio), value_at, total_steps)
 
 
 def _polynomial_at(step: int, span: Span, *, peak: float, low: float, power: float) -> float:
@@ -231,8 +233,8 @@ def warmup_stable_decay(
     decay_ratio: Optional[float] = None,
     decay_begins: Literal["in time", "when told"] = "in time",
     min_rate: float = 0.0,
-    warmup_type: Curve = "linear",
-    decay_type: Curve = "cosine",
+    warmup_type: Form = "linear",
+    decay_type: Form = "cosine",
 ) -> Iterator[float]:
     """Rise from `min_rate` to `initial_rate`, stay, and fall back to `min_rate` at the end.
 
@@ -262,47 +264,25 @@ def warmup_stable_decay(
         if only_at_will and ratio is not None:
             check.refuse(name, f'replaced by {name[:-6]}_steps, as decay_begins is "when told"', ratio)
     lengths = Lengths(check.path, warmup_steps, warmup_ratio, decay_steps, decay_ratio)
-    lengths.check()
     rise = partial(_rise_at, low=min_rate, peak=initial_rate, curve=warmup_type)
     fall = partial(_fall_at, low=min_rate, curve=decay_type)
-    schedule = StableDecaySchedule(lengths, rise, fall, only_at_will=only_at_will)
-    if total_steps is not None:
-        schedule.fix_total_steps(total_steps)
-    return schedule
+    return StableDecay(lengths, rise, fall, total_steps, only_at_will=only_at_will)
 
 
-def _rise_at(step: int, steps: int, *, low: float, peak: float, curve: Curve) -> float:
-    """steps (int): Length of the rise. Then the value stays."""
-    return _between(low, peak, _fall(curve, 1.0 - step / steps)) if step < steps else peak
+def _rise_at(step: int, span: Span, *, low: float, peak: float, curve: Form) -> float:
+    return _between(low, peak, _fall(curve, 1.0 - step / span.warmup)) if step < span.warmup else peak
 
 
-def _fall_at(step: int, steps: int, peak: float, *, low: float, curve: Curve) -> float:
+def _fall_at(step: int, steps: int, peak: float, *, low: float, curve: Form) -> float:
     """step (int): Of the fall. peak (float): The value before the fall."""
     return _between(low, peak, _fall(curve, step / steps)) if step < steps else low
-
-
-def _over(total_steps: Optional[int], lengths: Lengths, value_at: Callable[[int, Span], float]) -> Iterator[float]:
-    """A curve over a number of steps, or over the training."""
-    lengths.check()
-    if total_steps is None:
-        return CurveToTheEnd(lengths, value_at)
-    span = lengths.span(total_steps)
-    return _each_step(lambda step: value_at(step, span), span.warmup)
-
-
-def _each_step(value_at: Callable[[int], float], warmup_steps: int) -> Iterator[float]:
-    """Make a generator, thinc's form of a schedule, of a function of the step. warmup_steps (int): As in thinc's
-    warmup_linear, for `Schedule.warmup_steps`.
-    """
-    for step in count():
-        yield value_at(step)
 
 
 def _between(low: float, high: float, part: float) -> float:
     return low + (high - low) * part
 
 
-def _fall(curve: Curve, done: float) -> float:
+def _fall(curve: Form, done: float) -> float:
     """A fall from 1 to 0; backwards, a rise. done (float): How much of it is over, 0 to 1."""
     if curve == "linear":
         return 1.0 - done

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Dict, Literal, Optional
 
+from ..checks import Section
 from ..schema import Count, read, write
 from .to_the_end import Arguments
 
@@ -49,59 +50,39 @@ def plateau(
     check = Arguments("thinc-torchopt.plateau.v1")
     check.number("initial_rate", initial_rate)
     check.number("factor", factor, below=1.0)
-    check.whole("patience", patience)
     if not isinstance(metric, str) or not metric:
         check.refuse("metric", "the name of a score", metric)
-    check.choice("mode", mode, ["max", "min"])
-    check.choice("threshold_mode", threshold_mode, ["rel", "abs"])
-    # With 1 no loss is ever below the best one, and a score must be twice as high.
-    is_part = threshold_mode == "rel"
-    check.number("threshold", threshold, _PART if is_part else None, below=1.0 if is_part else math.inf)
-    check.whole("cooldown", cooldown)
     check.number("min_rate", min_rate, at_most=initial_rate)
     check.number("eps", eps)
     # No functions within functions: an optimizer is pickled with its schedules.
-    is_better = partial(_is_finite_and_better, comparison(mode, threshold, threshold_mode))
-    lower = partial(_lowered, factor=factor, min_rate=min_rate, eps=eps)
-    return PlateauSchedule(float(initial_rate), worst_score(mode), patience, cooldown, is_better, lower, metric)
+    lower = partial(lowered, factor=factor, lowest=min_rate, eps=eps)
+    return PlateauSchedule(
+        float(initial_rate),
+        lower,
+        check,
+        mode=mode,
+        patience=patience,
+        threshold=threshold,
+        threshold_mode=threshold_mode,
+        cooldown=cooldown,
+        metric=metric,
+    )
 
 
-def _is_finite_and_better(beats: Callable[[float, float], bool], score: float, best: float) -> bool:
-    return math.isfinite(score) and beats(score, best)
-
-
-def _lowered(rate: float, *, factor: float, min_rate: float, eps: float) -> float:
-    lowered = max(rate * factor, min_rate)
-    return lowered if rate - lowered > eps else rate
-
-
-def comparison(mode: Mode, threshold: float, threshold_mode: ThresholdMode) -> Callable[[float, float], bool]:
-    """A test whether a score improves on the best one. mode, threshold, threshold_mode: As in `plateau`."""
-    return partial(_is_better, sign=1 if mode == "max" else -1, threshold=threshold, is_part=threshold_mode == "rel")
-
-
-def _is_better(score: float, best: float, *, sign: int, threshold: float, is_part: bool) -> bool:
-    least = best * (1.0 + sign * threshold) if is_part else best + sign * threshold
-    return sign * score > sign * least
-
-
-def worst_score(mode: Mode) -> float:
-    """A value that any score improves on."""
-    return -math.inf if mode == "max" else math.inf
+def lowered(rate: float, *, factor: float, lowest: float, eps: float) -> float:
+    """A rate times a factor, but not below the lowest one; the rate itself, if the difference is at most `eps`."""
+    new = max(rate * factor, lowest)
+    return new if rate - new > eps else rate
 
 
 class PlateauSchedule(Iterator[float]):
     """The schedule of `plateau`: its value moves with the scores, not with the step.
 
     value (float): The current value.
-    worst (float): A value that any score improves on.
-    patience (int): How many bad evaluations in a row it tolerates.
-    cooldown (int): For this many evaluations after it was lowered, none is bad.
-    is_better (Callable): Whether a score improves on the best one.
     lower (Callable): Computes the next value.
-    metric (str): The name of the watched score.
+    check (Section): Checks the other arguments, which are those of `plateau`.
 
-    Public: `metric`, `value`, `reductions` (how often it was lowered), `best` (the best score so far), `bad`
+    Public: `metric`, `value`, `reductions` (how often it was lowered), `best` (the best score so far, or None), `bad`
         (evaluations in a row without improvement), `cooling` (evaluations left of the cooldown).
     """
 
@@ -110,23 +91,38 @@ class PlateauSchedule(Iterator[float]):
     def __init__(
         self,
         value: float,
-        worst: float,
-        patience: int,
-        cooldown: int,
-        is_better: Callable[[float, float], bool],
         lower: Callable[[float], float],
-        metric: str = "score",
+        check: Section,
+        *,
+        mode: Mode,
+        patience: int,
+        threshold: float,
+        threshold_mode: ThresholdMode,
+        cooldown: int,
+        metric: str,
     ):
         self.metric = metric
         self.value = self._initial_value = value
         self.reductions = 0
-        self._patience = patience
-        self._cooldown = cooldown
-        self._is_better = is_better
-        self._lower = lower
-        self.best = self._worst = worst
+        self.best: Optional[float] = None
         self.bad = 0
         self.cooling = 0
+        self._lower = lower
+        self._sign = 1 if check.choice("mode", mode, ("max", "min")) == "max" else -1
+        self._is_part = check.choice("threshold_mode", threshold_mode, ("rel", "abs")) == "rel"
+        # With 1 no loss is ever below the best one, and a score must be twice as high.
+        expected, limit = (_PART, 1.0) if self._is_part else (None, math.inf)
+        self._threshold = check.number("threshold", threshold, expected, below=limit)
+        self._patience = check.whole("patience", patience)
+        self._cooldown = check.whole("cooldown", cooldown)
+        self._what = f"the state of {check.path}"
+
+    def _is_better(self, score: float) -> bool:
+        if self.best is None or not math.isfinite(score):
+            return math.isfinite(score)
+        sign, threshold = self._sign, self._threshold
+        least = self.best * (1.0 + sign * threshold) if self._is_part else self.best + sign * threshold
+        return sign * score > sign * least
 
     def __next__(self) -> float:
         return self.value
@@ -134,7 +130,7 @@ class PlateauSchedule(Iterator[float]):
     def observe(self, score: float) -> None:
         """Lower the value if too many evaluations brought no improvement. score (float): Of an evaluation."""
         score = float(score)
-        if self._is_better(score, self.best):
+        if self._is_better(score):
             self.best = score
             self.bad = 0
         else:
@@ -153,27 +149,23 @@ class PlateauSchedule(Iterator[float]):
         return self.value != before
 
     def state_dict(self) -> Dict[str, Any]:
-        """The state after the scores so far. `best` is None before the first score: JSON has no infinity."""
-        best = self.best if math.isfinite(self.best) else None
-        return write(PlateauState(self.reductions, best, self.bad, self.cooling))
+        return write(PlateauState(self.reductions, self.best, self.bad, self.cooling))
 
     def load_state_dict(self, state: Any) -> None:
         """Resume from a saved state: the initial value is lowered as often as before, even if the config has another.
 
         RAISES (StateError): Not the state of a plateau schedule. Nothing changes then.
         """
-        saved = read(PlateauState, state, "the state of the schedule 'thinc-torchopt.plateau.v1'")
+        saved = read(PlateauState, state, self._what)
         self.value, self.reductions = self._initial_value, 0
         while self.reductions < saved.reductions and self._reduce():
             pass
-        self.best = self._worst if saved.best is None else saved.best
-        self.bad = saved.bad_evaluations
-        self.cooling = saved.cooldown_left
+        self.best, self.bad, self.cooling = saved.best, saved.bad_evaluations, saved.cooldown_left
 
 
 @dataclass
 class PlateauState:
-    """The saved form of a plateau schedule."""
+    """The saved form of a plateau schedule. best (Optional[float]): None: before the first score."""
 
     reductions: Count
     best: Optional[float]

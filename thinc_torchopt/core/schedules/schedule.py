@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ScheduleError, ScheduleWarning, StateError
 from ..near_misses import did_you_mean
 from ..schema import Count, Positive, read, refuse, write
-from .to_the_end import Cooldown, is_waiting
+from .to_the_end import StableDecay, is_waiting
 
 
 class Schedule:
@@ -41,7 +41,7 @@ class Schedule:
                 "the training."
             )
         if is_waiting(source):
-            self.value = self._check(self.source.value)
+            self.refresh()
             return
         try:
             first = next(source)
@@ -105,32 +105,19 @@ class Schedule:
         """The length of the training, if the source spans it and knows it."""
         return self.source.total_steps if self.spans_training else None
 
-    def set_total_steps(self, total_steps: int, *, may_change: bool = False) -> None:
-        """Set the length of the training, for a source that spans it.
+    def set_total_steps(self, total_steps: int) -> None:
+        """Set the length of the training, for a source that spans it. One that knew another length goes on at the
+        current step of the new curve.
 
-        may_change (bool): Also change a length that was set before. The source goes on at the current step of the new
-            curve.
-        RAISES (ScheduleError): It doesn't fit. (StateError): Another length was set before.
+        RAISES (ScheduleError): It doesn't fit.
         """
-        before = self.total_steps
-        if before == total_steps:
-            return
-        if not may_change:
-            self._check_total_steps(total_steps)
-        elif before is not None:
-            warnings.warn(
-                ScheduleWarning(
-                    f"The schedule of '{self.name}' continues at step {self.position} of a training of {total_steps:,} "
-                    f"steps. Before, the training had {before:,}."
-                ),
-                stacklevel=4,
-            )
+        steps_to_draw = self.position + 1 if is_waiting(self.source) else 0
         self.source.set_total_steps(total_steps)
-        for _ in range(self.position + 1 if before is None else 0):
-            self.value = self._check(next(self.source))
-        self.value = self._check(self.source.value)
+        for _ in range(steps_to_draw):
+            next(self.source)
+        self.refresh()
 
-    def _check_total_steps(self, total_steps: int | None) -> None:
+    def check_total_steps(self, total_steps: int | None) -> None:
         """RAISES (StateError): Another length was set before."""
         if self.total_steps is not None and total_steps is not None and total_steps != self.total_steps:
             raise StateError(
@@ -143,20 +130,29 @@ class Schedule:
 
     @property
     def warmup_steps(self) -> int:
-        """The number of steps of its warm-up. 0: it has none, or does not tell."""
-        return warmup_of(self.source)
+        """The number of steps of its warm-up. 0: it has none, or does not tell. A generator, such as thinc's
+        warmup_linear, has them as an argument.
+        """
+        source = self.source
+        known = getgeneratorlocals(source) if isinstance(source, GeneratorType) else {}
+        found = known.get("warmup_steps", getattr(source, "warmup_steps", 0))
+        return int(found) if isinstance(found, (int, float)) else 0
 
     @property
-    def cooldown(self) -> Cooldown | None:
+    def cooldown(self) -> StableDecay | None:
         """The fall of its source that may begin at will, if it has one."""
         return getattr(self.source, "cooldown", None)
 
     def begin_decay(self, decay_steps: int | None = None) -> bool:
         """Begin its cooldown, if it has one. RETURNS (bool): False if it had begun before."""
         begins = self.cooldown is not None and self.cooldown.begin(decay_steps)
-        if begins:
-            self.value = self._check(self.source.value)
+        self.refresh()
         return begins
+
+    @property
+    def metric(self) -> str:
+        """The name of the watched score."""
+        return getattr(self.source, "metric", "score")
 
     @property
     def watches_score(self) -> bool:
@@ -172,7 +168,7 @@ class Schedule:
         """
         if not hasattr(self.source, "observe") or self._ended:
             return
-        metric = getattr(self.source, "metric", "score")
+        metric = self.metric
         try:
             score = float(scores[metric])
         except (KeyError, TypeError, ValueError):
@@ -184,7 +180,7 @@ class Schedule:
                 f"{did_you_mean(metric, numbers)}"
             ) from None
         self.source.observe(score)
-        self.value = self._check(self.source.value)
+        self.refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and the state of the source if it has one, for JSON."""
@@ -201,7 +197,7 @@ class Schedule:
         if (saved.source is not None) != self._keeps_state:
             refuse(what, "source", "the state of a schedule" if self._keeps_state else "None", "another schedule")
         self._check_position(saved.position)
-        self._check_total_steps(saved.total_steps)
+        self.check_total_steps(saved.total_steps)
         if self._keeps_state:
             try:
                 try_to_load(self.source, saved.source)
@@ -224,8 +220,13 @@ class Schedule:
         self.move_to(state["position"])
         if self._keeps_state:
             self.source.load_state_dict(state["source"])
-        if hasattr(self.source, "observe") or self.cooldown is not None:
+        self.refresh()
+
+    def refresh(self) -> float:
+        """Take the value of a source that may change it between steps. RETURNS (float): The value."""
+        if hasattr(self.source, "observe") or self.cooldown is not None or self.spans_training:
             self.value = self._check(self.source.value)
+        return self.value
 
     def _advance(self) -> None:
         self.position += 1
@@ -265,15 +266,6 @@ class ScheduleState:
     position: Count
     total_steps: Positive | None
     source: Any
-
-
-def warmup_of(source: Any) -> int:
-    """The number of steps of the warm-up of a source. A generator, such as thinc's warmup_linear, has them as an
-    argument.
-    """
-    known = getgeneratorlocals(source) if isinstance(source, GeneratorType) else {}
-    found = known.get("warmup_steps", getattr(source, "warmup_steps", 0))
-    return int(found) if isinstance(found, (int, float)) else 0
 
 
 def try_to_load(source: Any, state: Any) -> None:

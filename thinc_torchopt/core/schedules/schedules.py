@@ -12,7 +12,7 @@ from ..errors import ScheduleError, ScheduleWarning
 from ..schema import check_names, read, refuse
 from ..types import FloatOrSchedule
 from .schedule import Schedule, current
-from .to_the_end import Cooldown, is_waiting, refuse_without_end
+from .to_the_end import StableDecay, is_waiting, refuse_without_end
 
 # After this many updates in a row, a warning says that nobody moves the schedules.
 IDLE_UPDATES = 50
@@ -145,8 +145,20 @@ class Schedules:
         """
         total = Section("the training").whole("total_steps", total_steps, at_least=1)
         for schedule in self._by_source.values():
-            if schedule.spans_training:
-                schedule.set_total_steps(total, may_change=may_change)
+            before = schedule.total_steps
+            if not schedule.spans_training or before == total:
+                continue
+            if not may_change:
+                schedule.check_total_steps(total)
+            elif before is not None:
+                warnings.warn(
+                    ScheduleWarning(
+                        f"The schedule of '{schedule.name}' continues at step {schedule.position} of a training of "
+                        f"{total:,} steps. Before, the training had {before:,}."
+                    ),
+                    stacklevel=3,
+                )
+            schedule.set_total_steps(total)
         self._check()
 
     def check_end_is_known(self) -> None:
@@ -167,7 +179,7 @@ class Schedules:
     # ------------------------------------------------------------------ falls at will
 
     @property
-    def cooldowns(self) -> list[Cooldown]:
+    def cooldowns(self) -> list[StableDecay]:
         """The falls that may begin at will."""
         return [schedule.cooldown for schedule in self._by_source.values() if schedule.cooldown is not None]
 

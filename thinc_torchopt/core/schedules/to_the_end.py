@@ -45,6 +45,7 @@ class Lengths:
 
     label (str): The name of the schedule in the config.
     warmup_steps, warmup_ratio, decay_steps, decay_ratio: One of each pair.
+    RAISES (ScheduleError): A length is given twice, is missing, or is out of its range.
     """
 
     label: str
@@ -53,8 +54,7 @@ class Lengths:
     decay_steps: Optional[int] = 0
     decay_ratio: Optional[float] = None
 
-    def check(self) -> None:
-        """RAISES (ScheduleError): A length is given twice, is missing, or is out of its range."""
+    def __post_init__(self) -> None:
         check = Arguments(self.label)
         for name, steps, ratio in (
             ("warmup", self.warmup_steps, self.warmup_ratio),
@@ -90,26 +90,29 @@ def _steps(steps: Optional[int], ratio: Optional[float], total: int) -> int:
     return math.ceil(total * ratio) if ratio is not None else steps or 0
 
 
-class SpansTraining(Iterator[float]):
-    """A schedule that ends with the training. Subclasses have `_at`.
+class Curve(Iterator[float]):
+    """A function of the step. It does not end.
 
     lengths (Lengths): Of its parts.
+    value_at (Callable): Its value at a step, in a span.
+    total_steps (int | None): Its length. None: that of the training.
+    RAISES (ScheduleError): Its parts don't fit.
 
     Public: `spans_training` (False if the config has its length), `total_steps` (None if not known yet), `label` (its
         name in the config), `span`, and `step` (of the last value; -1 before the first).
     """
 
-    spans_training = True
-
-    def __init__(self, lengths: Lengths):
+    def __init__(self, lengths: Lengths, value_at: Callable[[int, Span], float], total_steps: Optional[int] = None):
         self._lengths = lengths
+        self._value_at = value_at
         self.label = lengths.label
-        self.span = lengths.span(MAX_STEPS)
+        self.spans_training = total_steps is None
+        self.total_steps = total_steps
+        self.span = lengths.span(MAX_STEPS if total_steps is None else total_steps)
         self.step = -1
-        self.total_steps: Optional[int] = None
 
     def _at(self, step: int) -> float:
-        raise NotImplementedError
+        return self._value_at(step, self.span)
 
     @property
     def value(self) -> float:
@@ -131,40 +134,57 @@ class SpansTraining(Iterator[float]):
         self.total_steps = total_steps
 
     def __next__(self) -> float:
-        if self.total_steps is None and self.spans_training:
+        if is_waiting(self):
             refuse_without_end(f"'{self.label}'")
         self.step += 1
         return self.value
 
 
-class CurveToTheEnd(SpansTraining):
-    """A function of the step.
+@dataclass
+class FallState:
+    """The saved form of a fall. None: it did not begin at will, or has the length of the config."""
 
-    value_at (Callable): Its value at a step, in a span.
+    begun_at: Optional[Count]
+    decay_steps: Optional[Positive]
+
+
+class StableDecay(Curve):
+    """The curve of `warmup_stable_decay`. Its fall begins at its step, or before that at will: by SIGUSR1, an operation
+    of rules, the budget, or `TorchOptimizer.begin_decay`.
+
+    lengths (Lengths): Of the rise and of the fall.
+    rise (Callable): Its value at a step without the fall, in a span.
+    fall (Callable): (step of the fall, steps of the fall, value before it) -> value.
+    total_steps (int | None): As of `Curve`.
+    only_at_will (bool): The fall has no step of its own, and the curve no end.
+
+    Public: `only_at_will`.
     """
 
-    def __init__(self, lengths: Lengths, value_at: Callable[[int, Span], float]):
-        super().__init__(lengths)
-        self._value_at = value_at
+    def __init__(
+        self,
+        lengths: Lengths,
+        rise: Callable[[int, Span], float],
+        fall: Callable[[int, int, float], float],
+        total_steps: Optional[int] = None,
+        *,
+        only_at_will: bool = False,
+    ):
+        super().__init__(lengths, rise, MAX_STEPS if only_at_will else total_steps)
+        self._fall = fall
+        self._state = FallState(None, None)
+        self.only_at_will = only_at_will
 
     def _at(self, step: int) -> float:
-        return self._value_at(step, self.span)
+        begin = self._first_step
+        if step < begin:
+            return super()._at(step)
+        return self._fall(step - int(begin), self._fall_steps, super()._at(int(begin)))
 
-
-class Cooldown:
-    """The fall of a schedule. It begins at its step, or before that at will: by SIGUSR1, an operation of rules, the
-    budget, or `TorchOptimizer.begin_decay`.
-
-    schedule (SpansTraining): The schedule.
-    only_at_will (bool): It has no step of its own.
-
-    Public: `only_at_will`, `state`.
-    """
-
-    def __init__(self, schedule: SpansTraining, *, only_at_will: bool):
-        self.only_at_will = only_at_will
-        self.state = CooldownState(None, None)
-        self._schedule = schedule
+    @property
+    def cooldown(self) -> "StableDecay":
+        """A schedule with such a fall: itself."""
+        return self
 
     def begin(self, decay_steps: Optional[int] = None) -> bool:
         """Begin to fall, from the value of the next step.
@@ -174,87 +194,40 @@ class Cooldown:
         RAISES (ScheduleError): Not a number of steps.
         """
         if decay_steps is not None:
-            Arguments(self._schedule.label).whole("decay_steps", decay_steps, at_least=1)
-        step = max(0, self._schedule.step)
-        if step >= self.first_step:
+            Arguments(self.label).whole("decay_steps", decay_steps, at_least=1)
+        step = max(0, self.step)
+        if step >= self._first_step:
             return False
-        self.state = CooldownState(step, decay_steps)
+        self._state = FallState(step, decay_steps)
         return True
 
     @property
-    def first_step(self) -> float:
-        """Its first step; infinite if that is not known."""
-        if self.state.begun_at is not None:
-            return self.state.begun_at
-        span = self._schedule.span
-        return math.inf if self.only_at_will else span.total - span.decay
+    def _first_step(self) -> float:
+        """The first step of the fall; infinite if that is not known."""
+        if self._state.begun_at is not None:
+            return self._state.begun_at
+        return math.inf if self.only_at_will else self.span.total - self.span.decay
 
     @property
-    def steps(self) -> int:
-        """Its length."""
-        return self.state.decay_steps or self._schedule.span.decay
+    def _fall_steps(self) -> int:
+        return self._state.decay_steps or self.span.decay
 
     @property
     def begun_at_will(self) -> bool:
-        return self.state.begun_at is not None
+        return self._state.begun_at is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether it began at will, and is over."""
-        return self.state.begun_at is not None and self._schedule.step >= self.state.begun_at + self.steps
-
-
-@dataclass
-class CooldownState:
-    """The saved form of a cooldown. None: it did not begin at will, or has the length of the config."""
-
-    begun_at: Optional[Count]
-    decay_steps: Optional[Positive]
-
-
-class StableDecaySchedule(SpansTraining):
-    """The schedule of `warmup_stable_decay`.
-
-    lengths (Lengths): Of the rise and of the fall.
-    rise (Callable): (step, steps of the rise) -> value.
-    fall (Callable): (step, steps of the fall, value before it) -> value. Both steps are counted from their start.
-    only_at_will (bool): It only falls at will.
-
-    Public: `spans_training` (whether it ends with the training), `cooldown`.
-    """
-
-    def __init__(
-        self,
-        lengths: Lengths,
-        rise: Callable[[int, int], float],
-        fall: Callable[[int, int, float], float],
-        *,
-        only_at_will: bool,
-    ):
-        super().__init__(lengths)
-        self._rise = rise
-        self._fall = fall
-        self.spans_training = not only_at_will
-        self.cooldown = Cooldown(self, only_at_will=only_at_will)
-
-    def fix_total_steps(self, total_steps: int) -> None:
-        """Use the length in the config. RAISES (ScheduleError): The parts don't fit."""
-        self.span = self._lengths.span(total_steps)
-        self.total_steps, self.spans_training = total_steps, False
-
-    def _at(self, step: int) -> float:
-        begin, warmup = self.cooldown.first_step, self.span.warmup
-        if step < begin:
-            return self._rise(step, warmup)
-        return self._fall(step - int(begin), self.cooldown.steps, self._rise(int(begin), warmup))
+        """Whether the fall began at will, and is over."""
+        return self.begun_at_will and self.step >= self._first_step + self._fall_steps
 
     def state_dict(self) -> dict[str, Any]:
         """The step at which the fall began at will, and its length."""
-        return write(self.cooldown.state)
+        return write(self._state)
 
     def load_state_dict(self, state: Any) -> None:
         """RAISES (StateError): Not the state of such a schedule. Nothing changes then."""
-        self.cooldown.state = read(CooldownState, state, f"the state of the schedule '{self.label}'")
+        self._state = read(FallState, state, f"the state of the schedule '{self.label}'")
 
 
 def is_waiting(source: Any) -> bool:

@@ -8,16 +8,15 @@ training.
 """
 
 from .cascade import Cascade, layers_of
-from .changes import FreezeChange, FreezeChanges, RateChange, RateChanges
-from .param_settings import ParamSettings, Rates
+from .changes import FreezeChange, RateChange, with_freeze_change, with_rate_change
+from .param_settings import ParamSettings
 
 __all__ = [
     "Cascade",
     "FreezeChange",
-    "FreezeChanges",
     "ParamSettings",
     "RateChange",
-    "RateChanges",
-    "Rates",
     "layers_of",
+    "with_freeze_change",
+    "with_rate_change",
 ]

@@ -11,10 +11,10 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Optional
+from typing import Optional
 
 from ..params import Param, Pattern, matches_any
-from ..schema import FirstStep, NotNegative, write
+from ..schema import FirstStep, NotNegative
 
 
 @dataclass
@@ -45,34 +45,9 @@ class FreezeChange:
         param.settings = replace(param.settings, frozen_until=param.frozen_until)
 
 
-class FreezeChanges:
-    """All changes that freeze or unfreeze, in order."""
-
-    def __init__(self, changes: Iterable[FreezeChange] = ()):
-        self._changes = list(changes)
-
-    def add(self, change: FreezeChange) -> None:
-        """Add a change. Earlier ones that it makes void are dropped, so the list stays short however often rules add
-        some.
-        """
-        known = [before for before in self._changes if not change.freezes or before.params != change.params]
-        self._changes = []
-        unfrozen: list[list[str]] = []  # since the last change that freezes
-        for each in (*known, change):
-            if each.freezes:
-                unfrozen = []
-            elif each.params in unfrozen:
-                continue
-            else:
-                unfrozen.append(each.params)
-            self._changes.append(each)
-
-    def matching(self, names: Collection[str]) -> Iterable[FreezeChange]:
-        """The changes for a param with these names."""
-        return [change for change in self._changes if change.matches(names)]
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [write(change) for change in self._changes]
+def with_freeze_change(changes: Sequence[FreezeChange], change: FreezeChange) -> list[FreezeChange]:
+    """Add a change. It makes earlier ones of the same patterns void."""
+    return [*(before for before in changes if before.params != change.params), change]
 
 
 @dataclass(frozen=True)
@@ -110,43 +85,29 @@ class RateChange:
         elif self.max_rate is not None and rate:
             factor = min(factor, max(self.max_rate / rate, 1.0))
         for param in params:
-            if self.rate is not None:
-                param.held_rate = self.rate
-            else:
-                param.scale_rate(factor)
+            scale = param.rate_scale
+            param.rate_scale = scale.times(factor) if self.rate is None else replace(scale, held=self.rate)
 
 
-class RateChanges:
-    """All changes of rates, in order."""
+def with_rate_change(changes: Sequence[RateChange], change: RateChange) -> list[RateChange]:
+    """Add a change. Equivalent ones are merged, so the list stays short however often rules add some."""
+    if change.rate is not None:
+        changes = [before for before in changes if before.groups != change.groups]
+    merged: list[RateChange] = []
+    for each in (*changes, change):
+        place = None if each.has_limit else _place_for(each.groups, merged)
+        if place is None:
+            merged.append(each)
+        else:
+            merged[place] = replace(merged[place], factor=merged[place].factor * each.factor)
+    return merged
 
-    def __init__(self, changes: Iterable[RateChange] = ()):
-        self._changes = list(changes)
 
-    def add(self, change: RateChange) -> None:
-        """Add a change. Equivalent ones are merged, so the list stays short however often rules add some."""
-        if change.rate is not None:
-            self._changes = [before for before in self._changes if before.groups != change.groups]
-        changes, self._changes = [*self._changes, change], []
-        for each in changes:
-            place = None if each.has_limit else self._place_for(each.groups)
-            if place is None:
-                self._changes.append(each)
-            else:
-                before = self._changes[place]
-                self._changes[place] = replace(before, factor=before.factor * each.factor)
-
-    def _place_for(self, groups: Sequence[str]) -> int | None:
-        """The index of a factor for the same groups that is followed by factors only, whose order does not matter."""
-        for place, before in reversed(list(enumerate(self._changes))):
-            if before.has_limit:
-                return None
-            if before.groups == groups:
-                return place
-        return None
-
-    def matching(self, names: Collection[str]) -> Iterable[RateChange]:
-        """The changes for params with one of these names."""
-        return [change for change in self._changes if change.matches(names)]
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [write(change) for change in self._changes]
+def _place_for(groups: Sequence[str], changes: Sequence[RateChange]) -> int | None:
+    """The index of a factor for the same groups that is followed by factors only, whose order does not matter."""
+    for place, before in reversed(list(enumerate(changes))):
+        if before.has_limit:
+            return None
+        if before.groups == groups:
+            return place
+    return None

@@ -12,7 +12,7 @@ The first three depend on the settings alone, the fourth and fifth on the group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -75,6 +75,17 @@ class ParamSettings:
             *((self.blocks, self.layer) if self.apart else ()),
         )
 
+    def rate_at_next_step(self, default: float, updates: int = 0) -> float:
+        """The rate of params with these settings.
+
+        default (float): That of params without one of their own. updates (int): Their updates so far.
+        """
+        rate = default if self.learn_rate is None else current(self.learn_rate)
+        rate = rate * current(self.lr_scale) * self.layer_scale
+        if self.joined_at is not None and self.new_params is not None:
+            rate = self.new_params.rate(updates, NEW_PARAMS_FACTOR * rate)
+        return rate
+
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, Schedule):
@@ -82,24 +93,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(_hashable, value))
     return repr(sorted(value.items(), key=str)) if isinstance(value, dict) else value
-
-
-class Rates:
-    """Computes the rates of params from their settings.
-
-    default (Callable): The learning rate of params without one of their own.
-    """
-
-    def __init__(self, default: Callable[[], float]):
-        self.default = default
-
-    def at_next_step(self, settings: ParamSettings, updates: int = 0) -> float:
-        """The rate of params with these settings, before the warm-up of new ones.
-
-        updates (int): Their updates so far.
-        """
-        rate = self.default() if settings.learn_rate is None else current(settings.learn_rate)
-        rate = rate * current(settings.lr_scale) * settings.layer_scale
-        if settings.joined_at is not None and settings.new_params is not None:
-            rate = settings.new_params.rate(updates, NEW_PARAMS_FACTOR * rate)
-        return rate

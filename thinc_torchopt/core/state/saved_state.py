@@ -17,7 +17,7 @@ import torch
 from ..algorithms import StateBeside
 from ..errors import ConfigError
 from ..params import Param, clean, escape
-from ..rates import WriterState
+from ..rates import RateScale, WriterState
 from ..schema import Count, FirstStep, NotNegative
 from ..settings import FreezeChange, RateChange
 
@@ -31,7 +31,7 @@ class SavedParam:
 
     shim (str | None): The name in the calls of a shim with its own store.
     updates (int): The number of its updates.
-    joined_at, rate_factor, held_rate, frozen_until: As in `Param`.
+    joined_at, rate_scale, frozen_until: As in `Param`.
     label: Of its settings.
     state (dict): torch's state of it.
     master (Tensor | None): Its float32 master, if it is of half precision and has one.
@@ -43,8 +43,7 @@ class SavedParam:
     updates: Count
     joined_at: Optional[Count]
     label: str
-    rate_factor: NotNegative
-    held_rate: Optional[NotNegative]
+    rate_scale: RateScale
     frozen_until: Optional[FirstStep]
     state: dict[str, Any]
     master: Optional[torch.Tensor]

@@ -8,7 +8,7 @@ Where torch has a fused kernel, most steps call it without torch's `step`: see f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any, Literal
@@ -31,7 +31,6 @@ from ..host import is_hooked_after_step, is_hooked_before_step, step
 from ..params import Param
 from ..rates import OptimizerRecord, RateWriter
 from ..schedules import current, is_moving
-from ..settings import Rates
 from ..types import BatchSize
 from .clipping import scale_grads
 from .fused import KERNELS, KernelLists
@@ -51,7 +50,7 @@ class BuiltAlgorithm:
     algorithm (Algorithm): The algorithm.
     optimizer (torch.optim.Optimizer): From `build_optimizer`, for the first params.
     moving (set[str]): The options that schedules move, in any group.
-    rates (Rates): The learning rates of params.
+    default_rate (Callable): The learning rate of params without one of their own.
     writer (RateWriter): Writes the learning rates.
 
     Public: `groups` (in torch's order), `states` (of its params).
@@ -63,7 +62,7 @@ class BuiltAlgorithm:
         algorithm: Algorithm,
         optimizer: torch.optim.Optimizer,
         moving: set[str],
-        rates: Rates,
+        default_rate: Callable[[], float],
         writer: RateWriter,
     ):
         self.name = name
@@ -71,7 +70,7 @@ class BuiltAlgorithm:
         self.optimizer = optimizer
         self.groups: list[Group] = []
         self.states = ParamStates(optimizer)
-        self._rates = rates
+        self._default_rate = default_rate
         self._writer = writer
         self._kernel = KERNELS.get(type(optimizer))
         self._knows_size = False  # the optimizer was told that of the last batch
@@ -79,7 +78,7 @@ class BuiltAlgorithm:
         self._last: dict[int, tuple[Sequence[Param], KernelLists | Literal[False] | None]] = {}
         self._names: dict[torch.Tensor, str] = {}
         self._record = OptimizerRecord(name, optimizer, moving, self._names, keep_groups=True)
-        self._record.default_rate = rates.default
+        self._record.default_rate = default_rate
         # Drop references to the states that are replaced.
         optimizer.register_load_state_dict_pre_hook(lambda *_: self.forget_lists())
         optimizer.param_groups = []
@@ -108,7 +107,7 @@ class BuiltAlgorithm:
         """Drop the state of a param."""
         self.states.drop(param)
         is_fused = param.group is not None and param.group.is_fused
-        rate = self._rates.at_next_step(param.settings)
+        rate = param.settings.rate_at_next_step(self._default_rate())
         self.states.add_initial(build_optimizer(self.algorithm, [param], rate, fused=is_fused))
         self.forget_lists()
 

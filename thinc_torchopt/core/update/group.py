@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..params import Param
-from ..rates import GroupRecord
+from ..rates import GroupRecord, RateScale
 from ..schedules import is_moving
-from ..settings import ParamSettings, Rates
+from ..settings import ParamSettings
 
 if TYPE_CHECKING:
     from .built_algorithm import BuiltAlgorithm
@@ -23,13 +23,13 @@ _NO_STATE = ("params", "param_names", "lr", "step")
 
 
 class Group:
-    """A torch param group, and the source of its learning rates: see `learn_rate.RateSource`.
+    """A torch param group, and the source of its learning rates: see `core.rates.RateSource`.
 
     key (tuple): The common values of its params, see `GroupPlan`.
     params (list[Param]): In the order in which they were added, which is torch's.
     entry (dict): torch's own dict.
     owner (BuiltAlgorithm): Its torch optimizer.
-    rates (Rates): Computes rates from settings.
+    default_rate (Callable): The learning rate of params without one of their own.
     label (str): Its label at the writer of rates.
     frozen_alike (Callable): Returns frozen params that would belong to it.
 
@@ -39,15 +39,13 @@ class Group:
     params).
     """
 
-    is_frozen = False
-
     def __init__(
         self,
         key: Key,
         params: list[Param],
         entry: dict[str, Any],
         owner: BuiltAlgorithm,
-        rates: Rates,
+        default_rate: Callable[[], float],
         label: str,
         frozen_alike: Callable[[Group], Iterable[Param]],
     ):
@@ -55,7 +53,7 @@ class Group:
         self.params = params
         self.entry = entry
         self.owner = owner
-        self._rates = rates
+        self._default_rate = default_rate
         self._frozen_alike = frozen_alike
         self.first_values = deepcopy(self.own_values)
         self.record = GroupRecord(label, self, entry["lr"])
@@ -117,23 +115,22 @@ class Group:
     # ------------------------------------------------------------------ learning rates
 
     def rate_at(self, step: int) -> float:
-        """The rate of the next step by schedules, before the writer's changes."""
-        first = self.params[0]
-        if first.held_rate is not None:
-            return first.held_rate
+        """The rate of the next step by settings and schedules."""
         settings = self.settings
         updates = max(param.steps for param in self.params) if settings.joined_at is not None else 0
-        return first.rate_factor * self._rates.at_next_step(settings, updates)
+        return settings.rate_at_next_step(self._default_rate(), updates)
 
-    def go_on_from(self, rate: float, ratio: float | None) -> None:
+    @property
+    def scale(self) -> RateScale:
+        """What rules, or other code, made of the rates. All its params have the same."""
+        return self.params[0].rate_scale
+
+    @scale.setter
+    def scale(self, scale: RateScale) -> None:
         for param in (*self.params, *self._frozen_alike(self)):
-            if ratio is None or param.held_rate is not None:
-                param.held_rate = rate
-            else:
-                param.rate_factor *= ratio
-        self.note_rates()
+            param.rate_scale = scale
+        self.note_scale()
 
-    def note_rates(self) -> None:
-        """Set the factors, or rates, of all its params: they have changed, and are equal again."""
-        first = self.params[0]
-        self.key = (*self.key[:-2], first.rate_factor, first.held_rate)
+    def note_scale(self) -> None:
+        """That of all its params has changed, and is equal again."""
+        self.key = (*self.key[:-1], self.scale)

@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..params import NamedModel, Param, Released, master_of, unique
 from ..rates import RateWriter
 from ..schedules import current
-from ..settings import Cascade, FreezeChange, FreezeChanges, ParamSettings, RateChange, RateChanges, Rates
+from ..settings import Cascade, FreezeChange, ParamSettings, RateChange, with_freeze_change, with_rate_change
 from ..types import Key, OnGrowth, ParamInfo
 from .built_algorithm import BuiltAlgorithm, build_optimizer, check_options
 from .grads import FrozenGrads
@@ -67,9 +67,9 @@ class GroupPlan:
         step: int,
         frozen_grads: FrozenGrads,
     ):
-        self.rates = Rates(default_rate)
-        self.freeze_changes = FreezeChanges()
-        self.rate_changes = RateChanges()
+        self.freeze_changes: list[FreezeChange] = []
+        self.rate_changes: list[RateChange] = []
+        self._default_rate = default_rate
         self._params = params
         self._cascade = cascade
         self._writer = writer
@@ -103,8 +103,7 @@ class GroupPlan:
         RAISES (ConfigError): The algorithm can't optimize a param and has no fallback, or patterns can't apply. Nothing
             changes then. (LearnRateIntegrityError): Other code wrote a rate.
         """
-        for algorithm in self.algorithms:  # changes to a group that is replaced would be lost
-            self._writer.check_rates(algorithm.name)
+        self._check_rates()
         new = list(new)
         changed = [*changed, *new]
         if outside and self._cascade.goes_by_name:
@@ -120,10 +119,12 @@ class GroupPlan:
             for param in changed:
                 param.settings = self._settings_of(param)
             for param in new:
-                for freeze_change in self.freeze_changes.matching(param.names):
-                    freeze_change.apply_to(param)
-                for rate_change in self.rate_changes.matching(param.settings.names):
-                    rate_change.apply_to([param], self._rate_to_come(param))
+                for freeze_change in self.freeze_changes:
+                    if freeze_change.matches(param.names):
+                        freeze_change.apply_to(param)
+                for rate_change in self.rate_changes:
+                    if rate_change.matches(param.settings.names):
+                        rate_change.apply_to([param], self._rate_to_come(param))
             checked: set[Any] = set()
             for param in changed:
                 settings = param.settings
@@ -141,6 +142,14 @@ class GroupPlan:
             raise
         self._apply(derived, built)
 
+    def _check_rates(self) -> None:
+        """Handle rates that other code wrote: they would be lost with a group that is replaced.
+
+        RAISES (LearnRateIntegrityError): Other code wrote a rate.
+        """
+        for algorithm in self.algorithms:
+            self._writer.check_rates(algorithm.name)
+
     def _derive(self) -> _Derived:
         derived: _Derived = {}
         for param in self._params.values():
@@ -155,7 +164,7 @@ class GroupPlan:
     def _key_of(self, param: Param) -> tuple[Any, ...]:
         """Equal for params of one group: their settings, whether they can be fused, and the changes of their rates."""
         is_fused = self._algorithm(param.settings).fuses(param.tensor, param.settings.options)
-        return param.settings.key, is_fused, param.rate_factor, param.held_rate
+        return param.settings.key, is_fused, param.rate_scale
 
     def _algorithm(self, settings: ParamSettings) -> Algorithm:
         return self._cascade.candidates[settings.algorithm].algorithm
@@ -170,7 +179,7 @@ class GroupPlan:
             new = [param for param in params if of is None or param.group is None or param.group.owner is not of]
             if new or key not in known:
                 settings = params[0].settings
-                rate = self.rates.at_next_step(settings)
+                rate = settings.rate_at_next_step(self._default_rate())
                 built[key] = build_optimizer(self._algorithm(settings), new or params, rate, fused=key[1])
         return built
 
@@ -180,7 +189,7 @@ class GroupPlan:
             if i not in self._built:
                 found, optimizer = self._cascade.candidates[i], next(iter(made.values()))
                 self._built[i] = BuiltAlgorithm(
-                    found.path, found.algorithm, optimizer, self._cascade.moving(i), self.rates, self._writer
+                    found.path, found.algorithm, optimizer, self._cascade.moving(i), self._default_rate, self._writer
                 )
         taken: dict[int, dict[Group, list[Param]]] = {}
         for i, algorithm in self._built.items():
@@ -212,7 +221,7 @@ class GroupPlan:
     ) -> Group:
         """Make a group. If its first param is from another group of this algorithm, it inherits that group's values."""
         old, label = params[0].group, params[0].settings.label
-        group = Group(key, params, entry, algorithm, self.rates, label, self._frozen_alike)
+        group = Group(key, params, entry, algorithm, self._default_rate, label, self._frozen_alike)
         if old is None or old.owner is not algorithm:
             return group
         # Of the same settings, including values written by other code.
@@ -236,12 +245,8 @@ class GroupPlan:
 
     def _frozen_alike(self, group: Group) -> list[Param]:
         """Frozen params that would belong to a group."""
-        settings, _, factor, held = group.key
-        return [
-            param
-            for param in self.frozen_params
-            if (param.settings.key, param.rate_factor, param.held_rate) == (settings, factor, held)
-        ]
+        settings, _, scale = group.key
+        return [param for param in self.frozen_params if (param.settings.key, param.rate_scale) == (settings, scale)]
 
     def _settings_of(self, param: Param) -> ParamSettings:
         """The settings of a param in the config, with later changes."""
@@ -339,7 +344,7 @@ class GroupPlan:
             for param, (until, settings, _) in zip(params, before):
                 param.frozen_until, param.settings = until, settings
             raise
-        self.freeze_changes.add(change)
+        self.freeze_changes = with_freeze_change(self.freeze_changes, change)
         changed = [param for param, (*_, was_frozen) in zip(params, before) if (param.group is None) != was_frozen]
         for param in changed:
             param.steps = 0
@@ -385,7 +390,8 @@ class GroupPlan:
         self._change_rates(RateChange(tuple(texts), rate=rate / scale if scale else rate))
 
     def _change_rates(self, change: RateChange) -> None:
-        self.rate_changes.add(change)
+        self._check_rates()
+        self.rate_changes = with_rate_change(self.rate_changes, change)
         names = self._group_names()
         by_group: dict[Any, list[Param]] = {}
         for param in self._params.values():
@@ -395,16 +401,17 @@ class GroupPlan:
             change.apply_to(params, self._rate_to_come(params[0]))
         for group in self.groups:
             if len(by_group.get(group, ())) == len(group.params):
-                group.note_rates()
+                group.note_scale()
         self.sync()
 
     def _rate_to_come(self, param: Param) -> float:
         """The rate of a param at the next step, without the scale of the run."""
         if param.group is not None:
             return param.group.record.rate_at(0)
-        if param.held_rate is not None:
-            return param.held_rate
-        return param.rate_factor * self.rates.at_next_step(param.settings, param.steps)
+        scale = param.rate_scale
+        if scale.held is not None:
+            return scale.held
+        return scale.factor * param.settings.rate_at_next_step(self._default_rate(), param.steps)
 
     # ------------------------------------------------------------------ one step
 
@@ -441,8 +448,8 @@ class GroupPlan:
         by_label: dict[str, dict[tuple[Any, ...], Group]] = {}
         for group in self.groups:
             for label in group.labels:
-                settings, _, factor, held = group.key
-                by_label.setdefault(label, {}).setdefault((settings, factor, held), group)
+                settings, _, scale = group.key
+                by_label.setdefault(label, {}).setdefault((settings, scale), group)
         found = {param.settings.label: 0.0 for param in self.frozen_params}
         for label, groups in by_label.items():
             first, *others = sorted(groups.values(), key=lambda group: group.label != label)

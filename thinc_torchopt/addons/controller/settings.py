@@ -1,4 +1,4 @@
-"""Rules in blocks of the config, as the definition that a file has:
+"""The settings of a controller: a definition, or blocks of the config, which become one:
 
     [training.optimizer.controller.metrics.dev]        controller_metrics: [{name: dev, class: EvalLoss}]
     [training.optimizer.controller.operations.cut]     operations: [{name: cut, class: ..., arguments: ...}]
@@ -8,22 +8,91 @@ A block of rules can also be a definition, from `@controller_rules`. Its metrics
 block before theirs, as several may have the same.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Final
+from typing import Any, ClassVar, Dict, Final, Optional, Union
 
+from ...core.attachments import Attachment
 from ...core.errors import ConfigError, ControllerError
+from .controller import TrainerController
+from .definition import label_of, read
 from .metrics import Metric, RecordsArguments
 from .named_rules import STANDARD
-from .operations import Operation
+from .operations import LearnRateControl, Operation
 from .rules import renamed
 
 SECTION: Final = "[training.optimizer.controller]"
 _KEYS = ("controller_metrics", "operations", "controllers")
+
+
+class ControllerSettings(Attachment):
+    """Rules that steer a run, read and checked. `build` makes a controller for one run.
+
+    content (Mapping), label (str), places (Mapping): As for `definition.load`.
+
+    Public: `definition` (as objects), `names_groups` (whether it changes the learning rates of only some param groups),
+        `remembers_scores` (whether a metric reads scores or development losses).
+    """
+
+    made_by: ClassVar[str] = (
+        'a block with @misc = "thinc-torchopt.TrainerController.v1", or in Python the result of '
+        "thinc_torchopt.controller.trainer_controller()"
+    )
+    comes_first: ClassVar[bool] = True
+    own_block: ClassVar[str] = "controller"
+    decides_alike: ClassVar[bool] = True
+
+    def __init__(self, content: Mapping[str, Any], label: str, places: Mapping[str, str] = {}):
+        self._content, self._label, self._places = content, label, places
+        controller = self.build()  # finds all faults
+        self.definition, reads = controller.definition, controller.reads("on_evaluate")
+        self.remembers_scores = reads is None or not reads.isdisjoint(("scores", "score", "dev_losses"))
+        acting = [part.instance for part in self.definition.operations.values()]
+        self.names_groups = any(isinstance(one, LearnRateControl) and one.groups != ["*"] for one in acting)
+
+    def join(self, run: Any) -> Sequence[Any]:
+        from .run_rules import Rules
+
+        rules = Rules(self.build(), run.optimizer)
+        rules.join(run)
+        return [rules]
+
+    def build(self) -> TrainerController:
+        return TrainerController(self._content, label=self._label, places=self._places)
+
+
+def trainer_controller(
+    definition: Optional[Union[str, Path, Dict[str, Any]]] = None,
+    metrics: Dict[str, Any] = {},
+    operations: Dict[str, Any] = {},
+    rules: Dict[str, Any] = {},
+) -> ControllerSettings:
+    """Steer `spacy train` by rules. Registered as `thinc-torchopt.TrainerController.v1`.
+
+    definition (str | Path | dict | None): Path of a YAML or JSON file, relative to the current folder; or its content.
+        See docs/controller.md. None: the rules are blocks of the config.
+    metrics (dict[str, Metric]): Blocks with `@controller_metrics`, in order.
+    operations (dict[str, Operation]): Blocks with `@controller_operations`.
+    rules (dict[str, dict]): Blocks with the keys of a controller, or with `@controller_rules`.
+    RAISES (ControllerError): The definition has errors. One message lists all of them.
+    """
+    if definition is None:
+        blocks = blocks_of(metrics, operations, rules)
+        if not rules:
+            raise ControllerError(f"Can't use {SECTION}: expected a 'definition', or a block 'rules', found neither.")
+        return ControllerSettings(blocks.content, SECTION, blocks.places)
+    if metrics or operations or rules:
+        raise ControllerError(
+            f"Can't use {SECTION}: expected a 'definition', or the blocks 'metrics', 'operations' and 'rules', found "
+            "both. Remove one."
+        )
+    return ControllerSettings(read(definition), label_of(definition))
+
+
+# ---------------------------------------------------------------------- blocks of the config
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 from confection import Config
 from spacy.util import registry
 
-from thinc_torchopt.addons.controller.controller import TrainerController, trainer_controller
+from thinc_torchopt.addons.controller import TrainerController, trainer_controller
 from thinc_torchopt.core.errors import ConfigError, ControllerError
 
 from ...conftest import CONFIGS

@@ -12,9 +12,12 @@ from spacy.language import Language
 from spacy.pipeline import Tagger
 from spacy.util import registry
 
+from thinc_torchopt import TorchOptimizer
+from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import CheckpointWarning, ConfigError, StateError
 from thinc_torchopt.core.text_files import check_encoding, decode
-from thinc_torchopt.loop.spacys_models import SpacysModels
+from thinc_torchopt.loop.progress import Progress
+from thinc_torchopt.loop.saved_models import SavedModels
 
 from ..runs import config_for
 from .test_checkpoint import train
@@ -124,7 +127,7 @@ def test_a_training_goes_on_while_a_disk_is_away(corpus, tmp_path, full_at):
 
 def test_a_training_goes_on_after_a_full_disk_that_shutil_tells_of(corpus, tmp_path):
     """In words, without a code. At each save: then the last model is lost, and there is none."""
-    models = SpacysModels(spacy.blank("xx"))
+    models = SavedModels(spacy.blank("xx"), TorchOptimizer(AdamW(), 0.01), Progress())
     models.open(tmp_path)
 
     class Saved:

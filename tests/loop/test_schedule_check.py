@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinc_torchopt.loop.setting_rates import rates_of_settings
+from thinc_torchopt.loop.schedule_check import rates_of_settings
 
 WARMUP = {"@schedules": "warmup_linear.v1", "initial_rate": 0.002, "warmup_steps": 4, "total_steps": 8}
 RATES = pytest.approx([0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0015, 0.001, 0.0005, 0.0])
@@ -20,12 +20,12 @@ RATES = pytest.approx([0.0, 0.0005, 0.001, 0.0015, 0.002, 0.0015, 0.001, 0.0005,
         ({}, {}),
     ],
 )  # fmt: skip
-def test_setting_rates(block, expected):
+def test_rates_of_settings(block, expected):
     assert rates_of_settings({"training": {"optimizer": block, "max_steps": 8}}) == expected
 
 
-def test_setting_rates_without_an_end():
-    block = {"learn_rate": {**WARMUP, "total_steps": 20_000}}
+def test_rates_of_settings_without_an_end():
+    block = {"learn_rate": {**WARMUP, "total_steps": 40_000}}
     config = {"training": {"optimizer": block, "max_steps": 0}}
-    assert len(rates_of_settings(config)["learn_rate",]) == 10_001
+    assert len(rates_of_settings(config)["learn_rate",]) == 20_001
     assert len(rates_of_settings(config, 5)["learn_rate",]) == 6
