@@ -164,7 +164,8 @@ def test_survey_counts_labels():
         "spans/sc": {"X": 1, "Y": 1},
         "spans/other": {},
     }
-    assert found.spans_keys == ["sc", "other"] and found.places["spans/sc"].lengths == Counter({1: 1, 2: 1})
+    assert [kind.key for kind in found.spans] == ["sc", "other"] and len(found.kinds) == 10
+    assert found.places["spans/sc"].lengths == Counter({1: 1, 2: 1})
     assert found.places["categories"].are_exclusive
 
 

@@ -310,7 +310,7 @@ def _other_spans(facts: Facts, name: str, corpus: Corpus) -> str:
     """For a span categorizer, the keys that the corpus has spans under."""
     if not isinstance(facts.kind(name), Spans):
         return ""
-    keys = sorted(corpus.annotations.spans_keys)
+    keys = sorted(kind.key for kind in corpus.annotations.spans)
     return f" The corpus has spans under '{_listed(keys)}': set spans_key in [components.{name}]." if keys else ""
 
 

@@ -117,19 +117,29 @@ def rules_for(
     able = [name for name in nlp.component_names if name in nlp.pipe_names or name in (names or {})]
     wanted = [name for name in able if name not in frozen] if components is None else list(components)
     taught = components_of(teacher) if isinstance(teacher, Language) else teacher
+    stands = {new: frozenset([of] if isinstance(of, str) else of) for new, of in (replaces or {}).items()}
     rules = []
     for name in wanted:
         if name not in nlp.component_names:
             near = did_you_mean(name, nlp.component_names) or there_are(nlp.component_names)
             raise ConfigError(f"Can't set 'components'{where}: there is no component '{name}' in the pipeline.{near}")
-        theirs = counterpart(taught, (names or {}).get(name, name), kind_in(nlp, name))
-        rule = None if theirs is None else _rule(nlp, taught, name, theirs, complete, replaces or {})
-        if rule is not None and (rule.labels is None or rule.labels):
-            rules.append(rule)
+        kind = kind_in(nlp, name)
+        one = counterpart(taught, (names or {}).get(name, name), kind)
+        own = frozenset(getattr(nlp.get_pipe(name), "labels", ())) if kind.fills_labels else frozenset[str]()
+        theirs = None if one is None else taught[one].labels
+        labels = theirs if not own or theirs is None else theirs & own
+        if one is not None and (labels is None or labels):
+            rule = Rule(name, kind, one, taught[one].kind, labels=labels, own=own or None, taught=theirs)
+            rules.append(replace(rule, complete=frozenset(complete), replaces=stands))
         elif components is not None:
+            lacks = f"one of its kind in the teacher, found {', '.join(taught) or 'none'}."
+            if one is not None:
+                lacks = f"one of its labels, {listed(sorted(own))}, in the teacher's '{one}', found none of them."
+            elif not kind.is_filled:
+                lacks = f"a component that a teacher can fill in for, found '{kind.factory}'."
             raise ConfigError(
-                f"Can't fill in for '{name}'{where}: expected {_lacking(nlp, taught, name, rule)} Take it out of "
-                "'components', or give another teacher."
+                f"Can't fill in for '{name}'{where}: expected {lacks} Take it out of 'components', or give another "
+                "teacher."
             )
     if not rules:
         raise ConfigError(
@@ -137,19 +147,8 @@ def rules_for(
             f"labels in common; found {', '.join(wanted) or 'none'} here, and in the teacher "
             f"{', '.join(taught) or 'none'}."
         )
-    _check_labels(nlp, rules, complete, replaces or {}, where)
+    _check_labels(nlp, rules, complete, stands, where)
     return sorted(rules, key=lambda rule: _ORDER.index(rule.kind.name))
-
-
-def _lacking(nlp: Language, taught: Mapping[str, Taught], name: str, rule: Rule | None) -> str:
-    """Why a component can't be filled in for: what is expected, and what was found."""
-    if rule is not None:
-        own = listed(sorted(rule.own or ()))
-        return f"one of its labels, {own}, in the teacher's '{rule.teacher}', found none of them."
-    kind = kind_in(nlp, name)
-    if not kind.is_filled:
-        return f"a component that a teacher can fill in for, found '{kind.factory}'."
-    return f"one of its kind in the teacher, found {', '.join(taught) or 'none'}."
 
 
 def counterpart(taught: Mapping[str, Taught], name: str, kind: Kind) -> str | None:
@@ -164,38 +163,11 @@ def counterpart(taught: Mapping[str, Taught], name: str, kind: Kind) -> str | No
     return name if name in same else same[0] if len(same) == 1 else None
 
 
-def _rule(
-    nlp: Language,
-    teacher: Mapping[str, Taught],
-    name: str,
-    theirs: str,
-    complete: Collection[str],
-    replaces: Mapping[str, str | Sequence[str]],
-) -> Rule:
-    kind, (kind_of_theirs, taught) = kind_in(nlp, name), teacher[theirs]
-    own = frozenset(getattr(nlp.get_pipe(name), "labels", ())) if kind.fills_labels else frozenset()
-    return Rule(
-        component=name,
-        kind=kind,
-        teacher=theirs,
-        theirs=kind_of_theirs,
-        labels=taught if not own or taught is None else taught & own,
-        own=own or None,
-        taught=taught,
-        complete=frozenset(complete),
-        replaces={label: frozenset(_as_list(of)) for label, of in replaces.items()},
-    )
-
-
-def _as_list(labels: str | Sequence[str]) -> list[str]:
-    return [labels] if isinstance(labels, str) else list(labels)
-
-
 def _check_labels(
     nlp: Language,
     rules: Sequence[Rule],
     complete: Collection[str],
-    replaces: Mapping[str, str | Sequence[str]],
+    replaces: Mapping[str, Collection[str]],
     where: str,
 ) -> None:
     """RAISES (ConfigError): A setting names a label that nothing has."""
@@ -205,7 +177,7 @@ def _check_labels(
     # a source is switched off meanwhile, and may get labels at the end.
     with_labels = [rule for rule in rules if rule.kind.fills_labels]
     is_known = all(rule.own is not None and rule.component not in nlp.disabled for rule in with_labels)
-    replaced = {label for theirs in replaces.values() for label in _as_list(theirs)}
+    replaced = {label for theirs in replaces.values() for label in theirs}
     if unknown := sorted(replaced - taught):
         near = did_you_mean(unknown[0], taught) or there_are(taught)
         raise ConfigError(

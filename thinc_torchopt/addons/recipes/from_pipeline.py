@@ -18,22 +18,9 @@ from spacy.pipeline import Morphologizer
 from spacy.training import Example
 from spacy.util import combine_score_weights
 
+from ...core import kinds
 from ...core.errors import ConfigError
-from ...core.kinds import (
-    LEAST_ACTIONS,
-    Annotations,
-    Categories,
-    Entities,
-    Kind,
-    Lemmas,
-    Morphology,
-    OfSpans,
-    OneCategory,
-    Spans,
-    Tags,
-    Trees,
-    kind_in,
-)
+from ...core.kinds import Annotations, Kind, kind_in
 from ...loop.data_check import labels_in
 from ...loop.label_conflicts import Comparison, compare
 
@@ -93,7 +80,7 @@ class Plan:
         of a lemmatizer, and for labels with a "$", which a config reads as part of a variable.
         """
         unwritten = [name for name, labels in self.new.items() if any("$" in label for label in labels)]
-        unwritten += [name for name, one in self.learners.items() if isinstance(one.kind, Lemmas)]
+        unwritten += [name for name, one in self.learners.items() if isinstance(one.kind, kinds.Lemmas)]
         return {**self.new, **dict.fromkeys(unwritten)}
 
     @property
@@ -127,7 +114,7 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> 
     compared = compare(nlp, list(learners), examples, needs=nlp.pipe_names)
     for learner in learners.values():
         _find_open(nlp, learner, examples, compared.missing.get(learner.name, Counter()))
-    finders = [name for name, one in learners.items() if isinstance(one.kind, Entities)]
+    finders = [name for name, one in learners.items() if isinstance(one.kind, kinds.Entities)]
     if len(finders) > 1 and any(learners[name].is_open for name in finders):
         raise ConfigError(
             f"Can't train {' and '.join(map(repr, finders))} together: expected one component that learns from "
@@ -146,7 +133,7 @@ def _drop_strangers(nlp: Language, learners: dict[str, Learner], examples: Seque
     there = {
         name: labels_in(nlp, name, examples) or Counter()
         for name, one in learners.items()
-        if isinstance(one.kind, Entities)
+        if isinstance(one.kind, kinds.Entities)
     }
     knowing = [name for name, labels in there.items() if labels.keys() & set(getattr(nlp.get_pipe(name), "labels", ()))]
     for name in there:
@@ -170,8 +157,7 @@ def _nothing_to_learn(nlp: Language, found: Annotations) -> str:
     for name in nlp.pipe_names:
         if what := kind_in(nlp, name).in_words:
             wanted.append(f"{what} ('{name}')")
-    there = [kind.in_words for kind in (Entities(), Categories(), Tags(), Trees()) if _has(found, kind)]
-    there += [Spans(settings={"spans_key": key}).in_words for key in found.spans_keys]
+    there = [kind.in_words for kind in found.kinds if _has(found, kind)]
     return (
         f"Can't go on with this pipeline: expected texts with {' or '.join(dict.fromkeys(wanted)) or 'annotations'}, "
         f"found {found.texts:,} texts with {', '.join(there) or 'no annotations'}. To train new components, make a "
@@ -190,9 +176,9 @@ def _new_labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counte
 
 
 def _can_have(kind: Kind, label: str, n: int) -> bool:
-    if isinstance(kind, Trees):
-        return n >= LEAST_ACTIONS
-    return not isinstance(kind, Morphology) or f"{Morphologizer.POS_FEAT}=" in label
+    if isinstance(kind, kinds.Trees):
+        return n >= kinds.LEAST_ACTIONS
+    return not isinstance(kind, kinds.Morphology) or f"{Morphologizer.POS_FEAT}=" in label
 
 
 def _find_open(nlp: Language, learner: Learner, examples: Sequence[Example], missing: Counter[str]) -> None:
@@ -201,13 +187,13 @@ def _find_open(nlp: Language, learner: Learner, examples: Sequence[Example], mis
     there = {label for label, n in (labels_in(nlp, learner.name, examples) or Counter()).items() if n}
     if kind.can_forget:
         learner.missing = missing
-    if isinstance(kind, OfSpans):
+    if isinstance(kind, kinds.OfSpans):
         learner.complete = [label for label in known if label in there and label not in missing]
         rest = set(known) - set(learner.complete)
         learner.is_open = bool(missing or (learner.new and rest) or not kind.has_labels)
     else:
         learner.is_open = bool(missing) or any(kind.has_open(example.reference, known) for example in examples)
-    if isinstance(kind, OneCategory) and learner.new:
+    if isinstance(kind, kinds.OneCategory) and learner.new:
         learner.lost = [label for label in known if label not in there]
 
 

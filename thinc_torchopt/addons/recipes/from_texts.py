@@ -16,25 +16,13 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.util import is_package, load_model_from_config
 
+from ...core import kinds
 from ...core.errors import ConfigError
-from ...core.kinds import (
-    Annotations,
-    Categories,
-    Entities,
-    Kind,
-    Lemmas,
-    Links,
-    Morphology,
-    OneCategory,
-    Sentences,
-    Spans,
-    Tags,
-    Trees,
-)
+from ...core.kinds import Annotations, Kind
 from ...core.words import count
 
 # The order of spaCy's own pipelines. A senter is for texts without trees, which say where sentences start, too.
-_ORDER: Final = (Tags(), Morphology(), Lemmas(), Trees(), Sentences(), Entities())
+_ORDER: Final = (kinds.Tags(), kinds.Morphology(), kinds.Lemmas(), kinds.Trees(), kinds.Sentences(), kinds.Entities())
 # A kind on fewer texts than this share of those of the most common kind is left out.
 LEAST_SHARE: Final = 0.1
 # The suggester of spaCy's template proposes spans of up to 3 tokens: enough, if at most this share is longer.
@@ -74,41 +62,41 @@ class Choice:
 def choose_components(found: Annotations) -> Choice:
     """Choose the components that texts can teach."""
     choice = Choice()
-    spans = [Spans(settings={"spans_key": key}) for key in found.spans_keys]
-    rest = found.of(Categories())
+    rest = found.of(kinds.Categories())
     wanted = [
         *_ORDER,
-        *sorted(spans, key=lambda kind: (-found.of(kind).texts, kind.key)),
-        OneCategory() if rest.are_exclusive and len(rest.names) > 1 else Categories(),
+        *sorted(found.spans, key=lambda kind: (-found.of(kind).texts, kind.key)),
+        kinds.OneCategory() if rest.are_exclusive and len(rest.names) > 1 else kinds.Categories(),
     ]
-    there: list[Kind] = []
-    for kind in wanted:
-        fault = found.fault(kind) if found.of(kind).texts else ""
-        if isinstance(kind, Spans) and (kind.key != kind.key.strip() or any(char in kind.key for char in _NO_KEY)):
+    there, chosen = list[Kind](), list[Kind]()
+    for kind in (kind for kind in wanted if found.of(kind).texts):
+        key = kind.key if isinstance(kind, kinds.Spans) else ""
+        if key != key.strip() or any(char in key for char in _NO_KEY):
             choice.left_out.append(f"{kind.in_words}: a config can't name the scores of this key")
-        elif fault and not isinstance(kind, Sentences):  # a text with one sentence is annotated, too
-            choice.left_out.append(f"{kind.in_words}: {fault}")
-        elif found.of(kind).texts and not fault:
+        elif not (fault := found.fault(kind)):
             there.append(kind)
+        elif not isinstance(kind, kinds.Sentences):  # a text with one sentence is annotated, too
+            choice.left_out.append(f"{kind.in_words}: {fault}")
     most = max((found.of(kind).texts for kind in there), default=0)
     for kind in there:
         of_kind = found.of(kind)
         on = f"on {of_kind.texts:,} of {found.texts:,} texts"
         if of_kind.texts < LEAST_SHARE * most:
             choice.left_out.append(f"{kind.in_words}: {on} only")
-        elif not isinstance(kind, Sentences) or not any(isinstance(one.kind, Trees) for one in choice.components):
+        elif not (isinstance(kind, kinds.Sentences) and any(isinstance(one, kinds.Trees) for one in chosen)):
             labels = f", {count(len(of_kind.labels), 'label')}" if kind.has_labels else ""
             name = _name(kind, [component.name for component in choice.components])
             choice.components.append(Component(name, kind, f"{kind.in_words} {on}{labels}"))
-    if found.of(Links()).texts:
-        choice.left_out.append(f"{Links().in_words}: {Links().factory} needs the knowledge base itself")
+            chosen.append(kind)
+    if found.of(kinds.Links()).texts:
+        choice.left_out.append(f"{kinds.Links().in_words}: {kinds.Links().factory} needs the knowledge base itself")
     return choice
 
 
 def _name(kind: Kind, taken: Sequence[str]) -> str:
     """A name for a component: of several for spans, those after the first have their key in theirs."""
     name = kind.factory
-    if name in taken and isinstance(kind, Spans):
+    if name in taken and isinstance(kind, kinds.Spans):
         name += "_"
         name += "".join(char if char.isascii() and char.isalnum() else "_" for char in kind.key).strip("_") or "other"
     plain, number = name, 2
@@ -143,7 +131,7 @@ def make_config(
     if optimize == "accuracy":
         config["paths"]["vectors"] = vectors or config["paths"]["vectors"]
         _check_vectors(config["paths"]["vectors"], lang)
-    keys = {one.kind.key: one for one in choice.components if isinstance(one.kind, Spans)}
+    keys = {one.kind.key: one for one in choice.components if isinstance(one.kind, kinds.Spans)}
     if keys:
         _set_spans(config, keys, found)
     return config
@@ -165,7 +153,7 @@ def _check_vectors(name: str | None, lang: str) -> None:
 def _set_spans(config: Config, keys: Mapping[str, Component], found: Annotations) -> None:
     """Give each key of spans its component, scores, and suggestions that are long enough."""
     blocks, pipeline = config["components"], config["nlp"]["pipeline"]
-    factory = Spans().factory
+    factory = kinds.Spans().factory
     template = deepcopy(blocks[factory])
     weights = config["training"]["score_weights"]
     of_spans = {name: weights.pop(name) for name in list(weights) if name.startswith("spans_sc_")}
@@ -209,7 +197,7 @@ def notes_on(choice: Choice, found: Annotations) -> list[str]:
             nothing = f"it takes them as texts without {kind.in_words}"
             how = nothing if kind.is_nothing_without else "it learns nothing there"
             notes.append(f"'{component.name}': {rest:,} of {found.texts:,} texts are not annotated for it: {how}.")
-        if isinstance(kind, Spans) and (longest := _longest(of_kind.lengths)) > _LONGEST:
+        if isinstance(kind, kinds.Spans) and (longest := _longest(of_kind.lengths)) > _LONGEST:
             notes.append(
                 f"'{component.name}' finds spans of up to {_LONGEST} tokens, and some in the texts have {longest} and "
                 "more."

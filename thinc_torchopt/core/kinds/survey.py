@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +34,15 @@ class Annotations:
         return self.places.get(kind.place) or kind.found()
 
     @property
-    def spans_keys(self) -> list[str]:
-        """The keys of all spans."""
-        return [place.removeprefix("spans/") for place in self.places if place.startswith("spans/")]
+    def spans(self) -> list[Spans]:
+        """Those of the keys that texts have."""
+        keys = [place.removeprefix("spans/") for place in self.places if place.startswith("spans/")]
+        return [Spans(settings={"spans_key": key}) for key in keys]
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """All that texts have."""
+        return [kind for kind in (*_IN_ANY_TEXT, *self.spans) if self.of(kind).texts]
 
     def fault(self, kind: Kind) -> str:
         """Why a component has nothing to learn here, in words. Empty: it has, or this is unknown for its kind."""
@@ -56,12 +62,6 @@ def survey(texts: Iterable[Doc | Example]) -> Annotations:
         doc = text.reference if isinstance(text, Example) else text
         found.texts += 1
         found.words += len(doc)
-        for kind in _kinds_in(doc):
+        for kind in (*_IN_ANY_TEXT, *(Spans(settings={"spans_key": key}) for key in doc.spans)):
             kind.count(doc, found.places.setdefault(kind.place, kind.found()))
     return found
-
-
-def _kinds_in(doc: Doc) -> Iterator[Kind]:
-    yield from _IN_ANY_TEXT
-    for key in doc.spans:
-        yield Spans(settings={"spans_key": key})
