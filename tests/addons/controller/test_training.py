@@ -22,6 +22,7 @@ from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerErr
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ...conftest import CONFIGS
+from ...models import ready_pipeline
 from ...spacy_cli import train as train_by_command
 from .kit import (
     CUT,
