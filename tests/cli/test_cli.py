@@ -99,8 +99,9 @@ def test_cli_is_cheap_to_import():
         "sorted(name for name in sys.modules if name.startswith('thinc_torchopt.')))"
     )
     run = python(code)
-    names = "about cli cli._command cli._screen core core.annotations core.config_checks core.errors "
-    names += "core.host core.launched core.near_misses core.text_files"
+    names = "about cli cli._command cli._screen core core.config_checks core.errors "
+    names += "core.host core.kinds core.kinds.categories core.kinds.columns core.kinds.kind core.kinds.spans "
+    names += "core.kinds.survey core.kinds.words core.launched core.near_misses core.text_files"
     assert run.stdout.strip() == f"[] {[f'thinc_torchopt.{name}' for name in names.split()]}"
 
 

@@ -54,7 +54,7 @@ def test_runtime_guards_count_and_tell_once(caplog):
     assert {record.levelno for record in caplog.records} == {logging.INFO}
     said = [record.message for record in caplog.records]
     assert len(said) == 2 and said[0].startswith(
-        "Writing the learning rates of a step took 5.7 ms of CPU time at step 1, with 2 param groups and 6 params"
+        "Writing the learning rates of a step took 5.7 ms of CPU time at step 1: expected at most 5 ms"
     )
     assert (
         "Verifying the param groups took 3 ms of CPU time at step 4" in said[1] and "expected at most 2 ms" in said[1]

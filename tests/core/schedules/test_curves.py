@@ -463,25 +463,16 @@ def test_schedules_plateau_saves_its_state_in_plain_json():
     "state, said",
     [
         (None, "a dict, found None"),
-        (
-            {"reductions": 1},
-            "a dict with bad_evaluations, best, cooldown_left, reductions, found one without bad_evaluations, bes",
-        ),
-        (
-            {**PLATEAU_STATE, "reductions": -1},
-            "'reductions' to be a whole number from 0 to 100,000,000, found -1",
-        ),
+        ({"reductions": 1},
+         "a dict with bad_evaluations, best, cooldown_left, reductions, found one without bad_evaluations, bes"),
+        ({**PLATEAU_STATE, "reductions": -1}, "'reductions' to be a whole number from 0 to 100,000,000, found -1"),
         ({**PLATEAU_STATE, "best": math.inf}, "'best' to be a number that is finite, found inf"),
-        (
-            {**PLATEAU_STATE, "bad_evaluations": -1},
-            "'bad_evaluations' to be a whole number from 0 to 100,000,000, found -1",
-        ),
-        (
-            {**PLATEAU_STATE, "cooldown_left": 0.5},
-            "'cooldown_left' to be a whole number from 0 to 100,000,000, found 0.5",
-        ),
+        ({**PLATEAU_STATE, "bad_evaluations": -1},
+         "'bad_evaluations' to be a whole number from 0 to 100,000,000, found -1"),
+        ({**PLATEAU_STATE, "cooldown_left": 0.5},
+         "'cooldown_left' to be a whole number from 0 to 100,000,000, found 0.5"),
     ],
-)
+)  # fmt: skip
 def test_schedules_refuse_a_bad_state_and_change_nothing(state, said):
     plateau = schedules.plateau(1.0)
     before = plateau.state_dict()
