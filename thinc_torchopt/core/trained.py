@@ -173,7 +173,6 @@ class TrainedParams:
             warnings.warn(
                 CheckpointWarning(f"The state was saved with other settings of averages. {done}."), stacklevel=3
             )
-        by_name.check_scalers(shims, saved.grad_scalers)
         by_name.check_grads(walked, saved.grads)
         return saved, walked
 

@@ -287,7 +287,8 @@ def test_budget_of_seconds_goes_by_the_latest_speed(corpus, tmp_path, monkeypatc
 def keeper(limit, *, step, evaluation, frequency):
     """A budget that has measured these costs."""
     run = SimpleNamespace(
-        arguments=SimpleNamespace(patience=0, eval_frequency=frequency),
+        patience=0,
+        eval_frequency=frequency,
         max_steps=0,
         batches=SimpleNamespace(max_epochs=0),
         optimizer=None,
