@@ -16,7 +16,7 @@ from spacy.training import Example
 from spacy.vocab import Vocab
 
 from thinc_torchopt.addons.recipes import choose_components, measurements
-from thinc_torchopt.core.annotations import survey
+from thinc_torchopt.core.kinds import survey
 
 from ..conftest import CONFIGS
 from ..spacy_cli import spacy_cli
@@ -362,12 +362,12 @@ def test_init_chooses_what_can_be_learned(kinds):
     choice = choose_components(survey(docs))
     nlp = spacy.blank("en")
     for component in choice.components:
-        nlp.add_pipe(component.factory, name=component.name)
+        nlp.add_pipe(component.kind.factory, name=component.name)
     examples = [Example(nlp.make_doc(doc.text), doc) for doc in DocBin(docs=docs).get_docs(nlp.vocab)]
     nlp.initialize(lambda: examples)  # E143, E867 or E895 for one that can't learn
     for name, pipe in nlp.pipeline:
         assert len(pipe.labels) > 0, name
-    learned = {component.factory for component in choice.components}
+    learned = {component.kind.factory for component in choice.components}
     for kind in ("entities", "tags", "spans", "morphology"):
         n = sum(kind in of_text for of_text in kinds)
         assert (COMPONENTS[kind] in learned) == (n > 0), kind

@@ -22,7 +22,7 @@ from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerErr
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ...conftest import CONFIGS
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline
 from ...spacy_cli import train as train_by_command
 from .kit import (
     CUT,
@@ -331,9 +331,7 @@ def test_controller_shipped_definition_fires_and_stays_quiet():
 
 def test_controller_params_that_thaw_begin_anew():
     """In a loop of one's own as well: what is frozen stays as it is, and its average begins with what it is then."""
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     model = nlp.get_pipe("tagger").model
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
     optimizer.initialize(nlp)

@@ -15,7 +15,7 @@ from thinc_torchopt.addons.own_loops.controller import LearnRateController
 from thinc_torchopt.core.algorithms.torch_classes import SGD
 from thinc_torchopt.core.errors import ConfigError, LearnRateWarning
 
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline
 
 
 class Timer:
@@ -156,9 +156,7 @@ def test_runtime_guards_can_be_turned_off():
 
 
 def test_runtime_guards_of_a_training_restore_at_each_step():
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"], shared=False)
     for is_checked in (True, False):
         optimizer = TorchOptimizer(SGD(), iter([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), enable_runtime_guards=is_checked)
         optimizer.initialize(nlp)

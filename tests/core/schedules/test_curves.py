@@ -691,20 +691,3 @@ def test_schedules_refuse_bad_arguments_when_the_config_is_read(name, arguments,
         error.value
     )
     assert isinstance(error.value, ConfigError)
-
-
-@pytest.mark.parametrize(
-    "name, option",
-    [
-        ("one_cycle", "anneal_strategy"),
-        ("plateau", "mode"),
-        ("plateau", "threshold_mode"),
-        ("warmup_stable_decay", "warmup_type"),
-        ("warmup_stable_decay", "decay_type"),
-    ],
-)
-def test_schedules_refuse_unknown_choices(name, option):
-    with pytest.raises(ConfigValidationError, match=option):
-        registry.resolve({"s": {**block(name), option: "steep"}})
-    with pytest.raises(ScheduleError, match=f"'{option}' to be .* or .*, found 'steep'"):
-        getattr(schedules, name)(**{**EXAMPLES[name], option: "steep"})

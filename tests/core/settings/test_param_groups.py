@@ -27,7 +27,17 @@ from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.settings.cascade import Cascade
 
 from ...conftest import CONFIGS, needs_muon
-from ...models import backprop, params_of, pipeline_params, same, slots, snapshot, toy_examples, toy_pipeline
+from ...models import (
+    backprop,
+    params_of,
+    pipeline_params,
+    ready_pipeline,
+    same,
+    slots,
+    snapshot,
+    toy_examples,
+    toy_pipeline,
+)
 from ...peek import add_params
 from ...runs import loop_over
 from ...spacy_cli import spacy_cli, toy_corpus, train
@@ -783,8 +793,7 @@ def per_param_lr_of(text):
 def test_param_groups_warn_of_a_rate_that_a_number_beats():
     schedule = '@schedules = "constant.v1"\nrate = 0.1\n'
     text = f"[training.optimizer.per_param_lr]\n{{}} = 0.002\n[training.optimizer.per_param_lr.tok2vec/*/E]\n{schedule}"
-    nlp = toy_pipeline(["tagger"])
-    nlp.initialize(lambda: toy_examples(nlp))
+    nlp, _ = ready_pipeline(["tagger"])
     with pytest.warns(
         ConfigWarning,
         match=r"'tok2vec/\*/E' in \[training\.optimizer\.per_param_lr\] has no effect: .*'tok2vec/\*' replaces it",
