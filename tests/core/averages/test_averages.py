@@ -32,7 +32,7 @@ from thinc_torchopt.core.schedules.schedules import Schedules
 from thinc_torchopt.core.state.trees import flatten
 
 from ...conftest import CONFIGS, needs_gpu
-from ...models import backprop, mixed_model, params_of, same, thinc_model, toy_examples, toy_pipeline
+from ...models import backprop, mixed_model, params_of, ready_pipeline, same, thinc_model, toy_examples, toy_pipeline
 from ...peek import average_settings_in, averages_in, params_in, schedules_in, take_average_settings
 
 
@@ -779,9 +779,8 @@ def test_averages_of_two_shims_do_not_mix():
 
 @pytest.mark.device
 def test_averages_are_what_is_evaluated_and_saved():
-    nlp = toy_pipeline()
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, every=2, dtype="float64"))
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(AdamW(), 0.01, averages=EMA(0.9, every=2, dtype="float64"))
+    nlp, examples = ready_pipeline(sgd=optimizer)
     assert optimizer.averages == {}
     for _ in range(3):
         nlp.update(examples, sgd=optimizer)
@@ -978,9 +977,8 @@ def test_averages_that_were_begun_wait_again_after_an_earlier_state():
 
 def test_averages_that_were_begun_go_on_after_a_rollback():
     """As what was frozen since, and cut rates: a rule that fires once would not begin them again."""
-    nlp = toy_pipeline(["tagger"], shared=False)
-    examples, optimizer = toy_examples(nlp), TorchOptimizer(AdamW(), 0.01, averages=SWA(start_step=100))
-    nlp.initialize(lambda: examples, sgd=optimizer)
+    optimizer = TorchOptimizer(AdamW(), 0.01, averages=SWA(start_step=100))
+    nlp, examples = ready_pipeline(["tagger"], shared=False, sgd=optimizer)
     nlp.update(examples, sgd=optimizer)
     saved = copy.deepcopy(optimizer.state_dict())
     optimizer.begin_averages()
