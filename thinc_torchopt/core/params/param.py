@@ -43,7 +43,7 @@ DType = Annotated[
 
 @dataclass
 class ParamRow:
-    """What a param leaves to the one that takes its name: in a saved state, or in this process.
+    """The values that a param leaves to the one that takes its name: in a saved state, or in this process.
 
     shim (str | None): The name in the calls of a shim with its own store.
     updates (int): The number of its updates.

@@ -7,7 +7,7 @@ without state, but keeps the learning rate, and stays frozen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from thinc.api import Model, Shim
@@ -17,21 +17,19 @@ from ..inserted import order_after
 from .names import NamedParam
 from .param import Param, ParamRow, saved_tensor
 
-if TYPE_CHECKING:
-    from ..averages.averages import TensorAverage
-
 
 class Released(NamedTuple):
-    """What a param leaves in this process to the one that takes its name.
+    """The values that a param leaves in this process to the one that takes its name.
 
     lineage (object): As in `Param`.
     optimizer_class (type | None): The class of torch optimizers that updated it. None: it leaves no state.
+    average (Any): Its average, or None.
     """
 
     lineage: object
     row: ParamRow
     optimizer_class: type | None
-    average: TensorAverage | None
+    average: Any
 
 
 def going_on(pairs: Sequence[tuple[Param, NamedParam]]) -> set[str]:
