@@ -18,7 +18,6 @@ import pytest
 from spacy.util import registry
 
 from thinc_torchopt import SGD, Adam, Attachment, TorchOptimizer
-from thinc_torchopt.addons.budget import Budget
 from thinc_torchopt.core import attachments
 from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.attachments import GROUP
@@ -335,8 +334,6 @@ def test_attachment_checks_each_update():
         ({"attachments": {"a": 3}}, r"Can't set 'a' in \[training.optimizer.attachments\]: expected a block whose"),
         ({"attachments": 3}, r"Can't set 'attachments' in \[training.optimizer\]: expected a section"),
         ({"attachments": {"a": Checkpoint("x")}}, r"without a block of its own.*Move it to 'checkpoint'"),
-        ({"checkpoint": Budget("20 steps")}, r"Can't set 'checkpoint'.*thinc-torchopt.Checkpoint.v1"),
-        ({"budget": "20m"}, r"Can't set 'budget'.*thinc-torchopt.Budget.v1"),
     ],
 )
 def test_attachments_of_another_kind_are_refused(settings, message):

@@ -14,8 +14,8 @@ from spacy.tokens import DocBin
 from spacy.training import Example
 from spacy.vocab import Vocab
 
-from ...core.annotations import LEARNS_FROM, has_annotation
 from ...core.errors import StreamError
+from ...core.kinds import Categories, kind_in
 from .records import in_words, read_examples
 from .watched import added_by_component, old_and_new
 
@@ -96,11 +96,11 @@ class _Scorer(Scorer):
 
     def score(self, examples: Iterable[Example], *, per_component: bool = False) -> dict[str, Any]:
         self.examples = list(examples)
-        with_cats = [example for example in self.examples if has_annotation(example.reference, "categories")]
+        with_cats = [example for example in self.examples if example.reference.cats]
         found = super().score(self.examples, per_component=True)
         if len(with_cats) < len(self.examples):
             for name, pipe in self.nlp.pipeline:
-                if name in found and LEARNS_FROM.get(self.nlp.get_pipe_meta(name).factory) == "categories":
+                if name in found and isinstance(kind_in(self.nlp, name), Categories):
                     found[name] = pipe.score(with_cats) if with_cats else {}  # type: ignore[attr-defined]
         return {key: value for scores in found.values() for key, value in scores.items()}
 
