@@ -127,7 +127,7 @@ def learner(model, folder, **settings):
 def test_teaching_keeps_filled_texts_in_the_memory(model, streams, tmp_path):
     with learner(model, tmp_path / "out", replay=1, memory=50) as found:
         list(found.learn(LineReader(streams / "stream.jsonl")))
-        lines = [(json.loads(line), n) for line, n in found._memory.lines]
+        lines = [(json.loads(line), n) for line, n in found.progress.memory.lines]
         assert len(lines) == 24 and all(n == 1 for _, n in lines)
         assert lines[0][0]["doc_annotation"]["entities"][:4] == ["U-PERSON", "O", "U-COLOR", "U-CITY"]
         assert lines[0][0]["text"] == "Anna likes blue London"
@@ -211,7 +211,7 @@ def test_teaching_leaves_what_a_text_calls_complete(model, tmp_path):
     stream.write_text("".join(json.dumps(one) + "\n" for one in texts))
     with learner(model, tmp_path / "out", replay=1, memory=9) as found:
         list(found.learn(LineReader(stream)))
-        kept = [json.loads(line)["doc_annotation"]["entities"] for line, _ in found._memory.lines]
+        kept = [json.loads(line)["doc_annotation"]["entities"] for line, _ in found.progress.memory.lines]
     assert kept == [["O", "O", "U-COLOR", "U-CITY"], ["O", "O", "U-COLOR", "O"], ["U-PERSON", "O", "U-COLOR", "U-CITY"]]
     stream.write_text(json.dumps({"text": "Anna", "complete": "PERSON"}) + "\n")
     with pytest.raises(StreamError, match="expected a list of labels, or true, as 'complete', found 'PERSON'"):
