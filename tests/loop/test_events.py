@@ -497,20 +497,24 @@ def test_listener_that_raises_leaves_nothing_behind(event, tmp_path):
     assert len(train(module=torch.nn.Linear(16, 16), **settings)[1]) > 0 or event == "on_train_end"
 
 
-def test_listeners_are_checked():
-    with pytest.raises(ConfigError, match="Can't add listener 'test': another one has the same name"):
-        train(Listener(), Listener())
-    with pytest.raises(
-        ConfigError, match=r"Can't add listener 'test': expected methods for on_train_begin, .*, found 'on_step_ends'"
-    ):
-        train(Listener(on_step_ends=print))
-    with pytest.raises(ConfigError, match=r"expected methods for on_train_begin, .*, found 'on_predict'"):
-        train(Listener(on_event=print, events=["on_step_end", "on_predict"]))
-    with pytest.raises(ConfigError, match="'test': expected the names of the events for its on_event in 'events'"):
-        train(Listener(on_event=print))
-    for method in ("state_dict", "load_state_dict"):
-        with pytest.raises(ConfigError, match="'test': expected both state_dict and load_state_dict, or neither"):
-            train(Listener(**{method: print}))
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({}, "another one has the same name"),
+        ({"on_step_ends": print}, "expected methods for on_train_begin, .*, found 'on_step_ends'"),
+        (
+            {"on_event": print, "events": ["on_step_end", "on_predict"]},
+            "expected methods for on_train_begin, .*, found 'on_predict'",
+        ),
+        ({"on_event": print}, "expected the names of the events for its on_event in 'events'"),
+        ({"state_dict": print}, "expected both state_dict and load_state_dict, or neither"),
+        ({"load_state_dict": print}, "expected both state_dict and load_state_dict, or neither"),
+    ],
+)
+def test_listeners_are_checked(methods, message):
+    listeners = Listeners([Listener()] if not methods else [])
+    with pytest.raises(ConfigError, match=f"Can't add listener 'test': {message}"):
+        listeners.add(Listener(**methods))
 
 
 class Broken(Exception):

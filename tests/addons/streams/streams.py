@@ -1,5 +1,6 @@
 """A small pipeline and a stream for it."""
 
+import itertools
 import json
 from functools import cache
 from pathlib import Path
@@ -70,6 +71,19 @@ def learn(model: Path, stream: Path, output: Path, *, is_stopped=lambda: False, 
         nlp, optimizer, output, chosen, old=old, watched=watched, notify=told.append, is_stopped=is_stopped
     ) as learner:
         return list(learner.learn(LineReader(stream, is_stopped=is_stopped))), told
+
+
+def stops(after: int, error: type[BaseException] | None = None):
+    """An `is_stopped` that says so when it was asked so many times before; or raises an error instead."""
+    asked = itertools.count()
+
+    def is_stopped() -> bool:
+        is_due = next(asked) >= after
+        if is_due and error is not None:
+            raise error
+        return is_due
+
+    return is_stopped
 
 
 def files(folder: Path) -> dict[str, bytes]:

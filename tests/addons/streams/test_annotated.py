@@ -12,7 +12,7 @@ from thinc_torchopt.addons.streams.records import make_example
 from thinc_torchopt.core.errors import StreamError
 
 from ...models import toy_pipeline
-from .streams import files, learn, make_model, rows, write_stream
+from .streams import files, learn, make_model, rows, stops, write_stream
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +78,9 @@ def test_stream_with_bare_texts_goes_on_after_a_kill(model, tmp_path):
     _, expected = learn(model, stream, tmp_path / "one", save_every=5, is_stopped=lambda: next(asked) < 0)
     n_asked = next(asked)
     for ending in (KeyboardInterrupt, None):
-        asked = itertools.count()
-
-        def is_stopped(asked=asked, ending=ending):
-            is_due = next(asked) >= 0.6 * n_asked
-            if is_due and ending is not None:
-                raise ending
-            return is_due
-
         folder = tmp_path / str(ending)
         with suppress(KeyboardInterrupt):
-            learn(model, stream, folder, save_every=5, is_stopped=is_stopped)
+            learn(model, stream, folder, save_every=5, is_stopped=stops(0.6 * n_asked, ending))
         assert 5 <= rows(folder)[-1]["texts"] < 12
         _, told = learn(model, stream, folder, save_every=5)
         assert told == expected and "6 of 12 texts" in told[0]
@@ -98,8 +90,7 @@ def test_stream_with_bare_texts_goes_on_after_a_kill(model, tmp_path):
 def test_stream_that_is_stopped_before_it_taught_anything(model, tmp_path):
     """Says so, and saves nothing."""
     stream = write_stream(tmp_path / "stream.jsonl", 9, changed=in_doccanos_form)
-    asked = itertools.count()
-    _, told = learn(model, stream, tmp_path / "out", is_stopped=lambda: next(asked) > 5)
+    _, told = learn(model, stream, tmp_path / "out", is_stopped=stops(6))
     assert "have no annotations for any component" in told[-1] and "doccano's form?" in told[-1]
     write_stream(tmp_path / "stream.jsonl", 9)
     learn(model, stream, tmp_path / "out")

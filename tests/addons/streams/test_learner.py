@@ -1,6 +1,5 @@
 """Learning from a stream: against a loop by hand, and a run that was never stopped."""
 
-import itertools
 import json
 import shutil
 from contextlib import suppress
@@ -22,7 +21,7 @@ from thinc_torchopt.core.errors import ConfigError, StateError, StreamError
 from thinc_torchopt.core.params.names import walk
 
 from ...models import pipeline_params, same
-from .streams import files, learn, load, make_model, rows, write_stream
+from .streams import files, learn, load, make_model, rows, stops, write_stream
 
 needs_library = pytest.mark.skipif(not has_pytorch_optimizer, reason="pytorch-optimizer is not installed")
 SCHEDULE_FREE = {"@torch_optimizers": "pytorch-optimizer.create.v1", "name": "schedulefreeadamw"}
@@ -82,16 +81,8 @@ def test_learner_goes_on_to_the_bit(model, unbroken, tmp_path, ends):
     output = tmp_path / "out"
     shutil.rmtree(output, ignore_errors=True)
     for after, is_crash in ends:
-        asked = itertools.count()
-
-        def is_stopped(asked=asked, after=after, is_crash=is_crash):
-            if next(asked) < after:
-                return False
-            if is_crash:
-                raise KeyboardInterrupt  # nothing is saved
-            return True
-
-        with suppress(KeyboardInterrupt):
+        is_stopped = stops(after, KeyboardInterrupt if is_crash else None)
+        with suppress(KeyboardInterrupt):  # nothing is saved
             learn(model, stream, output, replay=1, memory=4, is_stopped=is_stopped)
     learn(model, stream, output, replay=1, memory=4)
     assert files(output) == files(expected)
@@ -107,8 +98,7 @@ def test_learner_goes_on_where_texts_annotate_some_components(model, tmp_path):
     )
     learn(model, stream, tmp_path / "one")
     for texts in (4, 8, 9):
-        asked = itertools.count()
-        learn(model, stream, tmp_path / "two", is_stopped=lambda asked=asked: next(asked) >= 5)
+        learn(model, stream, tmp_path / "two", is_stopped=stops(5))
         assert rows(tmp_path / "two")[-1]["texts"] == texts
     assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
 
@@ -196,8 +186,7 @@ def test_learner_keeps_the_last_save_when_the_disk_is_full(model, unbroken, tmp_
 
     output = tmp_path / "out"
     with monkeypatch.context() as patch:
-        asked = itertools.count()
-        learn(model, unbroken[0], output, replay=1, memory=4, is_stopped=lambda: next(asked) > 9)
+        learn(model, unbroken[0], output, replay=1, memory=4, is_stopped=stops(10))
         patch.setattr("thinc_torchopt.addons.streams.learner.write_folder", full)
         with pytest.raises(StateError, match=r"Can't save in .*No space left.*The last save was after 9 texts"):
             learn(model, unbroken[0], output, replay=1, memory=4)
@@ -231,8 +220,7 @@ def test_learner_adds_labels_and_goes_on_to_the_bit(model, tmp_path):
     assert "filled in by the pipeline as it is now" in told.pop(0)
     assert told[0] == "'ner' has got the label 'NEW', of line 10 of the stream."
     assert "NEW" in spacy.load(tmp_path / "one" / "model-last").get_pipe("ner").labels
-    asked = itertools.count()
-    learn(model, stream, tmp_path / "two", new_labels="add", is_stopped=lambda: next(asked) > 12)
+    learn(model, stream, tmp_path / "two", new_labels="add", is_stopped=stops(13))
     assert rows(tmp_path / "two")[-1]["texts"] == 11
     learn(model, stream, tmp_path / "two", new_labels="add")
     assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
@@ -249,15 +237,8 @@ def test_learner_adds_labels_to_a_tagger(model, tmp_path):
     assert [text for text in told if "'tagger' has got the label 'ODD1', of line 7" in text]
     labels = spacy.load(tmp_path / "one" / "model-last").get_pipe("tagger").labels
     assert labels[-2:] == ("ODD0", "ODD1")
-    for stop, texts in ((3, 2), (4, 6), (99, 10)):
-        asked = itertools.count()
-        learn(
-            model,
-            stream,
-            tmp_path / "two",
-            new_labels="add",
-            is_stopped=lambda asked=asked, stop=stop: next(asked) > stop,
-        )
+    for stop, texts in ((4, 2), (5, 6), (100, 10)):
+        learn(model, stream, tmp_path / "two", new_labels="add", is_stopped=stops(stop))
         assert rows(tmp_path / "two")[-1]["texts"] == texts
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
@@ -300,8 +281,7 @@ def test_learner_goes_on_with_other_features(tmp_path, block):
     model = make_model(tmp_path / "model", **block)
     stream = write_stream(tmp_path / "stream.jsonl", 6)
     learn(model, stream, tmp_path / "one", replay=1)
-    asked = itertools.count()
-    learn(model, stream, tmp_path / "two", replay=1, is_stopped=lambda: next(asked) > 4)
+    learn(model, stream, tmp_path / "two", replay=1, is_stopped=stops(5))
     learn(model, stream, tmp_path / "two", replay=1)
     assert files(tmp_path / "one") == files(tmp_path / "two") and rows(tmp_path / "one") == rows(tmp_path / "two")
 
@@ -471,15 +451,9 @@ def test_learner_overwrites_no_files_of_others(model, name, told, tmp_path):
 def test_learner_begins_again_after_a_kill_before_it_saved(model, after, tmp_path):
     """Also with other settings: nothing of the run is lost."""
     stream = write_stream(tmp_path / "stream.jsonl", 6)
-    asked = itertools.count()
-
-    def killed():
-        if next(asked) == after:
-            raise KeyboardInterrupt
-
     taught = {"new_labels": "add", "watched": stream}
     with pytest.raises(KeyboardInterrupt):
-        learn(model, stream, tmp_path / "out", is_stopped=killed, batch_size=2, **taught)
+        learn(model, stream, tmp_path / "out", is_stopped=stops(after, KeyboardInterrupt), batch_size=2, **taught)
     for output in ("out", "one"):
         learn(model, stream, tmp_path / output, **taught)
     assert files(tmp_path / "out") == files(tmp_path / "one") and rows(tmp_path / "out") == rows(tmp_path / "one")

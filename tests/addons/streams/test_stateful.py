@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from thinc_torchopt.core.errors import StreamError
 from thinc_torchopt.core.state import read_folder
 
-from .streams import files, learn, make_model, rows
+from .streams import files, learn, make_model, rows, stops
 
 GOOD = {
     "tags": ["NNP", "VBZ", "JJ"],
@@ -94,15 +94,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(after=st.integers(0, 9), is_killed=st.booleans())
     def run(self, after, is_killed):
-        asked = itertools.count()
-
-        def is_stopped():
-            if next(asked) < after:
-                return False
-            if is_killed:
-                raise KeyboardInterrupt
-            return True
-
+        is_stopped = stops(after, KeyboardInterrupt if is_killed else None)
         with contextlib.suppress(KeyboardInterrupt):
             learn(self.model, self.stream, self.output, is_stopped=is_stopped, **self.options)
 

@@ -1,6 +1,5 @@
 """New labels in a stream: what was known is kept, by a teacher."""
 
-import itertools
 import json
 import shutil
 
@@ -18,7 +17,7 @@ from thinc_torchopt.addons.streams.watched import old_and_new
 from thinc_torchopt.core.errors import StateError, StreamError
 
 from ...models import toy_examples, toy_pipeline
-from .streams import OPTIMIZER, files, learn, load, rows, write_stream
+from .streams import OPTIMIZER, files, learn, load, rows, stops, write_stream
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +83,7 @@ def test_teaching_keeps_old_labels(model, streams, tmp_path):
 def test_teaching_goes_on_to_the_bit(model, streams, tmp_path, stop):
     options = {"new_labels": "add", "replay": 2, "memory": 8, "old": streams / "old.jsonl", "batch_size": 2}
     learn(model, streams / "stream.jsonl", tmp_path / "one", **options)
-    asked = itertools.count()
-    learn(model, streams / "stream.jsonl", tmp_path / "two", is_stopped=lambda: next(asked) > stop, **options)
+    learn(model, streams / "stream.jsonl", tmp_path / "two", is_stopped=stops(stop + 1), **options)
     learn(model, streams / "stream.jsonl", tmp_path / "two", **options)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     kept = [[row for row in rows(tmp_path / name) if not row["is_last"]][-1] for name in ("one", "two")]
@@ -93,8 +91,7 @@ def test_teaching_goes_on_to_the_bit(model, streams, tmp_path, stop):
 
 
 def test_teaching_goes_on_only_with_its_teacher(model, streams, tmp_path):
-    asked = itertools.count()
-    learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", is_stopped=lambda: next(asked) > 4)
+    learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", is_stopped=stops(5))
     with pytest.raises(StateError, match="--teacher: True before, False now"):
         learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", teacher=False)
     shutil.move(tmp_path / "teacher", tmp_path / "away")
@@ -130,7 +127,7 @@ def learner(model, folder, **settings):
 def test_teaching_keeps_filled_texts_in_the_memory(model, streams, tmp_path):
     with learner(model, tmp_path / "out", replay=1, memory=50) as found:
         list(found.learn(LineReader(streams / "stream.jsonl")))
-        lines = [(json.loads(line), n) for line, n in found._memory.lines]
+        lines = [(json.loads(line), n) for line, n in found.progress.memory.lines]
         assert len(lines) == 24 and all(n == 1 for _, n in lines)
         assert lines[0][0]["doc_annotation"]["entities"][:4] == ["U-PERSON", "O", "U-COLOR", "U-CITY"]
         assert lines[0][0]["text"] == "Anna likes blue London"
@@ -191,8 +188,7 @@ def test_teaching_says_nothing_of_new_labels_in_texts_without_annotations(model,
 
 @pytest.mark.parametrize("new_labels", ["refuse", "skip"])
 def test_teaching_goes_on_where_no_more_labels_are_added(model, streams, tmp_path, new_labels):
-    asked = itertools.count()
-    learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", is_stopped=lambda: next(asked) > 4)
+    learn(model, streams / "stream.jsonl", tmp_path, new_labels="add", is_stopped=stops(5))
     learn(model, streams / "stream.jsonl", tmp_path, new_labels=new_labels)
     assert per_label(tmp_path, streams / "watched.jsonl")["PERSON"] == 1.0
 
@@ -215,7 +211,7 @@ def test_teaching_leaves_what_a_text_calls_complete(model, tmp_path):
     stream.write_text("".join(json.dumps(one) + "\n" for one in texts))
     with learner(model, tmp_path / "out", replay=1, memory=9) as found:
         list(found.learn(LineReader(stream)))
-        kept = [json.loads(line)["doc_annotation"]["entities"] for line, _ in found._memory.lines]
+        kept = [json.loads(line)["doc_annotation"]["entities"] for line, _ in found.progress.memory.lines]
     assert kept == [["O", "O", "U-COLOR", "U-CITY"], ["O", "O", "U-COLOR", "O"], ["U-PERSON", "O", "U-COLOR", "U-CITY"]]
     stream.write_text(json.dumps({"text": "Anna", "complete": "PERSON"}) + "\n")
     with pytest.raises(StreamError, match="expected a list of labels, or true, as 'complete', found 'PERSON'"):
