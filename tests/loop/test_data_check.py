@@ -12,7 +12,7 @@ from spacy.training.loop import create_evaluation_callback
 from spacy.util import registry
 from spacy.vectors import Vectors
 
-from thinc_torchopt.core.annotations import NERS
+from thinc_torchopt.core.kinds import Entities
 from thinc_torchopt.loop.data_check import Corpus, Facts, spans_not_proposed, texts_in_no_batch, texts_left_out
 from thinc_torchopt.loop.training_check import OF_TEXTS
 from thinc_torchopt.loop.training_check import check as look
@@ -102,7 +102,7 @@ def test_data_check_labels_that_a_sourced_component_does_not_know(component):
     train = corpus(nlp, NEW)
     found = check(nlp, train, sourced=[component])
     [stop] = [told for told in found.notes + found.stops if "does not know" in told]
-    assert bool(found.stops) is (component not in NERS) is ("in the middle of the training" not in stop)
+    assert bool(found.stops) is (component not in Entities.factories) is ("in the middle of the training" not in stop)
     assert f"'{component}' (sourced) does not know" in stop and "[corpora.train] has" in stop
     assert "add_labels.v1" in stop and f"{component} = [" in stop
     assert not check(nlp, train, sourced=[component], frozen=[component]).stops

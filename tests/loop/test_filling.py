@@ -1,7 +1,5 @@
 """What a teacher fills in, against cases by hand, and laws that hold for all annotations."""
 
-import json
-import math
 from collections import Counter
 
 import pytest
@@ -12,18 +10,8 @@ from spacy.attrs import DEP, ENT_IOB, ENT_TYPE, HEAD, LEMMA, MORPH, POS, SENT_ST
 from spacy.tokens import Doc, Span
 
 from thinc_torchopt.core.errors import ConfigError
-from thinc_torchopt.loop.filling import (
-    Filled,
-    Rule,
-    Taught,
-    components_of,
-    fill,
-    fits,
-    leave_open,
-    predicted_in,
-    rules_for,
-    taught_by,
-)
+from thinc_torchopt.core.kinds import Rule, kind_of
+from thinc_torchopt.loop.filling import Filled, Taught, components_of, fill, leave_open, predicted_in, rules_for
 
 VOCAB = spacy.blank("xx").vocab
 WORDS = ["Anna", "Smith", "of", "Oslo", "sings", "well", "."]
@@ -49,45 +37,12 @@ def ents(doc):
     return [(one.start, one.end, one.label_) for one in doc.ents]
 
 
-NER = Rule("ner", "entities", labels=frozenset(["PERSON", "CITY"]))
+def rule_of(factory, *, settings=None, teachers=None, **more):
+    kind, theirs = kind_of(factory, settings), kind_of(factory, settings if teachers is None else teachers)
+    return Rule(factory, kind, factory, theirs, **more)
 
 
-def test_threshold_of_zero_is_no_missing_one():
-    for threshold, expected in ((0.0, 0.0), (None, 0.5), (0.7, 0.7)):
-        assert taught_by("textcat_multilabel", ["A"], {"threshold": threshold}).threshold == expected
-    assert taught_by("textcat_multilabel", ["A"], {}).threshold == 0.5
-
-
-def test_rule_of_a_span_finder_has_its_key():
-    nlp = spacy.blank("xx")
-    nlp.add_pipe("span_finder", config={"spans_key": "own"})
-    [rule] = rules_for(nlp, nlp)
-    assert (rule.spans_key, rule.teachers_key) == ("own", "own")
-
-
-KINDS = ("trees", "sentences", "tags", "morphology", "lemmas", "entities", "spans", "categories")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_predictions_of_another_form_do_not_fit(kind):
-    """What a pipeline predicts fits; not for a text with fewer tokens, nor with a value of another form in it."""
-    n, labels = len(WORDS), ["X"] * 7
-    of_tokens = {"heads": [0] * 7, "deps": labels, "tags": labels, "pos": labels, "lemmas": labels}
-    doc = text([(5, 7, "A")], spans={"sc": [(5, 7, "A")]}, morphs=["A=b"] * 7, **of_tokens)
-    doc.cats = {"A": 0.3}
-    rules = [Rule("x", kind)]
-    said = json.loads(json.dumps(predicted_in(doc, rules)))
-    assert fits(said, n, rules) and fits(predicted_in(doc, rules), n, rules)
-    assert not fits({}, n, rules) and not fits({kind: 3}, n, rules) and not fits({kind: None}, n, rules)
-    values = said[kind]["sc"] if kind == "spans" else said[kind]
-    if kind == "categories":
-        assert not fits({kind: {"A": math.nan}}, n, rules) and not fits({kind: {"A": "x"}}, n, rules)
-        return
-    assert not fits(said, 6, rules)
-    for bad in (None, "x", [], 9, [99, 99, "A"], [-1, 1, "A"], [-1, "A"], ["A", 3]):
-        if bad == "x" and kind in ("tags", "lemmas"):
-            continue
-        assert not fits({kind: {"sc": [bad]} if kind == "spans" else [*values[:-1], bad]}, n, rules), bad
+NER = rule_of("ner", labels=frozenset(["PERSON", "CITY"]))
 
 
 # ---------------------------------------------------------------------- entities
@@ -110,7 +65,7 @@ def test_filling_entities_keeps_an_annotation_that_overlaps():
 
 def test_filling_entities_with_a_label_that_replaces_another():
     """An ARTIST in the place of a PERSON is no contradiction; a CITY there is one."""
-    rule = Rule("ner", "entities", replaces={"ARTIST": frozenset(["PERSON"])})
+    rule = rule_of("ner", replaces={"ARTIST": frozenset(["PERSON"])})
     counted = Filled()
     doc = fill(text([(0, 2, "ARTIST")]), text([(0, 2, "PERSON")]), [rule], counted)
     assert ents(doc) == [(0, 2, "ARTIST")] and not counted.conflicts["ner"].total()
@@ -130,8 +85,8 @@ def test_filling_refuses_what_is_no_list_of_complete_labels(declared):
 
 def test_filling_exclusive_categories_leaves_open_what_holds_elsewhere():
     """The teacher says A, which is no label here: that is not B, its next best. Its other component says D."""
-    rule = Rule("textcat", "categories", is_exclusive=True, labels=frozenset("BC"), own=frozenset("BC"),
-                theirs=frozenset("ABC"))  # fmt: skip
+    rule = rule_of("textcat", labels=frozenset("BC"), own=frozenset("BC"),
+                taught=frozenset("ABC"))  # fmt: skip
     assert fill(text(), {"categories": {"A": 0.9, "B": 0.08, "C": 0.02, "D": 1.0}}, [rule]).cats == {}
     assert fill(text(), {"categories": {"A": 0.1, "B": 0.7, "C": 0.2, "D": 1.0}}, [rule]).cats == {"B": 1.0, "C": 0.0}
 
@@ -145,10 +100,10 @@ def test_filling_entities_leaves_no_token_missing():
 def test_filling_entities_leaves_open_where_an_unknown_label_may_be():
     """Nobody has said a word on entities, and the teacher does not know of an ACT."""
     reference, said, labels = text(default="missing"), text([(3, 4, "CITY")]), frozenset(["PERSON", "CITY"])
-    rule = Rule("ner", "entities", labels=labels, own=labels | {"ACT"}, theirs=labels)
+    rule = rule_of("ner", labels=labels, own=labels | {"ACT"}, taught=labels)
     for rules in ([rule], [rule, rule]):
         assert [token.ent_iob_ for token in fill(reference, said, rules)] == ["", "", "", "B", "", "", ""]
-    rule = Rule("ner", "entities", labels=labels, own=labels, theirs=labels)
+    rule = rule_of("ner", labels=labels, own=labels, taught=labels)
     assert [token.ent_iob_ for token in fill(reference, said, [rule])] == ["O", "O", "O", "B", "O", "O", "O"]
 
 
@@ -164,7 +119,7 @@ def test_filling_not_what_is_complete(by_text):
     if by_text:
         reference.user_data["complete"] = ["PERSON"]
     else:
-        rule = Rule("ner", "entities", labels=NER.labels, complete=frozenset(["PERSON"]))
+        rule = rule_of("ner", labels=NER.labels, complete=frozenset(["PERSON"]))
     doc = fill(reference, text([(0, 2, "PERSON"), (3, 4, "CITY")]), [rule], counted)
     assert ents(doc) == [(3, 4, "CITY"), (4, 5, "ACT")]
     assert counted.conflicts["ner"] == Counter(PERSON=1)
@@ -180,7 +135,7 @@ def test_filling_nothing_in_a_complete_text(complete):
 
 
 def test_filling_not_what_an_annotator_calls_incorrect():
-    rule = Rule("ner", "entities", incorrect_key="wrong")
+    rule = rule_of("ner", settings={"incorrect_spans_key": "wrong"})
     said = text([(0, 2, "PERSON"), (3, 4, "CITY")])
     assert ents(fill(text(spans={"wrong": [(0, 2, "PERSON")]}), said, [rule])) == [(3, 4, "CITY")]
     # Another label, or other ends, are not what the annotator has looked at.
@@ -195,7 +150,7 @@ def test_filling_not_where_no_entity_can_be():
 
 
 def test_filling_only_labels_that_the_component_has():
-    rule = Rule("ner", "entities", labels=frozenset(["CITY"]))
+    rule = rule_of("ner", labels=frozenset(["CITY"]))
     assert ents(fill(text(), text([(0, 2, "PERSON"), (3, 4, "CITY")]), [rule])) == [(3, 4, "CITY")]
 
 
@@ -205,14 +160,14 @@ def test_leaving_open_where_new_labels_may_be():
     reference = text([(0, 2, "PERSON")])
     reference.user_data["complete"] = True
     assert leave_open(reference, [NER]) is reference
-    assert leave_open(reference, [Rule("tagger", "tags")]) is reference
+    assert leave_open(reference, [rule_of("tagger")]) is reference
 
 
 # ---------------------------------------------------------------------- spans, categories
 
 
 def test_filling_spans():
-    rule = Rule("spancat", "spans", spans_key="new", teachers_key="sc", labels=frozenset("AB"))
+    rule = rule_of("spancat", settings={"spans_key": "new"}, teachers={"spans_key": "sc"}, labels=frozenset("AB"))
     counted = Filled()
     said = text(spans={"sc": [(0, 2, "A"), (1, 2, "B"), (4, 6, "A"), (6, 7, "Z")]})
     doc = fill(text(spans={"new": [(5, 6, "C")]}), said, [rule], counted)
@@ -221,7 +176,7 @@ def test_filling_spans():
     assert counted.conflicts["spancat"] == Counter(A=1) and counted.labels["spancat"] == Counter(A=1, B=1)
 
 
-TEXTCAT = Rule("textcat_multilabel", "categories", labels=frozenset(["RED", "BLUE"]))
+TEXTCAT = rule_of("textcat_multilabel", labels=frozenset(["RED", "BLUE"]))
 
 
 def cats(**values):
@@ -236,18 +191,18 @@ def test_filling_categories_that_the_text_does_not_name():
     assert doc.cats == {"NEW": 1.0, "RED": 0.0, "BLUE": 1.0}
     assert counted.conflicts["textcat_multilabel"] == Counter(RED=1)
     assert fill(cats(NEW=1.0), cats(RED=0.4, BLUE=0.1), [TEXTCAT]).cats == {"NEW": 1.0, "RED": 0.0, "BLUE": 0.0}
-    strict = Rule("textcat_multilabel", "categories", threshold=0.8)
+    strict = rule_of("textcat_multilabel", settings={"threshold": 0.8})
     assert fill(cats(), cats(RED=0.9, BLUE=0.7), [strict]).cats == {"RED": 1.0, "BLUE": 0.0}
 
 
 def test_filling_categories_with_one_that_replaces_another():
-    rule = Rule("textcat_multilabel", "categories", replaces={"CRIMSON": frozenset(["RED"])})
+    rule = rule_of("textcat_multilabel", replaces={"CRIMSON": frozenset(["RED"])})
     assert fill(cats(CRIMSON=1.0), cats(RED=0.9), [rule]).cats == {"CRIMSON": 1.0, "RED": 0.0}
     assert fill(cats(CRIMSON=0.0), cats(RED=0.9), [rule]).cats == {"CRIMSON": 0.0, "RED": 1.0}
 
 
 def test_filling_exclusive_categories_only_where_nothing_is_annotated():
-    rule = Rule("textcat", "categories", is_exclusive=True, own=frozenset(["RED", "BLUE", "NEW"]))
+    rule = rule_of("textcat", own=frozenset(["RED", "BLUE", "NEW"]))
     said = cats(RED=0.2, BLUE=0.8)
     assert fill(cats(), said, [rule]).cats == {"RED": 0.0, "BLUE": 1.0, "NEW": 0.0}
     for named in ({"NEW": 1.0}, {"RED": 0.0}, {"RED": 1.0, "BLUE": 0.0}):
@@ -262,7 +217,7 @@ def test_filling_exclusive_categories_only_where_nothing_is_annotated():
 
 def test_filling_tags_of_tokens_without():
     counted = Filled()
-    rule = Rule("tagger", "tags", labels=frozenset(["NNP", "IN", "VBZ"]), complete=frozenset(["RB"]))
+    rule = rule_of("tagger", labels=frozenset(["NNP", "IN", "VBZ"]), complete=frozenset(["RB"]))
     said = text(tags=["NNP", "NNP", "IN", "NNP", "VBZ", "RB", "."])
     doc = fill(text(tags=["X", "", "", "NNP", "", "", ""]), said, [rule], counted)
     # "RB" is complete, and "." no label of the component.
@@ -277,7 +232,7 @@ def test_filling_morphology_of_tokens_with_neither_pos_nor_features():
     doc = fill(
         text(pos=["X", "", "", "", "", "", ""], morphs=[None, "Case=Nom", *[None] * 4, ""]),
         said,
-        [Rule("morphologizer", "morphology")],
+        [rule_of("morphologizer")],
     )
     assert [(token.pos_, str(token.morph)) for token in doc] == [
         ("X", ""), ("", "Case=Nom"), *[("PROPN", "Number=Sing")] * 4, ("", "")
@@ -288,7 +243,7 @@ def test_filling_lemmas():
     doc = fill(
         text(lemmas=["", "x", "", "", "", "", ""]),
         text(lemmas=[word.lower() for word in WORDS]),
-        [Rule("lemmatizer", "lemmas")],
+        [rule_of("trainable_lemmatizer")],
     )
     assert [token.lemma_ for token in doc] == ["anna", "x", "of", "oslo", "sings", "well", "."]
 
@@ -296,12 +251,12 @@ def test_filling_lemmas():
 def test_filling_sentence_boundaries():
     counted = Filled()
     said = text(sent_starts=[1, -1, -1, 1, -1, 1, -1])
-    doc = fill(text(sent_starts=[1, 0, 0, -1, 1, 0, 0]), said, [Rule("senter", "sentences")], counted)
+    doc = fill(text(sent_starts=[1, 0, 0, -1, 1, 0, 0]), said, [rule_of("senter")], counted)
     assert [token.is_sent_start for token in doc] == [True, False, False, False, True, True, False]
     assert counted.conflicts["senter"] == Counter(start=2)
 
 
-PARSER = Rule("parser", "trees")
+PARSER = rule_of("parser")
 TREE = {"heads": [4, 0, 3, 0, 4, 4, 4], "deps": ["nsubj", "flat", "case", "nmod", "ROOT", "advmod", "punct"]}
 TWO = {"heads": [1, 1, 1, 4, 4, 4, 4], "deps": ["flat", "ROOT", "dep", "nsubj", "ROOT", "advmod", "punct"]}
 
@@ -341,13 +296,13 @@ def test_filling_trees_only_where_sentence_boundaries_allow():
 LABELS = ("A", "B", "C")
 RULES = [
     PARSER,
-    Rule("senter", "sentences"),
-    Rule("tagger", "tags", complete=frozenset("C")),
-    Rule("morphologizer", "morphology"),
-    Rule("lemmatizer", "lemmas"),
-    Rule("ner", "entities", complete=frozenset("C"), replaces={"A": frozenset("B")}, incorrect_key="wrong"),
-    Rule("spancat", "spans", labels=frozenset("AB")),
-    Rule("textcat_multilabel", "categories", complete=frozenset("C"), replaces={"A": frozenset("B")}),
+    rule_of("senter"),
+    rule_of("tagger", complete=frozenset("C")),
+    rule_of("morphologizer"),
+    rule_of("trainable_lemmatizer"),
+    rule_of("ner", complete=frozenset("C"), replaces={"A": frozenset("B")}, settings={"incorrect_spans_key": "wrong"}),
+    rule_of("spancat", labels=frozenset("AB")),
+    rule_of("textcat_multilabel", complete=frozenset("C"), replaces={"A": frozenset("B")}),
 ]
 
 
@@ -444,7 +399,7 @@ def test_filling_an_annotated_text_with_itself_changes_nothing(data):
     """As a check of the rules: a teacher that says what is annotated has nothing to add, and contradicts nothing."""
     said = data.draw(docs(data.draw(st.integers(1, 8)), is_full=True))
     counted = Filled()
-    doc = fill(said, said, [Rule(one.component, one.kind) for one in RULES], counted)
+    doc = fill(said, said, [rule_of(one.component) for one in RULES], counted)
     assert contents(doc) == contents(said)
     assert not any(labels.total() for labels in [*counted.labels.values(), *counted.conflicts.values()])
 
@@ -465,7 +420,7 @@ def test_rules_are_those_of_components_that_the_teacher_has_too():
     nlp = pipeline("ner", "tagger", "senter", "entity_linker", ner=["A", "NEW"], tagger=["X"])
     teacher = pipeline("tok2vec", "tagger", "ner", "parser", ner=["A", "B"], tagger=["X", "Y"])
     tags, entities = rules_for(nlp, teacher)
-    assert (tags.component, tags.kind, tags.labels) == ("tagger", "tags", {"X"})
+    assert (tags.component, tags.kind.name, tags.labels) == ("tagger", "tags", {"X"})
     assert (entities.component, entities.labels, entities.own) == ("ner", {"A"}, {"A", "NEW"})
     assert [rule.component for rule in rules_for(nlp, teacher, ["ner"])] == ["ner"]
 
@@ -478,7 +433,7 @@ def test_rules_find_the_only_component_of_a_kind_whatever_its_name():
 
 
 def test_rules_know_a_component_by_its_source():
-    teacher = {"one": Taught("ner", frozenset("A")), "two": Taught("ner", frozenset("B"))}
+    teacher = {name: Taught(kind_of("ner"), frozenset(label)) for name, label in (("one", "A"), ("two", "B"))}
     with pytest.raises(ConfigError, match="for any component"):
         rules_for(pipeline("ner"), teacher)
     [rule] = rules_for(pipeline("ner"), teacher, names={"ner": "two"})
@@ -520,5 +475,5 @@ def test_components_of_a_pipeline_as_of_a_teacher():
     nlp = pipeline("ner", "parser", "senter", ner=["A"])
     nlp.add_pipe("spancat", config={"spans_key": "x"})
     found = components_of(nlp)
-    assert found["ner"] == Taught("ner", frozenset("A"))
-    assert found["spancat"].spans_key == "x" and found["parser"].labels is None
+    assert (found["ner"].kind.factory, found["ner"].labels) == ("ner", frozenset("A"))
+    assert found["spancat"].kind.place == "spans/x" and found["parser"].labels is None

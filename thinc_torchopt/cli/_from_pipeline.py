@@ -12,9 +12,9 @@ from spacy.language import Language
 from spacy.training import Example
 
 from ..addons.recipes import Plan, Setting, blank_pipeline, make_config_from, plan_for, read_corpus
-from ..core.annotations import survey
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
+from ..core.kinds import survey
 from ..core.words import count, listed
 from ..loop.progress_bars import show_activity
 from ..loop.random_state import preserved_random
@@ -102,7 +102,7 @@ def _told_of(plan: Plan) -> str:
     for name, learner in plan.learners.items():
         rest = "with the edit trees that are new to it" if learner.kind == "lemmas" else "with no new label"
         new = f", new to '{name}': {_counted(learner.new)}" if learner.new else f" for '{name}', {rest}"
-        parts.append(f"{learner.what[:1].upper()}{learner.what[1:]}{new}.")
+        parts.append(f"{learner.kind.in_words[:1].upper()}{learner.kind.in_words[1:]}{new}.")
         if learner.missing:
             few = [label for label, _ in learner.missing.most_common()]
             looked = plan.compared

@@ -31,13 +31,13 @@ from ..addons.recipes import (
     with_settings,
 )
 from ..addons.teacher import count_pieces
-from ..core.annotations import LEARNS_FROM, Annotations, annotations_of, survey
 from ..core.config_checks import check_training_section
 from ..core.errors import ConfigError
 from ..core.host_errors import plain_errors
+from ..core.kinds import Annotations, OfSpans, survey
 from ..core.words import count, listed, plain
 from ..loop.data_check import Corpus
-from ..loop.filling import NEVER_OPEN, components_of, counterpart
+from ..loop.filling import components_of, counterpart
 from ..loop.label_conflicts import doubts_of_labels
 from ..loop.progress_bars import show_activity
 
@@ -238,38 +238,38 @@ def taught_by(name: str, choice: Choice, found: Annotations, dev: Annotations | 
     complete, in_dev, filled = set[str](), set[str](), set[str]()
     components, doubts, lacking = [], [], []
     for component in choice.components:
-        of_kind = found.of(component.factory, component.spans_key)
-        kind = LEARNS_FROM[component.factory]
-        one = counterpart(theirs, component.name, component.factory)
-        if one is None or of_kind is None:
+        kind = component.kind
+        labels = found.of(kind).labels.keys()
+        one = counterpart(theirs, component.name, kind)
+        if one is None:
             lacking.append(component)
             continue
         components.append(component.name)
-        is_named = kind in ("entities", "spans", "categories")
         known = theirs[one].labels or frozenset()
-        if is_named and (unknown := sorted(of_kind.labels.keys() - known)) and wish.texts is not None:
+        unknown = sorted(labels - known) if kind.fills_labels and not kind.is_of_each_word else []
+        if unknown and wish.texts is not None:
             doubts.append(
                 f"'{component.name}': {name} does not know {listed(unknown)}. Its texts teach that there "
                 f"{'is none' if len(unknown) == 1 else 'are none'}: choose a teacher with all labels."
             )
-        if kind in ("entities", "spans"):
-            of_dev = None if dev is None else dev.of(component.factory, component.spans_key)
-            complete |= of_kind.labels.keys()
-            in_dev |= set() if of_dev is None else of_dev.labels.keys()
-            filled |= known - of_kind.labels.keys()
-            if wish.texts is None and known <= of_kind.labels.keys():
+        if isinstance(kind, OfSpans):
+            complete |= labels
+            in_dev |= set() if dev is None else dev.of(kind).labels.keys()
+            filled |= known - labels
+            if wish.texts is None and known <= labels:
                 doubts.append(f"{name} has nothing to fill in for '{component.name}': the texts have all its labels.")
     if not components:
         raise ConfigError(
             f"Can't use --teacher {name}: expected a component that finds "
-            f"{listed([annotations_of(one.factory, one.spans_key) for one in choice.components])}, found "
+            f"{listed([one.kind.in_words for one in choice.components])}, found "
             f"{', '.join(theirs) or 'none'}."
         )
     for component in lacking if wish.texts is not None else ():
-        if component.factory in NEVER_OPEN:
-            what = annotations_of(component.factory, component.spans_key)
+        if component.kind.is_nothing_without:
             choice.components.remove(component)
-            choice.left_out.append(f"{what}: {name} has no component for them, so {wish.texts} would have none")
+            choice.left_out.append(
+                f"{component.kind.in_words}: {name} has no component for them, so {wish.texts} would have none"
+            )
     if others := [component.name for component in lacking if component in choice.components]:
         doubts.append(f"{name} teaches nothing to {listed(others)}: it has no such component.")
     readers = {
@@ -469,7 +469,6 @@ def _without(choice: Choice, paths: Mapping[str, str | None], dev: Annotations |
         return []
     found = []
     for component in choice.components:
-        of_kind = dev.of(component.factory, component.spans_key)
-        if of_kind is not None and not of_kind.labels:
+        if not dev.of(component.kind).labels:
             found.append(f"'{component.name}' can't be scored: no text in '{paths['dev']}' is annotated for it.")
     return found

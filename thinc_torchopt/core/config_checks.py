@@ -20,8 +20,8 @@ from spacy.schemas import ConfigSchemaInit, ConfigSchemaNlp, ConfigSchemaTrainin
 from spacy.training.corpus import walk_corpus
 from thinc.api import require_gpu
 
-from .annotations import NERS, PARSERS
 from .errors import ConfigError, ConfigKeyError
+from .kinds import Entities, Trees, kind_of
 from .near_misses import did_you_mean, there_are
 from .text_files import check_encoding
 
@@ -261,7 +261,7 @@ def check_labels(config: Mapping[str, Any]) -> None:
 def _check_form(config: Mapping[str, Any], section: str, labels: Any, where: str) -> None:
     """RAISES (ConfigError): A component that learns transitions gets a list: spaCy's error does not say so."""
     factory = _at(config, f"components.{section.rpartition('.')[2]}").get("factory")
-    if factory in (*PARSERS, *NERS) and not isinstance(labels, Mapping):
+    if isinstance(kind_of(str(factory)), (Trees, Entities)) and not isinstance(labels, Mapping):
         raise ConfigError(
             f"Can't read {where}: expected the transitions of a {factory}, as spacy init labels writes them, found a "
             "list. Write them with that command; or leave 'labels' out, and they are read from the training data."

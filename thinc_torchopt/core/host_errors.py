@@ -32,9 +32,9 @@ from spacy.training.corpus import walk_corpus
 from spacy.util import registry
 from thinc.api import NumpyOps
 
-from .annotations import LEAST_ACTIONS, LEAST_CHANGES, NERS, PARSERS, annotations_of
 from .config_checks import REGISTRIES, ConfigSection, leaves_out, sections_of
 from .errors import ConfigError, ConfigKeyError, ConfigTypeError
+from .kinds import LEAST_ACTIONS, LEAST_CHANGES, Categories, Entities, Kind, Lemmas, OneCategory, Trees, kind_of
 from .near_misses import did_you_mean, near_misses, there_are
 from .registry import names_in
 
@@ -323,11 +323,16 @@ def _takes_arrays_of_one() -> bool:
 _STREAMED: Final = 100
 
 
+def _of_kind(kind: type[Kind] | tuple[type[Kind], ...], blocks: Mapping[str, Any]) -> list[str]:
+    """The components of a kind. blocks (Mapping): Those of [components]."""
+    return [name for name, block in blocks.items() if isinstance(kind_of(str(block.get("factory"))), kind)]
+
+
 def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
     """The message for a component that finds no labels in the texts, from spaCy's: E143, and E867 of textcat."""
     blocks, training = config.get("components", {}), config.get("training", {})
     without = re.match(r"\[E143\] Labels for component '(.*?)' not initialized", text)
-    names = [without[1]] if without else [name for name, block in blocks.items() if block.get("factory") == "textcat"]
+    names = [without[1]] if without else _of_kind(OneCategory, blocks)
     if not (without or text.startswith("[E867]")) or not names:
         return None
     name, block = names[0], blocks.get(names[0], {})
@@ -335,8 +340,9 @@ def _message_of_unannotated(text: str, config: Mapping[str, Any]) -> str | None:
     where += f"[{training.get('train_corpus', 'corpora.train')}]"
     if config.get("initialize", {}).get("components", {}).get(name, {}).get("labels") is not None:
         where = f"in 'labels' in [initialize.components.{name}]"
-    what = annotations_of(str(block.get("factory")), block.get("spans_key", "sc")) or "labels"
-    if block.get("factory") == "trainable_lemmatizer":
+    kind = kind_of(str(block.get("factory")), block)
+    what = kind.in_words or "labels"
+    if isinstance(kind, Lemmas):
         least = block.get("min_tree_freq", LEAST_CHANGES)
         what += f" whose change from the word occurs at least {least} times (min_tree_freq in [components.{name}])"
     fault = f"{what} {where}, found none" if without else f"at least two {what} {where}, found fewer"
@@ -405,7 +411,7 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
     if text.startswith(("[E024]", "[E1031]")):
         return _message_of_no_move(text, config)
     if value := re.match(r"\[E851\] .*value of '(.*?)'", text):
-        names = [f"[components.{name}]" for name, block in blocks.items() if "textcat" in str(block.get("factory"))]
+        names = [f"[components.{name}]" for name in _of_kind(Categories, blocks)]
         return (
             f"Can't train {' or '.join(names) or 'a text categorizer'}: a text of [{corpus}] has a category with the "
             f"value {value[1]}, and spaCy expects 1 for a category that holds and 0 for one that doesn't. Set each to "
@@ -413,7 +419,7 @@ def _message_of_others(text: str, config: Mapping[str, Any]) -> str | None:
         )
     if empty := re.match(r"\[E923\] .*Model of component '(.*?)'", text):
         block = blocks.get(empty[1], {})
-        what = annotations_of(str(block.get("factory")), block.get("spans_key", "sc"))
+        what = kind_of(str(block.get("factory")), block).in_words
         return (
             f"Can't initialize [components.{empty[1]}]: expected texts{f' with {what}' * bool(what)} in [{corpus}], "
             f"found none.{leaves_out(config, corpus)} Add them, or remove the component from 'pipeline' in [nlp]."
@@ -427,8 +433,8 @@ def _message_of_no_move(text: str, config: Mapping[str, Any]) -> str:
     SOURCE: spacy/pipeline/_parser_internals: ner.pyx, `Begin.is_valid`; arc_eager.pyx, `get_actions` and `set_costs`.
     """
     corpus = config.get("training", {}).get("train_corpus", "corpora.train")
-    factories = PARSERS if text.startswith("[E1031]") else (*PARSERS, *NERS)
-    found = {name: block for name, block in config.get("components", {}).items() if block.get("factory") in factories}
+    blocks = config.get("components", {})
+    found = _of_kind(Trees if text.startswith("[E1031]") else (Trees, Entities), blocks)
     names = " or ".join(f"[components.{name}]" for name in found) or "a parser"
     if not text.startswith("[E1031]"):
         return (
@@ -436,7 +442,7 @@ def _message_of_no_move(text: str, config: Mapping[str, Any]) -> str:
             "because an entity begins with white space. Move its start to the first word. spacy debug data counts such "
             "entities."
         )
-    least = next((block.get("min_action_freq", LEAST_ACTIONS) for block in found.values()), LEAST_ACTIONS)
+    least = next((blocks[name].get("min_action_freq", LEAST_ACTIONS) for name in found), LEAST_ACTIONS)
     return (
         f"Can't train {names}: it has no transition for a tree of [{corpus}]. It learns only transitions (a direction "
         f"and a label) that occur at least {least} times, and a small corpus may have fewer words before, or after, "

@@ -15,20 +15,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy
-from spacy.attrs import DEP, LEMMA, MORPH, ORTH, POS, TAG
+from spacy.attrs import LEMMA, ORTH
 from spacy.language import Language
-from spacy.morphology import Morphology
-from spacy.pipeline import EditTreeLemmatizer, Morphologizer, SpanCategorizer, TextCategorizer
-from spacy.tokens import Doc
+from spacy.pipeline import EditTreeLemmatizer, SpanCategorizer, TextCategorizer
 from spacy.training import Example
 from spacy.training.corpus import FILE_TYPE, walk_corpus
 from spacy.util import registry
 from thinc.api import Model
 
-from ..core.annotations import LEARNS_FROM, NERS, PARSERS, Annotations, annotations_of, survey
 from ..core.config_checks import sections_of
 from ..core.errors import ConfigError
 from ..core.host import new_edit_trees
+from ..core.kinds import Annotations, Categories, Entities, Kind, OneCategory, Spans, Trees, kind_in, survey
 from ..core.words import count, listed
 from .random_state import preserved_random
 
@@ -49,16 +47,8 @@ _NO_SCORE = (
     "reason."
 )
 _OF_TOKENIZER = {"token_acc", "token_p", "token_r", "token_f", "speed"}
-# An unknown label is a KeyError in these; other components treat it as missing.
 # SOURCE: spacy/pipeline/tagger.pyx, `get_loss`; spacy/pipeline/spancat.py, `get_loss`.
-_STRICT = ("tagger", "spancat", "spancat_singlelabel")
 _KEY_ERROR = "spaCy's loop stops with a KeyError at the first of them"
-# The ways of others with labels that they lack. NER learns them: late_labels.py.
-# SOURCE: spacy/pipeline/_parser_internals/arc_eager.pyx, `_replace_unseen_labels`; `get_loss` of the others.
-_OF_UNKNOWN = {
-    **dict.fromkeys(PARSERS, 'spaCy learns {it} as "dep"'),
-    **dict.fromkeys(("textcat", "textcat_multilabel", "morphologizer"), "spaCy ignores {it}"),
-}
 
 
 class Finding(NamedTuple):
@@ -141,8 +131,8 @@ class Facts:
             name for name, pipe in self.nlp.pipeline if name not in self.frozen and getattr(pipe, "is_trainable", False)
         ]
 
-    def factory(self, name: str) -> str:
-        return self.nlp.get_pipe_meta(name).factory
+    def kind(self, name: str) -> Kind:
+        return kind_in(self.nlp, name)
 
 
 # ---------------------------------------------------------------------- are there texts, and annotations
@@ -206,7 +196,7 @@ def nothing_to_learn(facts: Facts) -> Iterator[Finding]:
         if not _is_empty(facts, name, train):
             continue
         is_sourced = name in facts.sourced
-        advice = _other_spans(facts.nlp, name, train) or (
+        advice = _other_spans(facts, name, train) or (
             " To keep it as it is, add it to [training] frozen_components."
             if is_sourced
             else " Add them, or remove the component from [nlp] pipeline."
@@ -214,7 +204,7 @@ def nothing_to_learn(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "in vain" if train.is_whole else "doubt",
             f"'{name}'{' (sourced)' * is_sourced} has nothing to learn: none of the {train.told} has "
-            f"{_what(facts, name)}.{advice}",
+            f"{facts.kind(name).in_words}.{advice}",
         )
 
 
@@ -223,7 +213,7 @@ def texts_without_category(facts: Facts) -> Iterator[Finding]:
     if train is None or not (bare := sum(not example.reference.cats for example in train.examples)):
         return
     for name in facts.trained:
-        if facts.factory(name) == "textcat" and not _is_empty(facts, name, train):
+        if isinstance(facts.kind(name), OneCategory) and not _is_empty(facts, name, train):
             yield Finding(
                 "doubt",
                 f"'{name}' learns that no category holds in {bare:,} of the {train.told}, as they have none. If they "
@@ -242,11 +232,11 @@ def nothing_to_score(facts: Facts) -> Iterator[Finding]:
     is_known = None not in best.values()
     counted = [name for name, scores in best.items() if any(key in wanted for key in scores or {})]
     if is_known and len(counted) > 1 and all(_is_empty(facts, name, dev) for name in counted):
-        kinds = listed(list(dict.fromkeys(_what(facts, name) for name in counted)), "or")
+        kinds = listed(list(dict.fromkeys(facts.kind(name).in_words for name in counted)), "or")
         yield Finding(
             "doubt",
             f"Nothing can be scored: none of the {dev.told} has {kinds}. {_NO_SCORE}"
-            + "".join(_other_spans(facts.nlp, name, dev) for name in counted),
+            + "".join(_other_spans(facts, name, dev) for name in counted),
         )
         return
     for name, scores in best.items():
@@ -254,9 +244,9 @@ def nothing_to_score(facts: Facts) -> Iterator[Finding]:
         if missing and _is_empty(facts, name, dev):
             yield Finding(
                 "doubt",
-                f"'{name}' can't be scored: none of the {dev.told} has {_what(facts, name)}. {_listed(missing)} "
+                f"'{name}' can't be scored: none of the {dev.told} has {facts.kind(name).in_words}. {_listed(missing)} "
                 f"{'says' if len(missing) == 1 else 'say'} nothing about the training."
-                f"{_other_spans(facts.nlp, name, dev)}",
+                f"{_other_spans(facts, name, dev)}",
             )
         elif missing:
             yield Finding(
@@ -285,7 +275,7 @@ def _best_scores(facts: Facts, examples: Sequence[Example]) -> Iterator[tuple[st
             yield name, None
             continue
         # Categories are scored by the component's labels, and it has none yet.
-        is_blank = not facts.is_initialized and "textcat" in facts.factory(name)
+        is_blank = not facts.is_initialized and isinstance(pipe, TextCategorizer)
         if is_blank and any(example.reference.cats for example in examples):
             yield name, None
             continue
@@ -312,26 +302,15 @@ def _best_scores(facts: Facts, examples: Sequence[Example]) -> Iterator[tuple[st
 
 def _is_empty(facts: Facts, name: str, corpus: Corpus) -> bool:
     """Whether a corpus has no annotations that a component could learn. False: also where this is unknown."""
-    factory, key = facts.factory(name), str(getattr(facts.nlp.get_pipe(name), "key", ""))
-    kind, found = LEARNS_FROM.get(factory), corpus.annotations.of(factory, key)
-    if found is None:
-        return False
-    if factory == "span_finder":
-        return not corpus.annotations.span_lengths.get(facts.nlp.get_pipe(name).cfg["spans_key"])  # type: ignore[attr-defined]
-    return not (found.labels if kind in ("entities", "links", "spans") else found.texts)
+    kind = facts.kind(name)
+    return kind.is_known and not kind.has_some(corpus.annotations.of(kind))
 
 
-def _what(facts: Facts, name: str) -> str:
-    return annotations_of(facts.factory(name), getattr(facts.nlp.get_pipe(name), "key", "")) or (
-        "annotations that its scorer counts"
-    )
-
-
-def _other_spans(nlp: Language, name: str, corpus: Corpus) -> str:
+def _other_spans(facts: Facts, name: str, corpus: Corpus) -> str:
     """For a span categorizer, the keys that the corpus has spans under."""
-    if not isinstance(nlp.get_pipe(name), SpanCategorizer):
+    if not isinstance(facts.kind(name), Spans):
         return ""
-    keys = sorted(corpus.annotations.spans)
+    keys = sorted(kind.key for kind in corpus.annotations.spans)
     return f" The corpus has spans under '{_listed(keys)}': set spans_key in [components.{name}]." if keys else ""
 
 
@@ -347,7 +326,7 @@ def labels_unknown(facts: Facts) -> Iterator[Finding]:
         of_train = labels_in(facts.nlp, name, train.examples)
         if of_train is None:
             continue
-        labels, factory, is_sourced = _known(facts, name, of_train), facts.factory(name), name in facts.sourced
+        labels, kind, is_sourced = _known(facts, name, of_train), facts.kind(name), name in facts.sourced
         unknown = sorted(of_train.keys() - labels)
         if not unknown or not facts.nlp.get_pipe(name).labels:  # type: ignore[attr-defined]
             continue
@@ -361,13 +340,13 @@ def labels_unknown(facts: Facts) -> Iterator[Finding]:
             f'"thinc-torchopt.add_labels.v1" in [initialize.after_init], with {name} = {written} in '
             "[initialize.after_init.labels]. spacy torchopt init --from writes such a config."
         )
-        if factory in NERS:
+        if isinstance(kind, Entities):  # loop/late_labels.py
             advice = to_add if is_sourced else f"To have {it} from the start: [initialize.components.{name}.labels]."
             learns = f"it learns {it} from the first text on that has {it}, in the middle of the training"
             yield Finding("doubt", f"{text}: {learns}. {advice}")
         elif is_sourced:
-            yield Finding("stops", f"{text}: {_OF_UNKNOWN.get(factory, _KEY_ERROR).format(it=it)}. {to_add}")
-        elif factory in _STRICT:
+            yield Finding("stops", f"{text}: {(kind.of_unknown or _KEY_ERROR).format(it=it)}. {to_add}")
+        elif kind.is_known and not kind.of_unknown:
             yield Finding(
                 "stops",
                 f"{text}: {_KEY_ERROR}. Let it be initialized with the corpus (without 'source', and without labels in "
@@ -379,49 +358,17 @@ def labels_unknown(facts: Facts) -> Iterator[Finding]:
 
 def labels_in(nlp: Language, name: str, examples: Sequence[Example]) -> Counter[str] | None:
     """How often a corpus has each label of a component. None: unknown for this kind of component."""
-    pipe, factory = nlp.get_pipe(name), nlp.get_pipe_meta(name).factory
-    docs = [example.reference for example in examples]
-    found: Counter[str] = Counter()
-    if isinstance(pipe, SpanCategorizer):
-        for doc in docs:
-            found.update(span.label_ for span in doc.spans.get(pipe.key, ()))
-    elif isinstance(pipe, TextCategorizer):
-        for doc in docs:
-            for label, value in doc.cats.items():
-                found[label] += value >= 0.5  # it knows a label that no text has
-    elif factory in NERS:
-        found.update(ent.label_ for doc in docs for ent in doc.ents)
-    elif factory == "tagger":
-        found = _of_tokens(nlp, docs, TAG)
-    elif factory in PARSERS:
-        found = _of_tokens(nlp, docs, DEP)
-    elif factory == "morphologizer":
-        pairs: Counter[tuple[int, int]] = Counter()
-        for doc in docs:
-            pairs.update(map(tuple, doc.to_array([MORPH, POS]).tolist()))
-        for (morph, pos), number in pairs.items():
-            features = Morphology.feats_to_dict(nlp.vocab.strings[morph])
-            if pos:
-                features[Morphologizer.POS_FEAT] = nlp.vocab.strings[pos]
-            found[Morphology.dict_to_feats(features)] += number
-    else:
-        return None
-    found.pop("", None)
-    return found
-
-
-def _of_tokens(nlp: Language, docs: Sequence[Doc], attr: int) -> Counter[str]:
-    keys: Counter[int] = Counter()
-    for doc in docs:
-        keys.update(doc.to_array(attr).tolist())
-    return Counter({nlp.vocab.strings[key]: number for key, number in keys.items()})
+    pipe, kind = nlp.get_pipe(name), kind_in(nlp, name)
+    if not kind.is_known and isinstance(pipe, (SpanCategorizer, TextCategorizer)):  # of another factory
+        kind = Spans(settings={"spans_key": pipe.key}) if isinstance(pipe, SpanCategorizer) else Categories()
+    return kind.labels_in(example.reference for example in examples)
 
 
 def _known(facts: Facts, name: str, of_train: Mapping[str, int]) -> set[str]:
     """The labels that a component can learn, as a corpus has them. A parser learns rare ones as "dep"."""
     pipe: Any = facts.nlp.get_pipe(name)
     known = set(pipe.labels)
-    if facts.factory(name) in PARSERS:
+    if isinstance(facts.kind(name), Trees):
         least = pipe.cfg["min_action_freq"] if name in facts.sourced else math.inf
         known |= {label for label, number in of_train.items() if number < least or label.upper() == "ROOT"}
     return known
@@ -452,7 +399,7 @@ def tokens_misaligned(facts: Facts) -> Iterator[Finding]:
 
 
 def entities_of_white_space(facts: Facts) -> Iterator[Finding]:
-    if facts.train is None or not any(facts.factory(name) in NERS for name in facts.trained):
+    if facts.train is None or not any(isinstance(facts.kind(name), Entities) for name in facts.trained):
         return
     docs = [example.reference for example in facts.train.examples]
     if n := sum(doc[ent.start].is_space or doc[ent.end - 1].is_space for doc in docs for ent in doc.ents):
@@ -496,10 +443,10 @@ def lemmas_too_rare(facts: Facts) -> Iterator[Finding]:
 def categories_of_another_kind(facts: Facts) -> Iterator[Finding]:
     """Find models of text categorizers for another kind of categories."""
     for name in facts.trained:
-        factory = facts.factory(name)
-        if factory not in ("textcat", "textcat_multilabel"):
+        kind = facts.kind(name)
+        if not isinstance(kind, Categories):
             continue
-        is_one = factory == "textcat"
+        is_one = isinstance(kind, OneCategory)
         model = facts.config["components"].get(name, {}).get("model", {})
         for section in sections_of({f"components.{name}.model": model}):
             if section.block.get("exclusive_classes", is_one) is not is_one:
@@ -508,7 +455,7 @@ def categories_of_another_kind(facts: Facts) -> Iterator[Finding]:
                     "doubt",
                     f"'{name}' expects {here} of its categories to hold, and its model {there}: exclusive_classes = "
                     f"{str(not is_one).lower()} in [{section.path}]. Set it to {str(is_one).lower()}, or use the "
-                    f"factory {'textcat_multilabel' if is_one else 'textcat'}.",
+                    f"factory {(Categories if is_one else OneCategory)().factory}.",
                 )
 
 

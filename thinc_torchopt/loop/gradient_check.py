@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from spacy.language import Language
 
-from ..core.annotations import LEARNS_FROM, OF_EACH_WORD, annotations_of
 from ..core.errors import ConfigError, PipelineWarning
 from ..core.hooks import resumed_components
+from ..core.kinds import kind_in
 from ..core.params import Param, escape, in_order
 from ..core.schema import Count, read, write
 from ..core.words import listed
@@ -36,16 +36,6 @@ from .training_check import how_to_allow
 
 LEAST_BATCHES: Final = 10
 MOST_BATCHES: Final = 200
-# The needs of components beside annotations.
-_NEEDS: Final = {
-    "entity_linker": "It learns from entities of its texts whose ids the knowledge base has. Set use_gold_ents = true "
-    "in [components.{name}], or add a component that sets entities to annotating_components in [training].",
-    **dict.fromkeys(
-        ("spancat", "spancat_singlelabel"),
-        "Its suggester proposes no spans. If they come from another component, such as a span_finder, add that to "
-        "annotating_components in [training].",
-    ),
-}
 
 
 @dataclass
@@ -152,8 +142,7 @@ class GradientCheck:
 
 def _may_know_all(nlp: Language, name: str) -> bool:
     pipe = nlp.get_pipe(name)
-    kind = LEARNS_FROM.get(nlp.get_pipe_meta(name).factory)
-    has_one = kind in OF_EACH_WORD and len(getattr(pipe, "labels", ())) == 1
+    has_one = kind_in(nlp, name).is_of_each_word and len(getattr(pipe, "labels", ())) == 1
     listening = getattr(pipe, "listening_components", ())
     return has_one or name in resumed_components(nlp) or any(_may_know_all(nlp, one) for one in listening)
 
@@ -167,15 +156,10 @@ def _in_words(nlp: Language, name: str, number: int) -> str:
 
 
 def _needs(nlp: Language, name: str) -> str:
-    pipe: Any = nlp.get_pipe(name)
-    factory = nlp.get_pipe_meta(name).factory
-    if factory in _NEEDS:
-        return _NEEDS[factory].format(name=name)
-    if heard := getattr(pipe, "listening_components", None):
+    kind = kind_in(nlp, name)
+    if not kind.is_known and (heard := getattr(nlp.get_pipe(name), "listening_components", None)):
         return f"It learns what {listed(heard)} need, and gets no gradient of theirs."
-    if what := annotations_of(factory, getattr(pipe, "key", "")):
-        return f"It learns from {what}: do the texts that it gets have them?"
-    return f"Its factory is '{factory}': look at its update() and get_loss()."
+    return kind.needs(name)
 
 
 def _owner(param: Param) -> str:

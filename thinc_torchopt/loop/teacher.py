@@ -5,7 +5,7 @@ together. What it says is kept in files, by a digest of the teacher and of the t
 has a digest of its content in its name: a damaged one is removed, and made again.
 
     cache/
-      v2-3f0c.../           the version of this form, and a digest of the teacher and of its components that annotate
+      v3-3f0c.../           the version of this form, and a digest of the teacher and of its components that annotate
         8a1e....jsonl       texts: one a line, with its digest, its number of tokens, and what was predicted
 
 Several processes share a folder: each annotates a part of the texts, and reads the rest from the files of the others.
@@ -35,13 +35,14 @@ from spacy.tokens import Doc
 from spacy.util import get_package_path, is_package
 
 from ..core.errors import CheckpointWarning, ConfigError
+from ..core.kinds import Rule, kind_of
 from ..core.launched import is_launched, rank_in_environment, world_size_in_environment
-from .filling import Predicted, Rule, Taught, fits, predicted_in, taught_by
+from .filling import Predicted, Taught, fits, predicted_in, taught_by
 from .progress_bars import show_progress
 from .random_state import preserved_random
 
 # Of the form of the cache, with the predictions in it.
-_VERSION: Final = 2
+_VERSION: Final = 3
 # Texts that a pipeline annotates at once.
 _BATCH: Final = 128
 # Texts whose predictions are in memory, the latest ones: a stream has no end.
@@ -90,8 +91,8 @@ class Teacher:
             self.language = str(config["nlp"]["lang"])
             disabled = config["nlp"].get("disabled", [])
             return {
-                name: taught_by(config["components"][name]["factory"], labels.get(name, ()), config["components"][name])
-                for name in config["nlp"]["pipeline"]
+                name: taught_by(kind_of(block["factory"], block), labels.get(name, ()))
+                for name, block in ((name, config["components"][name]) for name in config["nlp"]["pipeline"])
                 if name not in disabled
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -176,7 +177,7 @@ class Teacher:
         """The name of the folder in the cache: of the teacher, the code that it runs with, and its components that
         annotate.
         """
-        components = sorted({(rule.kind, rule.teacher) for rule in rules})
+        components = sorted({(rule.theirs.place, rule.teacher) for rule in rules})
         of = json.dumps([self.digest, about.__version__, _digest_of_code(), components])
         return f"v{_VERSION}-{_digest(of)[:_SHORT]}"
 

@@ -21,7 +21,7 @@ from thinc_torchopt.core.errors import ControllerError
 from thinc_torchopt.loop.dev_loss import DevLosses, untouched
 from thinc_torchopt.loop.random_state import preserved_random
 
-from ...models import LISTENER, TOK2VEC, WIDTH, params_of, same, toy_examples, toy_pipeline
+from ...models import LISTENER, TOK2VEC, WIDTH, params_of, ready_pipeline, same, toy_examples, toy_pipeline
 from .kit import LOG, STEP, STOP, config_for, definition, firings, make, part, rule, run, same_params
 
 EVAL_LOSS = part("dev", "EvalLoss")
@@ -104,9 +104,7 @@ def test_eval_loss_leaves_out_labels_that_the_training_data_has_not(kind):
 @pytest.mark.parametrize("place", ["before ner", "after ner", "fails"])
 def test_eval_loss_leaves_out_labels_of_a_ruler(place, monkeypatch):
     """Those that it has set in no text of the training data: spaCy would add them to the NER."""
-    nlp = toy_pipeline(["ner"])
-    examples = toy_examples(nlp, 4)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["ner"], n=4)
     ruler = nlp.add_pipe("entity_ruler", before=None if place == "after ner" else "ner")
     dev_losses = DevLosses(nlp, TorchOptimizer(AdamW(), 0.01), (), ["entity_ruler"], examples=examples)
     expected = dev_losses()

@@ -21,7 +21,7 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
-from ...models import toy_examples, toy_pipeline
+from ...models import ready_pipeline
 from ...spacy_cli import train as train_by_command
 from .kit import (
     CUT,
@@ -315,9 +315,7 @@ def test_controller_refuses_what_this_run_can_not_do(kind, arguments, action, sa
 
 def test_controller_params_that_thaw_begin_anew():
     """In a loop of one's own as well: what is frozen stays as it is, and its average begins with what it is then."""
-    nlp = toy_pipeline(["tagger"])
-    examples = toy_examples(nlp)
-    nlp.initialize(lambda: examples)
+    nlp, examples = ready_pipeline(["tagger"])
     model = nlp.get_pipe("tagger").model
     optimizer = TorchOptimizer(AdamW(), 0.01, use_averages=True)
     optimizer.initialize(nlp)

@@ -17,10 +17,10 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.util import dot_to_object, registry, resolve_dot_names
 
-from ...core.annotations import LEARNS_FROM, survey
 from ...core.config_checks import check_corpora, leaves_out
 from ...core.errors import ConfigError, TorchOptError
 from ...core.host_errors import line_of_others, plain_error
+from ...core.kinds import Spans, kind_in, survey
 from ...core.params import escape, trainable_components
 
 Reader = Callable[[Language], Iterable[Example]]
@@ -198,7 +198,7 @@ def _count_spans(nlp: Language, frozen: Sequence[str], examples: list[Example]) 
     keys = [
         nlp.get_pipe(name).key  # type: ignore[attr-defined]
         for name in nlp.pipe_names
-        if escape(name) in trained and nlp.get_pipe_meta(name).factory == "spancat"
+        if escape(name) in trained and type(kind_in(nlp, name)) is Spans
     ]
     groups = [example.reference.spans for example in examples]
     counts = (sum(len(group[key]) for group in groups if key in group) for key in keys)
@@ -213,10 +213,10 @@ def _least_share(nlp: Language, frozen: Sequence[str], examples: list[Example]) 
     trained = {name for name, _ in trainable_components(nlp, frozen)}
     found, shares = survey(examples), [(1.0, "")]
     for name in nlp.pipe_names:
-        kind = LEARNS_FROM.get(nlp.get_pipe_meta(name).factory)
-        of_kind = found.kinds.get(kind) if kind else None
-        if escape(name) in trained and of_kind is not None and of_kind.words:
-            shares.append((of_kind.words / found.words, name))
+        kind = kind_in(nlp, name)
+        words = found.of(kind).words
+        if escape(name) in trained and words and not isinstance(kind, Spans):
+            shares.append((words / found.words, name))
     return min(shares, key=lambda pair: pair[0])
 
 

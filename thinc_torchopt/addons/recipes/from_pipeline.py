@@ -13,29 +13,25 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confection import Config, ConfigValidationError
-from spacy.attrs import LEMMA, SENT_START, TAG
 from spacy.language import Language
 from spacy.pipeline import Morphologizer
-from spacy.tokens import Doc
 from spacy.training import Example
 from spacy.util import combine_score_weights
 
-from ...core.annotations import LEARNS_FROM, LEAST_ACTIONS, Annotations, Kind, annotations_of
+from ...core import kinds
 from ...core.errors import ConfigError
+from ...core.kinds import Annotations, Kind, kind_in
 from ...loop.data_check import labels_in
 from ...loop.label_conflicts import Comparison, compare
 
-# Knowledge bases are made by other means.
-_NOT_TRAINED: Final = ("entity_linker",)
 _ADD_LABELS: Final = "thinc-torchopt.add_labels.v1"
-_OF_TOKENS: Final = {"tags": TAG, "lemmas": LEMMA, "sentences": SENT_START}
 
 
 @dataclass
 class Learner:
     """A component that has something to learn from the texts.
 
-    what (str): The annotations that it learns from, in words. kind (Kind): The same.
+    kind (Kind): What it learns from.
     new (Counter[str]): The labels that it gets, with their number in the texts.
     missing (Counter[str]): Labels that the pipeline finds often, and the texts never have.
     is_open (bool): Whether there is something to fill in.
@@ -45,7 +41,6 @@ class Learner:
 
     name: str
     kind: Kind
-    what: str
     new: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
     is_open: bool = False
@@ -85,7 +80,7 @@ class Plan:
         of a lemmatizer, and for labels with a "$", which a config reads as part of a variable.
         """
         unwritten = [name for name, labels in self.new.items() if any("$" in label for label in labels)]
-        unwritten += [name for name, one in self.learners.items() if one.kind == "lemmas"]
+        unwritten += [name for name, one in self.learners.items() if isinstance(one.kind, kinds.Lemmas)]
         return {**self.new, **dict.fromkeys(unwritten)}
 
     @property
@@ -106,11 +101,11 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> 
     """
     learners, unsupported = {}, {}
     for name in nlp.pipe_names:
-        factory, key = nlp.get_pipe_meta(name).factory, str(getattr(nlp.get_pipe(name), "key", "") or "")
-        if getattr(nlp.get_pipe(name), "is_trainable", False) and _has(found, factory, key):
-            learners[name] = Learner(name, LEARNS_FROM[factory], annotations_of(factory, key))
+        kind = kind_in(nlp, name)
+        if getattr(nlp.get_pipe(name), "is_trainable", False) and _has(found, kind):
+            learners[name] = Learner(name, kind)
             new = _new_labels(nlp, name, examples)
-            strange = {label for label in new if not _can_have(factory, label, new[label])}
+            strange = {label for label in new if not _can_have(kind, label, new[label])}
             learners[name].new = Counter({label: n for label, n in new.items() if label not in strange})
             unsupported[name] = [f"'{name}' can't learn '{label}'" for label in sorted(strange)]
     if not learners:
@@ -119,7 +114,7 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> 
     compared = compare(nlp, list(learners), examples, needs=nlp.pipe_names)
     for learner in learners.values():
         _find_open(nlp, learner, examples, compared.missing.get(learner.name, Counter()))
-    finders = [name for name, one in learners.items() if one.kind == "entities"]
+    finders = [name for name, one in learners.items() if isinstance(one.kind, kinds.Entities)]
     if len(finders) > 1 and any(learners[name].is_open for name in finders):
         raise ConfigError(
             f"Can't train {' and '.join(map(repr, finders))} together: expected one component that learns from "
@@ -136,7 +131,9 @@ def plan_for(nlp: Language, found: Annotations, examples: Sequence[Example]) -> 
 def _drop_strangers(nlp: Language, learners: dict[str, Learner], examples: Sequence[Example]) -> None:
     """Of several components that find entities, leave out those that know none of the labels, if others do."""
     there = {
-        name: labels_in(nlp, name, examples) or Counter() for name, one in learners.items() if one.kind == "entities"
+        name: labels_in(nlp, name, examples) or Counter()
+        for name, one in learners.items()
+        if isinstance(one.kind, kinds.Entities)
     }
     knowing = [name for name, labels in there.items() if labels.keys() & set(getattr(nlp.get_pipe(name), "labels", ()))]
     for name in there:
@@ -149,24 +146,18 @@ def _is_trainable(nlp: Language, name: str) -> bool:
     return bool(getattr(dict(nlp.components)[name], "is_trainable", False))
 
 
-def _has(found: Annotations, factory: str, key: str) -> bool:
-    """Whether texts have something that a trained component can learn."""
-    of_kind = found.of(factory, key)
-    if of_kind is None or not of_kind.texts or factory in _NOT_TRAINED:
-        return False
-    return bool(of_kind.labels) or LEARNS_FROM[factory] == "categories"
+def _has(found: Annotations, kind: Kind) -> bool:
+    """Whether texts have something that a trained component can learn. Knowledge bases are made by other means."""
+    of_kind = found.of(kind)
+    return kind.is_filled and kind.has_some(of_kind) and bool(of_kind.labels or not kind.is_of_each_word)
 
 
 def _nothing_to_learn(nlp: Language, found: Annotations) -> str:
     wanted = []
     for name in nlp.pipe_names:
-        key = str(getattr(nlp.get_pipe(name), "key", "") or "")
-        if what := annotations_of(nlp.get_pipe_meta(name).factory, key):
+        if what := kind_in(nlp, name).in_words:
             wanted.append(f"{what} ('{name}')")
-    there = [
-        annotations_of(factory, "") for factory in ("ner", "textcat", "tagger", "parser") if _has(found, factory, "")
-    ]
-    there += [annotations_of("spancat", key) for key in found.spans]
+    there = [kind.in_words for kind in found.kinds if _has(found, kind)]
     return (
         f"Can't go on with this pipeline: expected texts with {' or '.join(dict.fromkeys(wanted)) or 'annotations'}, "
         f"found {found.texts:,} texts with {', '.join(there) or 'no annotations'}. To train new components, make a "
@@ -184,44 +175,26 @@ def _new_labels(nlp: Language, name: str, examples: Sequence[Example]) -> Counte
     return Counter({label: n for label, n in found.items() if label not in known})
 
 
-def _can_have(factory: str, label: str, n: int) -> bool:
-    if LEARNS_FROM[factory] == "trees":
-        return n >= LEAST_ACTIONS
-    return factory != "morphologizer" or f"{Morphologizer.POS_FEAT}=" in label
+def _can_have(kind: Kind, label: str, n: int) -> bool:
+    if isinstance(kind, kinds.Trees):
+        return n >= kinds.LEAST_ACTIONS
+    return not isinstance(kind, kinds.Morphology) or f"{Morphologizer.POS_FEAT}=" in label
 
 
 def _find_open(nlp: Language, learner: Learner, examples: Sequence[Example], missing: Counter[str]) -> None:
     """Find what a teacher can fill in for a component."""
-    name = learner.name
-    factory = nlp.get_pipe_meta(name).factory
-    kind = LEARNS_FROM[factory]
-    known = [str(label) for label in getattr(nlp.get_pipe(name), "labels", ())]
-    docs = [example.reference for example in examples]
-    there = {label for label, n in (labels_in(nlp, name, examples) or Counter()).items() if n}
-    if kind in ("entities", "spans"):
+    kind, known = learner.kind, [str(label) for label in getattr(nlp.get_pipe(learner.name), "labels", ())]
+    there = {label for label, n in (labels_in(nlp, learner.name, examples) or Counter()).items() if n}
+    if kind.can_forget:
         learner.missing = missing
+    if isinstance(kind, kinds.OfSpans):
         learner.complete = [label for label in known if label in there and label not in missing]
         rest = set(known) - set(learner.complete)
-        learner.is_open = bool(missing or (learner.new and rest) or (factory == "span_finder"))
-    elif factory == "textcat":
-        learner.lost = [label for label in known if label not in there] if learner.new else []
-        learner.is_open = any(not doc.cats for doc in docs)
-    elif kind == "categories":
-        learner.missing = missing
-        learner.complete = []
-        learner.is_open = bool(missing) or any(set(known) - set(doc.cats) for doc in docs)
-    elif kind == "trees":
-        learner.is_open = any(not doc.has_annotation("DEP") for doc in docs)
+        learner.is_open = bool(missing or (learner.new and rest) or not kind.has_labels)
     else:
-        learner.is_open = any(_has_open_tokens(doc, kind) for doc in docs)
-
-
-def _has_open_tokens(doc: Doc, kind: str) -> bool:
-    if kind == "morphology":
-        return any(not token.pos and not token.has_morph() for token in doc)
-    column = doc.to_array(_OF_TOKENS[kind])
-    # The first token always starts a sentence.
-    return bool((column[1:] == 0).any() if kind == "sentences" else (column == 0).any())
+        learner.is_open = bool(missing) or any(kind.has_open(example.reference, known) for example in examples)
+    if isinstance(kind, kinds.OneCategory) and learner.new:
+        learner.lost = [label for label in known if label not in there]
 
 
 # ---------------------------------------------------------------------- components

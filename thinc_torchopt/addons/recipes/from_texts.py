@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -16,28 +15,23 @@ from spacy.language import Language
 from spacy.training import Example
 from spacy.util import is_package, load_model_from_config
 
-from ...core.annotations import LEARNS_FROM, Annotations, annotations_of, in_words
+from ...core import kinds
 from ...core.errors import ConfigError
+from ...core.kinds import Annotations, Kind
 from ...core.words import count
 
 # The order of spaCy's own pipelines. A senter is for texts without trees, which say where sentences start, too.
-_ORDER: Final = ("tagger", "morphologizer", "trainable_lemmatizer", "parser", "senter", "ner", "spancat")
+_ORDER: Final = (kinds.Tags(), kinds.Morphology(), kinds.Lemmas(), kinds.Trees(), kinds.Sentences(), kinds.Entities())
 # A kind on fewer texts than this share of those of the most common kind is left out.
 LEAST_SHARE: Final = 0.1
 # The suggester of spaCy's template proposes spans of up to 3 tokens: enough, if at most this share is longer.
 _LONGER: Final = 0.05
 _LONGEST: Final = 12
-# Components that learn from texts without their annotations, and how. Others learn nothing there.
-_WITHOUT: Final = {
-    "spancat": "it takes them as texts without spans",
-    "textcat": "it takes them as texts without a category",
-}
 # Shares of texts, above which there is a note on their language.
 _OTHER_SCRIPT: Final = 0.1
 _OTHER_TOKENS: Final = 0.1
 # A score's name has the key of its spans, and is a key of the config, too.
 _NO_KEY: Final = ":=\n\r$"
-_EAST_ASIAN: Final = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
 
 
 @dataclass(frozen=True)
@@ -48,9 +42,8 @@ class Component:
     """
 
     name: str
-    factory: str
+    kind: Kind
     found: str
-    spans_key: str = ""
 
 
 @dataclass
@@ -67,46 +60,46 @@ class Choice:
 def choose_components(found: Annotations) -> Choice:
     """Choose the components that texts can teach."""
     choice = Choice()
-    wanted = [(factory, "") for factory in _ORDER[:-1]]
-    wanted += [("spancat", key) for key in sorted(found.spans, key=lambda key: (-found.spans[key].texts, key))]
-    rest = found.categories
-    wanted.append(("textcat" if rest.are_exclusive and len(rest.names) > 1 else "textcat_multilabel", ""))
-    there = {}
-    for factory, key in wanted:
-        of_kind = found.of(factory, key)
-        if of_kind is None or not of_kind.texts:
-            continue
-        if key and (key != key.strip() or any(char in key for char in _NO_KEY)):
-            choice.left_out.append(f"{annotations_of(factory, key)}: a config can't name the scores of this key")
-        elif fault := found.fault(factory, key):
-            if factory != "senter":  # a text with one sentence is annotated, too
-                choice.left_out.append(f"{annotations_of(factory, key)}: {fault}")
-        else:
-            there[factory, key] = of_kind
-    most = max((of_kind.texts for of_kind in there.values()), default=0)
-    for (factory, key), of_kind in there.items():
-        what = annotations_of(factory, key)
+    rest = found.of(kinds.Categories())
+    wanted = [
+        *_ORDER,
+        *sorted(found.spans, key=lambda kind: (-found.of(kind).texts, kind.key)),
+        kinds.OneCategory() if rest.are_exclusive and len(rest.names) > 1 else kinds.Categories(),
+    ]
+    there, chosen = list[Kind](), list[Kind]()
+    for kind in (kind for kind in wanted if found.of(kind).texts):
+        key = kind.key if isinstance(kind, kinds.Spans) else ""
+        if key != key.strip() or any(char in key for char in _NO_KEY):
+            choice.left_out.append(f"{kind.in_words}: a config can't name the scores of this key")
+        elif not (fault := found.fault(kind)):
+            there.append(kind)
+        elif not isinstance(kind, kinds.Sentences):  # a text with one sentence is annotated, too
+            choice.left_out.append(f"{kind.in_words}: {fault}")
+    most = max((found.of(kind).texts for kind in there), default=0)
+    for kind in there:
+        of_kind = found.of(kind)
         on = f"on {of_kind.texts:,} of {found.texts:,} texts"
         if of_kind.texts < LEAST_SHARE * most:
-            choice.left_out.append(f"{what}: {on} only")
-        elif factory != "senter" or "parser" not in {component.factory for component in choice.components}:
-            n = len(of_kind.labels)
-            labels = "" if LEARNS_FROM[factory] in ("lemmas", "sentences") else f", {n} label{'s' * (n != 1)}"
-            name = _name(factory, key, [component.name for component in choice.components])
-            choice.components.append(Component(name, factory, f"{what} {on}{labels}", key))
-    if found.kinds["links"].texts:
-        choice.left_out.append(f"{in_words('links')}: entity_linker needs the knowledge base itself")
+            choice.left_out.append(f"{kind.in_words}: {on} only")
+        elif not (isinstance(kind, kinds.Sentences) and any(isinstance(one, kinds.Trees) for one in chosen)):
+            labels = f", {count(len(of_kind.labels), 'label')}" if kind.has_labels else ""
+            name = _name(kind, [component.name for component in choice.components])
+            choice.components.append(Component(name, kind, f"{kind.in_words} {on}{labels}"))
+            chosen.append(kind)
+    if found.of(kinds.Links()).texts:
+        choice.left_out.append(f"{kinds.Links().in_words}: {kinds.Links().factory} needs the knowledge base itself")
     return choice
 
 
-def _name(factory: str, key: str, taken: Sequence[str]) -> str:
+def _name(kind: Kind, taken: Sequence[str]) -> str:
     """A name for a component: of several for spans, those after the first have their key in theirs."""
-    if factory not in taken:
-        return factory
-    plain = "".join(char if char.isascii() and char.isalnum() else "_" for char in key).strip("_") or "other"
-    name, number = f"{factory}_{plain}", 2
+    name = kind.factory
+    if name in taken and isinstance(kind, kinds.Spans):
+        name += "_"
+        name += "".join(char if char.isascii() and char.isalnum() else "_" for char in kind.key).strip("_") or "other"
+    plain, number = name, 2
     while name in taken:
-        name, number = f"{factory}_{plain}_{number}", number + 1
+        name, number = f"{plain}_{number}", number + 1
     return name
 
 
@@ -130,13 +123,13 @@ def make_config(
             "installed. Install it: pip install 'thinc-torchopt[transformers]'. Or leave --gpu out: spacy train "
             "--gpu-id 0 also trains the config for a CPU on a GPU."
         )
-    factories = list(dict.fromkeys(component.factory for component in choice.components))
+    factories = list(dict.fromkeys(component.kind.factory for component in choice.components))
     optimize = "accuracy" if pretrained and not gpu else "efficiency"
     config: Config = init_config(lang=lang, pipeline=factories, optimize=optimize, gpu=gpu)
     if optimize == "accuracy":
         config["paths"]["vectors"] = vectors or config["paths"]["vectors"]
         _check_vectors(config["paths"]["vectors"], lang)
-    keys = {component.spans_key: component for component in choice.components if component.factory == "spancat"}
+    keys = {one.kind.key: one for one in choice.components if isinstance(one.kind, kinds.Spans)}
     if keys:
         _set_spans(config, keys, found)
     return config
@@ -158,16 +151,16 @@ def _check_vectors(name: str | None, lang: str) -> None:
 def _set_spans(config: Config, keys: Mapping[str, Component], found: Annotations) -> None:
     """Give each key of spans its component, scores, and suggestions that are long enough."""
     blocks, pipeline = config["components"], config["nlp"]["pipeline"]
-    template = deepcopy(blocks["spancat"])
+    factory = kinds.Spans().factory
+    template = deepcopy(blocks[factory])
     weights = config["training"]["score_weights"]
     of_spans = {name: weights.pop(name) for name in list(weights) if name.startswith("spans_sc_")}
-    at = pipeline.index("spancat")
+    at = pipeline.index(factory)
     pipeline[at : at + 1] = [component.name for component in keys.values()]
     for key, component in keys.items():
         block = deepcopy(template)
         block["spans_key"] = key
-        lengths = found.span_lengths[key]
-        longest = _longest(lengths)
+        longest = _longest(found.of(component.kind).lengths)
         if longest > 3:
             block["suggester"] = {
                 "@misc": "spacy.ngram_range_suggester.v1",
@@ -196,13 +189,13 @@ def notes_on(choice: Choice, found: Annotations) -> list[str]:
     """Notes on what the components won't learn from these texts."""
     notes = []
     for component in choice.components:
-        of_kind = found.of(component.factory, component.spans_key)
-        assert of_kind is not None
+        kind, of_kind = component.kind, found.of(component.kind)
         if of_kind.texts < found.texts:
             rest = found.texts - of_kind.texts
-            how = _WITHOUT.get(component.factory, "it learns nothing there")
+            nothing = f"it takes them as texts without {kind.in_words}"
+            how = nothing if kind.is_nothing_without else "it learns nothing there"
             notes.append(f"'{component.name}': {rest:,} of {found.texts:,} texts are not annotated for it: {how}.")
-        if component.factory == "spancat" and (longest := _longest(found.span_lengths[component.spans_key])) > _LONGEST:
+        if isinstance(kind, kinds.Spans) and (longest := _longest(of_kind.lengths)) > _LONGEST:
             notes.append(
                 f"'{component.name}' finds spans of up to {_LONGEST} tokens, and some in the texts have {longest} and "
                 "more."
@@ -243,7 +236,7 @@ def languages_of(examples: Iterable[Example]) -> Counter[str]:
 
 
 def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
-    """Whether texts seem to be in another language, or in several."""
+    """Whether texts say that they are in another language, or in several."""
     notes = []
     said = languages_of(examples)
     others = [other for other, _ in said.most_common() if other != lang]
@@ -252,26 +245,4 @@ def notes_on_language(lang: str, examples: Sequence[Example]) -> list[str]:
         notes.append(
             f"The config is for '{lang}', but the texts say that they are in {found}. For several languages: --lang xx."
         )
-    scripts = Counter(filter(None, map(_script, (example.reference.text for example in examples))))
-    usual = [script for script, n in scripts.most_common() if n >= _OTHER_SCRIPT * len(examples)]
-    if len(usual) > 1 and lang != "xx" and not others:
-        shares = " and ".join(f"{scripts[script]:,} in {script.title()}" for script in usual)
-        notes.append(f"Texts are in several scripts: {shares}. For several languages: --lang xx.")
-    words, other = 0, 0
-    for example in examples[:200]:
-        ours = {(token.idx, len(token)) for token in example.predicted}
-        words += len(example.reference)
-        other += sum((token.idx, len(token)) not in ours for token in example.reference)
-    if other > _OTHER_TOKENS * words:
-        notes.append(
-            f"{other:,} of the first {words:,} tokens are cut differently by spaCy's tokenizer for '{lang}', and lose "
-            "a part of their annotations. Is that the language of the texts?"
-        )
     return notes
-
-
-def _script(text: str) -> str:
-    """The script of most letters of a text, as the first word of their names in Unicode."""
-    names = (unicodedata.name(char, "").partition(" ")[0] for char in text[:500] if char.isalpha())
-    counted = Counter("CJK" if name.startswith(_EAST_ASIAN) else name for name in names)
-    return counted.most_common(1)[0][0] if counted else ""

@@ -18,8 +18,8 @@ from spacy.language import Language
 from spacy.util import registry
 from thinc.api import Model
 
-from ...core.annotations import LEARNS_FROM, OF_EACH_WORD
 from ...core.errors import ConfigError
+from ...core.kinds import Categories, OneCategory, kind_in
 from ...core.near_misses import did_you_mean
 from ...core.params import all_names, components_with_model, escape, shim_paths, trainable_components
 from ...core.schedules import with_end
@@ -512,14 +512,13 @@ def _kind_of_network(nlp: Language) -> str:
     nothing but categories of texts, with several labels.
     """
     trained = {name for name, _ in trainable_components(nlp, nlp.config["training"]["frozen_components"])}
-    factories = {nlp.get_pipe_meta(name).factory for name in nlp.pipe_names if escape(name) in trained}
-    factories -= {"tok2vec"}
-    kinds = {LEARNS_FROM.get(factory) for factory in factories}
-    if kinds & OF_EACH_WORD:
+    kinds = [kind_in(nlp, name) for name in nlp.pipe_names if escape(name) in trained]
+    kinds = [kind for kind in kinds if kind.factory != "tok2vec"]
+    if any(kind.is_of_each_word for kind in kinds):
         return "words"
-    if kinds != {"categories"}:
+    if not kinds or not all(isinstance(kind, Categories) for kind in kinds):
         return "cnn"
-    return "labels" if factories == {"textcat_multilabel"} else "texts"
+    return "texts" if any(isinstance(kind, OneCategory) for kind in kinds) else "labels"
 
 
 def _rounded(number: float) -> float:

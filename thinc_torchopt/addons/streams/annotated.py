@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from spacy.language import Language
 from spacy.training import Example
 
-from ...core.annotations import LEARNS_FROM, Kind, annotations_of, survey
 from ...core.errors import StreamError
+from ...core.kinds import kind_in
 from ...core.schema import Count
 from ...core.words import count, listed
 from ...loop.components import is_trained
 
-# The keys of annotations in texts. SOURCE: `Example.from_dict`.
-_KEYS: Final[Mapping[Kind, tuple[str, ...]]] = {
-    "tags": ("tags",),
-    "morphology": ("pos", "morphs"),
-    "lemmas": ("lemmas",),
-    "trees": ("heads", "deps"),
-    "sentences": ("sent_starts",),
-    "entities": ("entities",),
-    "links": ("links",),
-    "categories": ("cats",),
-    "spans": ("spans",),
-}
 # Keys of annotations in the files of other programs.
 _FORMS: Final = {
     "label": "doccano's form",
@@ -65,18 +53,14 @@ class Teaches:
     """
 
     def __init__(self, nlp: Language, names: Collection[str]):
-        self._nlp = nlp
-        trained = {
-            name: nlp.get_pipe_meta(name).factory for name, pipe in nlp.pipeline if name in names and is_trained(pipe)
-        }
-        self._known = {name: factory for name, factory in trained.items() if factory in LEARNS_FROM}
+        trained = {name: kind_in(nlp, name) for name, pipe in nlp.pipeline if name in names and is_trained(pipe)}
+        self._known = {name: kind for name, kind in trained.items() if kind.is_known}
         # Those that others listen to learn with them. What any other one learns from is not known.
         self._knows_all = all(name in self._known or hasattr(nlp.get_pipe(name), "listener_map") for name in trained)
 
     def components(self, example: Example) -> list[str]:
         """The components that a text has annotations for."""
-        found = survey([example])
-        return [name for name in self._known if (of := found.of(self._known[name], self._key(name))) and of.texts]
+        return [name for name, kind in self._known.items() if kind.has(example.reference)]
 
     def in_vain(self, found: AnnotatedTexts) -> bool:
         """Whether nothing was learned from any of the texts."""
@@ -85,8 +69,8 @@ class Teaches:
     def check(self, found: AnnotatedTexts) -> None:
         """RAISES (StreamError): Nothing was learned from any of the texts."""
         if self.in_vain(found):
-            wanted = listed([f"'{name}' ({self._in_words(name)})" for name in self._known], "or")
-            keys = listed([f"'{key}'" for name in self._known for key in _KEYS[LEARNS_FROM[self._known[name]]]], "or")
+            wanted = listed([f"'{name}' ({kind.in_words})" for name, kind in self._known.items()], "or")
+            keys = listed([f"'{key}'" for kind in self._known.values() for key in kind.keys], "or")
             raise StreamError(
                 f"Can't learn from the stream: expected annotations for {wanted}, found none in "
                 f"{count(found.texts, 'text')}.{_told(found)} Give them under the keys of spaCy's Example.from_dict, "
@@ -100,15 +84,9 @@ class Teaches:
                 f"{found.bare:,} of {count(found.texts, 'text')} have no annotations for any component: nothing was "
                 f"learned from them.{_told(found)}"
             )
-        for name in self._known:
+        for name, kind in self._known.items():
             if found.texts > found.bare and not found.components.get(name):
-                yield f"'{name}' has learned nothing: {count(found.texts, 'text')} without {self._in_words(name)}."
-
-    def _key(self, name: str) -> str:
-        return str(self._nlp.get_pipe_config(name).get("spans_key", "sc"))
-
-    def _in_words(self, name: str) -> str:
-        return annotations_of(self._known[name], self._key(name))
+                yield f"'{name}' has learned nothing: {count(found.texts, 'text')} without {kind.in_words}."
 
 
 def _told(found: AnnotatedTexts) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 from spacy.language import Language
 from spacy.training import Example
 
-from ...core.annotations import LEARNS_FROM, has_annotation
-from ...loop.filling import NEVER_OPEN
+from ...core.kinds import kind_in
 
 
 def backward(
@@ -24,21 +23,14 @@ def backward(
     """
     groups: dict[tuple[str, ...], list[Example]] = {}
     for example in examples:
-        groups.setdefault(tuple(_without_annotations(nlp, example)), []).append(example)
+        kinds = ((name, kind_in(nlp, name)) for name in nlp.pipe_names)
+        without = (name for name, kind in kinds if kind.is_nothing_without and not kind.has(example.reference))
+        groups.setdefault(tuple(without), []).append(example)
     losses: dict[str, float] = {}
     for left_out, group in groups.items():
         with _not_listening(nlp, left_out):
             nlp.update(group, exclude=[*exclude, *left_out], losses=losses, sgd=False, **arguments)  # type: ignore[arg-type]
     return losses
-
-
-def _without_annotations(nlp: Language, example: Example) -> Iterator[str]:
-    for name in nlp.pipe_names:
-        factory = nlp.get_pipe_meta(name).factory
-        if factory in NEVER_OPEN and not has_annotation(
-            example.reference, LEARNS_FROM[factory], nlp.get_pipe_config(name).get("spans_key", "sc")
-        ):
-            yield name
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from spacy.language import Language
 from spacy.training import Example
 
 from ...core.errors import ConfigError
+from ...core.kinds import OneCategory, Rule
 from ...core.state import replacing
-from ...loop.filling import COMPLETE, Filled, Predicted, Rule, fill, rules_for
+from ...loop.filling import COMPLETE, Filled, Predicted, fill, rules_for
 from ...loop.teacher import Teacher, annotate
 
 TEACHER = "teacher"
@@ -43,7 +44,7 @@ class StreamTeacher:
     def fill_in(self, examples: Sequence[Example]) -> list[Example]:
         """Fill in what the annotators of texts have left open."""
         # An exclusive category that the teacher lacks may be that of a text without any: the text stays as it is.
-        rules = [rule for rule in self._rules() if not rule.is_exclusive or rule.knows_all]
+        rules = [rule for rule in self._rules() if not isinstance(rule.kind, OneCategory) or rule.knows_all]
         if not rules:
             return list(examples)
         predicted = self._teacher.predict([example.reference for example in examples], rules)

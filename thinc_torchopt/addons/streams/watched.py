@@ -9,9 +9,10 @@ from spacy.language import Language
 from spacy.tokens import Doc
 from spacy.training import Example
 
-from ...core.annotations import LEARNS_FROM, has_annotation
-from ...loop.filling import Rule, predicted_in, rules_for
+from ...core.kinds import Categories, OfSpans, OneCategory, Rule, Tags, kind_in
+from ...loop.filling import rules_for
 
+_COMPARED = (OfSpans, Categories, Tags)
 # An annotation: start and end in characters, which are those of the text for one of all of it, and the label.
 _Item = tuple[int, int, str]
 
@@ -30,10 +31,10 @@ def old_and_new(
     for example in examples:
         for rule in rules:
             right = set(_items(example.reference, rule))
-            if not right and not has_annotation(example.reference, rule.kind, rule.spans_key):
+            if not right and not rule.kind.has(example.reference):
                 continue
             found = set(_items(example.predicted, rule))
-            if rule.kind == "categories":  # those that the text does not name are unknown
+            if isinstance(rule.kind, Categories):  # those that the text does not name are unknown
                 found = {item for item in found if item[2] in example.reference.cats}
             for name, items in (("old", False), ("new", True)):
                 one, other = ({i for i in all_ if (i[2] in added[rule.component]) is items} for all_ in (found, right))
@@ -48,17 +49,17 @@ def _f_score(right: int, predicted: int, annotated: int) -> float | None:
 
 
 def _items(doc: Doc, rule: Rule) -> Iterator[_Item]:
-    said: Any = predicted_in(doc, [rule]).get(rule.kind)
-    if rule.kind in ("entities", "spans"):
-        for start, end, label in said[rule.spans_key] if rule.kind == "spans" else said:
+    said: Any = rule.theirs.read(doc)
+    if isinstance(rule.kind, OfSpans):
+        for start, end, label in said:
             yield doc[start].idx, doc[end - 1].idx + len(doc[end - 1]), label
-    elif rule.kind == "categories":
+    elif isinstance(rule.kind, Categories):
         scores = {label: score for label, score in said.items() if rule.own is None or label in rule.own}
         best = max(scores, key=lambda label: scores[label], default="")
         for label, score in scores.items():
-            if label == best and score > 0 if rule.is_exclusive else score >= rule.threshold:
+            if label == best and score > 0 if isinstance(rule.kind, OneCategory) else score >= rule.kind.threshold:
                 yield 0, len(doc.text), label
-    elif rule.kind == "tags":
+    elif isinstance(rule.kind, Tags):
         for token, tag in zip(doc, said):
             if tag:
                 yield token.idx, token.idx + len(token), tag
@@ -68,6 +69,6 @@ def added_by_component(added: Sequence[tuple[str, str]], nlp: Language) -> dict[
     """Labels that were added, by component: of those whose annotations can be compared one by one."""
     found: dict[str, set[str]] = {}
     for component, label in added:
-        if LEARNS_FROM.get(nlp.get_pipe_meta(component).factory) in ("entities", "spans", "categories", "tags"):
+        if isinstance(kind_in(nlp, component), _COMPARED):
             found.setdefault(component, set()).add(label)
     return found

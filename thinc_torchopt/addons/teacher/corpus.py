@@ -32,9 +32,10 @@ from spacy.training.augment import dont_augment
 from ...core.checks import Section
 from ...core.config_checks import names_our_optimizer
 from ...core.errors import ConfigError, PipelineWarning
+from ...core.kinds import Entities, Rule, Spans, kind_in
 from ...core.log import inform
 from ...core.words import count
-from ...loop.filling import NEVER_OPEN, Filled, Rule, fill, leave_open, rules_for
+from ...loop.filling import Filled, fill, leave_open, rules_for
 from ...loop.teacher import Teacher
 from .texts import MAX_WORDS, draw_pieces, files_of, read_texts
 
@@ -188,16 +189,17 @@ class TaughtCorpus:
         here, there = _language_of(nlp), teacher.language
         if here != there:
             _warn(f"The teacher{_IN} is a pipeline for '{there}', and reads texts in the tokens of one for '{here}'.")
-        if self._old is not None and any(rule.kind == "spans" for rule in rules):
+        of_spans = [rule.component for rule in rules if isinstance(rule.kind, Spans)]
+        if self._old is not None and of_spans:
             _SECTION.refuse(
                 "old",
                 "components in whose texts something can be open",
-                next(rule.component for rule in rules if rule.kind == "spans"),
+                of_spans[0],
                 "A span categorizer takes all spans without a label as none: annotate the new labels there too.",
             )
         if self._texts is None:
             return
-        for rule in (rule for rule in rules if rule.kind != "entities"):  # they are open in them
+        for rule in (rule for rule in rules if not isinstance(rule.kind, Entities)):  # they are open in them
             if rule.own and rule.labels is not None and (new := sorted(rule.own - rule.labels)):
                 _warn(
                     f"The teacher{_IN} does not have {', '.join(new)} of '{rule.component}': its 'texts' say that "
@@ -205,8 +207,8 @@ class TaughtCorpus:
                 )
         frozen = nlp.config["training"].get("frozen_components", [])
         for name in nlp.pipe_names:
-            factory = nlp.get_pipe_meta(name).factory
-            if name not in frozen and factory in NEVER_OPEN and name not in [rule.component for rule in rules]:
+            is_taught = name in frozen or name in [rule.component for rule in rules]
+            if kind_in(nlp, name).is_nothing_without and not is_taught:
                 raise ConfigError(
                     f"Can't use 'texts'{_IN}: nothing annotates them for '{name}', which would learn that there is "
                     "nothing in them. Give a teacher that has it, or freeze it."

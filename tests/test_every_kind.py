@@ -1,0 +1,203 @@
+"""Every kind of component there is: it finds in texts what spaCy learns from, and a teacher fills in just that."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import spacy
+from spacy.tokens import Doc, DocBin, Span
+from spacy.training import Example
+from spacy.util import registry
+from spacy.vocab import Vocab
+
+from thinc_torchopt.core.kinds import KINDS, Annotations, Kind, Rule, kind_in, kind_of, survey
+from thinc_torchopt.loop.filling import Filled, fill, fits, predicted_in
+
+WORDS = ["Ada", "went", "home", "."]
+# By the keys of Example.from_dict, for a text with two sentences.
+ANNOTATIONS = {
+    "tags": ["NNP", "VBD", "RB", "."],
+    "pos": ["PROPN", "VERB", "ADV", "PUNCT"],
+    "morphs": ["", "Tense=Past", "", ""],
+    "lemmas": ["Ada", "go", "home", "."],
+    "heads": [1, 1, 2, 2],
+    "deps": ["nsubj", "ROOT", "ROOT", "punct"],
+    "sent_starts": [1, -1, 1, -1],
+    "entities": [(0, 3, "PERSON")],
+    "links": {(0, 3): {"Q7259": 1.0}},
+    "cats": {"A": 1.0, "B": 0.0},
+    "spans": {"sc": [(0, 3, "X"), (0, 8, "Y")]},
+}
+FACTORIES = [factory for kind in KINDS for factory in kind.factories]
+FILLED = [factory for factory in FACTORIES if kind_of(factory).is_filled]
+
+
+def text(*keys):
+    """A text with annotations under some keys."""
+    nlp = spacy.blank("xx")
+    needed = {"links": "entities"}
+    keys = {*keys, *(needed[key] for key in keys if key in needed)}
+    return Example.from_dict(Doc(nlp.vocab, WORDS), {key: ANNOTATIONS[key] for key in keys}).reference
+
+
+def rule_of(factory, **more):
+    return Rule(factory, kind_of(factory), factory, kind_of(factory), **more)
+
+
+def stored(*docs):
+    """Texts as they come out of a file."""
+    return [*DocBin(docs=docs).get_docs(Vocab())]
+
+
+def test_every_trainable_factory_of_spacy_is_of_a_kind():
+    nlp = spacy.blank("en")
+    for name, function in registry.factories.get_all().items():
+        # Of all languages. Others need settings.
+        if "." not in name and function.__module__.startswith("spacy.") and name not in ("nn_labeller", "lemmatizer"):
+            is_trainable = callable(getattr(nlp.create_pipe(name), "get_loss", None))
+            assert (name in FACTORIES) is (is_trainable and name != "tok2vec"), name
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_kind_has_what_is_under_its_keys(factory):
+    kind = kind_of(factory)
+    others = [key for key in ANNOTATIONS if key not in kind.keys]
+    if kind.name in ("sentences", "links", "entities"):  # trees have sentences, links have entities
+        others = [key for key in others if key not in ("heads", "deps", "links")]
+    has, lacks = stored(text(*kind.keys), text(*others))
+    assert kind.has(has) and not kind.has(lacks) and not kind.has(Doc(Vocab(), WORDS))
+    found = survey([has, lacks, Doc(has.vocab, WORDS)])
+    assert (found.of(kind).texts, found.of(kind).words, found.texts, found.words) == (1, 4, 3, 12)
+    assert kind.has_some(found.of(kind)) and not kind.has_some(survey([lacks]).of(kind))
+    assert survey([Example(lacks, has)]) == survey([has])
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_every_kind_says_that_it_has_nothing_to_learn(factory):
+    """Neither the tokenizer nor the file annotates anything."""
+    docs = stored(spacy.blank("en")("Ada went home."), text())
+    kind, found = kind_of(factory), survey(docs)
+    assert found == Annotations(texts=2, words=8)
+    assert found.fault(kind) == f"none of the 2 texts has {kind.in_words}" and kind.in_words
+    assert kind.needs("x") and not any(kind.labels_in(docs) or ())
+
+
+@pytest.mark.parametrize("factory", [factory for factory in FACTORIES if kind_of(factory).has_labels])
+def test_every_kind_finds_the_labels_that_spacy_does(factory):
+    """As spaCy initializes a component with them."""
+    nlp = spacy.blank("xx")
+    config = {"min_action_freq": 1} if "parser" in factory else {}
+    pipe = nlp.add_pipe(factory, config=config)
+    example = Example.from_dict(nlp.make_doc("Ada went home ."), {key: ANNOTATIONS[key] for key in ANNOTATIONS})
+    nlp.initialize(lambda: [example] * 40)
+    found = kind_in(nlp, factory).labels_in([example.reference])
+    extra = {"dep", "_"} if factory in ("parser", "beam_parser", "morphologizer") else set()
+    assert set(pipe.labels) - extra == set(found) - extra
+
+
+@pytest.mark.parametrize("factory", FILLED)
+def test_every_kind_is_filled_in_where_it_is_open(factory):
+    """By a teacher that knows all, in a text without annotations; not in one with all, nor in an empty one."""
+    kind, counted = kind_of(factory), Filled()
+    said, bare = text(*kind.keys), text()
+    assert kind.has_open(bare, ["A"]) or kind.can_forget or not kind.has_labels
+    doc = fill(bare, said, [rule_of(factory, own=frozenset("AB"), taught=frozenset("AB"))], counted)
+    assert kind.read(doc) == kind.read(said) and counted.labels[factory].total() and not kind.has(bare)
+    assert not kind.has_open(doc, ["A", "B"])
+    again = Filled()
+    assert kind.read(fill(doc, said, [rule_of(factory)], again)) == kind.read(said)
+    assert not again.labels[factory].total() and not again.conflicts[factory].total()
+    empty = Doc(said.vocab, [])
+    assert fill(empty, empty, [rule_of(factory)]) is empty
+
+
+@pytest.mark.parametrize("factory", FILLED)
+def test_every_kind_has_predictions_of_one_form(factory):
+    """What a pipeline predicts fits; not for a text with fewer tokens, nor with a value of another form in it."""
+    kind, rules = kind_of(factory), [rule_of(factory)]
+    doc = text(*kind.keys)
+    if kind.name in ("entities", "spans"):
+        doc.set_ents([Span(doc, 3, 4, "A")])
+        doc.spans["sc"] = [Span(doc, 3, 4, "A")]
+    said = json.loads(json.dumps(predicted_in(doc, rules)))
+    assert fits(said, 4, rules) and fits(predicted_in(doc, rules), 4, rules)
+    assert not any(fits(bad, 4, rules) for bad in ({}, {kind.place: 3}, {kind.place: None}))
+    if kind.name == "categories":
+        assert not any(fits({kind.place: {"A": bad}}, 4, rules) for bad in (math.nan, "x"))
+        return
+    assert not fits(said, 3, rules)
+    for bad in (None, "x", [], 9, [99, 99, "A"], [-1, 1, "A"], [-1, "A"], ["A", 3]):
+        if bad != "x" or kind.name not in ("tags", "lemmas"):
+            assert not fits({kind.place: [*said[kind.place][:-1], bad]}, 4, rules), bad
+
+
+def test_nothing_is_known_of_other_factories():
+    kind, found = kind_of("of_others"), survey([text(*ANNOTATIONS)])
+    assert type(kind) is Kind and not kind.is_known and kind.in_words == found.fault(kind) == ""
+    assert kind.labels_in([text(*ANNOTATIONS)]) is None and not found.of(kind).texts and not kind.is_filled
+    assert kind.needs("x").startswith("Its factory is 'of_others'")
+
+
+def test_kinds_have_the_settings_of_their_components():
+    nlp = spacy.blank("xx")
+    for factory in ("spancat", "span_finder"):
+        nlp.add_pipe(factory, config={"spans_key": "own"})
+        assert (kind_in(nlp, factory).place, kind_of(factory).place) == ("spans/own", "spans/sc")
+    for threshold, expected in ((0.0, 0.0), (None, 0.5), (0.7, 0.7)):
+        assert kind_of("textcat_multilabel", {"threshold": threshold}).threshold == expected
+
+
+def test_survey_counts_labels():
+    [doc] = stored(text(*ANNOTATIONS))
+    doc.spans["other"] = []
+    found = survey([doc])
+    assert {place: dict(of.labels) for place, of in found.places.items()} == {
+        "tags": {"NNP": 1, "VBD": 1, "RB": 1, ".": 1},
+        "morphology": {"POS=PROPN": 1, "POS=VERB|Tense=Past": 1, "POS=ADV": 1, "POS=PUNCT": 1},
+        "lemmas": {"=": 3, "went>go": 1},
+        "trees": {"nsubj": 1, "ROOT": 2, "punct": 1},
+        "sentences": {"start": 1},
+        "entities": {"PERSON": 1},
+        "links": {"Q7259": 1},
+        "categories": {"A": 1},
+        "spans/sc": {"X": 1, "Y": 1},
+        "spans/other": {},
+    }
+    assert [kind.key for kind in found.spans] == ["sc", "other"] and len(found.kinds) == 10
+    assert found.places["spans/sc"].lengths == Counter({1: 1, 2: 1})
+    assert found.places["categories"].are_exclusive
+
+
+@pytest.mark.parametrize(
+    ("factory", "docs", "fault"),
+    [
+        ("ner", [{"entities": []}], "annotated as having no entities"),
+        ("tagger", [{"tags": ["X"] * 4}], "all tags are alike, 'X'"),
+        ("trainable_lemmatizer", [{"lemmas": ["Ada", "go", "", ""]}], "no change from word to lemma occurs 3 times"),
+        ("senter", [{"sent_starts": [1, -1, -1, -1]}], "annotated as having no sentence boundaries"),
+        ("parser", [{}], "there are 1 words before their head and 1 after it, and spaCy's parser needs 29 of each"),
+        ("textcat", [{"cats": {"A": 1.0}}, {"cats": {"A": 0.0}}], "there is one category"),
+        ("textcat", [{"cats": {"A": 1.0, "B": 0.0}}] * 2, "no two texts have different categories"),
+        ("textcat", [{"cats": {"A": 1.0, "B": 1.0}}], "1 of 1 texts have several categories"),
+        ("textcat", [{"cats": {"A": 0.5}}], "1 of 1 texts have categories with values between 0 and 1"),
+        ("textcat_multilabel", [{"cats": {"A": 1.0}}, {"cats": {"B": 1.0}}], "give these the value 0"),
+        ("textcat_multilabel", [{"cats": {"A": 0.0}}], "no text has any of the categories"),
+        ("spancat", [{"spans": {"mine": [(0, 3, "X")]}}], "none of the 1 texts has spans under the key 'sc'"),
+        ("spancat", [{"spans": {"sc": [(0, 3)]}}], "no span has a label"),
+        ("span_finder", [{"spans": {"sc": []}}], "there is no span"),
+        ("span_finder", [{"spans": {"sc": [(0, 3)]}}], ""),
+        ("ner", [{}], ""),
+        ("textcat", [{"cats": {"A": 1.0}}, {"cats": {"B": 1.0}}], ""),
+        ("textcat_multilabel", [{"cats": {"A": 1.0, "B": 0.0}}, {"cats": {}}], ""),
+        ("senter", [{}], ""),
+    ],
+)
+def test_survey_says_what_can_not_be_learned(factory, docs, fault):
+    kind = kind_of(factory)
+    made = []
+    for changed in docs:
+        annotations = {key: ANNOTATIONS[key] for key in kind.keys} | changed
+        made.append(Example.from_dict(Doc(Vocab(), WORDS), annotations).reference)
+    found = survey(stored(*made)).fault(kind)
+    assert fault in found and bool(fault) == bool(found)
