@@ -11,7 +11,6 @@ from spacy.training import Example
 from spacy.util import registry
 
 from thinc_torchopt.addons.controller.controller import TrainerController
-from thinc_torchopt.core.errors import RollbackWarning
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
 from ...conftest import CONFIGS
@@ -118,15 +117,6 @@ def test_shipped_stop_when_loss_rises(train):
     assert fired == [] and max(infos) == 60
 
 
-def test_shipped_stop_early(train):
-    """The best score is that of the second evaluation, after step 4; 0.0005 more is not better."""
-    rule = by_name("stop_early", min_delta=0.001)
-    fired, infos = train(rule, steps=40, scores=[0.5, 0.6, 0.6005, 0.5, 0.6, 0.4, 0.6])
-    assert fired == [(24, STOP)] and max(infos) == 24
-    fired, infos = train(rule, steps=40, scores=[0.5, 0.6, 0.6, 0.5, 0.6, 0.4, 0.61, 0.6, 0.6, 0.6, 0.6])
-    assert fired == [] and max(infos) == 40
-
-
 def test_shipped_freeze_component(train):
     """What is frozen is not updated: its gradients and rates are gone."""
     fired, infos = train("freeze-component", steps=32, scores=[0.1, 0.5, 0.5, 0.4, 0.5, 0.5, 0.5])
@@ -160,16 +150,6 @@ def test_shipped_log_large_gradients(train, caplog):
         assert fired == [] and "loss per word" not in caplog.text
 
 
-def test_shipped_cut_on_plateau(train):
-    """Each time that three evaluations were no better."""
-    fired, infos = train(by_name("cut_on_plateau"), steps=36, scores=[0.5, 0.6, 0.6])
-    assert fired == [(16, "should_cut"), (28, "should_cut")]
-    rates = [infos[step]["learn_rates"]["default"] for step in (16, 17, 28, 29)]
-    assert rates == [0.01, 0.005, 0.005, 0.0025]
-    fired, infos = train(by_name("cut_on_plateau"), steps=36, scores=[0.5, 0.6, 0.6, 0.6, 0.7, 0.6, 0.6, 0.8, 0.8])
-    assert fired == [] and infos[36]["learn_rates"]["default"] == 0.01
-
-
 def test_shipped_unfreeze_when(train):
     """Frozen before the first step; the gradient norm shows what is trained."""
     rule = by_name("unfreeze_when", params=["*tok2vec/*"], when="scores['score'] > 0.5")
@@ -179,14 +159,3 @@ def test_shipped_unfreeze_when(train):
     assert fired == [(-1, "should_freeze")]
     norms = [[info["grad_norm"] for info in run.values()] for run in (infos, others)]
     assert norms[0][:9] == norms[1][:9] and norms[0][9] > norms[1][9]
-
-
-def test_shipped_roll_back_on_spike(train):
-    """Two bad batches, of which the second comes too soon after the first."""
-    rule = by_name("roll_back_on_spike", times=5.0, size=20, at_least=0.5)
-    with pytest.warns(RollbackWarning, match="params of step 20 after step 22"):
-        fired, infos = train(rule, steps=40, bad={22, 35}, checkpoint=True)
-    assert fired == [(22, "should_rollback"), (22, "should_cut")] and infos[32]["rollbacks"] == 1
-    assert [infos[step]["learn_rates"]["default"] for step in (22, 23, 40)] == [0.01, 0.005, 0.005]
-    fired, infos = train(rule, steps=32, checkpoint=True)
-    assert fired == [] and infos[32]["rollbacks"] == 0

@@ -21,7 +21,6 @@ from thinc_torchopt.core.algorithms.torch_classes import AdamW
 from thinc_torchopt.core.errors import ConfigError, ConfigWarning, ControllerError, RollbackWarning
 from thinc_torchopt.loop.checkpoint_folder import steps_of
 
-from ...conftest import CONFIGS
 from ...models import ready_pipeline
 from ...spacy_cli import train as train_by_command
 from .kit import (
@@ -312,21 +311,6 @@ def test_controller_refuses_what_this_run_can_not_do(kind, arguments, action, sa
     with pytest.raises((ControllerError, ConfigError), match=says):
         run(config_for(tmp_path, corpus, rules), tmp_path / "out")
     assert (tmp_path / "out" / "model-best").is_dir()
-
-
-def test_controller_shipped_definition_fires_and_stays_quiet():
-    rules = trainer_controller(CONFIGS / "controllers" / "stop-on-loss.yaml")
-
-    def fired(*losses):
-        controller = rules.build()
-        return [
-            bool(controller.on_event("on_step_end", step=i, losses={"tagger": loss}, batch_words=10))
-            for i, loss in enumerate(losses)
-        ]
-
-    assert fired(*[0.4] * 5) == [False] * 4 + [True]
-    assert not any(fired(*[0.4] * 4, 0.6, *[0.4] * 4, math.inf))
-    assert TorchOptimizer(AdamW(), controller=rules).attachments["controller"] is rules
 
 
 def test_controller_params_that_thaw_begin_anew():

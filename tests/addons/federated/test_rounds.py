@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import count
 
 import pytest
 import spacy
@@ -15,7 +14,6 @@ from . import needs_flwr  # noqa: F401  isort:skip
 from flwr.app import Array
 
 from thinc_torchopt.addons.federated import server
-from thinc_torchopt.addons.federated.messages import to_arrays
 from thinc_torchopt.addons.federated.pipeline import FederatedPipeline
 from thinc_torchopt.addons.federated.weights import Weights
 
@@ -65,10 +63,8 @@ def close(found, expected, *, atol=1e-7):
 
 @pytest.mark.parametrize("plan", [{"steps": 3}, {"epochs": 1}])
 def test_rounds_of_fedavg_are_a_loop_by_hand(texts, tmp_path, plan):
-    config = small_config(
-        federated__local_steps=plan.get("steps", 0),
-        **({"federated__local_epochs": plan["epochs"]} if "epochs" in plan else {}),
-    )
+    epochs = {"federated__local_epochs": plan["epochs"]} if "epochs" in plan else {}
+    config = small_config(federated__local_steps=plan.get("steps", 0), **epochs)
     run = Run(texts, tmp_path, config)
     result = run.train()
     expected = fed_avg(texts, config, 2, **plan)
@@ -113,23 +109,16 @@ def test_rounds_weigh_clients_alike_if_that_is_wanted(texts, tmp_path):
 
 def test_rounds_apply_the_servers_optimizer_to_the_averaged_update(texts, tmp_path):
     """SGD at a rate of 0.5 goes half of the way; buffers and all else as the average."""
-    half = small_config(
-        {"federated": {"algorithm": {"@torch_optimizers": "torch.SGD.v1"}, "learn_rate": 0.5}}, federated__rounds=1
-    )
+    sgd = {"algorithm": {"@torch_optimizers": "torch.SGD.v1"}, "learn_rate": 0.5}
+    half = small_config({"federated": sgd}, federated__rounds=1)
     run, plain = Run(texts, tmp_path, half), small_config(federated__rounds=1)
     run.train()
     (tmp_path / "plain").mkdir()
     whole = Run(texts, tmp_path / "plain", plain)
     whole.train()
-    pipeline = FederatedPipeline(Run(texts, tmp_path / "plain", plain) and _server_config(texts, plain))
-    start = pipeline.weights.collect()
+    plain["paths"] = {"train": None, "dev": None, "labels": str(texts / "labels.json")}
+    start = FederatedPipeline(plain).weights.collect()
     close(run.weights(), {name: (start[name] + value) / 2 for name, value in whole.weights().items()})
-
-
-def _server_config(texts, config):
-    config = config.copy()
-    config["paths"] = {"train": None, "dev": None, "labels": str(texts / "labels.json")}
-    return config
 
 
 # ---------------------------------------------------------------------- clients that fail
@@ -152,16 +141,6 @@ def lose(reply):
     return None
 
 
-def spoil_names(reply):
-    reply.content["arrays"]["ner/other"] = Array(torch.ones(1))
-    return reply
-
-
-def spoil_shapes(reply):
-    reply.content["arrays"]["ner/lower/b"] = Array(torch.ones(1, 1))
-    return reply
-
-
 def spoil_with_nan(reply):
     array = reply.content["arrays"]["ner/lower/b"].numpy()
     array[0] = math.nan
@@ -169,8 +148,8 @@ def spoil_with_nan(reply):
     return reply
 
 
-def spoil_counts(reply):
-    change_form(reply.content, examples=-1)
+def spoil_losses(reply):
+    change_form(reply.content, losses={"ner": math.nan})
     return reply
 
 
@@ -178,28 +157,28 @@ def spoil_counts(reply):
     ("what", "reason"),
     [
         (lose, "There was no reply within 5 seconds"),
-        (spoil_names, "1 unexpected (ner/other)"),
-        (spoil_shapes, "of shape (1, 1)"),
         (spoil_with_nan, "expected finite numbers"),
-        (spoil_counts, "expected 'examples' to be a count up to 10,000,000,000, found -1"),
+        (spoil_losses, "the report of 'south': expected 'losses/ner' to be a number that is finite"),
     ],
-    ids=["lost", "names", "shapes", "nan", "counts"],
+    ids=["lost", "nan", "losses"],
 )
 def test_rounds_go_on_without_a_report_that_cannot_be_used(texts, tmp_path, what, reason, caplog):
-    """And the client is back in the next round, where it goes on from the round before: that one did not count."""
+    """And the client is back in the next round, where it goes on from the round before: that one did not count. All
+    that can be wrong with a report is in test_messages.py.
+    """
     is_now = in_round(2)
-    run = Run(
-        texts,
-        tmp_path,
-        small_config(federated__rounds=3),
-        spoil=lambda kind, name, reply: what(reply) if is_now(kind, name) else reply,
-    )
+
+    def spoil(kind, name, reply):
+        return what(reply) if is_now(kind, name) else reply
+
+    run = Run(texts, tmp_path, small_config(federated__rounds=3), spoil=spoil)
     with caplog.at_level("WARNING", "flwr"):
         result = run.train()
     first, second, third = result["rounds"][1:]
     assert set(second["clients"]) == {"north"} and reason in second["failed"]["south"]
     assert set(first["clients"]) == set(third["clients"]) == set(SIZES) and not third["failed"]
     assert result["ended"] == "finished"
+    json.dumps(result, allow_nan=False)
     assert f"Client 'south' is left out of this round: {second['failed']['south']}" in caplog.text
     assert "Client 'south' undoes round 2" in caplog.text and "'north' undoes" not in caplog.text
 
@@ -222,12 +201,8 @@ def test_rounds_go_on_without_a_client_that_died(texts, tmp_path, caplog, is_los
     run = Run(texts, tmp_path, small_config(federated__rounds=4), spoil=spoil)
     with caplog.at_level("INFO", "flwr"):
         result = run.train()
-    assert [sorted(row["clients"]) for row in result["rounds"][1:]] == [
-        ["north", "south"],
-        ["north"],
-        ["north"],
-        ["north", "south"],
-    ]
+    clients = [sorted(row["clients"]) for row in result["rounds"][1:]]
+    assert clients == [["north", "south"], ["north"], ["north"], ["north", "south"]]
     assert "Client 'south' is gone" in caplog.text and caplog.text.count("Client 'south' takes part") == 2
     assert ("Client 'south' has lost the state of its optimizer after round 1" in caplog.text) is is_lost
     assert "Client 'south' undoes round 2" in caplog.text or is_lost
@@ -371,10 +346,8 @@ def test_rounds_with_too_few_reports_are_repeated(texts, tmp_path, caplog):
     assert result["ended"] == "finished"
     assert [set(row["clients"]) for row in result["rounds"][1:]] == [set(SIZES)] * 3
     assert "Client 'south' is left out of this round: There was no reply within 5 seconds." in caplog.text
-    assert (
-        "Round 2 is not accepted: expected usable reports of at least 2 clients, found 1: north. Attempt 2 of 3"
-        in caplog.text
-    )
+    told = "Round 2 is not accepted: expected usable reports of at least 2 clients, found 1: north. Attempt 2 of 3"
+    assert told in caplog.text
     (tmp_path / "plain").mkdir()
     plain = Run(texts, tmp_path / "plain", config)
     plain.train()
@@ -409,9 +382,8 @@ def test_rounds_with_too_few_reports_end_the_run(texts, tmp_path):
         return None if (kind, name) == ("train", "south") and len(asked) > 1 else reply
 
     asked = []
-    run = Run(
-        texts, tmp_path, small_config(federated__min_clients=2, federated__rounds=3, federated__attempts=2), spoil=spoil
-    )
+    config = small_config(federated__min_clients=2, federated__rounds=3, federated__attempts=2)
+    run = Run(texts, tmp_path, config, spoil=spoil)
     with pytest.raises(FederationError, match=r"Can't accept round 2: expected usable reports of at least 2 clients"):
         run.train()
     result = run.result
@@ -427,9 +399,8 @@ def test_rounds_with_too_few_reports_end_the_run(texts, tmp_path):
 
 def test_rounds_without_any_report_fail(texts, tmp_path):
     """Nobody ever replies, so there is no trained model, and the run does not say that there is one."""
-    run = Run(
-        texts, tmp_path, small_config(federated__rounds=1), spoil=lambda kind, *_: None if kind == "train" else _[-1]
-    )
+    config = small_config(federated__rounds=1)
+    run = Run(texts, tmp_path, config, spoil=lambda kind, name, reply: None if kind == "train" else reply)
     with pytest.raises(FederationError, match=r"Can't accept round 1: .* found none, in attempt 3 of 3"):
         run.train()
     assert run.result["ended"] == "failed" and not run.result["rounds"][1]["clients"]
@@ -438,45 +409,11 @@ def test_rounds_without_any_report_fail(texts, tmp_path):
 
 def test_rounds_score_no_model_by_too_few_clients(texts, tmp_path, caplog):
     """The last model is evaluated by one of two: its score would be that of another set of texts."""
-    run = Run(
-        texts,
-        tmp_path,
-        small_config(federated__min_clients=2),
-        spoil=lambda kind, name, reply: None if (kind, name) == ("evaluate", "south") else reply,
-    )
+
+    def spoil(kind, name, reply):
+        return None if (kind, name) == ("evaluate", "south") else reply
+
+    run = Run(texts, tmp_path, small_config(federated__min_clients=2), spoil=spoil)
     result = run.train()
     assert result["ended"] == "finished" and result["rounds"][2]["score"] is None
     assert "south" in result["rounds"][2]["failed"]
-
-
-SPOILED = {
-    "scores": lambda content, round: change_form(content, scores={"ents_f": 1e308}),
-    "the score": lambda content, round: change_form(content, score=1e308),
-    "the losses": lambda content, round: change_form(content, losses={"ner": math.nan}),
-    "examples": lambda content, round: change_form(content, examples=10**11),
-    "the weights": lambda content, round: content.update({"arrays": times(content, 1e37)}),
-    "the round": lambda content, round: change_form(content, round=round - 1),
-}
-
-
-def times(content, factor):
-    return to_arrays({key: factor * torch.from_numpy(one.numpy()) for key, one in content["arrays"].items()})
-
-
-@pytest.mark.parametrize("what", SPOILED)
-def test_rounds_go_on_without_a_client_that_sends_nonsense(texts, tmp_path, what):
-    """The result is that of the other alone, and can be written as JSON."""
-    rounds = count(1)
-
-    def spoil(kind, name, reply):
-        if name == "south" and kind == "train":
-            SPOILED[what](reply.content, next(rounds))
-        return reply
-
-    run = Run(texts, tmp_path, small_config(), spoil=spoil)
-    result = run.train()
-    assert result["ended"] == "finished"
-    for row in result["rounds"][1:]:
-        assert set(row["clients"]) == {"north"} and "the report of 'south'" in row["failed"]["south"]
-    json.dumps(result, allow_nan=False)
-    assert all(abs(row["score"]) <= 1.0 for row in result["rounds"])

@@ -27,6 +27,7 @@ from thinc_torchopt.loop.run import Run
 
 from ...models import TOK2VEC, WIDTH, params_of
 from ...runs import config_for, digests, run
+from ..controller.kit import BEST, definition, rule
 
 PRIVACY = {"@misc": "thinc-torchopt.Privacy.v1", "clip": 0.5, "delta": 1e-4, "noise_multiplier": 0.0}
 needs_opacus = pytest.mark.skipif(not has_opacus, reason="opacus is not installed")
@@ -191,18 +192,7 @@ def saved_at(folder, step):
 @noises
 def test_private_rollback_takes_back_params_and_not_the_count(tmp_path, corpus, noise):
     """A rule goes back to the best after step 9. The updates before it have used their epsilon."""
-    back = {
-        "controller_metrics": [{"name": "state", "class": "TrainingState"}],
-        "operations": [{"name": "best", "class": "RollbackControl"}],
-        "controllers": [
-            {
-                "name": "back",
-                "triggers": ["on_step_end"],
-                "rule": 'state["step"] == 9',
-                "operations": ["best.should_rollback"],
-            }
-        ],
-    }
+    back = definition(rule("back", "on_step_end", 'state["step"] == 9', "best.should_rollback"), operations=[BEST])
     (tmp_path / "rules.yaml").write_text(srsly.yaml_dumps(back))
     rules = {"@misc": "thinc-torchopt.TrainerController.v1", "definition": str(tmp_path / "rules.yaml")}
     config = private(tmp_path, corpus, noise=noise, training__optimizer__controller=rules)
@@ -374,88 +364,47 @@ def test_private_short_trainings_have_the_noise_of_the_whole_one(tmp_path, corpu
 # ---------------------------------------------------------------------- what is refused
 
 
+BATCHER, OPTIMIZER = "training__batcher", "training__optimizer__"
+EMBED = {"@architectures": "spacy.MultiHashEmbed.v2", "width": WIDTH, "attrs": ["NORM"], "rows": [50]}
+MISH = {"@architectures": "spacy.MishWindowEncoder.v2", "width": WIDTH, "depth": 2, "window_size": 1}
+WITH_MISH = {"@architectures": "spacy.Tok2Vec.v2", "embed": {**EMBED, "include_static_vectors": False}, "encode": MISH}
+FALLS = {"@schedules": "thinc-torchopt.warmup_stable_decay.v1", "initial_rate": 0.01, "warmup_steps": 1}
+BUDGETED = {
+    OPTIMIZER + "privacy": {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 8.0},
+    OPTIMIZER + "budget": {"@misc": "thinc-torchopt.Budget.v1", "limit": "30 steps"},
+    OPTIMIZER + "learn_rate": {**FALLS, "decay_ratio": 0.2},
+    "training__max_steps": 0,
+    "training__patience": 0,
+}
+ENDLESS = {
+    OPTIMIZER + "privacy": {**PRIVACY, "noise_multiplier": None, "target_epsilon": 8.0},
+    "training__max_steps": 0,
+    "training__max_epochs": 0,
+}
+NORMALIZED = {"@torch_optimizers": "thinc-torchopt.Modular.v1", "normalize": "examples"}
+
+
 @pytest.mark.parametrize(
     "changes, error, expected",
     [
         (
-            {"training__batcher": {"@batchers": "spacy.batch_by_sequence.v1", "size": 4, "get_length": None}},
+            {BATCHER: {"@batchers": "spacy.batch_by_sequence.v1", "size": 4, "get_length": None}},
             ConfigError,
             r"Poisson sampling, found .*thinc-torchopt\.poisson\.v1",
         ),
+        ({BATCHER: {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}}, ConfigError, "'size' in .*at most the"),
         ({"training__max_epochs": -1}, ConfigError, "streamed corpus"),
-        ({"training__optimizer__precision": "bf16"}, ConfigError, "precision = 'bf16'"),
-        (
-            {"training__batcher": {"@batchers": "thinc-torchopt.poisson.v1", "size": 5000}},
-            ConfigError,
-            "'size' in .*at most the number of examples",
-        ),
-        (
-            {
-                "training__optimizer__privacy": {**PRIVACY, "noise_multiplier": None, "target_epsilon": 8.0},
-                "training__max_steps": 0,
-                "training__max_epochs": 0,
-            },
-            ConfigError,
-            r"'noise_multiplier' in .*depends on the number of updates, found None\. Set max_steps in",
-        ),
-        (
-            {
-                "training__optimizer__privacy": {**PRIVACY, "noise_multiplier": 1.0, "target_epsilon": 8.0},
-                "training__optimizer__budget": {"@misc": "thinc-torchopt.Budget.v1", "limit": "30 steps"},
-                "training__optimizer__learn_rate": {
-                    "@schedules": "thinc-torchopt.warmup_stable_decay.v1",
-                    "initial_rate": 0.01,
-                    "warmup_steps": 1,
-                    "decay_ratio": 0.2,
-                },
-                "training__max_steps": 0,
-                "training__patience": 0,
-            },
-            ConfigError,
-            "'target_epsilon' in .*could end the training before the learning rate falls",
-        ),
-        (
-            {"training__optimizer__privacy": {**PRIVACY, "delta": 0.1}},
-            ConfigError,
-            "'delta' in .*far below 1 divided by the number",
-        ),
-        (
-            {
-                "training__optimizer__algorithm": {
-                    "@torch_optimizers": "thinc-torchopt.Modular.v1",
-                    "normalize": "examples",
-                }
-            },
-            ConfigError,
-            "'normalize' in .*Remove 'normalize'",
-        ),
+        ({OPTIMIZER + "precision": "bf16"}, ConfigError, "precision = 'bf16'"),
+        (ENDLESS, ConfigError, r"'noise_multiplier' in .*depends on the number of updates, found None\. Set max_steps"),
+        (BUDGETED, ConfigError, "'target_epsilon' in .*could end the training before the learning rate falls"),
+        ({OPTIMIZER + "privacy": {**PRIVACY, "delta": 0.1}}, ConfigError, "'delta' in .*far below 1 divided by the"),
+        ({OPTIMIZER + "algorithm": NORMALIZED}, ConfigError, "'normalize' in .*Remove 'normalize'"),
         (
             {"nlp__pipeline": ["tok2vec", "tagger", "ner"], "components__ner": {"factory": "ner"}},
             ParamError,
             "component 'ner'",
         ),
-        (
-            {
-                "components__tok2vec__model": {
-                    "@architectures": "spacy.Tok2Vec.v2",
-                    "embed": {
-                        "@architectures": "spacy.MultiHashEmbed.v2",
-                        "width": WIDTH,
-                        "attrs": ["NORM"],
-                        "rows": [50],
-                        "include_static_vectors": False,
-                    },
-                    "encode": {
-                        "@architectures": "spacy.MishWindowEncoder.v2",
-                        "width": WIDTH,
-                        "depth": 2,
-                        "window_size": 1,
-                    },
-                }
-            },
-            ParamError,
-            "does not support layer 'mish'",
-        ),
+        ({"components__tok2vec__model": WITH_MISH}, ParamError, "does not support layer 'mish'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:precision = .bf16. in")
